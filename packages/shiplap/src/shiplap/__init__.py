@@ -13,6 +13,7 @@ from shiplap.bind.launched import triton
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.op import Op, OpSpec, adopt, digest, op
 from shiplap.op.sharding import failure_hooks
+from shiplap.op.values import Opaque
 from shiplap.selection import freeze, tune
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "Finding",
     "Op",
     "OpSpec",
+    "Opaque",
     "ShiplapError",
     "ShiplapNotice",
     "adopt",

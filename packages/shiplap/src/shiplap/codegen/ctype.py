@@ -81,7 +81,7 @@ def _tensor(spec: OpSpec, arg: Arg) -> str:
 def _scalar(spec: OpSpec, arg: Arg) -> list[CParameter]:
     kind = str(arg.scalar)
     if arg.optional or kind not in (*_SCALAR, *_ELEMENT):
-        got = f"{kind} | None" if arg.optional else kind
+        got = f"{arg.kind} | None" if arg.optional else arg.kind
         raise error(
             "SL404",
             where=f"{spec.name}, argument {arg.name!r}",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Sizes", "assert_in_graph", "check", "data_dependent", "holds", "is_size", "new_size"]
+__all__ = ["Sizes", "assert_in_graph", "check", "data_dependent", "holds", "is_size", "new_size", "unknown"]
 
 
 def is_size(held: Any) -> bool:
@@ -42,6 +42,13 @@ def check(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
     """``torch._check``, which is documented but not typed: a symbolic condition becomes a guard or an assertion."""
     torch_check: Any = torch._check
     torch_check(condition, message)
+
+
+def unknown() -> type[Exception]:
+    """What is raised where a trace asks for a number that depends on data; graphs break there."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return GuardOnDataDependentSymNode
 
 
 class Sizes:

@@ -14,7 +14,16 @@ from torch.autograd.function import _SingleLevelFunction
 if TYPE_CHECKING:
     from shiplap.compat.library import Keys, Overload
 
-__all__ = ["Recorder", "active", "apply_at_level", "below_autograd", "carries_tangent", "function", "level_function"]
+__all__ = [
+    "Recorder",
+    "active",
+    "apply_at_level",
+    "below_autograd",
+    "carries_tangent",
+    "function",
+    "level_function",
+    "with_tangents",
+]
 
 
 class Recorder(Protocol):
@@ -45,6 +54,16 @@ def carries_tangent(values: Iterable[Any]) -> bool:
     tensors = [v for vs in lists for v in vs if isinstance(v, Tensor)]
     unpack: Any = forward_ad.unpack_dual
     return any(unpack(t, level=0).tangent is not None for t in tensors)  # torch has one level
+
+
+def with_tangents(values: Any, other: Any) -> Any:
+    """``values``, a tensor or several, with the tangents of ``other``."""
+    if not isinstance(values, Tensor):
+        return tuple(with_tangents(v, o) for v, o in zip(values, other, strict=True))
+    unpack: Any = forward_ad.unpack_dual
+    primal, tangent = unpack(values, level=0).primal, unpack(other, level=0).tangent
+    make_dual: Any = forward_ad.make_dual
+    return primal if tangent is None else make_dual(primal, tangent, level=0)
 
 
 def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:

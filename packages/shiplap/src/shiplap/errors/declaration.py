@@ -150,6 +150,33 @@ register(
             'give tolerance=(1e-3, "tanh stands for erf")',
         ),
         (
+            "SL119",
+            "nondifferentiable= does not fit the op",
+            (
+                "An entry names a result that carries no gradient, or a tensor argument through which none flows. "
+                "What an op writes to stays part of the graph that it belongs to."
+            ),
+            "name tensor arguments that the op does not write to, or results, as outputs= calls them",
+        ),
+        (
+            "SL120",
+            "random= does not fit the op",
+            (
+                "Random results are the same for the same seed. It comes from an int, an integer tensor or a generator "
+                "among the arguments, or from torch's own generator, random='global'."
+            ),
+            "name the argument that seeds the op, or write random='global'",
+        ),
+        (
+            "SL121",
+            "unordered= does not fit the results",
+            (
+                "The entries name results whose rows, along the first dim, are a set: the audit compares them in any "
+                "order. Several results are ordered together, row by row."
+            ),
+            "name results with a first dim that is the same for all",
+        ),
+        (
             "SL130",
             "aliases= does not fit the results",
             (
@@ -166,6 +193,24 @@ register(
                 "reference, which gives the gradient and the transforms too."
             ),
             "leave the reference alone, or return fresh tensors and remove the argument from aliases=",
+        ),
+        (
+            "SL132",
+            "a trace reads an attribute of an object that its class does not declare",
+            (
+                "While a graph is traced, the reference tells the sizes of results. They may depend on the fields of "
+                "an object alone, since the graph is compiled for the values of those."
+            ),
+            "name the attribute in the fields= of the class",
+        ),
+        (
+            "SL133",
+            "a result has no value while a graph is traced",
+            (
+                "The reference tells what an op returns, and is run without data. A graph has symbols for integers "
+                "that depend on data, none for other numbers that leave an op, and no branch can depend on one."
+            ),
+            "return a tensor without dims, and call .item() on it outside of the op",
         ),
     ],
 )

@@ -13,7 +13,9 @@ from jaxtyping import AbstractArray
 
 from shiplap.errors import error
 from shiplap.op.expr import Expr
+from shiplap.op.opaque import schema_name
 from shiplap.op.spec import Arg, Dim, ScalarKind, TensorType
+from shiplap.op.values import Opaque
 
 __all__ = ["is_tensor", "read_argument", "read_tensor", "read_tensors", "tensor_dtypes"]
 
@@ -91,7 +93,10 @@ def _dim(token: str, where: str) -> Dim:
         return Dim("fixed", token, int(token))
     if token.isidentifier():
         return Dim("name", token)
-    if token[0] in "#?{":
+    if token[0] == "#":
+        fix = f'write a dim of its own, "c", with requires="(c == 1) + (c == {token[1:]}) >= 1"'
+        raise error("SL105", where=where, got=token, expected="a name for each size that may differ", fix=fix)
+    if token[0] in "?{":
         raise error("SL105", where=where, got=token, expected="a name, a number, _, ..., *name or an expression")
     return Dim("expr", token, expr=Expr.parse(token, where))
 
@@ -105,6 +110,9 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
     member, absent = _strip_optional(element)
     if (listed := read_tensors(member, where)) is not None:
         return Arg(name, tensor=listed, many=True, optional=optional, length=length, absent=absent)
+    if isinstance(inner, type) and issubclass(inner, Opaque):
+        schema_name(inner, where)
+        return Arg(name, scalar="object", optional=optional, cls=inner)
     scalar = _scalar(inner, element)
     if scalar is not None:
         return Arg(name, scalar=scalar, optional=optional, length=length)
@@ -139,7 +147,8 @@ def _element(annotation: object) -> tuple[object, int]:
 
 _EXPECTED = (
     "a jaxtyping tensor or a list of them, int, float, bool, str, complex, int | float, a list of one of these, "
-    "torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, or one of these | None"
+    "torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, a class derived from sl.Opaque, or "
+    "one of these | None"
 )
 
 
@@ -162,11 +171,13 @@ def _split_advice(annotation: object) -> str:
     if annotation is torch.Tensor:
         return 'say the dtype and dims: Float[Tensor, "n c"]'
     if fields := _fields(annotation):
-        return f"pass the fields as separate arguments: {', '.join(fields)}"
+        return f"derive the class from sl.Opaque, or pass the fields as separate arguments: {', '.join(fields)}"
     if annotation in (Callable, typing.Callable) or typing.get_origin(annotation) is Callable:
         return "call the function outside the op and pass its result, or declare one op per function"
     if annotation is dict or typing.get_origin(annotation) is dict:
         return "pass the entries as separate arguments, or a list[int] / list[float] in a fixed order"
+    if isinstance(annotation, type) and annotation.__module__ not in ("builtins", "typing"):
+        return f"derive {annotation.__name__} from sl.Opaque, or pass an object that does and holds one"
     return ""
 
 

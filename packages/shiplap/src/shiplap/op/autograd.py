@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
@@ -14,17 +14,13 @@ from shiplap import dtypes
 from shiplap.compat import transforms
 from shiplap.compat.library import Keys, Overload
 from shiplap.errors import ShiplapError, error
-from shiplap.op.source import source_digest
+from shiplap.op.gradient import Backward, Gradient, Shape, shape_of_value
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Result, Value
 
-__all__ = ["Backward", "GradientFn", "Record", "carries_gradients", "floating_outputs", "make_autograd"]
+__all__ = ["Record", "carries_gradients", "detach_results", "floating_outputs", "make_autograd"]
 
-Gradient: TypeAlias = Tensor | Sequence[Tensor | None] | None  # of one argument; a sequence for a list of tensors
-Gradients: TypeAlias = Mapping[str, Gradient]  # by argument
-GradientFn: TypeAlias = Callable[..., Gradients]  # of grad, saved and needs
 Need: TypeAlias = bool | Sequence[bool]  # whether an argument's gradient is used; of a list, whose
-Shape: TypeAlias = torch.Size | list[torch.Size | None] | None  # of an argument: of a list, the shape of each
 Nest: TypeAlias = list[int | None] | None  # the length of each list among the arguments, None for all else
 Slot: TypeAlias = int | list[int] | None  # where among the saved tensors an argument is
 
@@ -52,6 +48,8 @@ class Context(Protocol):
 
     def mark_dirty(self, *tensors: Tensor) -> None: ...
 
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
     shiplap_kept: _Kept
     shiplap_nest: Nest
     shiplap_made: Nest
@@ -66,72 +64,9 @@ class _Run(Protocol):
 _SetUp: TypeAlias = Callable[[Context, Args, Result], None]  # keeps what of a call its backward needs
 
 
-@dataclass(frozen=True)
-class Backward:
-    """A declared gradient: ``fn(grad, saved, needs) -> {argument: gradient}`` and the tensors it wants kept."""
-
-    fn: GradientFn
-    saves: tuple[str, ...]
-    source: str
-
-    @classmethod
-    def declare(cls, spec: OpSpec, fn: GradientFn, saves: Iterable[str] | None) -> Backward:
-        """``saves`` defaults to every tensor argument; outputs may be named too. SL110 for an unknown name."""
-        if spec.mutated:
-            raise error(
-                "SL110",
-                where=spec.name,
-                got=f"mutates {', '.join(spec.mutated)}",
-                expected="a functional op",
-                fix="declare a functional op that returns the new value",
-            )
-        names = tuple(saves) if saves is not None else tuple(a.name for a in spec.tensors)
-        known = {a.name for a in spec.args} | {o.name for o in spec.outputs} | {r.name for r in spec.made}
-        for name in names:
-            if name not in known:
-                raise error(
-                    "SL110", where=spec.name, got=f"saves {name!r}", expected=f"one of {', '.join(sorted(known))}"
-                )
-        return cls(fn, names, source_digest(fn))
-
-    def gradients(
-        self,
-        spec: OpSpec,
-        shapes: Mapping[str, Shape],
-        grad: Tensor | tuple[Tensor, ...],
-        saved: SimpleNamespace,
-        needs: SimpleNamespace,
-    ) -> Gradients:
-        """Call the declared function and hold its answer to the contract (SL110, SL303)."""
-        result = self.fn(grad, saved, needs)
-        if not isinstance(result, dict):
-            raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
-        for name, value in result.items():
-            if name not in shapes:
-                raise error("SL110", where=spec.name, got=f"gradient of {name!r}", expected="a tensor argument")
-            got, expected = _shape(value), shapes[name]
-            if value is not None and expected is not None and got != expected:
-                raise error(
-                    "SL303",
-                    where=f"{spec.name}, argument {name!r}",
-                    got=f"gradient {_text(got)}",
-                    expected=_text(expected),
-                )
-        for name, needed in vars(needs).items():
-            if needed and name not in result:
-                raise error(
-                    "SL110",
-                    where=f"{spec.name}, argument {name!r}",
-                    got=f"no gradient of {name!r}, which was needed",
-                    expected=f"an entry {name!r}",
-                    fix=f"return the gradient of {name}, or None for it where the gradient is zero",
-                )
-        return result
-
-
 def _make_backward(spec: OpSpec, backward: Backward) -> tuple[_Run, _SetUp]:
     """``(run, set_up)`` of an ``autograd.Function`` of the op; ``needed`` is its ``needs_input_grad``."""
-    results = [r.name for r in spec.made] if spec.traced else [o.name for o in spec.outputs]
+    results = spec.results
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(results)}
     kept = [(n, places[n]) for n in backward.saves if places[n] < 0 or spec.args[places[n]].tensor is not None]
     scalars = [(a.name, places[a.name]) for a in spec.scalars]
@@ -144,7 +79,9 @@ def _make_backward(spec: OpSpec, backward: Backward) -> tuple[_Run, _SetUp]:
         flat: list[Tensor] = []
         layout = [(n, _store(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
         ctx.save_for_backward(*flat)
-        ctx.shiplap_kept = _Kept(layout, {n: inputs[i] for n, i in scalars}, {n: _shape(inputs[i]) for n, i in tensors})
+        ctx.shiplap_kept = _Kept(
+            layout, {n: inputs[i] for n, i in scalars}, {n: shape_of_value(inputs[i]) for n, i in tensors}
+        )
 
     def run(ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]:
         flat, of = ctx.saved_tensors, ctx.shiplap_kept
@@ -189,6 +126,7 @@ def _recorders(
     """What records a call of the op, at large and at one level of torch.func. ``changes``: the places of arguments that
     are written to, which come behind the outputs and carry the error of a missing backward."""
     run, set_up = _make_backward(spec, backward) if backward is not None else _missing_backward(spec)
+    without = _places(spec)
 
     def forward(
         ctx: Context, call: Record, kwargs: dict[str, Value], nest: Nest, made: list[Nest], *flat: Value
@@ -196,6 +134,8 @@ def _recorders(
         ctx.shiplap_nest, args = nest, cast("Args", _nested(flat, nest))
         output = call(*args, **kwargs)
         set_up(ctx, spec.complete(args, kwargs), output)
+        if without:
+            ctx.mark_non_differentiable(*_tensors(_named(output, without)))
         if spec.traced:
             output, ctx.shiplap_made = _flat_results(spec, output)
             made.append(ctx.shiplap_made)
@@ -258,7 +198,54 @@ def make_autograd(
             raise _ungraded(spec, "a gradient was requested by a transform of torch.func")
         return _results(transforms.apply_at_level(at_level, at_this_level(keys), kwargs, nest, made, *flat), made)
 
-    return autograd
+    return _with_detached(spec, autograd) if spec.detached else autograd
+
+
+def _with_detached(spec: OpSpec, record: Record) -> Record:
+    """``record`` of arguments that carry no gradient where none flows through them: all, if no result has one."""
+    alone = {*spec.results} <= {*spec.detached} and not spec.mutated
+    cut = {a.name for a in spec.tensors if alone or a.name in spec.detached}
+    places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]
+
+    def recorded(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
+        values = list(args)
+        for i, name in places:
+            if i < len(values):
+                values[i] = _detached(values[i])
+            elif name in kwargs:
+                kwargs[name] = _detached(kwargs[name])
+        return record(keys, *values, **kwargs)
+
+    return recorded
+
+
+def _detached(value: Value) -> Value:
+    """A tensor, or a list of them, outside of every graph."""
+    if isinstance(value, (list, tuple)):
+        return cast("Value", [_detached(v) for v in value])
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _places(spec: OpSpec) -> list[int]:
+    """Which results carry no gradient, by position."""
+    return [i for i, name in enumerate(spec.results) if name in spec.detached]
+
+
+def _named(result: Result, places: Sequence[int]) -> list[Value]:
+    """The results at ``places``."""
+    values = (result,) if not isinstance(result, tuple) else result
+    return [values[i] for i in places]
+
+
+def detach_results(spec: OpSpec, result: Result) -> Result:
+    """``result`` with those that carry no gradient outside of every graph."""
+    places = _places(spec)
+    if not places or result is None:
+        return result
+    values: list[Any] = list(result) if len(spec.results) > 1 else [result]
+    for i in places:
+        values[i] = _detached(values[i])
+    return values[0] if len(values) == 1 else tuple(values)
 
 
 def _flat_results(spec: OpSpec, output: Result) -> tuple[Result, Nest]:
@@ -325,21 +312,6 @@ def _answer(gradient: Gradient, need: Need) -> Gradient:
     return [g if n else None for g, n in zip(gradient, need, strict=True)]
 
 
-def _shape(value: Value | Gradient) -> Shape:
-    """Sizes of a tensor, a list of them for a list, None for None."""
-    if isinstance(value, Tensor):
-        return value.shape
-    if isinstance(value, (list, tuple)):
-        return [v.shape if isinstance(v, Tensor) else None for v in value]
-    return None
-
-
-def _text(shape: Shape) -> str:
-    if isinstance(shape, list):
-        return f"[{', '.join(map(_text, shape))}]"
-    return str(None if shape is None else tuple(shape))
-
-
 def _store(flat: list[Tensor], value: Value) -> Slot:
     """Where ``value``, a tensor or a list of them, is put among the saved tensors."""
     if isinstance(value, Tensor):
@@ -364,8 +336,9 @@ def carries_gradients(spec: OpSpec) -> bool:
     return given and (floating_outputs(spec) or any(map(dtypes.differentiable, written)))
 
 
-def floating_outputs(spec: OpSpec) -> bool:
-    """Whether any output could carry a gradient; one of any dtype could."""
-    types = [r.tensor for r in spec.made if r.tensor] if spec.traced else [o.tensor for o in spec.outputs]
+def floating_outputs(spec: OpSpec, detached: bool = False) -> bool:
+    """Whether any output could carry a gradient; one of any dtype could. ``detached``: those that carry none, too."""
+    made = spec.made if spec.traced else spec.outputs
+    types = [r.tensor for r in made if r.tensor and (detached or r.name not in spec.detached)]
     dtypes = [[getattr(torch, n) for n in t.dtypes] for t in types]
     return any(not choices or any(d.is_floating_point or d.is_complex for d in choices) for choices in dtypes)

@@ -170,12 +170,17 @@ def _order(t: Tensor) -> str:
     return "".join(map(str, order)) + ("" if dense else "+")
 
 
+def _exact(kind: str) -> bool:
+    """Whether calls with other values of such a scalar have other choices."""
+    return "float" not in kind and kind != "object"
+
+
 def read_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> Rule:
     """The rule of ``spec``. SL115 for a name or kind that is not known."""
     computed = {name for name, _ in spec.dims}
     dims = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")]
     free = dict.fromkeys(d for d in dims if d not in computed and d != "...")
-    merged = dict.fromkeys(free, default) | {a.name: "exact" for a in spec.scalars if "float" not in str(a.scalar)}
+    merged = dict.fromkeys(free, default) | {a.name: "exact" for a in spec.scalars if _exact(str(a.scalar))}
     floats = {a.name: "none" for a in spec.scalars if a.name not in merged}
     merged = {**merged, **floats}
     for name, kind in [("the default", default), *(kinds or {}).items()]:

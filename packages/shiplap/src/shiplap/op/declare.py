@@ -40,6 +40,9 @@ class Declaration(TypedDict, total=False):
     aliases: str | Iterable[str | None]
     static: Iterable[str]
     sizes: str
+    nondifferentiable: Iterable[str]
+    random: str
+    unordered: Iterable[str]
 
 
 def read_spec(
@@ -58,6 +61,9 @@ def read_spec(
     aliases: str | Iterable[str | None] = (),
     static: Iterable[str] = (),
     sizes: str = "declared",
+    nondifferentiable: Iterable[str] = (),
+    random: str = "",
+    unordered: Iterable[str] = (),
 ) -> OpSpec:
     """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
     check_name(name)
@@ -89,9 +95,57 @@ def read_spec(
         library=_names(library),
         doc=inspect.getdoc(fn) or "",
         tolerance=_tolerance(name, tolerance),
+        detached=_names(nondifferentiable),
+        random=random,
+        unordered=_names(unordered),
     )
     _check(spec)
+    _check_detached(spec)
+    _check_random(spec)
+    _check_unordered(spec)
     return spec
+
+
+def _check_detached(spec: OpSpec) -> None:
+    """SL119 unless ``nondifferentiable=`` names tensors that are not written to, of an op without views."""
+    where = f"{spec.name}, nondifferentiable="
+    if spec.detached and spec.view:
+        fix = "call detach() in the reference, through which torch sees"
+        raise error("SL119", where=where, got="an op whose result may be a view", expected="fresh results", fix=fix)
+    known = [a.name for a in spec.tensors if not a.mutated] + list(spec.results)
+    for name in spec.detached:
+        if name not in known:
+            got = f"{name!r}, which the op writes to" if name in spec.mutated else repr(name)
+            raise error("SL119", where=where, got=got, expected=f"one of {', '.join(known)}")
+
+
+def _check_random(spec: OpSpec) -> None:
+    """SL120 unless ``random=`` names an int, a tensor of integers or a generator, or is ``"global"``."""
+    seeds = [a.name for a in spec.args if a.scalar in ("int", "Generator") or _integers(a)]
+    if spec.random and (spec.random not in (*seeds, "global") or spec.view):
+        got = "an op whose result may be a view" if spec.view else repr(spec.random)
+        expected = ", ".join([*map(repr, seeds), "'global'"])
+        raise error("SL120", where=f"{spec.name}, random=", got=got, expected=f"one of {expected}")
+
+
+def _integers(arg: Arg) -> bool:
+    kind = arg.tensor
+    return kind is not None and not (arg.many or arg.mutated) and all("int" in n for n in kind.dtypes or ("float",))
+
+
+def _check_unordered(spec: OpSpec) -> None:
+    """SL121 unless ``unordered=`` names tensors that have as many rows, and no others."""
+    where, rows = f"{spec.name}, unordered=", set()
+    kinds = {r.name: r.tensor for r in spec.made if not (r.many or r.optional)} if spec.traced else {}
+    kinds |= {o.name: o.tensor for o in spec.outputs}
+    for name in spec.unordered:
+        kind = kinds.get(name)
+        if kind is None or not kind.dims or kind.dims[0].kind == "variadic":
+            known = [n for n, t in kinds.items() if t is not None and t.dims]
+            raise error("SL121", where=where, got=repr(name), expected=f"one of {', '.join(known)}")
+        rows.add(str(kind.dims[0]))
+    if len(rows) > 1:
+        raise error("SL121", where=where, got=f"{' and '.join(sorted(rows))} rows", expected="as many rows of each")
 
 
 def _tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:
@@ -225,7 +279,7 @@ def _unparsed(arg: Arg) -> str:
     kind = str(arg.scalar)
     if kind in ("dtype", "device", "layout", "memory_format"):
         return "" if numbered(arg.default) else f"{kind} {arg.default}"
-    return kind if kind in ("Generator", "list[Scalar]", "list[str]") else ""
+    return arg.kind if kind in ("Generator", "object", "list[Scalar]", "list[str]") else ""
 
 
 def _check(spec: OpSpec) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
+
 from shiplap.compat import packages, sizes
 from shiplap.errors import error
 from shiplap.op import digest
 from shiplap.op.binding import Binding
+from shiplap.op.opaque import shown
 from shiplap.op.outputs import empty_outputs, result_of
 from shiplap.op.returned import fit_results
 from shiplap.op.state import OpState
-from shiplap.op.values import Result, Value
+from shiplap.op.values import Args, Result, Returned, Value
 
 __all__ = ["make_fake", "refuse_python"]
 
@@ -30,7 +33,7 @@ def make_fake(op: OpState) -> Callable[..., Result]:
         if packages.packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered
             refuse_python(op, call)
         if spec.traced:
-            return result_of(fit_results(spec, call, op.run_reference(call.args)))
+            return result_of(fit_results(spec, call, _told(op, shown(spec, call.args))))
         for dim, bound in spec.bounds:
             size = sizes.new_size()
             call.env[dim] = size
@@ -39,6 +42,25 @@ def make_fake(op: OpState) -> Callable[..., Result]:
         return result_of(empty_outputs(spec, call))
 
     return fake
+
+
+def _told(op: OpState, args: Args) -> Returned:
+    """What the reference returns for fakes. The text of SL133, in the exception at which a graph may break, for numbers
+    that no graph carries."""
+    spec, got = op.spec, "a branch on data"
+    kinds = [r.scalar for r in spec.made if r.scalar not in (None, "int")]
+    try:
+        result = op.run_reference(args)
+        for value in result if isinstance(result, tuple) else (result,):
+            if isinstance(value, (torch.SymFloat, torch.SymBool)):  # which the dispatcher turns into a number
+                got = f"a {'float' if isinstance(value, torch.SymFloat) else 'bool'} that depends on data"
+                bool(value if isinstance(value, torch.SymBool) else value == 0)
+        return result
+    except RuntimeError as e:
+        if not (kinds and isinstance(e, sizes.unknown())):
+            raise
+        wrong = error("SL133", where=f"{spec.name}, result", got=got, expected="an int, or a tensor without dims")
+        raise sizes.unknown()(None, str(wrong)) from e
 
 
 def refuse_python(op: OpState, call: Binding) -> None:

@@ -27,10 +27,10 @@ from shiplap.compat import calls
 from shiplap.compat.calls import P, R
 from shiplap.errors import ShiplapError, error
 from shiplap.op import digest
-from shiplap.op.autograd import Backward, GradientFn
 from shiplap.op.batch import read_batching
 from shiplap.op.bucket import read_rule
 from shiplap.op.declare import Declaration, check_name, read_spec
+from shiplap.op.gradient import Backward, GradientFn, Surrogate
 from shiplap.op.kernel import Implementation, Kernel, KernelKeywords, read_terms, template_kernel
 from shiplap.op.launch import workspace_size
 from shiplap.op.python import PythonFunction
@@ -171,25 +171,37 @@ class Op(calls.ShortCut[P, R], Registered):
         return template
 
     @overload
-    def backward(self, fn: Gradient, *, saves: Iterable[str] | None = None) -> Gradient: ...
+    def backward(
+        self, fn: Gradient, *, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
+    ) -> Gradient: ...
 
     @overload
-    def backward(self, fn: None = None, *, saves: Iterable[str] | None = None) -> Callable[[Gradient], Gradient]: ...
+    def backward(
+        self, fn: None = None, *, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
+    ) -> Callable[[Gradient], Gradient]: ...
 
     def backward(
-        self, fn: Gradient | None = None, *, saves: Iterable[str] | None = None
+        self,
+        fn: Gradient | None = None,
+        *,
+        saves: Iterable[str] | None = None,
+        surrogate: Surrogate | None = None,
     ) -> Gradient | Callable[[Gradient], Gradient]:
         """Declare the gradient as ``fn(grad, saved, needs) -> {argument: gradient}``, written with other ops.
 
         ``grad`` is the gradient of the output, or a tuple of gradients for several outputs. ``saved`` has every scalar
         and the tensors listed in ``saves`` (by default all tensor arguments), by name. ``needs.<argument>`` is True if
-        autograd uses the gradient of that argument.
+        autograd uses the gradient of that argument. The entry of a result in ``nondifferentiable=`` is a zero.
+
+        ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient is then the
+        derivative of that function and not the reference's, as in a straight-through estimator; so is a tangent, and
+        the audit compares with it.
         """
         self._extend("gradient is")
         if fn is None:
-            return lambda f: self.backward(f, saves=saves)
+            return lambda f: self.backward(f, saves=saves, surrogate=surrogate)
         self.drop_native()
-        self.gradient = Backward.declare(self.spec, fn, saves)
+        self.gradient = Backward.declare(self.spec, fn, saves, surrogate)
         self._renew()
         digest.refresh(self.spec.name)
         return fn
@@ -297,6 +309,9 @@ def op(
     aliases: str | Iterable[str | None] = (),
     static: Iterable[str] = (),
     sizes: str = "declared",
+    nondifferentiable: Iterable[str] = (),
+    random: str = "",
+    unordered: Iterable[str] = (),
 ) -> Declare:
     """Declare a torch op from an annotated function whose body is its reference.
 
@@ -315,6 +330,10 @@ def op(
         static: int arguments that are never symbols: torch compiles anew for each value, the schema says ``int``.
         sizes: ``"reference"`` where results have the sizes, dtypes and device that the reference gives them, which is
             run without data to find them. Lists, scalars, optional results and ops without tensors do so anyway.
+        nondifferentiable: the names of results that carry no gradient, and of arguments through which none flows.
+        random: for random results the int, integer tensor or Generator argument that seeds them, or ``"global"`` for
+            torch's own generator. The audit compares distributions, and equal bits for equal seeds.
+        unordered: the names of results whose rows are a set, which the audit compares in any order.
 
     Raises:
         DeclarationError: SL1xx, when torch could not carry out the declaration.
@@ -341,6 +360,9 @@ def op(
         aliases=aliases,
         static=static,
         sizes=sizes,
+        nondifferentiable=nondifferentiable,
+        random=random,
+        unordered=unordered,
     )
 
 

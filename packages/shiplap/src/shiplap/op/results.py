@@ -114,6 +114,8 @@ def _returns(where: str, parts: Sequence[object], shared: Sequence[str], names: 
     for name, part, alias in zip(names, parts, shared, strict=True):
         at = f"{where} {name!r}"
         arg = _read(name, part, where)
+        if arg.cls is not None:
+            raise error("SL109", where=where, got=arg.kind, expected=_EXPECTED, fix="return its fields")
         if arg.absent or arg.length or (arg.optional and (arg.many or alias)):
             expected = "tensors or scalars, lists of them without None, or one that may be None"
             raise error("SL109", where=where, got=str(part), expected=expected, fix="return an empty list, or a tuple")

@@ -9,6 +9,7 @@ from types import EllipsisType
 import torch
 
 from shiplap.dtypes import DTYPES
+from shiplap.op.opaque import schema_name
 from shiplap.op.spec import Arg, OpSpec, Return
 from shiplap.op.values import Value
 
@@ -102,7 +103,7 @@ def _kind(arg: Arg, tensor: str) -> str:
     size = str(arg.length or "")
     if arg.tensor is not None:
         return tensor + ("?" * arg.absent + f"[{size}]" if arg.many else "")
-    kind = _TYPES[str(arg.scalar)]
+    kind = _TYPES[str(arg.scalar)] if arg.cls is None else schema_name(arg.cls, f"argument {arg.name!r}")
     kind = kind.replace("SymInt", "int") if arg.static else kind
     return kind.replace("[]", f"[{size}]")
 
@@ -139,4 +140,6 @@ def tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
         chosen.append(torch.Tag.needs_exact_strides)
     if spec.dynamic:
         chosen += [torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe]
+    if spec.draws:
+        chosen.append(torch.Tag.nondeterministic_seeded)  # two calls are not one, and none is made again
     return tuple(chosen)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from shiplap.compat import calls
+from shiplap.compat import calls, transforms
 from shiplap.compat.library import Overload
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.op import choices
-from shiplap.op.autograd import Record
+from shiplap.op.autograd import Record, detach_results
 from shiplap.op.binding import Binding
 from shiplap.op.kernel import Kernel
 from shiplap.op.outputs import fit_outputs, own_outputs
@@ -80,7 +80,11 @@ class Served(OpState):
         """Run the reference of a checked call for forward-mode differentiation, which no kernel supports."""
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
-        return own_outputs(self.run_reference(call.args))
+        result = own_outputs(self.run_reference(call.args))
+        if self.surrogate is not self.reference:
+            positional, named = self.spec.split(call.args)
+            result = transforms.with_tangents(result, self.surrogate(*positional, **named))
+        return detach_results(self.spec, result)
 
     def _unserved(self, device: str, why: str, key: str) -> None:
         """Report once that the reference runs, or raise SL306 under ``SHIPLAP_STRICT=1``."""

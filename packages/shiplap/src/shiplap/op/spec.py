@@ -60,6 +60,7 @@ ScalarKind = Literal[
     "layout",
     "memory_format",
     "Generator",
+    "object",
     "list[int]",
     "list[float]",
     "list[bool]",
@@ -73,7 +74,7 @@ class Arg:
     """One argument: a tensor (``tensor`` set), a tensor list (``many``) or a scalar (``scalar`` set).
 
     ``length``: of a list that always has as many elements. ``absent``: members of a list of tensors may be None.
-    ``static``: ints that torch never makes symbols.
+    ``static``: ints that torch never makes symbols. ``cls``: of an object, which is a scalar too.
     """
 
     name: str
@@ -88,6 +89,12 @@ class Arg:
     length: int = field(default=0, repr=False)
     absent: bool = field(default=False, repr=False)
     static: bool = field(default=False, repr=False)
+    cls: type | None = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> str:
+        """What errors call a scalar: its type, the class of an object."""
+        return self.cls.__name__ if self.cls is not None else str(self.scalar)
 
     @property
     def has_default(self) -> bool:
@@ -96,11 +103,9 @@ class Arg:
     @property
     def form(self) -> str:
         """What the digest of a declaration sees beside ``repr``: empty for an argument without a special form."""
-        return (
-            f"{self.name}/{self.length}/{self.absent}/{self.static}"
-            if self.length or self.absent or self.static
-            else ""
-        )
+        named = f"/{self.cls.__module__}.{self.cls.__qualname__}" if self.cls is not None else ""
+        plain = not (self.length or self.absent or self.static or self.cls)
+        return "" if plain else f"{self.name}/{self.length}/{self.absent}/{self.static}{named}"
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,9 @@ class OpSpec:
     """A declared op: names, arguments, outputs and the expressions that relate their sizes.
 
     ``outputs`` are fresh tensors whose sizes the declaration determines. ``returns`` has all results, in order, where
-    some are arguments, views, lists or scalars, or where the reference tells the sizes (``traced``).
+    some are arguments, views, lists or scalars, or where the reference tells the sizes (``traced``). ``detached`` names
+    arguments and results through which no gradient flows. ``random``: the argument that seeds random results, "global"
+    for torch's own generator. ``unordered``: results whose rows are a set, in any order.
     """
 
     name: str
@@ -153,6 +160,9 @@ class OpSpec:
     tolerance: tuple[float, str] | None = field(default=None, repr=False)
     returns: tuple[Return, ...] = field(default=(), repr=False)
     traced: bool = field(default=False, repr=False)
+    detached: tuple[str, ...] = field(default=(), repr=False)
+    random: str = field(default="", repr=False)
+    unordered: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def namespace(self) -> str:
@@ -196,6 +206,16 @@ class OpSpec:
         return tuple(r for r in self.returns if not r.alias)
 
     @cached_property
+    def draws(self) -> bool:
+        """Whether each call draws other numbers, from a generator that it leaves in another state."""
+        return self.random == "global" or (bool(self.random) and self.arg(self.random).scalar == "Generator")
+
+    @cached_property
+    def results(self) -> tuple[str, ...]:
+        """The names of what a kernel returns, in order."""
+        return tuple(r.name for r in self.made) if self.traced else tuple(o.name for o in self.outputs)
+
+    @cached_property
     def dynamic(self) -> dict[str, Expr]:
         """Data-dependent dims and their bounds."""
         return dict(self.bounds)
@@ -227,6 +247,9 @@ class OpSpec:
         stated += "".join(a.form for a in self.args) + (
             f"/{self.returns}/{self.traced}" if self.returns or self.traced else ""
         )
+        stated += f"/detached {self.detached}" if self.detached else ""
+        stated += f"/random {self.random}" if self.random else ""
+        stated += f"/unordered {self.unordered}" if self.unordered else ""
         return hashlib.sha256(f"{self!r}{stated}".encode()).hexdigest()[:16]
 
     @property

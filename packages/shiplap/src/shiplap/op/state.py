@@ -8,10 +8,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from shiplap.op.autograd import Backward, carries_gradients, floating_outputs
+from shiplap.op.autograd import carries_gradients, floating_outputs
 from shiplap.op.batch import Batching
 from shiplap.op.binding import Binding
 from shiplap.op.bucket import Rule, read_rule
+from shiplap.op.gradient import Backward, Surrogate
 from shiplap.op.kernel import Kernel
 from shiplap.op.native import NativeBinding, NativeEntrance
 from shiplap.op.plan import CallPlan
@@ -62,7 +63,8 @@ class OpState:
         self.entrance: NativeEntrance | None = None
         self.plan = CallPlan(spec)
         self.differentiable = not spec.mutated and not spec.view and floating_outputs(spec)
-        self.guarded = self.differentiable or (bool(spec.mutated) and not spec.view and carries_gradients(spec))
+        made, written = not spec.mutated and floating_outputs(spec, detached=True), bool(spec.mutated)
+        self.guarded = not spec.view and (made or (written and carries_gradients(spec)))
         self._source = source_digest(reference)
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
 
@@ -98,6 +100,11 @@ class OpState:
         """Run the reference on all arguments in declared order. Its result is not checked."""
         positional, named = self.spec.split(args)
         return self.reference(*positional, **named)
+
+    @property
+    def surrogate(self) -> Surrogate:
+        """The function whose derivative the gradient of the op is: the reference, or the declared surrogate of it."""
+        return self.gradient.surrogate if self.gradient and self.gradient.surrogate else self.reference
 
     @property
     def file(self) -> str:

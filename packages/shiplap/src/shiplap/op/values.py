@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["Args", "Env", "EnvValue", "Numbers", "Outputs", "Result", "Returned", "Scalar", "Size", "Supports", "Value"]
+from shiplap.compat import opaque
+
+__all__ = [
+    "Args",
+    "Env",
+    "EnvValue",
+    "Numbers",
+    "Opaque",
+    "Outputs",
+    "Result",
+    "Returned",
+    "Scalar",
+    "Size",
+    "Supports",
+    "Value",
+]
+
+
+class Opaque(opaque.BASE):  # type: ignore[misc] # a class of torch, or object
+    """A base class for objects that are arguments of an op: a plan of a transform, a handle of a library.
+
+    Torch passes such an object on without looking inside.
+
+    ``class Plan(sl.Opaque, fields=("n",))`` declares that results depend, in number, size and dtype, on the attribute
+    ``n`` of a plan alone: an int, a bool, a float, a str or a tuple of these. Compiled code is guarded on it.
+
+    A class method ``sample(rng, sizes)`` makes an object for the audit: ``rng`` is a seeded generator, ``sizes`` has
+    the size of each dim. Without it the op needs ``@op.samples``.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, fields: Sequence[str] | str = (), **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        named = (fields,) if isinstance(fields, str) else tuple(fields)
+        cls.fields = (*cls.fields, *(f for f in named if f not in cls.fields))
+
 
 Scalar: TypeAlias = int | float | bool | str
 Size: TypeAlias = int | torch.SymInt
@@ -16,7 +52,9 @@ Symbol: TypeAlias = torch.SymInt | torch.SymFloat | torch.SymBool  # a scalar wh
 Numbers: TypeAlias = Sequence[int] | Sequence[float] | Sequence[bool] | Sequence[Size]
 
 # What torch's schemas carry besides numbers and text.
-Setting: TypeAlias = complex | torch.dtype | torch.device | torch.layout | torch.memory_format | torch.Generator
+Setting: TypeAlias = (
+    complex | torch.dtype | torch.device | torch.layout | torch.memory_format | torch.Generator | Opaque
+)
 
 # What a dim, a variadic dim or a scalar argument is bound to; None is an optional scalar that was left out.
 EnvValue: TypeAlias = Scalar | Symbol | Numbers | Setting | Sequence[str] | None

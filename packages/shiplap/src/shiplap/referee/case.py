@@ -13,7 +13,9 @@ from shiplap.op import Op
 from shiplap.referee.layouts import clone_exactly
 from shiplap.referee.recipe import Recipe
 
-__all__ = ["Case", "describe", "tree_map"]
+__all__ = ["SEED", "Case", "describe", "rewound", "tree_map"]
+
+SEED = 7  # of torch's own generator, where an op draws from it
 
 
 def tree_map(fn: Callable[[Tensor], Any], args: Iterable[Any]) -> tuple[Any, ...]:
@@ -30,6 +32,7 @@ class Case:
     args: tuple[Any, ...]
     env: dict[str, Any]
     device: str = "cpu"
+    reseeds: bool = False  # whether torch's own generator starts anew with each call
 
     @property
     def label(self) -> str:
@@ -53,8 +56,14 @@ class Case:
 
     def fresh(self) -> tuple[Any, ...]:
         """Copies of the arguments; a random generator starts where that of the sample stands."""
-        copied = tree_map(clone_exactly, self.args)
-        return tuple(v.clone_state() if isinstance(v, torch.Generator) else v for v in copied)
+        if self.reseeds:
+            torch.manual_seed(SEED)
+        return rewound(tree_map(clone_exactly, self.args))
+
+
+def rewound(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``args`` with copies of generators, so that each call finds them in the same state."""
+    return tuple(v.clone_state() if isinstance(v, torch.Generator) else v for v in args)
 
 
 def describe(op: Op, case: Case) -> str:

@@ -13,6 +13,7 @@ from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import Difference, Reduction, close, reduction
 from shiplap.referee.rounding import allowance, unit
 from shiplap.referee.run import reference, reference64, run, widen
+from shiplap.referee.unordered import canonical, matched
 
 __all__ = ["against_reference", "narrowest", "settle"]
 
@@ -27,10 +28,20 @@ def against_reference(
     """
     own = reference(op, case.args) if own is None else own
     got = run(op, case) if got is None else got
+    if op.spec.random:  # the check `distribution` compares values
+        return Difference(unlike(got, own))
     wide = reference64(op, case.args)
+    if op.spec.unordered:
+        got, wide = matched(op.spec, canonical(op.spec, tuple(got)), own), matched(op.spec, wide, own)
     args = tree_map(widen, case.args)
     sums = reduction(op.spec, case.env)
     return settle(got, own, wide, sums, lambda: reference(op, args), op.spec.tolerated)
+
+
+def unlike(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
+    """Why results are of another kind than those of the reference, whatever their values; empty if they are not."""
+    mine, theirs = ([(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in ts] for ts in (got, own))
+    return "" if mine == theirs else f"results {mine}, those of the reference are {theirs}"
 
 
 def settle(

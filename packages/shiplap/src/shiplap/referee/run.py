@@ -11,12 +11,16 @@ from torch import Tensor
 
 from shiplap.errors import ShiplapError
 from shiplap.op import AdoptedOp, Op, OpSpec
+from shiplap.op.autograd import detach_results
 from shiplap.op.outputs import tensors_of
 from shiplap.op.returned import flat_results, made_of
-from shiplap.referee.case import Case, tree_map
+from shiplap.referee.case import SEED, Case, rewound, tree_map
+from shiplap.referee.unordered import canonical
 
 __all__ = [
     "call",
+    "differentiated",
+    "drawn_otherwise",
     "effects",
     "floating_args",
     "has_backward",
@@ -48,7 +52,7 @@ def outputs(result: Any) -> tuple[Tensor, ...]:
 def call(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Call the registered op on these arguments, without copying them."""
     positional, named = split(op.spec, args)
-    return outputs(made_of(op.spec, args, op.overload(*positional, **named)))
+    return canonical(op.spec, outputs(made_of(op.spec, args, op.overload(*positional, **named))))
 
 
 def effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -64,9 +68,27 @@ def run(op: Op, case: Case) -> tuple[Tensor, ...]:
 
 def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Effects of the plain PyTorch body on copies of ``args``."""
-    copies = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args)
+    copies = rewound(tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args))
     positional, named = split(op.spec, copies)
-    return effects(op, copies, outputs(made_of(op.spec, copies, op.reference(*positional, **named))))
+    if op.spec.random:  # a generator may be left out
+        torch.manual_seed(SEED)
+    made = outputs(made_of(op.spec, copies, op.reference(*positional, **named)))
+    return effects(op, copies, canonical(op.spec, made))
+
+
+def differentiated(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The results, on ``args`` themselves, of the function whose derivative the gradient of the op is."""
+    positional, named = split(op.spec, args)
+    made: Any = made_of(op.spec, args, op.surrogate(*positional, **named))
+    return canonical(op.spec, outputs(detach_results(op.spec, made)))
+
+
+def drawn_otherwise(op: Op, case: Case) -> bool:
+    """Whether the op draws other random numbers than the reference for the same seed."""
+    if not op.spec.random:
+        return False
+    pairs = zip(run(op, case), reference(op, case.fresh()), strict=True)
+    return not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
 def widen(t: Tensor) -> Tensor:
@@ -99,7 +121,8 @@ def is_float8(t: Tensor) -> bool:
 def floating_args(op: Op, case: Case) -> list[str]:
     """Names of the plain tensor arguments that are present and can carry a gradient."""
     pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
-    return [a.name for a, v in pairs if v.is_floating_point() and not is_float8(v) and not a.mutated]
+    kept = {*op.spec.mutated, *op.spec.detached}
+    return [a.name for a, v in pairs if v.is_floating_point() and not is_float8(v) and a.name not in kept]
 
 
 def is_adopted(op: Op) -> bool:

@@ -21,6 +21,7 @@ from shiplap.dtypes import floating, preferred
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Arg, Op, Output
 from shiplap.op.binding import Binding, shape_of
+from shiplap.op.opaque import sample as sample_object
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
 from shiplap.referee.lengths import FEW, MILLION, ORDERS, RICH, lengths, odd_values, together
@@ -64,9 +65,7 @@ class Samples:
 
     @cached_property
     def base(self) -> Recipe:
-        """The base sizes: small and distinct, default scalars, float32. SL502 if the declaration admits none that were
-        tried.
-        """
+        """The base sizes: small and distinct, default scalars, float32. SL502 if none that was tried is admitted."""
         base = search(self.spec)
         if base is None:
             wanted = "; ".join(map(str, self.spec.requires)) or "a value for every scalar without a default"
@@ -83,27 +82,27 @@ class Samples:
         dtypes = {t.dtype_class: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for t in classes}
         return Recipe().but(sizes=sizes, scalars={k: v for k, v in scalars.items() if k not in sizes}, dtypes=dtypes)
 
-    def build(self, recipe: Recipe) -> Case:
-        """The case of a recipe; raises what the declaration's own checks raise if it does not fit."""
+    def _env(self, recipe: Recipe) -> dict[str, Any]:
+        """What names stand for; SL502 if the declaration does not admit it."""
         sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
         scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
         env = environment(self.spec, {**sizes, "...": (2,)}, scalars)
         if env is None:
             raise error("SL502", where=self.spec.name, got=str(recipe), expected="sizes that the declaration admits")
+        return env
+
+    def build(self, recipe: Recipe) -> Case:
+        """The case of a recipe; raises what the declaration's own checks raise if it does not fit."""
+        env = self._env(recipe)
         digest = hashlib.sha256(f"{self.seed}|{recipe.drawn}".encode()).digest()
         rng = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
         drawn = self._built(recipe, env, rng) if self.op.sampler else self._drawn(recipe, env, rng)
         args = tuple(self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True))
-        return Case(recipe, self.seed, args, self.op.bind(args).env, str(self.device))
+        return Case(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
 
     def blank(self, recipe: Recipe) -> Binding:
         """A call of the recipe on the meta device, without values, for checks of sizes, dtypes and layouts."""
-        sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
-        scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
-        env = environment(self.spec, {**sizes, "...": (2,)}, scalars)
-        if env is None:
-            raise error("SL502", where=self.spec.name, got=str(recipe), expected="sizes that the declaration admits")
-        drawn = self._drawn(recipe, env, None)
+        drawn = self._drawn(recipe, self._env(recipe), None)
         return self.op.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
 
     def make(self, recipe: Recipe) -> Case | None:
@@ -150,6 +149,8 @@ class Samples:
             return draw(shape, getattr(torch, name), recipe.values, below, rng)
 
         def value(arg: Arg) -> Any:
+            if arg.cls is not None:
+                return sample_object(arg.cls, self.spec.name, arg.name, rng or torch.Generator(), env)
             if arg.scalar is not None:
                 size = env[arg.name]
                 return list(size) if isinstance(size, tuple) else size
@@ -181,8 +182,7 @@ class Samples:
 
     def values(self) -> Iterator[Case]:
         """The base sizes, then larger ones, with every kind of values."""
-        bases = [self.base, *(c.recipe for c in self.grown(1))]
-        yield from self._cases(b.but(values=kind) for b in bases for kind in KINDS)
+        yield from self._cases(b.but(values=k) for b in (self.base, *(c.recipe for c in self.grown(1))) for k in KINDS)
 
     def dtypes(self) -> Iterator[Case]:
         """The base sample in every floating dtype that the declaration admits."""

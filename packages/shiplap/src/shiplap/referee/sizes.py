@@ -65,6 +65,7 @@ def scalar_candidates(arg: Arg) -> Sequence[Any]:
         "device": (torch.device("cpu"),),
         "layout": (torch.strided,),
         "memory_format": (torch.contiguous_format,),
+        "object": (None,),  # its class, or a builder, makes one
         "Generator": (torch.Generator().manual_seed(0),),
         "list[str]": [()],
         "list[Scalar]": [(v,) * n for n in (3, 2, 1) for v in (0.5, 2)],

@@ -43,7 +43,7 @@ def unknown(op: Op) -> str:
         return "its sizes depend on data"
     if any(a.many for a in spec.args):
         return "it takes a list of tensors"
-    if any(a.scalar == "Generator" for a in spec.args):
+    if spec.random or any(a.scalar == "Generator" for a in spec.args):
         return "it draws random numbers"
     if spec.traced or spec.view:
         return "its results are not tensors of declared sizes"

@@ -160,3 +160,13 @@ def _(x):
 mis_sharded.sharding({"x": 0}, 0)  # each rank would begin its sum anew
 
 bad("sharding rule that cuts a running sum", mis_sharded, "sharding")
+
+
+def _drop(x: M) -> M:
+    return x * (torch.rand_like(x) >= 0.5) * 2
+
+
+drop_rows = declare("drop_rows", random="global", autocast=None)(_drop)
+drop_rows.kernel("cpu", lambda x: x * (torch.rand_like(x[:, :1]) >= 0.5) * 2)
+
+bad("drops rows, not elements", drop_rows, "distribution", note="each element is dropped as often as it should be")

@@ -21,6 +21,8 @@ NARROW = torch.bfloat16
 def skips(op: Op) -> str:
     if op.spec.autocast is None:
         return "the declaration says autocast=None"
+    if op.spec.draws:
+        return "each call draws other numbers"
     if op.spec.mutated:
         return "the op mutates arguments, which cannot be cast"
     classes = [a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete]

@@ -16,7 +16,7 @@ from shiplap.op import Op
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import Reduction, bitwise
 from shiplap.referee.judge import settle
-from shiplap.referee.run import call, floating_args, has_backward, last_line, outputs, split, widen
+from shiplap.referee.run import call, differentiated, drawn_otherwise, floating_args, has_backward, last_line, widen
 from shiplap.referee.samples import Samples, other
 
 SAVE = "save tensors with save_for_backward (sl.op does, by saves=), and keep none elsewhere"
@@ -30,10 +30,14 @@ def observe(op: Op, case: Case) -> Observation:
     if reason := has_backward(op, case):
         return Observation(skip=reason)
     names = floating_args(op, case)
-    for look in (_repeated, _interleaved, _threaded, _overwritten, _single_outputs, _twice_one):
+    otherwise = drawn_otherwise(op, case)
+    looks = [_repeated, _interleaved, _threaded, _overwritten]
+    for look in looks if otherwise else [*looks, _single_outputs, _twice_one]:
         observation = look(op, case, names)
         if observation.problem:
             return observation
+    if otherwise:
+        return Observation(note="not compared with the reference, which draws other numbers")
     return _second_order(op, case, names)
 
 
@@ -120,8 +124,7 @@ def _overwritten(op: Op, case: Case, names: list[str]) -> Observation:
 
 
 def _by_reference(op: Op, args: tuple[Any, ...]) -> list[Tensor]:
-    positional, named = split(op.spec, args)
-    return [o for o in outputs(op.reference(*positional, **named)) if o.requires_grad]
+    return [o for o in differentiated(op, args) if o.requires_grad]
 
 
 def _references(op: Op, case: Case, names: list[str], widened: bool) -> tuple[list[Tensor], list[Tensor]]:
@@ -225,7 +228,8 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
     silent = " (nothing of the backward was recorded)" if all(g is None for g in gradients) else ""
     return Observation(
         f"second order{silent}: {judged.problem}",
-        fix="write the backward in operations that autograd records, or let it refuse (once_differentiable)",
+        fix="write the backward in operations that autograd records, of saved arguments: a saved result that is not "
+        "differentiable is a constant",
     )
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.op.opaque import fields_of
+from shiplap.op.values import Opaque
 from shiplap.referee.case import Case
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.run import call, effects, is_float8, last_line
@@ -48,6 +50,7 @@ def sequence(op: Op, cases: list[Case]) -> Observation:
     """All sizes through one compiled function: aot_eager as users call it, inductor with dynamic sizes."""
     plain = [c for c in cases if not c.recipe.layouts and c.form == cases[0].form]
     transposed = [c for c in cases if dict(c.recipe.layouts).get("every") == "transposed"]
+    kinds = len({str([fields_of(v) for v in c.args if isinstance(v, Opaque)]) for c in plain})
     reports = []
     with compat.data_dependent_sizes():
         for backend, dynamic in (("aot_eager", None), ("inductor", True)):
@@ -57,7 +60,7 @@ def sequence(op: Op, cases: list[Case]) -> Observation:
                 if problem := _problem(op, case, compiled, f"{backend}, dynamic={dynamic}"):
                     return Observation(f"{case.label}: {problem}")
             counts = compat.compile_counts()
-            if problem := _too_much(counts, backend, len(plain)):
+            if problem := _too_much(counts, backend, len(plain), kinds):
                 return Observation(
                     problem, fix="compute sizes with SymInts: no int(), no comparison, no loop over them"
                 )
@@ -75,10 +78,11 @@ def _problem(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> str:
         return f"{how}: raised {last_line(e)}"
 
 
-def _too_much(counts: compat.CompileCounts, backend: str, sizes: int) -> str:
+def _too_much(counts: compat.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
+    """``kinds``: objects among the arguments with different fields, for each of which a graph is compiled."""
     if counts.graph_breaks:
         return f"{backend}: {counts.graph_breaks} graph breaks: {', '.join(counts.break_reasons)}"
-    if counts.recompiles > MOST_RECOMPILES:
+    if counts.recompiles > MOST_RECOMPILES + kinds - 1:
         return f"{backend}: {counts.recompiles} recompiles over {sizes} sizes"
     return ""
 

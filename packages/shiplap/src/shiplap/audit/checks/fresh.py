@@ -66,6 +66,8 @@ def _shared(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input")
 
 
 def skips(op: Op) -> str:
+    if op.spec.draws:
+        return "each call draws other numbers"
     return "its results may be views" if op.spec.view else ""
 
 

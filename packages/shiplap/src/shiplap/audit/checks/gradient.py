@@ -26,13 +26,13 @@ from shiplap.referee.judge import settle
 from shiplap.referee.layouts import LAYOUTS, apply_layout
 from shiplap.referee.run import (
     call,
+    differentiated,
+    drawn_otherwise,
     floating_args,
     has_backward,
     is_float8,
     last_line,
-    outputs,
     reference,
-    split,
     tensors,
     widen,
 )
@@ -73,6 +73,9 @@ def observe(op: Op, case: Case) -> Observation:
     if reason := has_backward(op, case):
         return Observation(skip=reason)
     names = floating_args(op, case)
+    if drawn_otherwise(op, case):
+        plain = case.recipe.values == "normal"
+        return Observation(_numerically(op, case, names) if plain else "", note="finite differences alone")
     if case.recipe.values != "normal" or case.numel > FEW_ELEMENTS:
         runs = [(names, True, ""), (names[:1], False, "")]
     else:
@@ -117,9 +120,9 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
 
     plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
     try:
-        own = _grads(op, lambda args: _reference(op, args), plain, names, directions, True)
-        wide = _grads(op, lambda args: _reference(op, args), tree_map(widen, plain), names, directions, True)
-        rough = _grads(op, lambda args: _reference(op, args), tree_map(_single, plain), names, directions, True)
+        own = _grads(op, lambda args: differentiated(op, args), plain, names, directions, True)
+        wide = _grads(op, lambda args: differentiated(op, args), tree_map(widen, plain), names, directions, True)
+        rough = _grads(op, lambda args: differentiated(op, args), tree_map(_single, plain), names, directions, True)
     except RuntimeError as e:
         return Observation(note=f"autograd cannot differentiate the reference: {last_line(e)}")
     got = _grads(op, lambda args: call(op, args), case.fresh(), names, directions, leaf)
@@ -137,7 +140,7 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
 
 
 def _alone(op: Op, plain: tuple[Any, ...], names: list[str], directions: Call, index: int) -> list[Tensor]:
-    return [_grads(op, lambda args: _reference(op, args), tree_map(widen, plain), names, directions, True)[index]]
+    return [_grads(op, lambda args: differentiated(op, args), tree_map(widen, plain), names, directions, True)[index]]
 
 
 def _differentiable(op: Op, case: Case) -> bool:
@@ -154,11 +157,6 @@ DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).e
 
 def _single(t: Tensor) -> Tensor:
     return t.to(torch.float32) if t.dtype == torch.float64 else t
-
-
-def _reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    positional, named = split(op.spec, args)
-    return outputs(op.reference(*positional, **named))
 
 
 def _grads(
@@ -185,7 +183,10 @@ def _terms(op: Op, case: Case, name: str) -> int:
 
 
 def _numerically(op: Op, case: Case, names: list[str]) -> str:
-    """Finite differences of the op itself, in float64; where it is no number, there are none."""
+    """Finite differences of the op itself, in float64; where it is no number, there are none. Nor do they tell anything
+    of a gradient that is declared to be another function's derivative."""
+    if op.gradient is not None and op.gradient.surrogate is not None:
+        return ""
     if not all(bool(torch.isfinite(o).all()) for o in reference(op, case.args) if o.is_floating_point()):
         return ""
     given = {a.name: v for a, v in zip(op.spec.args, case.fresh(), strict=True)}
@@ -195,7 +196,9 @@ def _numerically(op: Op, case: Case, names: list[str]) -> str:
         return ""
 
     def forward(*values: Tensor) -> Any:
-        args = tuple({**given, **dict(zip(names, values, strict=True))}.values())
+        fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
+        rewound = dict(zip(given, fresh, strict=True))
+        args = tuple({**rewound, **dict(zip(names, values, strict=True))}.values())
         return tuple(o for o in call(op, args) if o.is_floating_point())
 
     dense = [p.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for p in points]
@@ -223,7 +226,7 @@ def _of_lists(op: Op, case: Case) -> str:
         return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, leaves, strict=True)]
 
     plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
-    by_reference = partial(_reference, op)
+    by_reference = partial(differentiated, op)
     try:
         wide, own = pulled(tree_map(widen, plain), by_reference), pulled(tree_map(torch.clone, plain), by_reference)
         got = pulled(case.fresh(), partial(call, op))

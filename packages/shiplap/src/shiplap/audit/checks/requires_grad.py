@@ -16,7 +16,7 @@ from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.referee.case import Case
 from shiplap.referee.compare import bitwise
-from shiplap.referee.run import call, effects, floating_args, has_backward, last_line
+from shiplap.referee.run import call, differentiated, effects, floating_args, has_backward, last_line
 from shiplap.referee.samples import Samples
 
 
@@ -37,6 +37,8 @@ def observe(op: Op, case: Case) -> Observation:
     if not names or op.spec.mutated:
         return Observation(note="inference mode only: no argument can require a gradient")
     note = has_backward(op, case)
+    if not note and (lost := _detached(op, case, names)):
+        return lost
     for backend in ("", "aot_eager") if not note else ("",):
         for leaf in (True, False):
             args = _requiring(op, case, names)
@@ -50,6 +52,29 @@ def observe(op: Op, case: Case) -> Observation:
                 how = f"compiled with {backend}" if backend else "eager"
                 return Observation(f"{how}, {'leaf' if leaf else 'non-leaf'} inputs that require gradients: {problem}")
     return Observation(note=f"eager only: {note}" if note else "")
+
+
+def _detached(op: Op, case: Case, names: list[str]) -> Observation | None:
+    """Results that require a gradient, though the reference takes them out of the graph and others not."""
+    try:
+        wanted = [o.requires_grad for o in differentiated(op, _requiring(op, case, names))]
+    except RuntimeError:
+        return None
+    if not any(wanted):
+        return None  # autograd cannot differentiate the reference: finite differences judge the gradient
+    got = [o.requires_grad and o.is_floating_point() for o in call(op, _requiring(op, case, names))]
+    known = op.spec.results if len(op.spec.results) == len(got) else tuple(map(str, range(len(got))))
+    lost = [n for n, g, w in zip(known, got, wanted, strict=True) if g and not w]
+    if not lost:
+        return None
+    entry = "".join(f'"{n}", ' for n in lost).rstrip(" ")
+    if len(lost) > 1:
+        entry = entry.rstrip(",")
+    return Observation(
+        f"result {', '.join(lost)} requires a gradient, and the reference has none for it",
+        fix=f"declare nondifferentiable=({entry}), or give backward the function that it is the derivative of, "
+        "surrogate=",
+    )
 
 
 def _requiring(op: Op, case: Case, names: list[str]) -> tuple[Any, ...]:
@@ -70,7 +95,8 @@ def _run(program: Callable[..., Any], backend: str, leaf: bool, args: tuple[Any,
 CHECK = Check(
     "requires_grad",
     order=180,
-    observes="no_grad, inference mode, leaf and non-leaf inputs, eager and aot_eager, give the same bits",
+    observes="no_grad, inference mode, leaf and non-leaf inputs, eager and aot_eager, give the same bits; results that "
+    "the reference detaches require no gradient",
     observe=observe,
     cases=cases,
     needs=("determinism",),

@@ -29,6 +29,8 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def skips(op: Op) -> str:
+    if op.spec.draws:
+        return "each call draws other numbers"
     kernels = [k for ks in op.kernels.values() for k in ks]
     if any(_interpreted(k.function) for k in kernels):
         return "Triton's interpreter, which runs the kernel here, is made for one thread"

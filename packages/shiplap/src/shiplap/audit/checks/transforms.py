@@ -16,13 +16,15 @@ from shiplap.op import Op
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.judge import settle
-from shiplap.referee.run import call, floating_args, is_adopted, last_line, outputs, split, widen
+from shiplap.referee.run import call, differentiated, floating_args, is_adopted, last_line, widen
 from shiplap.referee.samples import Samples, other
 
 BATCH = 3
 
 
 def skips(op: Op) -> str:
+    if op.spec.draws:
+        return "each call draws other numbers"
     return "it mutates arguments" if op.spec.mutated else "data-dependent sizes" if op.spec.bounds else ""
 
 
@@ -84,8 +86,8 @@ def _tangent(op: Op, case: Case) -> tuple[str, str]:
     }
     plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
     try:
-        wide = _dual(op, _by_reference(op), tree_map(widen, plain), directions)
-        own = _dual(op, _by_reference(op), plain, directions)
+        wide = _dual(op, partial(differentiated, op), tree_map(widen, plain), directions)
+        own = _dual(op, partial(differentiated, op), plain, directions)
     except Exception as e:
         return "", f"torch has no tangent of the reference: {last_line(e)[:120]}"
     try:
@@ -105,16 +107,8 @@ def _tangent(op: Op, case: Case) -> tuple[str, str]:
     return "", ""
 
 
-def _by_reference(op: Op) -> Callable[[tuple[Any, ...]], Sequence[Tensor]]:
-    def run(args: tuple[Any, ...]) -> Sequence[Tensor]:
-        positional, named = split(op.spec, args)
-        return outputs(op.reference(*positional, **named))
-
-    return run
-
-
 def _tangents_alone(op: Op, args: tuple[Any, ...], directions: Any, index: int) -> list[Tensor]:
-    tangent = _dual(op, _by_reference(op), args, directions)[index]
+    tangent = _dual(op, partial(differentiated, op), args, directions)[index]
     assert tangent is not None
     return [tangent]
 

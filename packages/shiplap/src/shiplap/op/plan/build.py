@@ -20,6 +20,9 @@ _Late = Callable[[], None]
 def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
     """All that a call's arguments are held to, and the variables that they bind."""
     builder = _Builder(spec)
+    for arg in spec.scalars:
+        if arg.cls is not None:
+            builder.check(relations.IsObject(spec.name, arg.name, arg.cls, arg.optional))
     for arg in spec.tensors:
         builder.argument(arg)
     builder.relations()

@@ -62,6 +62,8 @@ def mismatch(arg: Arg, value: object) -> str:
         return "" if arg.optional else "None"
     scalar = arg.scalar or "tensor"
     listed = arg.many or scalar.startswith("list[")
+    if arg.cls is not None:
+        return "" if isinstance(value, arg.cls) else kind_of(value)
     plain, fits = _ELEMENTS[scalar[5:-1] if listed and arg.scalar else scalar]
     if not listed:
         elements: Sequence[object] = (value,)
@@ -102,7 +104,7 @@ class IsKind(Rule):
     def expected(self) -> Text:
         size = f"{self.arg.length} " if self.arg.length else ""
         member = str(self.arg.tensor) + " or None" * self.arg.absent
-        kind = f"list of {size}{member}" if self.arg.many else str(self.arg.tensor or self.arg.scalar)
+        kind = f"list of {size}{member}" if self.arg.many else str(self.arg.tensor or self.arg.kind)
         kind += f" of length {size}".rstrip() if size and not self.arg.many else ""
         return (kind + (" or None" if self.arg.optional else ""),)
 

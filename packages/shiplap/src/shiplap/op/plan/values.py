@@ -14,7 +14,7 @@ from shiplap.op.values import Size, Value
 
 __all__ = ["Constant", "Local", "Scope", "own_memory", "placed", "same_sizes", "scope", "show", "why_none"]
 
-Constant: TypeAlias = torch.dtype | frozenset[torch.dtype]
+Constant: TypeAlias = torch.dtype | frozenset[torch.dtype] | type
 Local: TypeAlias = Value | torch.dtype | torch.device | Exception  # a variable of a call
 Scope: TypeAlias = dict[str, object]  # globals of generated functions: modules, functions, classes
 

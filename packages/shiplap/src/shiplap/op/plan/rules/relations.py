@@ -8,8 +8,9 @@ from typing import ClassVar
 from shiplap.op.expr import Expr
 from shiplap.op.plan.rule import TRUE, Rule
 from shiplap.op.plan.term import Names, Term, Text, equal, value, values_of
+from shiplap.op.plan.values import Constant
 
-__all__ = ["AgreesWith", "HasValue", "Known", "OfCall", "Requires"]
+__all__ = ["AgreesWith", "HasValue", "IsObject", "Known", "OfCall", "Requires"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,35 @@ class OfCall(Rule):
 
     def where(self) -> Text:
         return (self.op,)
+
+
+@dataclass(frozen=True)
+class IsObject(Rule):
+    """An argument that is an object belongs to the declared class, which torch does not ask."""
+
+    op: str
+    argument: str
+    cls: type
+    optional: bool
+
+    id = "SL209"
+    cpp_by = "nobody: a declaration with objects has no C++ form"
+
+    def holds(self) -> Term:
+        absent = f"a_{self.argument} is None or " * self.optional
+        return Term(f"{absent}isinstance(a_{self.argument}, class_{self.argument})", TRUE.cpp)
+
+    def constants(self) -> dict[str, Constant]:
+        return {f"class_{self.argument}": self.cls}
+
+    def where(self) -> Text:
+        return (f"{self.op}, argument '{self.argument}'",)
+
+    def got(self) -> Text:
+        return (Term(f"type(a_{self.argument}).__name__", ""),)
+
+    def expected(self) -> Text:
+        return (self.cls.__name__ + " or None" * self.optional,)
 
 
 @dataclass(frozen=True)

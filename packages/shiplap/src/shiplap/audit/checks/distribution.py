@@ -1,0 +1,146 @@
+"""``distribution``: random results are distributed as the reference's, follow their seed alone, and leave others be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap import compat
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.op.returned import made_of
+from shiplap.referee.case import Case, tree_map
+from shiplap.referee.compare import bitwise
+from shiplap.referee.distribution import RUNS, different
+from shiplap.referee.run import call, effects, last_line, outputs, split
+from shiplap.referee.samples import Samples
+
+LARGE = 1 << 15  # elements of a sample that is not repeated
+KINDS = ("normal", "zeros", "large", "positive")
+
+
+def skips(op: Op) -> str:
+    return "" if op.spec.random else "its results are not declared to be random"
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    kinds = (c for c in samples.values() if c.recipe.values in KINDS)
+    yield from chain(samples.plain(), samples.scalars(), islice(samples.dtypes(), 4), samples.optionals(), kinds)
+    yield from islice(samples.grown(2), 2)
+
+
+def observe(op: Op, case: Case) -> Observation:
+    if case.numel > LARGE:
+        return Observation(skip="a sample too large to be repeated")
+    plain = case.recipe == Samples(op, case.seed, case.device).base
+    if problem := _seeded(op, case) or (_compiled(op, case) if plain else ""):
+        return Observation(problem)
+    got = [_run(op, case, _op, k) for k in range(RUNS)]
+    wanted = [_run(op, case, _reference, RUNS + k) for k in range(RUNS)]
+    for index, (mine, theirs) in enumerate(zip(zip(*got, strict=True), zip(*wanted, strict=True), strict=True)):
+        if len({t.shape for t in (*mine, *theirs)}) > 1:
+            mine, theirs = _sizes(mine), _sizes(theirs)
+        if problem := different(list(mine), list(theirs)):
+            return Observation(f"result {index}: {problem}", fix="draw as the reference does")
+    return Observation(note=f"{RUNS} seeds of each")
+
+
+def _sizes(runs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Where the sizes of a result are random, these are compared."""
+    return tuple(torch.tensor(list(t.shape), dtype=torch.float64) for t in runs)
+
+
+def _op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    return effects(op, args, call(op, args))
+
+
+def _reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    positional, named = split(op.spec, args)
+    return effects(op, args, outputs(made_of(op.spec, args, op.reference(*positional, **named))))
+
+
+def _args(op: Op, case: Case, seed: int) -> tuple[Any, ...]:
+    """Fresh arguments whose seed is number ``seed``."""
+    args = case.fresh()
+    torch.manual_seed(seed + 1000)
+
+    def seeded(name: str, value: Any) -> Any:
+        if name != op.spec.random or value is None:
+            return value
+        if isinstance(value, torch.Generator):
+            return torch.Generator(value.device).manual_seed(seed + 1)
+        return value.fill_(seed + 1) if isinstance(value, Tensor) else seed + 1
+
+    return tuple(seeded(a.name, v) for a, v in zip(op.spec.args, args, strict=True))
+
+
+def _run(op: Op, case: Case, run: Callable[..., tuple[Tensor, ...]], seed: int) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        return tree_map(torch.clone, run(op, _args(op, case, seed)))
+
+
+def _global(op: Op, args: tuple[Any, ...]) -> bool:
+    """Whether this call draws from torch's own generator: it is declared to, or its generator is left out."""
+    given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
+    return given.get(op.spec.random) is None
+
+
+def _state(device: str) -> Tensor:
+    return torch.cuda.get_rng_state() if device.startswith("cuda") else torch.get_rng_state()
+
+
+def _seeded(op: Op, case: Case) -> str:
+    """Equal bits for equal seeds; torch's own generator is drawn from, left alone, but never seeded."""
+    first = _run(op, case, _op, 0)
+    if problem := bitwise(_run(op, case, _op, 0), first, "the first time"):
+        return f"the same seed again: {problem}"
+    args = _args(op, case, 0)
+    before = _state(case.device)
+    with torch.no_grad():
+        call(op, args)
+    after = _state(case.device)
+    if torch.equal(before, after):
+        return ""
+    if not _global(op, args):
+        return "it draws from torch's own generator, or seeds it, though it is given a seed"
+    args = _args(op, case, 1)
+    with torch.no_grad():
+        call(op, args)
+    return "it seeds torch's own generator" if torch.equal(_state(case.device), after) else ""
+
+
+def _compiled(op: Op, case: Case) -> str:
+    """Compiled code draws what an eager call does, twice in a row and for two calls of one graph."""
+
+    def program(*args: Any) -> tuple[Tensor, ...]:
+        return (*effects(op, args, call(op, args)), *effects(op, args, call(op, args)))
+
+    compat.reset_compiler()
+    generators = any(isinstance(v, torch.Generator) for v in case.args)  # at which Dynamo breaks a graph
+    with torch.no_grad(), compat.data_dependent_sizes():
+        wanted = program(*_args(op, case, 0))
+        try:
+            compiled = torch.compile(program, backend="aot_eager", fullgraph=not generators)
+            got = compiled(*_args(op, case, 0))
+        except Exception as e:
+            return f"compiled: raised {last_line(e)}"
+    problem = bitwise(got, wanted, "eager")
+    return f"compiled, for the same seed: {problem}" if problem else ""
+
+
+CHECK = Check(
+    "distribution",
+    order=75,
+    observes="random results: equal bits for equal seeds, eager and compiled; torch's own generator is left alone or "
+    f"drawn from, never seeded; over {RUNS} seeds the same distribution as the reference's",
+    observe=observe,
+    cases=cases,
+    skips=skips,
+    needs=("numerics", "determinism"),
+    fix="draw from the declared seed alone",
+    patience=120.0,
+)

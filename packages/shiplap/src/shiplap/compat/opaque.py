@@ -1,0 +1,45 @@
+"""Objects that cross torch's dispatcher whole, which torch calls opaque.
+
+Torch has them since 2.11 or so, and every release has renamed a part: what is missing here makes :data:`REASON` say so,
+and a declaration with such an argument is refused with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["BASE", "REASON", "read", "real", "register"]
+
+BASE: Any  # what classes of such objects derive from
+try:
+    from torch._library.fake_class_registry import FakeScriptObject
+    from torch._library.opaque_object import MemberType, get_opaque_type_name, is_opaque_type, register_opaque_type
+    from torch._opaque_base import OpaqueBase as BASE
+
+    REASON = ""
+except ImportError as e:
+    BASE, REASON = object, f"this torch has no opaque objects ({e})"
+
+
+def register(cls: type[Any], fields: Sequence[str]) -> str:
+    """The name by which a schema has ``cls``. Compiled code is guarded on the attributes ``fields`` of an object."""
+    if not is_opaque_type(cls):
+        members = dict.fromkeys(fields, MemberType.USE_REAL)
+
+        def guarded(value: Any) -> list[Any]:
+            return [getattr(value, name) for name in fields]
+
+        register_opaque_type(cls, typ="reference", guard_fn=guarded, members=members)
+    name: str = get_opaque_type_name(cls)
+    return name
+
+
+def read(value: Any, name: str) -> Any:
+    """An attribute of the object."""
+    return getattr(value, name)
+
+
+def real(value: Any) -> Any:
+    """The object that stands behind ``value`` while a graph is traced, or ``value`` itself."""
+    return value.real_obj if not REASON and isinstance(value, FakeScriptObject) else value

@@ -1,0 +1,95 @@
+"""Compare random results: do two sets of runs come from one distribution?
+
+Elements of a result may depend on each other, so a test that takes them for independent would be wrong. Runs with
+different seeds are independent, and under one distribution it does not matter which set a run is in. So features of
+each run - moments, the distribution function, neighbours, single positions - are compared between the two sets, and
+again for random divisions of all runs into two: a true difference is far beyond what those show.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["RUNS", "different"]
+
+RUNS = 48  # of each set
+DIVISIONS = 120  # random ones
+BEYOND = 2.0  # times the largest difference of a random division: 5 standard deviations of a mean
+LEVELS = 24  # of the distribution function
+POSITIONS = 256  # elements that are looked at one by one
+ROUNDING = 256.0  # eps of the dtype: what is no difference
+
+
+def different(got: list[Tensor], wanted: list[Tensor]) -> str:
+    """How the runs ``got`` differ in distribution from the runs ``wanted`` of the same shape; empty if they do not."""
+    kind = got[0].dtype
+    exact = not (kind.is_floating_point or kind.is_complex)
+    eps = 0.0 if exact else max(torch.finfo(kind).eps, torch.finfo(torch.float32).eps)
+    shape = got[0].shape
+    runs = torch.stack([_real(t) for t in (*got, *wanted)])
+    if runs[0].numel() == 0:
+        return ""
+    slack = eps * ROUNDING * float(runs[runs.isfinite()].abs().max()) if bool(runs.isfinite().any()) else 0.0
+    rng, half = torch.Generator().manual_seed(len(runs)), len(got)
+    signs = torch.cat([torch.ones(half), -torch.ones(half)]).double()
+    divided = torch.stack([signs[torch.randperm(2 * half, generator=rng)] for _ in range(DIVISIONS)])
+    for name, (features, allowed) in _features(runs, shape, slack).items():
+        spread = features.std(0)
+        if not bool((there := spread > 0).any()):
+            continue
+        observed = (signs @ features)[there].abs() / half
+        usual = (divided @ features)[:, there].abs() / half / spread[there]
+        beyond = (observed - allowed).clamp_min(0) / spread[there]
+        if float(beyond.max()) > BEYOND * float(usual.max()):
+            worst = int(beyond.argmax())
+            mine, theirs = features[:half, there][:, worst].mean(), features[half:, there][:, worst].mean()
+            return f"{name}: {mine:.4g} over {half} seeds, the reference has {theirs:.4g}"
+    return ""
+
+
+def _real(t: Tensor) -> Tensor:
+    flat = torch.view_as_real(t) if t.is_complex() else t
+    return flat.detach().cpu().to(torch.float64).flatten()
+
+
+def _features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tuple[Tensor, float]]:
+    """What is compared, each as a matrix of a row for each run, and the difference that rounding may make."""
+    broken = (~runs.isfinite()).double()
+    runs = runs.nan_to_num(0.0, 0.0, 0.0)
+    unit = float(runs.std())
+    if unit <= slack:  # the same number everywhere, or nearly so
+        return {"the mean": (runs.mean(1, keepdim=True), 4 * slack)}
+    scaled, loose = (runs - runs.mean()) / unit, slack / unit
+    at = torch.linspace(0, 1, LEVELS).double()
+    levels = torch.quantile(scaled.flatten()[:: 1 + scaled.numel() // 100_000], at).unique()
+    below = torch.stack([(scaled <= level + loose).double().mean(1) for level in levels], 1)
+    step = 1 + runs.shape[1] // POSITIONS
+    features = {
+        "the share of numbers that are not finite": (broken.mean(1, keepdim=True), 0.0),
+        "the mean": (runs.mean(1, keepdim=True), slack),
+        "the mean square, scaled": (scaled.square().mean(1, keepdim=True), 8 * loose),
+        "the mean fourth power, scaled": (
+            scaled.pow(4).mean(1, keepdim=True),
+            32 * loose * float(scaled.abs().max()) ** 3,
+        ),
+        "the distribution function at a level": (below, 0.0),
+        "the mean at one position": (runs[:, ::step], slack),
+        "the mean square at one position, scaled": (scaled[:, ::step].square(), loose * 4 * float(scaled.abs().max())),
+    }
+    for name, values in (("", runs), (" without signs", runs.abs())):
+        spread = values.std(0)
+        alone = torch.where(spread > slack, (values - values.mean(0)) / spread.clamp_min(1e-300), 0.0)
+        for lag in _lags(shape, runs.shape[1]):
+            product = (alone[:, lag:] * alone[:, :-lag]).mean(1, keepdim=True)
+            features[f"the correlation of elements {lag} apart{name}"] = product, 1e-6
+    return features
+
+
+def _lags(shape: torch.Size, count: int) -> list[int]:
+    """Distances of neighbours: along the last dim, and along every other one."""
+    lags, stride = {1}, 1
+    for size in reversed(shape):
+        stride *= size
+        lags.add(stride)
+    return sorted(lag for lag in lags if 0 < lag < count)

@@ -1,0 +1,65 @@
+"""Results that are numbers: integers compile with every backend, others stop a graph with a reason."""
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+
+V = Float[Tensor, "n"]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+@pytest.fixture
+def ops(ns):
+    @sl.op(f"{ns}::count")
+    def count(x: V) -> int:
+        return (x > 0).sum().item()
+
+    @sl.op(f"{ns}::mean")
+    def mean(x: V) -> float:
+        return x.mean().item()
+
+    @sl.op(f"{ns}::flag")
+    def flag(x: V) -> bool:
+        return bool((x > 0).any().item())
+
+    @sl.op(f"{ns}::half")
+    def half(x: V) -> float:
+        return x.shape[0] / 2
+
+    return count, mean, flag, half
+
+
+@pytest.fixture
+def x():
+    return torch.tensor([1.0, 2.0, -1.0])
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_integers_are_sizes_and_numbers(ops, x, backend):
+    count = ops[0]
+    compiled = torch.compile(lambda x: (x * count(x), x.new_zeros(count(x)), count(x)), backend=backend, fullgraph=True)
+    for value, wanted in ((x, 2), (x.abs(), 3), (torch.ones(7), 7)):
+        scaled, zeros, number = compiled(value)
+        assert (scaled.tolist(), zeros.shape, number) == ((value * wanted).tolist(), (wanted,), wanted)
+
+
+@pytest.mark.parametrize(("at", "got"), [(1, "a float that depends on data"), (2, "a branch on data")])
+def test_other_numbers_of_data_stop_a_graph_with_a_reason(ops, x, at, got):
+    def function(x):
+        return x + ops[at](x)
+
+    with pytest.raises(Exception, match=rf"SL133(.|\n)*{got}(.|\n)*return a tensor without dims"):
+        torch.compile(function, fullgraph=True)(x)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(function, backend="aot_eager")(x), function(x))  # the graph breaks there
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_number_that_follows_from_sizes_is_one_of_the_graph(ops, x, dynamic):
+    half = ops[3]
+    compiled = torch.compile(lambda x: x * half(x), fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for value in (x, torch.ones(4)):
+        assert torch.equal(compiled(value), value * half(value))
