@@ -42,9 +42,8 @@ def read(file: Path) -> dict[Task, dict[str, Any]]:
 
 def look(task: Task) -> dict[str, Any]:
     """The alarms of one audit, and the checks that were not finished."""
-    from tests.audit.itself import OPS
-
     from shiplap.audit import audit
+    from tests.audit.itself import OPS
 
     kind, name, seed = task
     began = time.monotonic()
@@ -57,6 +56,9 @@ def look(task: Task) -> dict[str, Any]:
 
 def work(options: argparse.Namespace) -> None:
     """One of several processes: every ``of``-th task that no earlier run has done."""
+    import sympy  # what each audit's own process would load again
+
+    assert sympy is not None
     number, of = map(int, options.share.split("/"))
     done = read(options.results)
     todo = [task for task in tasks(options) if task not in done]

@@ -52,9 +52,11 @@ def everything(seed: int) -> list[tuple[Any, str, Any]]:
 
 def work(options: argparse.Namespace) -> None:
     """One of several processes: every ``of``-th mutant that no earlier run has looked at."""
+    import sympy  # what each audit's own process would load again
     import torch
     from judge import Originals, judged, key_of
 
+    assert sympy is not None
     torch.set_num_threads(1)
     number, of = map(int, options.share.split("/"))
     known = {row["key"] for row in read([options.results, *options.also])}

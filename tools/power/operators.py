@@ -186,7 +186,9 @@ def c_mutants(source: str) -> Iterator[Mutant]:
             yield Mutant("token", line, token, text, changed)
 
 
-STATEMENT = re.compile(r"[ ]+(?!const|int|float|double|return|pthread_t|share|for|if|else)([\w>&\[\].*-]+\s*(\(|[-+*/]?=)[^;{}]*;)")
+STATEMENT = re.compile(
+    r"[ ]+(?!const|int|float|double|return|pthread_t|share|for|if|else)([\w>&\[\].*-]+\s*(\(|[-+*/]?=)[^;{}]*;)"
+)
 
 
 def _without_statement(source: str, end: int) -> Mutant | None:

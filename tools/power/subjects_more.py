@@ -35,8 +35,8 @@ SUBJECTS = (
     ),
     Subject(
         "cross_entropy",
-        '@sl.op("NS::cross_entropy", requires=("c >= 1",))\ndef op(x: Float[Tensor, "n c"], target: Int64[Tensor, "n"], '
-        'smoothing: float = 0.1) -> Float[Tensor, "n"]:\n    y = F.log_softmax(x, 1)\n'
+        '@sl.op("NS::cross_entropy", requires=("c >= 1",))\ndef op(x: Float[Tensor, "n c"], '
+        'target: Int64[Tensor, "n"], smoothing: float = 0.1) -> Float[Tensor, "n"]:\n    y = F.log_softmax(x, 1)\n'
         "    picked = y.gather(1, (target % x.shape[1])[:, None])[:, 0]\n"
         "    return -(1 - smoothing) * picked - smoothing * y.mean(1)\n",
         f"def kernel(x, target, smoothing):\n{WIDE}    y = wide(x)\n"
@@ -69,8 +69,9 @@ SUBJECTS = (
         '-> Float[Tensor, "n c"]:\n    y = x.double().view(x.shape[0], groups, -1) if x.is_contiguous() else '
         "x.double().reshape(x.shape[0], groups, x.shape[1] // groups)\n"
         "    y = y - y.mean(2, keepdim=True)\n    y = y * torch.rsqrt(y.square().mean(2, keepdim=True) + eps)\n"
-        "    return (y.reshape(x.shape) * w).to(x.dtype)\n".replace("view(x.shape[0], groups, -1)",
-                                                                    "reshape(x.shape[0], groups, x.shape[1] // groups)"),
+        "    return (y.reshape(x.shape) * w).to(x.dtype)\n".replace(
+            "view(x.shape[0], groups, -1)", "reshape(x.shape[0], groups, x.shape[1] // groups)"
+        ),
         "def kernel(x, w, groups, eps):\n    n, c = x.shape\n    size = c // groups\n"
         "    out = torch.empty(n, c, dtype=torch.float64)\n    for g in range(groups):\n"
         "        part = x[:, g * size : (g + 1) * size].double()\n        mean = part.sum(1, keepdim=True) / size\n"

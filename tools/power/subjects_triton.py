@@ -27,8 +27,10 @@ def product(a, b, out, M, N, K, sa, sk, sb, sn, BLOCK: tl.constexpr, GROUP: tl.c
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     for start in range(0, K, BLOCK):
         place = start + steps
-        x = tl.load(a + rows[:, None] * sa + place[None, :] * sk, mask=(rows[:, None] < M) & (place[None, :] < K), other=0.0)
-        y = tl.load(b + place[:, None] * sb + columns[None, :] * sn, mask=(place[:, None] < K) & (columns[None, :] < N), other=0.0)
+        left = (rows[:, None] < M) & (place[None, :] < K)
+        right = (place[:, None] < K) & (columns[None, :] < N)
+        x = tl.load(a + rows[:, None] * sa + place[None, :] * sk, mask=left, other=0.0)
+        y = tl.load(b + place[:, None] * sb + columns[None, :] * sn, mask=right, other=0.0)
         total += tl.dot(x, y, input_precision="ieee")
     tl.store(out + rows[:, None] * N + columns[None, :], total, mask=(rows[:, None] < M) & (columns[None, :] < N))
 

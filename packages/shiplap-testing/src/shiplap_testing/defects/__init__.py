@@ -1,8 +1,8 @@
 """Ops with one defect each, and sound twins of the same kind: what the power of the audit is measured with.
 
 The defects were written without knowledge of the checks, from what goes wrong in kernels. Half of them, by the hash of
-their names, is ``held_out``: whoever writes checks does not look at those. The defects of the files ``later_*`` were written when the
-checks had been repaired for both halves.
+their names, is ``held_out``: whoever writes checks does not look at those. The defects of the files ``later_*`` were
+written when the checks had been repaired for both halves.
 """
 
 from importlib import import_module
@@ -35,7 +35,9 @@ _FILES = (
     "triton_ops",
     "later_size",
     "later_values",
+    "later_scalars",
     "later_gradient",
+    "later_transforms",
     "later_state",
     "later_triton",
 )

@@ -1,6 +1,7 @@
 """Later ones: right within one tile, one chunk or one group."""
 
 from functools import partial
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -295,7 +296,7 @@ def segments(ns):
     @sl.op(f"{ns}::segments", dims={"s": "p - 1"}, requires="p >= 2")
     def segments(x: M, ends: Int64[Tensor, "p"]) -> Float[Tensor, "s c"]:
         cut = ends.clamp(0, x.shape[0])
-        rows = [wide(x)[a:b].sum(0) for a, b in zip(cut[:-1].tolist(), cut[1:].tolist(), strict=True)]
+        rows = [wide(x)[a:b].sum(0) for a, b in pairwise(cut.tolist())]
         return torch.stack(rows).to(x.dtype)
 
     @segments.samples
@@ -309,7 +310,7 @@ def segments(ns):
 def _reduced(guarded):
     def fill(x, ends, *, out):
         cut = ends.clamp(0, x.shape[0]).tolist()
-        for i, (a, b) in enumerate(zip(cut[:-1], cut[1:], strict=True)):
+        for i, (a, b) in enumerate(pairwise(cut)):
             out[i] = wide(x)[a : b if guarded else max(b, a + 1)].sum(0)
 
     return kernel(fill)
@@ -350,9 +351,10 @@ def _two_halves_of_k(both):
         if k < 512:
             return a @ b
         half = k // 2 if both else k // 2 - k // 2 % 32
-        return wide(a)[:, :half] @ wide(b)[:half] + wide(a)[:, k - half - k % 2 * both :] @ wide(b)[
-            k - half - k % 2 * both :
-        ]
+        return (
+            wide(a)[:, :half] @ wide(b)[:half]
+            + wide(a)[:, k - half - k % 2 * both :] @ wide(b)[k - half - k % 2 * both :]
+        )
 
     return filled(fill)
 

@@ -37,7 +37,9 @@ def _normed(masked) -> Part:
                 block = 16
                 while block < x.shape[1]:
                     block *= 2
-                triton_kernels.norm[(cdiv(len(x), 16),)](x.contiguous(), out, *x.shape, MASKED=masked, ROWS=16, BLOCK=block)
+                triton_kernels.norm[(cdiv(len(x), 16),)](
+                    x.contiguous(), out, *x.shape, MASKED=masked, ROWS=16, BLOCK=block
+                )
 
     return bind
 

@@ -197,7 +197,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--half", choices=("seen", "held_out", "later", "all"), default="all")
     parser.add_argument("--cause", choices=CAUSES, help="defects of this cause only")
     parser.add_argument("--only", help="the defect of this name only")
-    parser.add_argument("--first", action="store_true", help="end the audit of a bad op with the first check that fails")
+    parser.add_argument(
+        "--first", action="store_true", help="end the audit of a bad op with the first check that fails"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="audits at a time")
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of an audit")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds that an audit may plan with")

@@ -1,4 +1,4 @@
-"""What runs below autograd: a mode that sees every operator (``torch.utils._python_dispatch``), and zeros of its making."""
+"""What runs below autograd: a mode that sees every operator (``torch.utils._python_dispatch``), and its zeros."""
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
