@@ -42,8 +42,8 @@ def observe(op: Op, case: Case) -> Observation:
         shown = "; ".join(f"{n} from {_brief(a)} to {_brief(b)}" for n, a, b in first.changed)
         return Observation(f"the first call in a process changes {shown}")
     call(op, case.fresh())  # what happens once - a library loaded, a table made - is no leak and no fault
-    if again := _sets_again(first.loaded, lambda: call(op, case.fresh())):
-        return Observation(f"each call changes {again}")
+    if repeated := _sets_repeatedly(first.loaded, lambda: call(op, case.fresh())):
+        return Observation(f"each call changes {repeated}")
     runs: list[tuple[str, Callable[[], Any]]] = [("a call", lambda: call(op, case.fresh()))]
     if not has_backward(op, case):
         runs.append(("a call and its backward", lambda: _backward(op, case)))
@@ -63,7 +63,7 @@ def observe(op: Op, case: Case) -> Observation:
     return _leaks(lambda: call(op, case.fresh())) if not case.recipe.absent else Observation()
 
 
-def _sets_again(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
+def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
     """Whether a call sets the environment as the first one did, which may have been a library that it loaded."""
     for name, before, after in loaded:
         if name != "the environment":
@@ -73,11 +73,11 @@ def _sets_again(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) 
         try:
             _set_variables({key: before.get(key) for key in moved})
             run()
-            again = sorted(key for key in moved if os.environ.get(key) != before.get(key))
+            repeated = sorted(key for key in moved if os.environ.get(key) != before.get(key))
         finally:
             _set_variables(now)
-        if again:
-            return f"{name}: {', '.join(again)}"
+        if repeated:
+            return f"{name}: {', '.join(repeated)}"
     return ""
 
 
