@@ -111,10 +111,10 @@ def main() -> int:
     for row in done:
         for alarm in row["alarms"]:
             print(f"ALARM {row['op']}, {row['kind']}, seed {FIRST + row['seed']}: {alarm}")
-    found = sum(bool(row["alarms"]) for row in done)
+    alarmed = sum(bool(row["alarms"]) for row in done)
     left = sum(bool(row["incomplete"]) for row in done)
-    print(f"{len(done)} of {len(wanted)} audits, {found} with an alarm, {left} with a check that is incomplete")
-    return 1 if found else 0 if len(done) == len(wanted) else 3
+    print(f"{len(done)} of {len(wanted)} audits, {alarmed} with an alarm, {left} with a check that is incomplete")
+    return 1 if alarmed else 0 if len(done) == len(wanted) else 3
 
 
 if __name__ == "__main__":

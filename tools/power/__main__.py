@@ -45,9 +45,9 @@ def everything(seed: int) -> list[tuple[Any, str, Any]]:
     from judge import mutants
 
     chosen = (*subjects.SUBJECTS, *subjects_more.SUBJECTS, *subjects_c.SUBJECTS, *subjects_triton.SUBJECTS)
-    found = [(subject, part, mutant) for subject in chosen for part, mutant in mutants(subject)]
-    random.Random(seed).shuffle(found)
-    return found
+    planted = [(subject, part, mutant) for subject in chosen for part, mutant in mutants(subject)]
+    random.Random(seed).shuffle(planted)
+    return planted
 
 
 def work(options: argparse.Namespace) -> None:

@@ -46,9 +46,9 @@ BUDGET_S = 60.0  # of one check
 def mutants(subject: Subject) -> list[tuple[str, Mutant]]:
     """Every mutant of a subject, with the part that it changes."""
     of_kernel = c_mutants if subject.language == "c" else python_mutants
-    found = [("kernel", m) for m in of_kernel(subject.kernel)]
-    found += [("backward", m) for m in python_mutants(subject.backward)] if subject.backward else []
-    return list({m.source: (part, m) for part, m in found}.values())
+    planted = [("kernel", m) for m in of_kernel(subject.kernel)]
+    planted += [("backward", m) for m in python_mutants(subject.backward)] if subject.backward else []
+    return list({m.source: (part, m) for part, m in planted}.values())
 
 
 def key_of(subject: Subject, part: str, mutant: Mutant) -> str:
@@ -203,8 +203,8 @@ def _compared(op: Op, original: Op, seed: int) -> dict[str, Any] | None:
     def compare(send: Any) -> None:
         send({"kind": "case", "patience": 2 * SECONDS + 30})
         try:
-            found, looked = differs(op, original, seed)
-            send({"kind": "found", "differs": found, "inputs": looked})
+            different, looked = differs(op, original, seed)
+            send({"kind": "found", "differs": different, "inputs": looked})
         except Exception as e:
             send({"kind": "found", "differs": True, "raised": type(e).__name__})
 

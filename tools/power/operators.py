@@ -194,7 +194,7 @@ STATEMENT = re.compile(
 def _without_statement(source: str, end: int) -> Mutant | None:
     """The source without the statement that ends here, if it is a call or an assignment on a line of its own."""
     start = source.rfind("\n", 0, end) + 1
-    if not (found := STATEMENT.fullmatch(source, start, end)):
+    if not (statement := STATEMENT.fullmatch(source, start, end)):
         return None
     line = source.count("\n", 0, start) + 1
-    return Mutant("statement", line, found[1], ";", source[:start] + ";" + source[end:])
+    return Mutant("statement", line, statement[1], ";", source[:start] + ";" + source[end:])

@@ -155,11 +155,12 @@ def _backward(op: Op, case: Case) -> None:
 
 def process_state() -> dict[str, Any]:
     """What belongs to the process, or to the user."""
-    numpy: Any = sys.modules.get("numpy")
-    state = {
+    return {**_of_torch(), **_of_python(), **_of_the_system(), **_of_cuda()}
+
+
+def _of_torch() -> dict[str, Any]:
+    return {
         "torch's random state": bytes(torch.get_rng_state().numpy().tobytes()),
-        "Python's random state": random.getstate(),
-        "NumPy's random state": str(numpy.random.get_state()) if numpy else "",
         "the number of threads": torch.get_num_threads(),
         "the default dtype": torch.get_default_dtype(),
         "the default device": str(torch.get_default_device()) if hasattr(torch, "get_default_device") else "",
@@ -173,33 +174,52 @@ def process_state() -> dict[str, Any]:
         "warnings each time": torch.is_warn_always_enabled(),
         "memory that is not initialised": torch.utils.deterministic.fill_uninitialized_memory,
         "subnormal numbers": _flushed(),
-        "the environment": dict(os.environ),
-        "the working directory": os.getcwd(),
+        "cuDNN flags": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
+        "MKL-DNN": getattr(torch.backends.mkldnn, "enabled", True),
+    }
+
+
+def _of_python() -> dict[str, Any]:
+    numpy: Any = sys.modules.get("numpy")
+    return {
+        "Python's random state": random.getstate(),
+        "NumPy's random state": str(numpy.random.get_state()) if numpy else "",
+        "NumPy's floating point errors": numpy.geterr() if numpy else "",
         "threads": threading.active_count(),
-        "open files": len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
-        "signal handlers": [signal.getsignal(number) for number in HANDLED],
         "garbage collection": (gc.isenabled(), gc.get_threshold()),
         "the switch interval": sys.getswitchinterval(),
         "warning filters": list(warnings.filters),
         "standard output": (id(sys.stdout), id(sys.stderr)),
         "what traces calls": (sys.gettrace(), sys.getprofile()),
         "the handler of exceptions": (sys.excepthook, threading.excepthook),
-        "locale": locale.setlocale(locale.LC_ALL),
         "decimal precision": decimal.getcontext().prec,
-        "the rounding mode": (1.0 + _TINY > 1.0, 1.0 - _TINY < 1.0),
-        "processors": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
-        "priority": os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0,
-        "NumPy's floating point errors": numpy.geterr() if numpy else "",
         "the recursion limit": sys.getrecursionlimit(),
         "the module search path": list(sys.path),
-        "cuDNN flags": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
-        "MKL-DNN": getattr(torch.backends.mkldnn, "enabled", True),
     }
-    if torch.cuda.is_initialized():
-        state["CUDA's random state"] = bytes(torch.cuda.get_rng_state().numpy().tobytes())
-        state["the current CUDA device"] = torch.cuda.current_device()
-        state["the current CUDA stream"] = torch.cuda.current_stream().cuda_stream
-    return state
+
+
+def _of_the_system() -> dict[str, Any]:
+    linux = sys.platform == "linux"
+    return {
+        "the environment": dict(os.environ),
+        "the working directory": os.getcwd(),
+        "open files": len(os.listdir("/proc/self/fd")) if linux else 0,
+        "signal handlers": [signal.getsignal(number) for number in HANDLED],
+        "locale": locale.setlocale(locale.LC_ALL),
+        "the rounding mode": (1.0 + _TINY > 1.0, 1.0 - _TINY < 1.0),
+        "processors": sorted(os.sched_getaffinity(0)) if linux else [],
+        "priority": os.getpriority(os.PRIO_PROCESS, 0) if linux else 0,
+    }
+
+
+def _of_cuda() -> dict[str, Any]:
+    if not torch.cuda.is_initialized():
+        return {}
+    return {
+        "CUDA's random state": bytes(torch.cuda.get_rng_state().numpy().tobytes()),
+        "the current CUDA device": torch.cuda.current_device(),
+        "the current CUDA stream": torch.cuda.current_stream().cuda_stream,
+    }
 
 
 def _brief(value: Any) -> str:
