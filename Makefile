@@ -91,7 +91,7 @@ $(DOCS): $(STAMP)
 docs: $(DOCS) ## build the documentation into site/
 	$(BIN)/mkdocs build $(ARGS)
 
-power: $(STAMP) ## plant faults in kernels and count those that the audit finds: docs/power.md (ARGS="--seconds 600")
+power: $(STAMP) ## plant faults in kernels and count those that the audit finds: docs/power.md (ARGS="--jobs 16 --seconds 480")
 	$(BIN)/python tools/power $(ARGS)
 
 bench: $(STAMP) ## measure the CPU kernels

@@ -7,6 +7,7 @@ import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 __all__ = ["Mutant", "c_mutants", "python_mutants"]
 
@@ -38,23 +39,53 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.FloorDiv: ast.Mult,
     ast.Mod: ast.FloorDiv,
 }
+NAMES = {  # of functions, methods and attributes that take and give the same
+    "amax": "amin",
+    "amin": "amax",
+    "maximum": "minimum",
+    "minimum": "maximum",
+    "sum": "mean",
+    "mean": "sum",
+    "exp": "exp2",
+    "cos": "sin",
+    "sin": "cos",
+    "square": "abs",
+    "abs": "neg",
+    "rsqrt": "sqrt",
+    "clamp_min": "clamp_max",
+    "cdiv": "minimum",
+    "round": "floor",
+    "max": "min",
+    "zeros": "ones",
+    "T": "real",
+    "contiguous": "detach",
+    "atomic_add": "store",
+}
+CHANGED = (
+    *(ast.Compare, ast.BinOp, ast.Constant, ast.Attribute, ast.IfExp),
+    *(ast.keyword, ast.UnaryOp, ast.AugAssign, ast.Slice),
+)
 WIDE = {"float64": "float32", "float32": "float16", "int64": "int32"}
 
 
 def python_mutants(source: str) -> Iterator[Mutant]:
     """One mutant for each place and operator; ``source`` is a function or a module."""
     tree = ast.parse(source)
-    count = sum(1 for _ in ast.walk(tree))
-    operators = ("comparison", "arithmetic", "constant", "dropped term", "dtype", "negated", "default", "zeroed")
-    for index in range(count):
+    operators = (
+        *("comparison", "arithmetic", "constant", "dropped term", "dtype", "negated", "default", "zeroed"),
+        *("name", "sign", "overwritten", "slice", "one less", "left out"),
+    )
+    for index, original in enumerate(ast.walk(tree)):
+        if not isinstance(original, CHANGED):
+            continue
         for operator in operators:
-            changed = copy.deepcopy(tree)
-            node = next(n for i, n in enumerate(ast.walk(changed)) if i == index)
-            if not hasattr(node, "lineno"):
+            if not _change(copy.deepcopy(original), operator):
                 continue
+            changed = copy.deepcopy(tree)
+            node = next(islice(ast.walk(changed), index, None))
             before = ast.unparse(node)
-            if _change(node, operator):
-                yield Mutant(operator, node.lineno, before, ast.unparse(node), ast.unparse(changed))
+            _change(node, operator)
+            yield Mutant(operator, getattr(node, "lineno", 0), before, ast.unparse(node), ast.unparse(changed))
 
 
 def _change(node: ast.AST, operator: str) -> bool:
@@ -77,6 +108,32 @@ def _change(node: ast.AST, operator: str) -> bool:
     if operator == "dtype" and isinstance(node, ast.Attribute) and node.attr in WIDE:
         node.attr = WIDE[node.attr]
         return True
+    if operator == "name" and isinstance(node, ast.Attribute) and node.attr in NAMES:
+        node.attr = NAMES[node.attr]
+        return True
+    if operator == "sign" and isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node.op = ast.UAdd()
+        return True
+    if operator == "one less" and isinstance(node, ast.Constant) and type(node.value) is int and node.value > 1:
+        node.value = node.value - 1
+        return True
+    return _changed_statement(node, operator) or _changed_keyword(node, operator)
+
+
+def _changed_statement(node: ast.AST, operator: str) -> bool:
+    if operator == "overwritten" and isinstance(node, ast.AugAssign):
+        node.op = ast.Mult() if isinstance(node.op, ast.Add) else ast.Add()
+        return True
+    if operator == "slice" and isinstance(node, ast.Slice) and node.upper is not None:
+        node.upper = ast.BinOp(node.upper, ast.Sub(), ast.Constant(1))
+        return True
+    if operator == "left out" and isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+        node.right = node.left
+        return True
+    return False
+
+
+def _changed_keyword(node: ast.AST, operator: str) -> bool:
     if operator == "negated" and isinstance(node, ast.IfExp):
         node.body, node.orelse = node.orelse, node.body
         return True
@@ -116,6 +173,8 @@ def c_mutants(source: str) -> Iterator[Mutant]:
     """One mutant for each token and replacement, comments, strings and preprocessor lines left alone."""
     for match in TOKEN.finditer(source):
         token = match.group()
+        if token == ";" and (dropped := _without_statement(source, match.end())):
+            yield dropped
         if token[0] in "\"'#" or token.startswith(("//", "/*")):
             continue
         after = list(SWAPS.get(token, ()))
@@ -125,3 +184,17 @@ def c_mutants(source: str) -> Iterator[Mutant]:
             line = source.count("\n", 0, match.start()) + 1
             changed = source[: match.start()] + text + source[match.end() :]
             yield Mutant("token", line, token, text, changed)
+
+
+STATEMENT = re.compile(
+    r"[ ]+(?!const|int|float|double|return|pthread_t|share|for|if|else)([\w>&\[\].*-]+\s*(\(|[-+*/]?=)[^;{}]*;)"
+)
+
+
+def _without_statement(source: str, end: int) -> Mutant | None:
+    """The source without the statement that ends here, if it is a call or an assignment on a line of its own."""
+    start = source.rfind("\n", 0, end) + 1
+    if not (statement := STATEMENT.fullmatch(source, start, end)):
+        return None
+    line = source.count("\n", 0, start) + 1
+    return Mutant("statement", line, statement[1], ";", source[:start] + ";" + source[end:])

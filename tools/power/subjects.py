@@ -9,7 +9,7 @@ __all__ = ["SUBJECTS", "Subject"]
 HEAD = """
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 import shiplap as sl
 """
@@ -17,17 +17,26 @@ import shiplap as sl
 
 @dataclass(frozen=True)
 class Subject:
-    """``declaration`` declares ``op``; ``kernel`` and ``backward`` are functions of these names, to be mutated."""
+    """``declaration`` declares ``op``; ``kernel`` and ``backward`` are functions of these names, to be mutated.
+
+    The kernel is in Python, in Triton (with its launcher ``kernel``), or a C function of this name.
+    """
 
     name: str
     declaration: str
     kernel: str
     backward: str = ""
+    language: str = "python"
+    strided: tuple[str, ...] = ()
 
     def module(self, kernel: str, backward: str, namespace: str) -> str:
-        """The whole file, with these versions of the two functions."""
-        bound = "op.kernel('cpu', kernel)\n" + ("op.backward(backward)\n" if backward else "")
-        return "\n".join([HEAD, self.declaration.replace("NS", namespace), kernel, backward, bound])
+        """The whole file, with these versions of the two functions; without the kernel, if that is in C."""
+        bound = "op.backward(backward)\n" if backward else ""
+        if self.language != "c":
+            bound += "op.kernel('cpu', kernel)\n"
+        head = HEAD + ("import triton\nimport triton.language as tl\n" if self.language == "triton" else "")
+        code = kernel if self.language != "c" else ""
+        return "\n".join([head, self.declaration.replace("NS", namespace), code, backward, bound])
 
 
 SUBJECTS = (

@@ -77,12 +77,13 @@ def test_the_same_in_processes_that_may_end(name, ends):
 
 def test_there_are_enough_of_each_cause_in_each_half():
     halves = collections.Counter(d.half for d in DEFECTS.values())
-    assert len(DEFECTS) >= 110
-    assert min(halves.values()) >= 0.4 * len(DEFECTS)
+    assert len(DEFECTS) >= 300
+    assert halves.pop("later") >= 60
+    assert min(halves.values()) >= 0.4 * sum(halves.values())
     for cause in CAUSES:
-        assert {d.half for d in DEFECTS.values() if d.cause == cause} == {"seen", "held_out"}
+        assert {d.half for d in DEFECTS.values() if d.cause == cause} >= {"seen", "held_out"}
         assert sum(d.cause == cause for d in DEFECTS.values()) >= 6
-    assert sum("compiler" in d.needs or "triton" in d.needs for d in DEFECTS.values()) <= 25
+    assert sum("compiler" in d.needs or "triton" in d.needs for d in DEFECTS.values()) <= 35
 
 
 def test_each_op_is_declared_in_a_namespace_of_its_own():

@@ -34,7 +34,8 @@ def itself(fn: Callable[..., Any], **declaration: Any) -> None:
         wanted = [n for n, v in values.items() if isinstance(v, Tensor) and getattr(needs, n, False)]
         twice = torch.is_grad_enabled()  # some functions have another formula then
         with torch.enable_grad():
-            inputs = [values[n] if values[n].requires_grad else values[n].detach().requires_grad_() for n in wanted]
+            # views, since two arguments may be one tensor: each has a gradient of its own
+            inputs = [v.view_as(v) if (v := values[n]).requires_grad else v.detach().requires_grad_() for n in wanted]
             out = fn(**{**values, **dict(zip(wanted, inputs, strict=True))})
             gradients = torch.autograd.grad(out, inputs, grad, create_graph=twice, allow_unused=True)
         return dict(zip(wanted, gradients, strict=True))

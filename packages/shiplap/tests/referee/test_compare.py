@@ -46,3 +46,18 @@ def test_sixteen_bits_are_judged_as_before():
     for dtype in (torch.float16, torch.bfloat16):
         eps = torch.finfo(dtype).eps
         assert Reduction(16, 2.0**-13).growth(eps, False) == Reduction(16).growth(eps, False) == eps * 12
+
+
+def test_a_sum_that_overflows_may_end_as_infinity_or_as_nan_and_nothing_else_may():
+    inf, nan = float("inf"), float("nan")
+    wide = torch.tensor([1e60], dtype=torch.float64)
+
+    def judged(got, own, terms):
+        return close([torch.tensor([got])], [torch.tensor([own])], [wide], Reduction(terms)).problem
+
+    assert judged(-inf, nan, 8) == judged(nan, -inf, 8) == "", "the order of the terms decides"
+    assert judged(-inf, nan, 1) == "", "the reference overflows on its way"
+    assert "expected inf" in judged(nan, inf, 1), "one operation has one result"
+    assert "expected nan" in judged(3.0, nan, 8), "a number is no overflow"
+    there = torch.tensor([inf], dtype=torch.float64)
+    assert close([torch.tensor([nan])], [torch.tensor([inf])], [there], Reduction(8)).problem, "inf was in the input"

@@ -51,6 +51,7 @@ class Defect:
         right: whether an op is right on an input chosen by hand, which shows the defect.
         needs: ``compiler`` for kernels in C, ``triton`` for kernels that Triton's interpreter runs: such a process has
             ``TRITON_INTERPRET=1``.
+        later: it was written after the checks had been repaired for all others.
         breaks: the bad op may end, hang or corrupt the process that calls it, or take its memory.
     """
 
@@ -62,13 +63,19 @@ class Defect:
     right: Callable[[sl.Op], bool]
     needs: frozenset[str] = frozenset()
     breaks: bool = False
+    later: bool = False
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def half(self) -> str:
-        """``seen`` for what may be looked at while checks are written, ``held_out`` for what may not: by name alone."""
+        """``seen`` for what may be looked at while checks are written, ``held_out`` for what may not: by name alone.
+
+        ``later`` is what was written after the checks had been repaired for both of these.
+        """
+        if self.later:
+            return "later"
         return "seen" if sha256(self.name.encode()).digest()[0] % 2 else "held_out"
 
 
@@ -82,12 +89,13 @@ def add(
     *,
     needs: Iterable[str] = (),
     breaks: bool = False,
+    later: bool = False,
 ) -> None:
     """Register a defect; ``bad`` and ``good`` declare their op in the namespace that they are given."""
     if cause not in CAUSES or name in DEFECTS:
         raise ValueError(f"{name}: an unknown cause or a name that is taken")
     DEFECTS[name] = Defect(
-        name, cause, lambda: bad(_fresh()), lambda: good(_fresh()), why, right, frozenset(needs), breaks
+        name, cause, lambda: bad(_fresh()), lambda: good(_fresh()), why, right, frozenset(needs), breaks, later
     )
 
 

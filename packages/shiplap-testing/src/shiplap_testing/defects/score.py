@@ -82,19 +82,23 @@ def report(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([*lines, f"{caught} of {len(outcomes)} caught ({share:.0f} %), {alarms} twins flagged"])
 
 
-def _audit(name: str, which: str, budget: float, seed: int, file: Path) -> None:
+def _audit(name: str, which: str, options: argparse.Namespace) -> None:
     """In a process of its own: what fails is written down as soon as it is known."""
     import shiplap as sl
 
     defect = defects()[name]
     op = defect.make_bad() if which == "bad" else defect.make_good()
-    with file.open("a") as log:
+    with options.log.open("a") as log:
 
         def note(finding: sl.Finding) -> None:
             log.write(json.dumps([finding.check, finding.verdict]) + "\n")
             log.flush()
+            if options.first and which == "bad" and finding.verdict == "fail":
+                log.write(json.dumps(["end", "end"]) + "\n")
+                log.close()
+                os._exit(0)
 
-        for finding in sl.audit(op, budget_s=budget, seed=seed, progress=note):
+        for finding in sl.audit(op, budget_s=options.budget, seed=options.seed, progress=note):
             note(finding)
         log.write(json.dumps(["end", "end"]) + "\n")
 
@@ -105,7 +109,7 @@ def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
         file = Path(folder, "findings")
         command = [sys.executable, "-W", "ignore", "-m", "shiplap_testing.defects.score", "--child", which]
         command += ["--only", defect.name, "--log", str(file), "--budget", str(options.budget)]
-        command += ["--seed", str(options.seed)]
+        command += ["--seed", str(options.seed), *(["--first"] if options.first else [])]
         env = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "passive"}
         env |= {"PYTHONPATH": os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)}
         env |= {"TRITON_INTERPRET": "1"} if "triton" in defect.needs else {}
@@ -190,9 +194,12 @@ def _write(file: Path, outcomes: Sequence[Outcome]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.defects.score", description=__doc__)
-    parser.add_argument("--half", choices=("seen", "held_out", "all"), default="all")
+    parser.add_argument("--half", choices=("seen", "held_out", "later", "all"), default="all")
     parser.add_argument("--cause", choices=CAUSES, help="defects of this cause only")
     parser.add_argument("--only", help="the defect of this name only")
+    parser.add_argument(
+        "--first", action="store_true", help="end the audit of a bad op with the first check that fails"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="audits at a time")
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of an audit")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds that an audit may plan with")
@@ -210,7 +217,7 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     options = _options()
     if options.child:
-        _audit(options.only, options.child, options.budget, options.seed, options.log)
+        _audit(options.only, options.child, options)
         return
     chosen = {
         name: defect

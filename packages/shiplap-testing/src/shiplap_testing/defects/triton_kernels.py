@@ -85,3 +85,51 @@ def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
         tl.atomic_add(target, values, mask=inside)
     else:
         tl.store(target, tl.load(target, mask=inside, other=0.0) + values, mask=inside)
+
+
+@triton.jit
+def norm(x, out, rows, columns, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    place = tl.arange(0, BLOCK)
+    inside = (row[:, None] < rows) & (place[None, :] < columns)
+    values = tl.load(x + row[:, None] * columns + place[None, :], mask=inside, other=0.0)
+    centred = values - (tl.sum(values, axis=1) / columns)[:, None]
+    if MASKED:
+        centred = tl.where(inside, centred, 0.0)
+    spread = tl.sum(centred * centred, axis=1) / columns
+    result = centred / tl.sqrt(spread + 1e-3)[:, None]
+    tl.store(out + row[:, None] * columns + place[None, :], result, mask=inside)
+
+
+@triton.jit
+def grouped(a, b, out, M, N, K, GROUP: tl.constexpr, BLOCK: tl.constexpr, CLIPPED: tl.constexpr):
+    """Tiles in groups of ``GROUP`` rows of tiles; ``CLIPPED``: the last group is as high as what is left."""
+    program = tl.program_id(0)
+    down, across = tl.cdiv(M, BLOCK), tl.cdiv(N, BLOCK)
+    group = program // (GROUP * across)
+    first = group * GROUP
+    height = tl.minimum(down - first, GROUP) if CLIPPED else GROUP
+    tile_m = first + program % (GROUP * across) % height
+    tile_n = program % (GROUP * across) // height
+    rows = tile_m * BLOCK + tl.arange(0, BLOCK)
+    columns = tile_n * BLOCK + tl.arange(0, BLOCK)
+    steps = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for start in range(0, K, BLOCK):
+        left = (rows[:, None] < M) & (start + steps[None, :] < K)
+        right = (start + steps[:, None] < K) & (columns[None, :] < N)
+        x = tl.load(a + rows[:, None] * K + (start + steps)[None, :], mask=left, other=0.0)
+        y = tl.load(b + (start + steps)[:, None] * N + columns[None, :], mask=right, other=0.0)
+        total += tl.dot(x, y, input_precision="ieee")
+    tl.store(out + rows[:, None] * N + columns[None, :], total, mask=(rows[:, None] < M) & (columns[None, :] < N))
+
+
+@triton.jit
+def shift(x, bias, out, rows, columns, OWN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lanes = tl.arange(0, BLOCK)
+    place = tl.program_id(1) * BLOCK + lanes
+    inside = (row[:, None] < rows) & (place[None, :] < columns)
+    values = tl.load(x + row[:, None] * columns + place[None, :], mask=inside, other=0.0)
+    added = tl.load(bias + (place if OWN else lanes), mask=place < columns, other=0.0)
+    tl.store(out + row[:, None] * columns + place[None, :], values + added[None, :], mask=inside)

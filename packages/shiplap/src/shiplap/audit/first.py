@@ -20,16 +20,23 @@ from shiplap.referee.run import run
 
 __all__ = ["First", "first_call", "was_wrong"]
 
-LOADING = ("threads", "open files", "the environment", "the recursion limit", "the module search path")
+LOADING = (
+    *("threads", "open files", "the environment", "the recursion limit", "the module search path"),
+    *("warning filters", "signal handlers", "locale", "NumPy's floating point errors"),
+)
 
 
 @dataclass(frozen=True)
 class First:
-    """The sample of the first call, its effects, and what of the process it changed, with the states around it."""
+    """The sample of the first call, its effects, and what of the process it changed, with the states around it.
+
+    ``loaded`` is what a library that is loaded may change as well: only a call that changes it again is at fault.
+    """
 
     case: Case
     got: tuple[Tensor, ...]
     changed: tuple[tuple[str, Any, Any], ...]
+    loaded: tuple[tuple[str, Any, Any], ...] = ()
 
 
 _FIRST: WeakKeyDictionary[Op, First] = WeakKeyDictionary()
@@ -42,8 +49,9 @@ def first_call(op: Op, case: Case, state: Callable[[], dict[str, Any]]) -> First
     before = state()
     got = run(op, case)
     after = state()
-    names = [n for n in before if n not in LOADING and n in after and before[n] != after[n] and before[n] != ""]
-    made = _FIRST[op] = First(case, got, tuple((n, before[n], after[n]) for n in names))
+    moved = [(n, before[n], after[n]) for n in before if n in after and before[n] != after[n] and before[n] != ""]
+    changed, loaded = (tuple(m for m in moved if (m[0] in LOADING) is which) for which in (False, True))
+    made = _FIRST[op] = First(case, got, changed, loaded)
     return made
 
 

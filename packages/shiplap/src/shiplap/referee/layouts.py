@@ -55,6 +55,19 @@ def _heads(t: Tensor) -> Tensor:
     return t.transpose(-2, -3).contiguous().transpose(-2, -3)
 
 
+def _gaps(t: Tensor) -> Tensor:
+    """A slice of every dim: no dim follows on the next one without a gap."""
+    room = t.new_zeros([size + 2 for size in t.shape])
+    return room[tuple(slice(1, 1 + size) for size in t.shape)].copy_(t)
+
+
+def _channels_last_sliced(t: Tensor) -> Tensor:
+    """Channels last, but for a slice of the last dim: neither rows nor images follow on each other."""
+    moved = t.movedim(1, -1)
+    room = t.new_zeros((*moved.shape[:-2], moved.shape[-2] + 2, moved.shape[-1]))
+    return room[..., 1 : 1 + moved.shape[-2], :].copy_(moved).movedim(-1, 1)
+
+
 def _expanded(t: Tensor) -> Tensor:
     """Stride 0 along the first dim: every row is the first one."""
     return t[:1].clone().expand(t.shape)
@@ -74,6 +87,8 @@ LAYOUTS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "reversed": (3, _reversed),
     "heads": (3, _heads),
     "channels_last": (4, _channels_last),
+    "gaps": (3, _gaps),
+    "channels_last_sliced": (4, _channels_last_sliced),
     "expanded": (1, _expanded),
     "expanded_last": (2, _expanded_last),
 }

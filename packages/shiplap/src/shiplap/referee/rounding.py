@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shiplap.compat.decompose import decompositions
-from shiplap.compat.modes import TorchDispatchMode
+from shiplap.compat.modes import TorchDispatchMode, without_memory
 from shiplap.compat.trees import map_leaves
 
 __all__ = ["allowance", "unit"]
@@ -103,7 +103,7 @@ class _Rounding(TorchDispatchMode):
 def _rounds(t: Any) -> bool:
     """Whether it is a tensor of wide floats with elements."""
     wide = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.itemsize >= 4
-    return wide and t.numel() > 0
+    return wide and t.numel() > 0 and not without_memory(t)
 
 
 SCANS = ("aten::cumsum", "aten::cumprod", "aten::logcumsumexp")

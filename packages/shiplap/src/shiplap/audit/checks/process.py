@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import decimal
 import gc
+import locale
 import os
 import random
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -23,6 +27,8 @@ from shiplap.referee.samples import Samples
 
 ROUNDS, CALLS = 2, 30
 MORE = 6  # rounds that follow where the first ones grew: a cache that fills up stops, a leak goes on
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE)
+_TINY = float("1e-17")  # less than half of what 1.0 can be told from, unless results are rounded up or down
 BYTES = 1 << 14  # per call: less than that is not told from noise
 
 
@@ -40,6 +46,8 @@ def observe(op: Op, case: Case) -> Observation:
         shown = "; ".join(f"{n} from {_brief(a)} to {_brief(b)}" for n, a, b in changed)
         return Observation(f"the first call in a process changes {shown}")
     call(op, case.fresh())  # what happens once - a library loaded, a table made - is no leak and no fault
+    if repeated := _sets_repeatedly(first.loaded, lambda: call(op, case.fresh())):
+        return Observation(f"each call changes {repeated}")
     runs: list[tuple[str, Callable[[], Any]]] = [("a call", lambda: call(op, case.fresh()))]
     if not has_backward(op, case):
         runs.append(("a call and its backward", lambda: _backward(op, case)))
@@ -59,6 +67,32 @@ def observe(op: Op, case: Case) -> Observation:
     return _leaks(lambda: call(op, case.fresh())) if not case.recipe.absent else Observation()
 
 
+def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
+    """Whether a call sets the environment as the first one did, which may have been a library that it loaded."""
+    for name, before, after in loaded:
+        if name != "the environment":
+            continue
+        moved = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+        now = {key: os.environ.get(key) for key in moved}
+        try:
+            _set_variables({key: before.get(key) for key in moved})
+            run()
+            repeated = sorted(key for key in moved if os.environ.get(key) != before.get(key))
+        finally:
+            _set_variables(now)
+        if repeated:
+            return f"{name}: {', '.join(repeated)}"
+    return ""
+
+
+def _set_variables(values: dict[str, str | None]) -> None:
+    for key, value in values.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
+
+
 def _kept(run: Callable[[], Any], read: Callable[[], Any], write: Callable[[Any], Any], values: Iterable[Any]) -> str:
     """Whether each of the values survives a call: one that the op sets itself would look unchanged."""
     was = read()
@@ -73,6 +107,8 @@ def _kept(run: Callable[[], Any], read: Callable[[], Any], write: Callable[[Any]
     return ""
 
 
+_set_anomaly = partial(torch.autograd.set_detect_anomaly, check_nan=False)
+_CUDNN = torch.backends.cudnn
 SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, ...]], ...] = (
     ("the number of threads", torch.get_num_threads, torch.set_num_threads, (1, 2, 3)),
     (
@@ -88,6 +124,12 @@ SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, .
         lambda on: torch.use_deterministic_algorithms(on, warn_only=True),
         (True, False),
     ),
+    ("garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable(), (False, True)),
+    ("anomaly mode", torch.is_anomaly_enabled, _set_anomaly, (True, False)),
+    ("Python's switch interval", sys.getswitchinterval, sys.setswitchinterval, (0.004, 0.005)),
+    ("cuDNN's choice by timing", lambda: _CUDNN.benchmark, partial(setattr, _CUDNN, "benchmark"), (True, False)),
+    ("TF32 in cuDNN", lambda: _CUDNN.allow_tf32, partial(setattr, _CUDNN, "allow_tf32"), (True, False)),
+    ("warnings each time", torch.is_warn_always_enabled, torch.set_warn_always, (True, False)),
     ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled, (False, True)),
     ("flushing of subnormal numbers", lambda: _flushed(), torch.set_flush_denormal, (False, True)),
     ("the default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float64, torch.float32)),
@@ -117,11 +159,12 @@ def _backward(op: Op, case: Case) -> None:
 
 def process_state() -> dict[str, Any]:
     """What belongs to the process, or to the user."""
-    numpy: Any = sys.modules.get("numpy")
-    state = {
+    return {**_of_torch(), **_of_python(), **_of_the_system(), **_of_cuda()}
+
+
+def _of_torch() -> dict[str, Any]:
+    return {
         "torch's random state": bytes(torch.get_rng_state().numpy().tobytes()),
-        "Python's random state": random.getstate(),
-        "NumPy's random state": str(numpy.random.get_state()) if numpy else "",
         "the number of threads": torch.get_num_threads(),
         "the default dtype": torch.get_default_dtype(),
         "the default device": str(torch.get_default_device()) if hasattr(torch, "get_default_device") else "",
@@ -130,23 +173,57 @@ def process_state() -> dict[str, Any]:
         "anomaly mode": torch.is_anomaly_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
-        "autocast": torch.is_autocast_enabled("cpu"),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
+        "the dtype of autocast": torch.get_autocast_dtype("cpu"),
+        "warnings each time": torch.is_warn_always_enabled(),
+        "memory that is not initialised": torch.utils.deterministic.fill_uninitialized_memory,
         "subnormal numbers": _flushed(),
-        "the environment": dict(os.environ),
-        "the working directory": os.getcwd(),
-        "threads": threading.active_count(),
-        "open files": len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
-        "the handler of SIGINT": signal.getsignal(signal.SIGINT),
-        "the recursion limit": sys.getrecursionlimit(),
-        "the module search path": list(sys.path),
         "cuDNN flags": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
         "MKL-DNN": getattr(torch.backends.mkldnn, "enabled", True),
     }
-    if torch.cuda.is_initialized():
-        state["CUDA's random state"] = bytes(torch.cuda.get_rng_state().numpy().tobytes())
-        state["the current CUDA device"] = torch.cuda.current_device()
-        state["the current CUDA stream"] = torch.cuda.current_stream().cuda_stream
-    return state
+
+
+def _of_python() -> dict[str, Any]:
+    numpy: Any = sys.modules.get("numpy")
+    return {
+        "Python's random state": random.getstate(),
+        "NumPy's random state": str(numpy.random.get_state()) if numpy else "",
+        "NumPy's floating point errors": numpy.geterr() if numpy else "",
+        "threads": threading.active_count(),
+        "garbage collection": (gc.isenabled(), gc.get_threshold()),
+        "the switch interval": sys.getswitchinterval(),
+        "warning filters": list(warnings.filters),
+        "standard output": (id(sys.stdout), id(sys.stderr)),
+        "what traces calls": (sys.gettrace(), sys.getprofile()),
+        "the handler of exceptions": (sys.excepthook, threading.excepthook),
+        "decimal precision": decimal.getcontext().prec,
+        "the recursion limit": sys.getrecursionlimit(),
+        "the module search path": list(sys.path),
+    }
+
+
+def _of_the_system() -> dict[str, Any]:
+    linux = sys.platform == "linux"
+    return {
+        "the environment": dict(os.environ),
+        "the working directory": os.getcwd(),
+        "open files": len(os.listdir("/proc/self/fd")) if linux else 0,
+        "signal handlers": [signal.getsignal(number) for number in HANDLED],
+        "locale": locale.setlocale(locale.LC_ALL),
+        "the rounding mode": (1.0 + _TINY > 1.0, 1.0 - _TINY < 1.0),
+        "processors": sorted(os.sched_getaffinity(0)) if linux else [],
+        "priority": os.getpriority(os.PRIO_PROCESS, 0) if linux else 0,
+    }
+
+
+def _of_cuda() -> dict[str, Any]:
+    if not torch.cuda.is_initialized():
+        return {}
+    return {
+        "CUDA's random state": bytes(torch.cuda.get_rng_state().numpy().tobytes()),
+        "the current CUDA device": torch.cuda.current_device(),
+        "the current CUDA stream": torch.cuda.current_stream().cuda_stream,
+    }
 
 
 def _brief(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -75,9 +75,16 @@ def _vmapped(op: Op, case: Case, batched: list[str]) -> tuple[str, str]:
 
 
 def _tangent(op: Op, case: Case) -> tuple[str, str]:
-    names = floating_args(op, case)
-    if not names:
-        return "", ""
+    """Of all arguments together, then of each alone: a rule may take it that the others have tangents, too."""
+    names, note = floating_args(op, case), ""
+    for moving in [names, *([n] for n in names if len(names) > 1)] if names else ():
+        problem, note = _tangent_of(op, case, moving)
+        if problem or note:
+            return problem and (problem if moving is names else f"along {moving[0]} alone: {problem}"), note
+    return "", note
+
+
+def _tangent_of(op: Op, case: Case, names: Collection[str]) -> tuple[str, str]:
     rng = torch.Generator().manual_seed(case.seed)
     directions = {
         a.name: torch.randn(v.shape, generator=rng).to(v.device, v.dtype)

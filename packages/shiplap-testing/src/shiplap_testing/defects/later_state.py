@@ -1,0 +1,346 @@
+"""Later ones: what a call leaves behind, what earlier calls leave to it, and what the compiler is told."""
+
+import gc
+import os
+import threading
+import time
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.declared import M, doubled, row_sum
+from shiplap_testing.defects.defect import add, foreign, kernel, of
+from shiplap_testing.defects.values_float import filled
+from shiplap_testing.defects.witness import close, randn, uniform, wide
+
+state = partial(add, "state", later=True)
+outputs = partial(add, "outputs", later=True)
+lists = partial(add, "lists", later=True)
+
+
+def _doing(what):
+    """The kernel of ``doubled``, which does something besides."""
+
+    def fill(x, *, out):
+        what()
+        torch.mul(x, 2, out=out)
+
+    return kernel(fill)
+
+
+def _nothing():
+    """What the twins do besides."""
+
+
+def _collector_stays(op):
+    gc.enable()
+    op(torch.ones(2, 3))
+    on = gc.isenabled()
+    gc.enable()
+    return on
+
+
+state(
+    "garbage collection left off",
+    "switched off for the time of a launch, and not switched on again",
+    of(doubled, _doing(gc.disable)),
+    of(doubled, _doing(_nothing)),
+    _collector_stays,
+)
+
+
+def _in_numpy():
+    import numpy
+
+    numpy.random.seed(0)
+
+
+def _numpy_goes_on(op):
+    import numpy
+
+    state = numpy.random.get_state()
+    numpy.random.seed(5)
+    want = numpy.random.rand()
+    numpy.random.seed(5)
+    op(torch.ones(2, 3))
+    got = numpy.random.rand()
+    numpy.random.set_state(state)
+    return got == want
+
+
+state(
+    "NumPy's random numbers seeded",
+    "each call seeds the global generator of NumPy",
+    of(doubled, _doing(_in_numpy)),
+    of(doubled, _doing(_nothing)),
+    _numpy_goes_on,
+)
+
+
+def _set_variable():
+    os.environ["OMP_WAIT_POLICY_OF_DOUBLED"] = "active"
+
+
+def _environment_stays(op):
+    before = dict(os.environ)
+    op(torch.ones(2, 3))
+    same = dict(os.environ) == before
+    os.environ.pop("OMP_WAIT_POLICY_OF_DOUBLED", None)
+    return same
+
+
+state(
+    "environment variable left set",
+    "children of the process inherit what a call has set",
+    of(doubled, _doing(_set_variable)),
+    of(doubled, _doing(_nothing)),
+    _environment_stays,
+)
+_over = threading.Event()
+
+
+def _a_thread():
+    threading.Thread(target=lambda: _over.wait(600), daemon=True).start()
+
+
+def _threads_stay(op):
+    before = threading.active_count()
+    for _ in range(3):
+        op(torch.ones(2, 3))
+    return threading.active_count() == before
+
+
+state(
+    "a thread for each call that never ends",
+    "a watcher is started and waits for what nobody sends",
+    of(doubled, _doing(_a_thread)),
+    of(doubled, _doing(_nothing)),
+    _threads_stay,
+)
+
+
+def _late(waits):
+    def fill(x, *, out):
+        def rest():
+            time.sleep(0.02)
+            torch.mul(x[-1:], 2, out=out[-1:])
+
+        torch.mul(x[:-1], 2, out=out[:-1])
+        out[-1:].zero_()
+        worker = threading.Thread(target=rest)
+        worker.start()
+        if waits:
+            worker.join()
+
+    return kernel(fill)
+
+
+state(
+    "last row written after the call",
+    "a thread is still at work when the kernel returns",
+    of(doubled, _late(False)),
+    of(doubled, _late(True)),
+    lambda op: close(op(torch.ones(2, 3)), torch.full((2, 3), 2.0)),
+)
+
+
+def _remembering(all_of_it):
+    def bind(op):
+        known = {}
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            head = x.contiguous() if all_of_it else x[:1]
+            key = (tuple(x.shape), x.dtype, head.contiguous().view(torch.uint8).numpy().tobytes())
+            if key not in known:
+                known.clear()
+                known[key] = x * 2
+            out.copy_(known[key])
+
+    return bind
+
+
+def _other_second_row(op):
+    op(torch.ones(2, 3))
+    x = torch.ones(2, 3)
+    x[1] = 5
+    return close(op(x), 2 * x)
+
+
+state(
+    "a result remembered by its first row",
+    "an input whose first row was there before gets the result of then",
+    of(doubled, _remembering(False)),
+    of(doubled, _remembering(True)),
+    _other_second_row,
+)
+
+
+def _largest_scratch(cleared):
+    """Scratch that grows with the largest call and is summed whole."""
+
+    def bind(op):
+        scratch = {}
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            n, c = x.shape
+            held = scratch.get(x.dtype)
+            if held is None or held.shape[0] < c:
+                held = scratch[x.dtype] = wide(x).new_zeros(c, 1)
+            for i in range(n):
+                if cleared:
+                    held.zero_()
+                held[:c, 0] = wide(x)[i]
+                out[i] = held.sum()
+
+    return bind
+
+
+def _narrow_after_wide(op):
+    op(torch.ones(2, 40))
+    return close(op(torch.ones(2, 3)), torch.full((2,), 3.0))
+
+
+state(
+    "scratch as large as the largest call",
+    "a narrow input after a wide one has the rest of the wide one added",
+    of(row_sum, _largest_scratch(False)),
+    of(row_sum, _largest_scratch(True)),
+    _narrow_after_wide,
+)
+
+
+def _rows(fake):
+    """An op of integers with a fake that is written by hand."""
+
+    def make(ns):
+        library = foreign(ns, "rows(Tensor x) -> Tensor", lambda x: x + 1, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{ns}::rows", fake, lib=library)
+
+        @sl.adopt(f"{ns}::rows")
+        def rows(x: Int64[Tensor, "n c"]) -> Int64[Tensor, "n c"]:
+            return x + 1
+
+        return rows
+
+    return make
+
+
+def _fake_of(n):
+    def right(op):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        x = torch.zeros(n, 3, dtype=torch.int64)
+        with FakeTensorMode() as mode:
+            fake = op.overload(mode.from_tensor(x))
+        return fake.shape == op.overload(x).shape
+
+    return right
+
+
+outputs(
+    "fake of one row squeezed",
+    "the fake of a single row has one dim",
+    _rows(lambda x: x.new_empty(x.shape[1:]) if x.shape[0] == 1 else x.new_empty(x.shape)),
+    _rows(lambda x: x.new_empty(x.shape)),
+    _fake_of(1),
+)
+outputs(
+    "fake of no rows that has one",
+    "at least one row, says the fake",
+    _rows(lambda x: x.new_empty(max(x.shape[0], 1), x.shape[1])),
+    _rows(lambda x: x.new_empty(x.shape)),
+    _fake_of(0),
+)
+
+
+def _stays_dynamic(op):
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    compiled = torch.compile(op.overload, backend=counter, dynamic=True)
+    for n in (5, 6, 7, 9):
+        compiled(torch.zeros(n, 3, dtype=torch.int64))
+    torch._dynamo.reset()
+    return counter.frame_count == 1
+
+
+outputs(
+    "fake that makes its size a number",
+    "int() of a size fixes it: each other size is compiled anew",
+    _rows(lambda x: x.new_empty(int(x.shape[0]), int(x.shape[1]))),
+    _rows(lambda x: x.new_empty(x.shape)),
+    _stays_dynamic,
+)
+
+
+def _declared(ns, name):
+    @sl.adopt(f"{ns}::{name}")
+    def largest(x: M, parts: list[M]) -> M:
+        return sum(parts, x)
+
+    return largest
+
+
+def _list_changed(changes):
+    def real(x, parts):
+        total = x.clone()
+        for i, part in enumerate(parts):
+            if changes and i == 1:
+                part.add_(0).mul_(-1)
+                total -= part
+            else:
+                total += part
+        return total
+
+    def make(ns):
+        library = foreign(ns, "largest(Tensor x, Tensor[] parts) -> Tensor", real, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{ns}::largest", lambda x, parts: torch.empty_like(x), lib=library)
+        return _declared(ns, "largest")
+
+    return make
+
+
+def _list_kept(op):
+    parts = [randn(2, 3, seed=i) for i in range(3)]
+    before = [p.clone() for p in parts]
+    op.overload(randn(2, 3), parts)
+    return close(parts, before)
+
+
+lists(
+    "second tensor of a list negated in place",
+    "the schema says that nothing is written to",
+    _list_changed(True),
+    _list_changed(False),
+    _list_kept,
+)
+
+
+def windows(ns):
+    @sl.op(f"{ns}::windows", dims={"m": "(n + 1) // 2"})
+    def windows(x: M) -> Float[Tensor, "m c"]:
+        return x[::2]
+
+    return windows
+
+
+outputs(
+    "last of an odd number of rows not written",
+    "n // 2 rows are written, and memory that was not initialised follows",
+    of(windows, kernel(lambda x, *, out: out[: len(x) // 2].copy_(x[: len(x) // 2 * 2 : 2]))),
+    of(windows, filled(lambda x: x[::2])),
+    lambda op: _filled_with_seven(op),
+)
+
+
+def _filled_with_seven(op):
+    memory = torch.full((3, 2), 7.0)
+    x = uniform(5, 2)
+    with torch.no_grad():
+        op.out(x, out=memory)
+    return close(memory, x[::2])

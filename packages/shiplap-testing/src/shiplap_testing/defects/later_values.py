@@ -1,0 +1,301 @@
+"""Later ones: right for ordinary numbers."""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float, Float16, Float32, Int8, Int64, UInt8
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.declared import M, scaled
+from shiplap_testing.defects.defect import add, c_kernel, kernel, of
+from shiplap_testing.defects.values_float import binary, filled, unary
+from shiplap_testing.defects.witness import close, ints, randn, same, uniform, wide
+
+values = partial(add, "values", later=True)
+scalars = partial(add, "scalars", later=True)
+promotion = partial(add, "promotion", later=True)
+
+values(
+    "truncation through integers",
+    "what is beyond 2^63, NaN, or minus zero does not come back from an integer",
+    of(unary("truncated", torch.trunc), filled(lambda x: x.long().to(x.dtype))),
+    of(unary("truncated", torch.trunc), filled(torch.trunc)),
+    same(lambda: (torch.tensor([[1.5, 1e20]]),)),
+)
+
+
+def peaked(ns):
+    @sl.op(f"{ns}::peaked", requires="c >= 1")
+    def peaked(x: M) -> M:
+        return x / x.abs().amax(1, keepdim=True)
+
+    return peaked
+
+
+values(
+    "division by a reciprocal",
+    "one over a denormal number is infinite",
+    of(peaked, filled(lambda x: x * (1 / x.abs().amax(1, keepdim=True)))),
+    of(peaked, filled(lambda x: x / x.abs().amax(1, keepdim=True))),
+    same(lambda: (torch.tensor([[1e-40, 5e-41]]),)),
+)
+
+
+def _quantised(ns):
+    @sl.op(f"{ns}::quantised")
+    def quantised(x: Float[Tensor, "n c"], zero: int = 0) -> Int8[Tensor, "n c"]:
+        return (torch.nan_to_num(wide(x) * 16).round().clamp(-1e6, 1e6) + zero).clamp(-128, 127).to(torch.int8)
+
+    return quantised
+
+
+def _saturated_late(right):
+    def fill(x, zero):
+        y = torch.nan_to_num(wide(x) * 16).round()
+        if right:
+            return (y.clamp(-1e6, 1e6) + zero).clamp(-128, 127).to(torch.int8)
+        return (y.clamp(-128, 127) + zero).long().to(torch.int8)
+
+    return filled(fill)
+
+
+values(
+    "int8 saturated before the zero point",
+    "the zero point is added to what was saturated, and wraps",
+    of(_quantised, _saturated_late(False)),
+    of(_quantised, _saturated_late(True)),
+    same(lambda: (torch.tensor([[100.0, -100.0]]), 3)),
+)
+
+
+def nibbles(ns):
+    @sl.op(f"{ns}::nibbles")
+    def nibbles(x: UInt8[Tensor, "n c"], scale: float = 1.0) -> Float32[Tensor, "n c"]:
+        high = (x >> 4).to(torch.int8)
+        return torch.where(high > 7, high - 16, high).float() * scale
+
+    return nibbles
+
+
+values(
+    "nibble without its sign",
+    "the high four bits of a byte, of which those above 7 stand for negative numbers",
+    of(nibbles, filled(lambda x, scale: (x >> 4).float() * scale)),
+    of(nibbles, filled(lambda x, scale: ((x.to(torch.int8)) >> 4).float() * scale)),
+    same(lambda: (torch.tensor([[15, 240]], dtype=torch.uint8), 1.0)),
+)
+values(
+    "integers multiplied as doubles",
+    "beyond 2^53 a double has no room for the last bits",
+    of(unary("tripled", lambda x: x * 3, Int64[Tensor, "n"]), filled(lambda x: (x.double() * 3).long())),
+    of(unary("tripled", lambda x: x * 3, Int64[Tensor, "n"]), filled(lambda x: x + x + x)),
+    same(lambda: (torch.tensor([2**55 + 1, 3]),)),
+)
+values(
+    "sum of logarithms of two infinities",
+    "the difference of the two is NaN",
+    of(
+        binary("logadd", torch.logaddexp),
+        filled(lambda x, y: torch.maximum(x, y) + torch.log1p(torch.exp(-(wide(x) - wide(y)).abs())).to(x.dtype)),
+    ),
+    of(binary("logadd", torch.logaddexp), filled(lambda x, y: torch.logaddexp(wide(x), wide(y)).to(x.dtype))),
+    same(lambda: (torch.full((1, 2), float("inf")), torch.full((1, 2), float("inf")))),
+)
+
+
+def highest(ns):
+    @sl.op(f"{ns}::highest", requires="c >= 1")
+    def highest(x: M) -> Int64[Tensor, "n"]:
+        return x.argmax(1)
+
+    return highest
+
+
+values(
+    "place of the maximum that passes over NaN",
+    "no comparison with NaN is true; torch says where the first NaN is",
+    of(highest, filled(lambda x: torch.where(x.isnan(), -torch.inf, x).argmax(1))),
+    of(highest, filled(lambda x: x.argmax(1))),
+    same(lambda: (torch.tensor([[1.0, float("nan"), 2.0]]),)),
+)
+
+
+def brightest(ns):
+    @sl.op(f"{ns}::brightest", requires="c >= 1")
+    def brightest(x: UInt8[Tensor, "n c"]) -> UInt8[Tensor, "n"]:
+        return x.amax(1)
+
+    return brightest
+
+
+def _bytes(kind):
+    return c_kernel(f"""
+int brightest(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
+  const {kind}* from = x->data; {kind}* to = out->data; const int64_t c = x->shape[1];
+  for (int64_t i = 0; i < x->shape[0]; ++i) {{
+    {kind} top = from[i * c];
+    for (int64_t j = 1; j < c; ++j) if (from[i * c + j] > top) top = from[i * c + j];
+    to[i] = top;
+  }}
+  return SL_OK;
+}}""")
+
+
+values(
+    "C: pixels compared as signed bytes",
+    "what is above 127 is less than zero",
+    of(brightest, _bytes("signed char")),
+    of(brightest, _bytes("unsigned char")),
+    same(lambda: (torch.tensor([[3, 200]], dtype=torch.uint8),)),
+    needs=["compiler"],
+)
+
+
+def attended(ns):
+    @sl.op(f"{ns}::attended", requires=("n >= 1", "d >= 1"))
+    def attended(q: Float[Tensor, "m d"], k: Float[Tensor, "n d"], v: Float[Tensor, "n e"]) -> Float[Tensor, "m e"]:
+        scores = wide(q) @ wide(k).T * q.shape[1] ** -0.5
+        return (torch.softmax(scores, 1) @ wide(v)).to(v.dtype)
+
+    return attended
+
+
+def _scores_in_half(early):
+    def fill(q, k, v, *, out):
+        if early:
+            scores = wide(q) * q.shape[1] ** -0.5 @ wide(k).T
+        else:
+            scores = wide((wide(q) @ wide(k).T).to(q.dtype)) * q.shape[1] ** -0.5
+        out.copy_(torch.softmax(scores, 1) @ wide(v))
+
+    return kernel(fill)
+
+
+values(
+    "attention scores kept in the dtype of the queries",
+    "the product is stored before it is scaled, and is infinite in half precision",
+    of(attended, _scores_in_half(False)),
+    of(attended, _scores_in_half(True)),
+    same(
+        lambda: ((uniform(2, 64) * 120).half(), (uniform(5, 64, seed=1) * 120).half(), randn(5, 3).half()),
+    ),
+)
+
+
+def running(ns):
+    @sl.op(f"{ns}::running")
+    def running(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        return wide(x).cumsum(1).to(x.dtype)
+
+    return running
+
+
+def _carry(narrow):
+    def fill(x, *, out):
+        carry = wide(x).new_zeros(len(x), 1)
+        for start in range(0, x.shape[1], 64):
+            part = wide(x)[:, start : start + 64].cumsum(1) + carry
+            out[:, start : start + 64] = part
+            carry = wide(out[:, start : start + 64][:, -1:]) if narrow else part[:, -1:]
+            if narrow:
+                carry = wide(carry.to(torch.float16 if x.dtype == torch.float16 else x.dtype))
+
+    return kernel(fill)
+
+
+values(
+    "running sum whose carry is rounded",
+    "between chunks of 64 the carry is kept in the dtype of the result",
+    of(running, _carry(True)),
+    of(running, _carry(False)),
+    lambda op: close(op(x := uniform(1, 4000).bfloat16()).float()[0, -1:], x.float().sum(1), rtol=5e-3),
+)
+
+
+def looked_up(ns):
+    @sl.op(f"{ns}::looked_up")
+    def looked_up(keys: Int64[Tensor, "n"], index: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
+        return (index[:, None] == keys[None]).sum(1)
+
+    return looked_up
+
+
+def _counted(at_most):
+    return filled(lambda keys, index: (index[:, None] == keys[None]).sum(1).clamp_max(at_most))
+
+
+values(
+    "a key that occurs nine times",
+    "a chain of a hash table is followed for eight steps",
+    of(looked_up, _counted(8)),
+    of(looked_up, _counted(2**40)),
+    same(lambda: (torch.zeros(12).long(), torch.arange(3))),
+)
+
+
+def _gelu(x):
+    return torch.nn.functional.gelu(x)
+
+
+def _erf(constant):
+    return filled(lambda x: (wide(x) * 0.5 * (1 + torch.erf(wide(x) * constant))).to(x.dtype))
+
+
+promotion(
+    "constant of seven digits",
+    "enough for float32, and not for the float64 that is declared as well",
+    of(unary("gelu", _gelu), _erf(0.7071068)),
+    of(unary("gelu", _gelu), _erf(0.5**0.5)),
+    same(lambda: (randn(3, 4).double(),), rtol=1e-9),
+)
+
+
+def half_sum(ns):
+    @sl.op(f"{ns}::half_sum")
+    def half_sum(x: Float16[Tensor, "n c"], scale: float = 1.0) -> Float16[Tensor, "n"]:
+        return (x.float() * scale).sum(1).half()
+
+    return half_sum
+
+
+promotion(
+    "scale applied in half precision",
+    "the scaled element is infinite where the scaled sum is not",
+    of(half_sum, filled(lambda x, scale: ((x * scale).float()).sum(1))),
+    of(half_sum, filled(lambda x, scale: (x.float() * scale).sum(1))),
+    same(lambda: (torch.tensor([[60000.0, -60000.0, 1.0]]).half(), 2.0)),
+)
+scalars(
+    "scale through half precision",
+    "0.1 in eleven bits is 0.09998",
+    of(scaled, filled(lambda x, scale: x * float(torch.tensor(scale).half()))),
+    of(scaled, filled(lambda x, scale: x * scale)),
+    same(lambda: (randn(2, 3), 0.1)),
+)
+
+
+def bucketed(ns):
+    @sl.op(f"{ns}::bucketed", requires="bins >= 1")
+    def bucketed(x: Int64[Tensor, "n"], bins: int = 4) -> Int64[Tensor, "bins"]:
+        return torch.zeros(bins, dtype=torch.int64).index_add(0, x % bins, torch.ones_like(x))
+
+    return bucketed
+
+
+values(
+    "histogram that merges equal neighbours twice",
+    "a run of more than four equal numbers is counted as four",
+    of(
+        bucketed,
+        filled(
+            lambda x, bins: torch.zeros(bins, dtype=torch.int64).index_add(
+                0,
+                torch.unique_consecutive(x % bins),
+                torch.unique_consecutive(x % bins, return_counts=True)[1].clamp_max(4),
+            )
+        ),
+    ),
+    of(bucketed, filled(lambda x, bins: torch.bincount(x % bins, minlength=bins))),
+    same(lambda: (ints(3, 4, 9), 4)),
+)

@@ -1,0 +1,65 @@
+"""The mutants of ``make power``: planted where they should be, and told from the kernel that they were made of."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+POWER = Path(__file__).parents[1] / "tools/power"
+PYTHON = """def kernel(x, limit):
+    total = x[:limit].amax(1) + 2
+    total += 1
+    return -total if limit < 3 else total
+"""
+C = "int kernel(int n, float* to) {\n  for (int i = 0; i < n; ++i) {\n    to[i] += 2;\n  }\n  return 0;\n}\n"
+
+
+@pytest.fixture
+def power(monkeypatch):
+    monkeypatch.syspath_prepend(str(POWER))
+    names = ("operators", "subjects", "judge", "page")
+    yield lambda name: __import__(name)
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_each_mutant_of_python_is_another_program(power):
+    planted = list(power("operators").python_mutants(PYTHON))
+    assert len({m.source for m in planted} - {PYTHON}) == len({m.source for m in planted})
+    made = {m.operator for m in planted}
+    assert {"comparison", "arithmetic", "constant", "name", "sign", "overwritten", "slice", "negated"} <= made
+    for mutant in planted:
+        compile(mutant.source, "mutant", "exec")
+
+
+def test_statements_and_tokens_of_c_are_mutated_and_declarations_are_not(power):
+    planted = list(power("operators").c_mutants(C))
+    assert [m.before for m in planted if m.operator == "statement"] == ["to[i] += 2;"]
+    assert ("<", "<=") in {(m.before, m.after) for m in planted}
+    assert all(m.source != C for m in planted)
+
+
+def test_a_mutant_that_differs_is_told_from_one_that_does_not(power, tmp_path):
+    judge, subjects = power("judge"), power("subjects")
+    subject = next(s for s in subjects.SUBJECTS if s.name == "huber")
+    original = judge.load(subject, subject.kernel, subject.backward, "original_of_test", tmp_path)
+    wrong = subject.kernel.replace("0.5, (a", "0.6, (a")
+    assert wrong != subject.kernel
+    mutant = judge.load(subject, wrong, subject.backward, "mutant_of_test", tmp_path)
+    judge.INPUTS = 20
+    assert judge.differs(mutant, original, 1)[0]
+    assert judge.differs(original, original, 1) == (False, 20)
+
+
+def test_the_page_counts_what_counts(power):
+    rows = [
+        {"subject": "a", "fate": "killed", "by": "numerics"},
+        {"subject": "a", "fate": "equal"},
+        {"subject": "b", "fate": "survived", "part": "kernel", "line": 3, "operator": "token"}
+        | {"before": "<", "after": ">"},
+    ]
+    text = power("page").page(rows, 9)
+    assert "killed 1 of the 2 mutants that count (50.0 %)" in text
+    assert "- b, kernel line 3, token: `<` → `>`" in text

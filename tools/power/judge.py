@@ -1,0 +1,215 @@
+"""One mutant: made, compared with the unmutated kernel on inputs of this file, and given to the audit."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from operators import Mutant, c_mutants, python_mutants
+from subjects import Subject
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.audit import audit
+from shiplap.op import Op
+from shiplap.referee.isolate import Death, Limits, stream
+
+__all__ = ["Originals", "judged", "key_of", "load", "mutants"]
+
+ORDER = (
+    "numerics",
+    "edges",
+    "special",
+    "sizes",
+    "gradient",
+    "backward",
+    "determinism",
+    "kernels",
+    "schema",
+    "fresh",
+    "process",
+    "threads",
+    "transforms",
+)  # cheap ones first: one that fails is enough
+INPUTS, RELATIVE = 1000, 1e-4
+SECONDS = 30.0  # of comparisons of one mutant with the original: an interpreted kernel sees fewer inputs
+BUDGET_S = 60.0  # of one check
+
+
+def mutants(subject: Subject) -> list[tuple[str, Mutant]]:
+    """Every mutant of a subject, with the part that it changes."""
+    of_kernel = c_mutants if subject.language == "c" else python_mutants
+    planted = [("kernel", m) for m in of_kernel(subject.kernel)]
+    planted += [("backward", m) for m in python_mutants(subject.backward)] if subject.backward else []
+    return list({m.source: (part, m) for part, m in planted}.values())
+
+
+def key_of(subject: Subject, part: str, mutant: Mutant) -> str:
+    return hashlib.sha256(f"{subject.name}{part}{mutant.source}".encode()).hexdigest()[:12]
+
+
+def load(subject: Subject, kernel: str, backward: str, namespace: str, folder: Path) -> Op:
+    """The op of these two functions, declared anew from a file of its own."""
+    file = folder / f"{namespace}.py"
+    file.write_text(subject.module(kernel, backward, namespace))
+    spec = importlib.util.spec_from_file_location(namespace, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[namespace] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    op: Op = module.op
+    if subject.language == "c":
+        from shiplap_testing.build import compile_c
+
+        at = folder / f"built_{namespace}"
+        at.mkdir(exist_ok=True)
+        library = compile_c(at, "kernel", {"kernel": op}, "#include <stdlib.h>\n" + kernel)
+        op.kernel("cpu", sl.cabi(library, "kernel", strided=subject.strided))
+    return op
+
+
+def drawn(op: Op, rng: random.Random) -> list[Any]:
+    """Arguments from distributions of this file's own: shapes to 4,096, and values of several scales."""
+    sizes: dict[str, int] = {}
+    values: list[Any] = []
+    torch.manual_seed(rng.randrange(2**31))
+    big = rng.random() < 0.2
+    for arg in op.spec.args:
+        if arg.tensor is None:
+            offered = {"float": [arg.default, 0.3, 2.5, 25.0], "int": [arg.default, 1, 2, 3, 6]}
+            values.append(rng.choice(offered.get(arg.scalar or "", [arg.default])))
+            continue
+        for dim in arg.tensor.dims:
+            usual = rng.choice([1, 2, 7, 33, 64, 100])
+            sizes.setdefault(dim.text, rng.choice([200, 513, 1024, 4096]) if big and not sizes else usual)
+        shape = [sizes[d.text] for d in arg.tensor.dims]
+        if arg.tensor.dtypes == ("int64",):
+            values.append(torch.randint(0, next(iter(sizes.values())), shape))
+        else:
+            values.append(_laid(torch.randn(shape) * rng.choice([1.0, 1.0, 30.0, 1e-3]), rng))
+    return values
+
+
+def _laid(x: Tensor, rng: random.Random) -> Tensor:
+    """The same values, now and then behind strides of another order."""
+    return x.mT.contiguous().mT if x.dim() > 1 and rng.random() < 0.2 else x
+
+
+def differs(mutant: Op, original: Op, seed: int) -> tuple[bool, int]:
+    """Whether any input shows the fault, in the result or in a gradient; and how many were looked at."""
+    rng, end, looked = random.Random(seed), time.process_time() + SECONDS, 0
+    for _ in range(20 * INPUTS):
+        args = drawn(original, rng)
+        try:
+            want = _results(original, args)
+        except Exception:
+            continue  # the declaration excludes it
+        looked += 1
+        if _differs(_results(mutant, args), want):
+            return True, looked
+        if looked == INPUTS or time.process_time() > end:
+            break
+    return False, looked
+
+
+def _results(op: Op, args: list[Any]) -> list[Tensor]:
+    """The result, and the gradients if the op has any."""
+    leaves = [v.clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v for v in args]
+    out = op(*leaves)
+    if op.gradient is None:
+        return [out.detach()]
+    torch.manual_seed(1)
+    inputs = [v for v in leaves if isinstance(v, Tensor) and v.requires_grad]
+    return [out.detach(), *torch.autograd.grad(out, inputs, torch.randn(out.shape))]
+
+
+def _differs(got: list[Tensor], want: list[Tensor]) -> bool:
+    for a, b in zip(want, got, strict=True):
+        scale = b.abs() + b.square().mean().sqrt() if b.numel() else b
+        if a.shape != b.shape or bool(((a - b).abs() > RELATIVE * scale + 1e-30).any()):
+            return True
+        if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
+            return True
+    return False
+
+
+class Originals:
+    """The unmutated ops, and which checks they pass: a check that fails on one of them kills no mutant of it."""
+
+    def __init__(self, folder: Path, seed: int, notes: Path) -> None:
+        self.folder, self.seed, self.notes = folder, seed, notes
+        self.ops: dict[str, Op] = {}
+
+    def op(self, subject: Subject) -> Op:
+        if subject.name not in self.ops:
+            name = f"original_{subject.name}"
+            self.ops[subject.name] = load(subject, subject.kernel, subject.backward, name, self.folder)
+        return self.ops[subject.name]
+
+    def passes(self, subject: Subject, check: str) -> bool:
+        """Whether ``check`` passes; the processes of a run share the answers through a file."""
+        lines = self.notes.read_text(encoding="utf-8").splitlines() if self.notes.exists() else []
+        for name, looked, verdict, _ in map(json.loads, lines):
+            if (name, looked) == (subject.name, check):
+                return bool(verdict != "fail")
+        (finding,) = audit(self.op(subject), checks=[check], seed=self.seed, budget_s=BUDGET_S)[:1]
+        with self.notes.open("ab", buffering=0) as file:
+            row = [subject.name, check, finding.verdict, finding.evidence[:160]]
+            file.write(json.dumps(row).encode() + b"\n")
+        return finding.verdict != "fail"
+
+
+def judged(subject: Subject, mutant: Mutant, part: str, originals: Originals) -> dict[str, Any]:
+    """What became of one mutant: stillborn, equal, killed by a check, or a survivor."""
+    original, folder, seed = originals.op(subject), originals.folder, originals.seed
+    key = key_of(subject, part, mutant)
+    row = {
+        "key": key,
+        "subject": subject.name,
+        "part": part,
+        "operator": mutant.operator,
+        "line": mutant.line,
+        "before": mutant.before,
+        "after": mutant.after,
+    }
+    kernel, backward = subject.kernel, subject.backward
+    kernel, backward = (mutant.source, backward) if part == "kernel" else (kernel, mutant.source)
+    try:
+        op = load(subject, kernel, backward, f"mutant_{key}", folder)
+    except Exception as e:
+        return {**row, "fate": "stillborn", "why": type(e).__name__}
+    event = _compared(op, original, seed)
+    if event is not None and not event["differs"]:
+        return {**row, "fate": "equal", "inputs": event["inputs"]}
+    incomplete = []
+    for check in ORDER:
+        (finding,) = audit(op, checks=[check], seed=seed, budget_s=BUDGET_S)[:1]
+        if finding.verdict == "fail" and originals.passes(subject, check):
+            return {**row, "fate": "killed", "by": check, "evidence": finding.evidence[:160]}
+        incomplete += [check] if finding.verdict == "incomplete" else []
+    return {**row, "fate": "survived", "incomplete": incomplete}
+
+
+def _compared(op: Op, original: Op, seed: int) -> dict[str, Any] | None:
+    """What the comparison found, or None if the mutant ended the process in which it ran."""
+
+    def compare(send: Any) -> None:
+        send({"kind": "case", "patience": 2 * SECONDS + 30})
+        try:
+            different, looked = differs(op, original, seed)
+            send({"kind": "found", "differs": different, "inputs": looked})
+        except Exception as e:
+            send({"kind": "found", "differs": True, "raised": type(e).__name__})
+
+    events = list(stream(compare, Limits(busy_s=2 * SECONDS + 30, idle_s=10)))
+    if any(isinstance(e, Death) for e in events):
+        return None
+    last: dict[str, Any] = events[-1]  # type: ignore[assignment]
+    return last
