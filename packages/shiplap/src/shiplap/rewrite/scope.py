@@ -36,7 +36,7 @@ class _Entered(threading.local):
 
 
 class Rewrites:
-    """Rewrites that are proven, ready to be put into force for a ``with`` block or for one ``torch.compile``.
+    """Rewrites that are proven before they change a graph, to be put into force for a ``with`` block or for one ``torch.compile``.
 
     Attributes:
         rewrites: in the order in which they are tried at each level.
@@ -65,7 +65,7 @@ class Rewrites:
                 expected="a name each",
                 fix="give one of them another name; the same rewrite may come twice",
             )
-        self.rewrites = tuple(proven(r) for r in rewrites)
+        self.rewrites = tuple(r if r.proven_late else proven(r) for r in rewrites)
         self.outcomes: list[Outcome] = []
         self.graphs = 0
         self._entered = _Entered()
@@ -116,7 +116,7 @@ class Rewrites:
     def run(self, level: Level, graph: Graph) -> None:
         """Apply the rewrites of one level to one graph; ``outcomes`` says what they did."""
         for rewrite in self.rewrites:
-            if rewrite.level == level:
+            if rewrite.level == level and rewrite.may_match(graph):
                 self.outcomes.extend(replace(o, graph=self.graphs) for o in proven(rewrite).apply(graph))
         self.graphs += 1
 
@@ -137,6 +137,8 @@ def _engine() -> str:
 
 def rewrites(*rewrites: Rewrite) -> Rewrites:
     """Prove ``rewrites`` (each once in a process), to be put into force with ``with``, or with ``options()``.
+
+    Those that ship are proven when a graph has a call that they are about.
 
     Raises:
         ShiplapError: SL801 for a rewrite that changes results.

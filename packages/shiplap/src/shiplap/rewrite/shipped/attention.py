@@ -35,6 +35,7 @@ class Attention(Rewrite):
 
     name = "attention"
     level: Level = "pre-grad"
+    anchors = frozenset({"softmax", "_softmax"})
 
     def __init__(self, *, always: bool = False) -> None:
         """``always``: also where torch has no fused kernel that pays."""

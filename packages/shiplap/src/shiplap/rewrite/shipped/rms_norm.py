@@ -49,6 +49,7 @@ class RmsNorm(Rewrite):
 
     name = "rms_norm"
     level: Level = "pre-grad"
+    anchors = frozenset({"rsqrt", "pow"})
 
     @property
     def digest(self) -> str:
