@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["alone", "apart", "batches", "leaves"]
 
-MOST = 8  # programs of one trace: what is captured after a first difference is captured in vain
+MOST = 12  # programs of one trace: what is captured after a first difference is captured in vain
 
 
 def batches(programs: Iterator[Program], level: Level) -> Iterator[list[Program]]:
