@@ -22,7 +22,7 @@ class Rewrite(ABC):
     """One rewrite. Immutable once built; identity is the object's.
 
     Attributes:
-        name: an identifier, unique among the rewrites of a scope, as it appears in findings and counters.
+        name: an identifier, as it appears in findings and counters.
         level: where it runs.
         anchors: names of calls (``"softmax"``) without one of which a graph has no place for it. Empty where any graph
             may have one.

@@ -40,6 +40,7 @@ class Rewrites:
 
     Attributes:
         rewrites: in the order in which they are tried at each level.
+        labels: the name of each in ``outcomes``. The second of a name is ``name_2``, so any two sets may be joined.
         outcomes: what they did in the graphs compiled so far. Code from a cache is not compiled: it adds nothing.
         graphs: how many graphs they have seen, at all levels.
     """
@@ -56,15 +57,7 @@ class Rewrites:
             )
         # Sets share members: the same rewrite, or one that does the same under the same name, is used once.
         rewrites = tuple({(r.name, type(r), r.digest): r for r in reversed(rewrites)}.values())[::-1]
-        names = [r.name for r in rewrites]
-        for twice in {n for n in names if names.count(n) > 1}:
-            raise error(
-                "SL802",
-                where=f"sl.rewrites(..., {twice!r}, ...)",
-                got="two different rewrites of that name",
-                expected="a name each",
-                fix="give one of them another name; the same rewrite may come twice",
-            )
+        self.labels = _labels(rewrites)
         self.rewrites = tuple(r if r.proven_late else proven(r) for r in rewrites)
         self.outcomes: list[Outcome] = []
         self.graphs = 0
@@ -117,13 +110,26 @@ class Rewrites:
         """Apply the rewrites of one level to one graph; ``outcomes`` says what they did."""
         for rewrite in self.rewrites:
             if rewrite.level == level and rewrite.may_match(graph):
-                self.outcomes.extend(replace(o, graph=self.graphs) for o in proven(rewrite).apply(graph))
+                label = self.labels[rewrite]
+                found = proven(rewrite).apply(graph)
+                self.outcomes.extend(replace(o, graph=self.graphs, rewrite=label) for o in found)
         self.graphs += 1
 
     def identity(self, level: Level) -> str:
         """Of what :meth:`run` does at ``level``."""
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
         return hashlib.sha256("\n".join([_engine(), *parts]).encode()).hexdigest()[:16]
+
+
+def _labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
+    labels: dict[Rewrite, str] = {}
+    taken = {r.name for r in rewrites}
+    for rewrite in rewrites:
+        label, number = rewrite.name, 2
+        while label in labels.values() or (label != rewrite.name and label in taken):
+            label, number = f"{rewrite.name}_{number}", number + 1
+        labels[rewrite] = label
+    return labels
 
 
 @cache

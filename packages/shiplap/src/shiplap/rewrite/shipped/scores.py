@@ -143,7 +143,7 @@ def _step(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
     if (pair := sinks.joined(node)) is not None:
         return [(pair[0], [Step("sink", pair[1], pair[2])])]
     if name in ("add", "sub") and len(given) == 2:
-        return list(_sums(node, given, 1.0 if name == "add" else -1.0))
+        return list(_sums(node, given, 1.0 if name == "add" else -1.0)) or _plus_nothing(given)
     if name in FILLS and len(given) == 3:
         return _filled(node, given)
     if name in ("mul", "div") and len(given) == 2:
@@ -161,6 +161,11 @@ def _sums(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list
     for scores, bias, number in pairs:
         if isinstance(scores, Node) and isinstance(bias, Node) and _as_large(scores, node):
             yield scores, [Step("add", bias, number)]
+
+
+def _plus_nothing(given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
+    """A term that a model leaves out, as 0."""
+    return [(given[0], [None])] if isinstance(given[0], Node) and trail.constant(given[1]) == 0 else None
 
 
 def _as_large(scores: Node, node: Node) -> bool:
