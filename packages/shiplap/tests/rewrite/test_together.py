@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
 
 import pytest
 import torch
@@ -18,22 +18,21 @@ from shiplap.rewrite.shipped import attention, everything, rms_norm, rotary
 from shiplap.rewrite.together import alone, apart, batches
 
 
-def written(captured: Captured) -> list[Any]:
-    """A graph without its names: calls, arguments by number, shapes and strides, and which input is which."""
-    numbers: dict[Node, int] = {n: i for i, n in enumerate(captured.graph.nodes)}
-    rows = []
-    for node in captured.graph.nodes:
-        held = node_value(node)
-        kind = (held.dtype, tuple(held.shape), held.stride()) if isinstance(held, Tensor) else None
-        target = node.target if node.op.startswith("call") else ""
-        given = map_arg((node.args, dict(node.kwargs)), lambda n: f"%{numbers[n]}") if node.op != "placeholder" else ()
-        rows.append((node.op, str(target), str(given), kind, captured.roles.get(node)))
-    return rows
+def written(captured: Captured) -> list[str]:
+    """A graph without its names: inputs by their number, in order; then calls, shapes and strides of results."""
+    calls = [n for n in captured.graph.nodes if n.op != "placeholder"]
+    names: dict[Node, str] = {n: f"call {i}" for i, n in enumerate(calls)}
+    names |= {n: f"input {role}" for n, role in captured.roles.items()}
+    rows = [f"{names[n]}: {_held(n)}" for n in captured.roles]
+    for node in calls:
+        given = map_arg((node.args, dict(node.kwargs)), names.__getitem__)
+        rows.append(f"{node.op} {node.target if node.op != 'output' else ''} {given} {_held(node)}")
+    return sorted(rows[: len(captured.roles)]) + rows[len(captured.roles) :]
 
 
-def ordered(rows: list[Any]) -> list[str]:
-    """Placeholders come in the order in which a trace meets them, which is that of the program in either."""
-    return [str(r) for r in rows]
+def _held(node: Node) -> str:
+    held = node_value(node)
+    return f"{held.dtype} {tuple(held.shape)} {held.stride()}" if isinstance(held, Tensor) else ""
 
 
 @pytest.mark.parametrize("made", [attention[0], rms_norm, rotary], ids=lambda r: r.name)
@@ -44,7 +43,7 @@ def test_a_piece_of_one_trace_is_the_trace_of_the_program(made: Rewrite) -> None
     assert pieces is not None
     for program, piece in list(zip(batch, pieces, strict=True))[:: max(1, len(batch) // 3)]:
         piece.graph.lint()
-        assert ordered(written(piece)) == ordered(written(alone(program, made.level, program.train))), program.label
+        assert written(piece) == written(alone(program, made.level, program.train)), program.label
 
 
 def test_programs_that_share_a_mode_are_captured_alone() -> None:
@@ -60,11 +59,11 @@ def test_a_program_that_is_no_graph_is_named() -> None:
     made = sl.rewrite(lambda x: torch.relu(x), lambda x: x.relu(), name="odd", samples=lambda: [(torch.ones(3),)])
 
     def broken(x: Tensor) -> Tensor:
-        return x + float(x.sum().item() > 0 and open("/nowhere"))  # noqa: SIM115
+        return x if x.sum().item() > 0 else -x
 
     programs = [Program(lambda x: torch.relu(x), (torch.ones(2),), "good"), Program(broken, (torch.ones(2),), "bad")]
     made.programs = lambda: iter(programs)  # type: ignore[method-assign]
-    with pytest.raises(sl.ShiplapError, match="SL804(.|\n)*bad"):
+    with pytest.raises(sl.ShiplapError, match=r"SL804(.|\n)*bad"):
         prove(made)
 
 
@@ -75,7 +74,7 @@ def test_what_ships_is_proven_when_a_graph_calls_for_it(monkeypatch: pytest.Monk
         proven.append(rewrite.name)
         return rewrite
 
-    monkeypatch.setattr("shiplap.rewrite.scope.proven", noted)
+    monkeypatch.setattr(sys.modules["shiplap.rewrite.scope"], "proven", noted)
     scope = sl.rewrites(*everything)
     assert proven == []
     torch._dynamo.reset()

@@ -48,7 +48,9 @@ class Action(StrEnum):
 
 def command(
     action: Annotated[Action, typer.Argument(metavar="ls|why|export|import|rm|gc")],
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="An op or 'proofs' (ls, why, rm) or a file (export, import).")] = "",
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="An op or 'proofs' (ls, why, rm) or a file (export, import).")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
 ) -> None:
     """Look into the store of tuned choices: one readable JSON file per entry, in SHIPLAP_CACHE_DIR/tuned.

@@ -210,11 +210,13 @@ class Captured:
     roles: dict[Node, int | str]
 
 
-def capture(fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str, *, dynamic: bool | Collection[int]) -> Captured:
+def capture(
+    fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str, *, dynamic: bool | Collection[int]
+) -> Captured:
     """What ``fn(*tensors)`` is at ``level``, compiled as far as that place and as any function of a user is.
 
-    Sizes of at least 2 are symbols if ``dynamic``, or if it lists them; equal ones are one symbol. Raises what torch raises for a function
-    that cannot be one graph.
+    Sizes of at least 2 are symbols if ``dynamic``, or if it lists them; equal ones are one symbol. Raises what
+    torch raises for a function that cannot be one graph.
     """
     order: list[int | str] = []
     seen: list[Graph] = []

@@ -36,7 +36,7 @@ class _Entered(threading.local):
 
 
 class Rewrites:
-    """Rewrites that are proven before they change a graph, to be put into force for a ``with`` block or for one ``torch.compile``.
+    """Rewrites to be put into force for a ``with`` block or for one ``torch.compile``, proven before they change a graph.
 
     Attributes:
         rewrites: in the order in which they are tried at each level.

@@ -240,7 +240,9 @@ def _measured(
     say("measuring")
     plain, variants = variants[0], [*variants, changed]
     seconds, kernels = _timed(variants), [v.kernels for v in variants]
-    steps = [Step(scope.labels[r], (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1])) for i, r in enumerate(matched)]
+    steps = [
+        Step(scope.labels[r], (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1])) for i, r in enumerate(matched)
+    ]
     preserving_state = (
         _largest_difference(changed.results, plain.results),
         _largest_difference(plain.results, _call(fn, args, changed.train)),

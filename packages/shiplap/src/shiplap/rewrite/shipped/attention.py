@@ -144,8 +144,10 @@ def _nearest_product(start: Node, *, up: bool, most: int = 6) -> list[Node]:
 
 
 class _Weighted:
-    """The product with the values: ``out`` is ``weights @ v``, and ``nodes`` hand the weights on to it, without the last
-    ``dropped`` columns. ``spelled`` says how an einsum takes them."""
+    """The product with the values: ``out`` is ``weights @ v``, and ``nodes`` hand the weights on to it.
+
+    The last ``dropped`` columns of the weights are left out. ``spelled`` says how an einsum takes them.
+    """
 
     def __init__(
         self, out: Node, v: Node, nodes: list[Node], dropped: int = 0, spelled: einsum.Spelled | None = None
