@@ -49,7 +49,7 @@ class Action(StrEnum):
 def command(
     action: Annotated[Action, typer.Argument(metavar="ls|why|export|import|rm|gc")],
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="An op or 'proofs' (ls, why, rm) or a file (export, import).")
+        str, typer.Argument(metavar="WHAT", help="An op (ls, why, rm), 'proofs' (ls, rm) or a file (export, import).")
     ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
 ) -> None:
@@ -152,9 +152,9 @@ def _without_proofs(*, stale: bool) -> tuple[int, list[str]]:
     """How many proofs were removed, of all or of those that serve no process like this; and what could not be."""
     from shiplap.rewrite import kept
 
-    found = [entry for entry, problem in kept.proofs() if problem or not stale]
-    stuck = [str(entry.path) for entry in found if not kept.remove(entry)]
-    return len(found) - len(stuck), stuck
+    removable = [entry for entry, problem in kept.proofs() if problem or not stale]
+    stuck = [str(entry.path) for entry in removable if not kept.remove(entry)]
+    return len(removable) - len(stuck), stuck
 
 
 def _compiled(store: Store) -> list[dict[str, Any]]:
@@ -213,8 +213,7 @@ def _import(store: Store, what: str) -> Result:
 
 def _rm(store: Store, what: str) -> Result:
     gone, stuck = _without_proofs(stale=False) if what in ("all", PROOFS) else (0, [])
-    name = "" if what == "all" else _named(what)
-    paths = [e.path for e in store.entries(name)] if what != PROOFS else []
+    paths = [] if what == PROOFS else [e.path for e in store.entries("" if what == "all" else _named(what))]
     return _with_proofs(_removed(store, paths), gone, stuck)
 
 

@@ -53,12 +53,12 @@ def proofs() -> list[tuple[Stored, str]]:
     Whether a rewrite has changed since only the process knows that has the rewrite.
     """
     current = {"extra.engine": _engine(), "extra.torch": str(torch.version.git_version), **environment("cpu")}
-    found = []
+    listed = []
     for entry in _store().entries():
         held = entry.key.as_dict() if entry.key is not None else {}
         changed = [name for name, here in current.items() if held.get(name) != here]
-        found.append((entry, entry.problem or (f"other {', '.join(changed)}" if changed else "")))
-    return found
+        listed.append((entry, entry.problem or (f"other {', '.join(changed)}" if changed else "")))
+    return listed
 
 
 def remove(entry: Stored) -> bool:

@@ -36,7 +36,7 @@ class _Entered(threading.local):
 
 
 class Rewrites:
-    """Rewrites to be put into force for a ``with`` block or for one ``torch.compile``, proven before they change a graph.
+    """Rewrites, proven before they change a graph, to be put into force for a block or for one ``torch.compile``.
 
     Attributes:
         rewrites: in the order in which they are tried at each level.
@@ -111,8 +111,8 @@ class Rewrites:
         for rewrite in self.rewrites:
             if rewrite.level == level and rewrite.may_match(graph):
                 label = self.labels[rewrite]
-                found = proven(rewrite).apply(graph)
-                self.outcomes.extend(replace(o, graph=self.graphs, rewrite=label) for o in found)
+                outcomes = proven(rewrite).apply(graph)
+                self.outcomes.extend(replace(o, graph=self.graphs, rewrite=label) for o in outcomes)
         self.graphs += 1
 
     def identity(self, level: Level) -> str:
