@@ -19,7 +19,7 @@ from shiplap.rewrite.program import Program
 if TYPE_CHECKING:
     from shiplap.compat.passes import Captured
 
-__all__ = ["alone", "apart", "batches", "leaves"]
+__all__ = ["alone", "batches", "leaves", "pieces_of"]
 
 MOST = 12  # programs of one trace: what is captured after a first difference is captured in vain
 
@@ -53,7 +53,7 @@ def alone(program: Program, level: Level, train: bool) -> Captured:
     return capture(fn, leaves(tensors, train), level, dynamic=program.dynamic)
 
 
-def apart(programs: Sequence[Program], level: Level, train: bool) -> list[Captured] | None:
+def pieces_of(programs: Sequence[Program], level: Level, train: bool) -> list[Captured] | None:
     """Each of ``programs`` as a graph, from one trace of all. None where that is not possible."""
     from shiplap.compat.passes import capture
 
