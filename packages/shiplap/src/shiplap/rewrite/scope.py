@@ -56,7 +56,10 @@ class Rewrites:
                 fix=fix,
             )
         # Sets share members: the same rewrite, or one that does the same under the same name, is used once.
-        rewrites = tuple({(r.name, type(r), r.digest): r for r in reversed(rewrites)}.values())[::-1]
+        once: dict[tuple[Any, ...], Rewrite] = {}
+        for given in rewrites:
+            once.setdefault((given.name, type(given), given.digest), given)
+        rewrites = tuple(once.values())
         self.labels = _labels(rewrites)
         self.rewrites = tuple(r if r.proven_late else proven(r) for r in rewrites)
         self.outcomes: list[Outcome] = []
