@@ -1,6 +1,7 @@
 """How many attentions, RMS norms and rotaries of published models the shipped rewrites find, and whether results stay.
 
     python benchmarks/rewrite_coverage.py [NAME ...]
+    python benchmarks/rewrite_coverage.py --every 3/200     every 200th model type of transformers from the third on
 
 Models of transformers, and of timm and diffusers where these are installed, are built from their configs and traced on
 the CPU; nothing is measured and nothing is downloaded. A softmax that is no attention (a router's) counts as none. A
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from _published import published
+from _published import Built, published
 
 from shiplap.rewrite import Match, NearMiss
 from shiplap.rewrite.shipped import attention, rms_norm
@@ -65,15 +68,25 @@ def look(model: Any, inputs: dict[str, Any]) -> tuple[list[Any], dict[str, int],
     return outcomes, places, max(errors, default=0.0)
 
 
+def chosen(wanted: list[str]) -> dict[str, Callable[[], Built]]:
+    """The models to build: those that are named, all published ones, or a part of every model type."""
+    if wanted[:1] == ["--every"]:
+        from _every import build, kinds
+
+        start, _, step = (wanted[1] if wanted[1:] else "0/1").partition("/")
+        return {kind: partial(build, kind) for kind in kinds()[int(start) :: int(step)]}
+    return {name: build for name, build in published().items() if not wanted or name in wanted}
+
+
 def main() -> None:
-    wanted, totals, models = sys.argv[1:], {name: [0, 0] for name in WANTED}, 0
-    for name, build in published().items():
-        if wanted and name not in wanted:
-            continue
+    totals, models = {name: [0, 0] for name in WANTED}, 0
+    for name, build in chosen(sys.argv[1:]).items():
         torch.manual_seed(0)
         try:
             model, inputs = build()
-        except ImportError as e:
+            with torch.no_grad():
+                model(**inputs)
+        except Exception as e:  # a package that is not here, or a type that cannot be built from sizes alone
             print(f"{name:32} not here: {e}"[:120])
             continue
         outcomes, places, error = look(model, inputs)

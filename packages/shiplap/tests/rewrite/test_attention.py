@@ -44,12 +44,34 @@ def falcon(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tenso
     return F.softmax(scores + mask + bias, -1, dtype=torch.float32) @ v[:, :1]
 
 
+def gpt_oss(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """A sink: a column of scores of its own, which takes weight and adds no value."""
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.5 + mask
+    sink = bias[0, :, 0, 0].reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[-2], -1)
+    scores = torch.cat([scores, sink], dim=-1)
+    weights = F.softmax(scores - scores.max(dim=-1, keepdim=True).values, dim=-1, dtype=scores.dtype)
+    return torch.matmul(weights[..., :-1], v).transpose(1, 2).contiguous()
+
+
+def flint(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.5 + mask
+    sink = bias[0, :, 0, 0].reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    return F.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1] @ v
+
+
+def xlnet(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Products by einsum, tokens ahead of the batch, and a term that is left out as 0."""
+    q, k, v = (t.permute(2, 0, 1, 3).contiguous() for t in (q, k, v))
+    scores = (torch.einsum("ibnd,jbnd->bnij", q, k) + bias + 0) * 0.5 - 65500 * mask.sigmoid().round()
+    return torch.einsum("bnij,jbnd->ibnd", F.softmax(scores, dim=3), v)
+
+
 def args() -> list[Tensor]:
     g = torch.Generator().manual_seed(0)
     return [torch.randn(s, generator=g) for s in (*(((2, 3, 5, 4),) * 3), (1, 3, 5, 5), (2, 1, 5, 5))]
 
 
-@pytest.mark.parametrize("model", [t5, gpt2, timm, falcon], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("model", [t5, gpt2, timm, falcon, gpt_oss, flint, xlnet], ids=lambda f: f.__name__)
 def test_it_is_found_and_computes_the_same(model: Callable[..., Tensor]) -> None:
     given, placed = args(), list[Any]()
 
@@ -113,10 +135,16 @@ def filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.masked_fill(scores > 1, -1e4).softmax(-1) @ v
 
 
+def other_columns(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.cat((q @ k.mT, q[..., :1]), -1)
+    return scores.softmax(-1)[..., :-2] @ v[..., 1:, :]
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
         (capped, "tanh caps the scores"),
+        (other_columns, "1 columns are joined to the scores at the end, and 2 of the weights dropped"),
         (talking, "stands between the softmax and the product with the values"),
         (filled, "the mask fills in -10000"),
         (lambda q, k, v: F.dropout((q @ k.mT).softmax(-1), 0.5, True) @ v, "dropout drops weights"),
@@ -139,6 +167,14 @@ def test_a_router_is_no_attention() -> None:
 
 def squares(x: Tensor, w: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).mean((1, 2), keepdim=True) + 1e-5) * w
+
+
+def test_a_norm_whose_root_is_cast_is_found() -> None:
+    def cast(x: Tensor) -> Tensor:
+        return (x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6).to(x.dtype)).sin()
+
+    (outcome,) = outcomes(rms_norm, cast, torch.randn(3, 8, dtype=torch.bfloat16))
+    assert isinstance(outcome, Match), outcome
 
 
 def test_a_norm_over_other_dims_is_a_near_miss() -> None:

@@ -113,8 +113,22 @@ def test_an_error_inside_leaves_nothing():
 
 
 def test_two_rewrites_of_one_name():
-    with pytest.raises(sl.ShiplapError, match=r"SL802(.|\n)*two different rewrites of that name"):
-        sl.rewrites(PLAIN, made(by=lambda x, w: torch.matmul(x, w.t())))
+    """Both are in force, the first one first; what the second did has a name of its own."""
+    other = made(by=lambda x, w: torch.matmul(x, w.t()))
+    scope = sl.rewrites(PLAIN, other)
+    assert list(scope.labels.values()) == [PLAIN.name, f"{PLAIN.name}_2"]
+    with scope:
+        fresh()(X, W)
+    assert [m.rewrite for m in scope.matches] == [PLAIN.name]
+
+
+def test_any_two_shipped_sets_and_a_rewrite_of_a_name_that_ships():
+    from shiplap.rewrite.shipped import attention, everything
+
+    mine = made(by=lambda x, w: torch.matmul(x, w.t()), name="attention")
+    scope = sl.rewrites(*everything, *attention, *everything, mine)
+    assert len(scope.rewrites) == len(everything) + 1
+    assert len({*scope.labels.values()}) == len(scope.rewrites)
 
 
 def test_the_same_rewrite_may_come_twice():

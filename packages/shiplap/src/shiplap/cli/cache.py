@@ -1,5 +1,5 @@
 """``shiplap cache``: what the store of choices holds, why an entry does not serve, moving entries between machines; and
-the compiled bindings beside it."""
+the compiled bindings and proofs of rewrites beside it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ Examples:
   shiplap cache why mylib.ops:rms_norm   the same, and whether a kernel has changed
   shiplap cache export all.json          shiplap cache import all.json
   shiplap cache rm mylib::rms_norm       one op; 'rm all' removes every entry
-  shiplap cache gc                       stale and damaged files, old compiled bindings
+  shiplap cache ls proofs                the kept proofs of rewrites; 'rm proofs' removes them
+  shiplap cache gc                       stale and damaged files, old compiled bindings and proofs
 
 \b
 Exit status:
   0  the command is done; 'why': an entry serves the call
   1  'ls': an entry is damaged; 'why': no entry serves the call; 'rm', 'gc': a file remains
   2  the action or the file does not exist, or the file cannot be written"""
+
+
+PROOFS = "proofs"  # no op has this name: names of ops have a namespace
 
 
 class Action(StrEnum):
@@ -44,10 +48,14 @@ class Action(StrEnum):
 
 def command(
     action: Annotated[Action, typer.Argument(metavar="ls|why|export|import|rm|gc")],
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="An op (ls, why, rm) or a file (export, import).")] = "",
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="An op (ls, why, rm), 'proofs' (ls, rm) or a file (export, import).")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
 ) -> None:
     """Look into the store of tuned choices: one readable JSON file per entry, in SHIPLAP_CACHE_DIR/tuned.
+
+    Compiled bindings and proofs of rewrites lie beside it, in native and proofs.
 
     Entries are compared with this machine, its driver and its library versions, and with the op's kernels where the op
     can be imported.
@@ -114,14 +122,39 @@ def _line(entry: Stored) -> str:
 
 
 def _ls(store: Store, what: str) -> Result:
+    if what == PROOFS:
+        return _proofs()
     entries = list(store.entries(_named(what)))
     lines = [_line(e) for e in entries] or [f"no entries in {store.root}"]
     compiled = _compiled(store) if not what else []
     lines += [
         f"compiled {b['file']}: {b['bytes'] / 2**20:.1f} MiB{b['problem'] and '  ' + b['problem']}" for b in compiled
     ]
-    result = {"root": str(store.root), "entries": [_row(e) for e in entries], "compiled": compiled}
+    kept = _proofs()[0]["proofs"] if not what else []
+    lines += [f"proofs: {len(kept)} kept, {sum(not p['problem'] for p in kept)} may serve"] if kept else []
+    result = {"root": str(store.root), "entries": [_row(e) for e in entries], "compiled": compiled, "proofs": kept}
     return result, lines, int(any(e.problem for e in entries) or any(b["problem"] for b in compiled))
+
+
+def _proofs() -> Result:
+    """The kept proofs of rewrites, and why one serves no process like this."""
+    from shiplap.rewrite import kept
+
+    rows = [
+        {"file": str(entry.path), "rewrite": entry.key["op"] if entry.key else "", "problem": problem}
+        for entry, problem in kept.proofs()
+    ]
+    lines = [f"{'other ' if r['problem'] else 'proven'}  {r['rewrite'] or r['file']}  {r['problem']}" for r in rows]
+    return {"proofs": rows}, [line.rstrip() for line in lines] or ["no proofs are kept"], 0
+
+
+def _without_proofs(*, stale: bool) -> tuple[int, list[str]]:
+    """How many proofs were removed, of all or of those that serve no process like this; and what could not be."""
+    from shiplap.rewrite import kept
+
+    removable = [entry for entry, problem in kept.proofs() if problem or not stale]
+    stuck = [str(entry.path) for entry in removable if not kept.remove(entry)]
+    return len(removable) - len(stuck), stuck
 
 
 def _compiled(store: Store) -> list[dict[str, Any]]:
@@ -179,8 +212,16 @@ def _import(store: Store, what: str) -> Result:
 
 
 def _rm(store: Store, what: str) -> Result:
-    name = "" if what == "all" else _named(what)
-    return _removed(store, [e.path for e in store.entries(name)])
+    gone, stuck = _without_proofs(stale=False) if what in ("all", PROOFS) else (0, [])
+    paths = [] if what == PROOFS else [e.path for e in store.entries("" if what == "all" else _named(what))]
+    return _with_proofs(_removed(store, paths), gone, stuck)
+
+
+def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
+    """``done``, and the proofs that were removed as well."""
+    result, lines, status = done
+    lines = [*lines, *([f"removed {gone} proofs"] if gone else []), *(f"cannot remove {path}" for path in stuck)]
+    return {**result, "proofs": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
 
 
 def _gc(store: Store, what: str) -> Result:
@@ -195,7 +236,8 @@ def _gc(store: Store, what: str) -> Result:
     result, lines, status = _removed(store, [*stale, *store.rubbish()])
     lines += [f"removed {gone} from {root}"] if gone else []
     lines += [f"cannot remove {path}" for path in stuck]
-    return {**result, "compiled": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
+    done = {**result, "compiled": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
+    return _with_proofs(done, *(_without_proofs(stale=True) if not what else (0, [])))
 
 
 def _removed(store: Store, paths: list[Path]) -> Result:

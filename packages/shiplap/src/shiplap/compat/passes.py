@@ -11,7 +11,7 @@ import re
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -210,14 +210,17 @@ class Captured:
     roles: dict[Node, int | str]
 
 
-def capture(fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str, *, dynamic: bool) -> Captured:
+def capture(
+    fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str, *, dynamic: bool | Collection[int]
+) -> Captured:
     """What ``fn(*tensors)`` is at ``level``, compiled as far as that place and as any function of a user is.
 
-    Sizes of at least 2 are symbols if ``dynamic``; equal ones are one symbol. Raises what torch raises for a function
-    that cannot be one graph.
+    Sizes of at least 2 are symbols if ``dynamic``, or if it lists them; equal ones are one symbol. Raises what
+    torch raises for a function that cannot be one graph.
     """
     order: list[int | str] = []
     seen: list[Graph] = []
+    symbols = () if isinstance(dynamic, bool) else dynamic
 
     def note(graph: Graph) -> None:
         order.extend(_role(n) for n in graph.nodes if n.op == "placeholder")
@@ -234,8 +237,9 @@ def capture(fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str,
         warnings.simplefilter("ignore")
         own = [t.detach().requires_grad_(t.requires_grad) for t in tensors]  # marks stay on a tensor
         for t in own if dynamic else ():
-            for dim in (d for d in range(t.dim()) if t.shape[d] > 1):
-                mark_dynamic(t, dim)
+            for dim, size in enumerate(t.shape):
+                if size > 1 and (dynamic is True or size in symbols):
+                    mark_dynamic(t, dim)
         torch.compile(_of_its_own(fn), dynamic=False, fullgraph=True, options=options)(*own)
     if not seen:
         raise ValueError("it computes nothing from tensors")

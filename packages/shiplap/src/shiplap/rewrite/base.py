@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from shiplap.referee.finding import Finding
+from shiplap.rewrite import trail
 from shiplap.rewrite.match import Level, Outcome
 from shiplap.rewrite.program import Program
 from shiplap.rewrite.prove import prove
@@ -21,12 +22,27 @@ class Rewrite(ABC):
     """One rewrite. Immutable once built; identity is the object's.
 
     Attributes:
-        name: an identifier, unique among the rewrites of a scope, as it appears in findings and counters.
+        name: an identifier, as it appears in findings and counters.
         level: where it runs.
+        anchors: names of calls (``"softmax"``) without one of which a graph has no place for it. Empty where any graph
+            may have one.
     """
 
     name: str
     level: Level
+    anchors: frozenset[str] = frozenset()
+
+    @property
+    def proven_late(self) -> bool:
+        """Whether the proof waits for the first graph that has an anchor. Those of Shiplap wait: most are never met.
+
+        What a user wrote is proven when it is put into force, where an error names the line.
+        """
+        return bool(self.anchors) and self.self_contained and type(self).__module__.startswith("shiplap.rewrite.")
+
+    def may_match(self, graph: Graph) -> bool:
+        """Whether ``graph`` has a call that the rewrite is about."""
+        return not self.anchors or any(trail.named(n) in self.anchors for n in graph.nodes)
 
     @property
     def self_contained(self) -> bool:

@@ -18,13 +18,13 @@ import torch
 
 from shiplap.referee.finding import Finding
 from shiplap.selection.key import Key, environment
-from shiplap.selection.store import Store
+from shiplap.selection.store import Store, Stored
 from shiplap.settings import settings
 
 if TYPE_CHECKING:
     from shiplap.rewrite.program import Provable
 
-__all__ = ["read", "write"]
+__all__ = ["proofs", "read", "remove", "write"]
 
 ROOMS = ("rewrite", "compat", "op", "referee")
 GOOD = ("ok", "skip")
@@ -45,6 +45,25 @@ def write(rewrite: Provable, findings: tuple[Finding, ...]) -> bool:
     if not rewrite.self_contained or any(f.verdict not in GOOD for f in findings):
         return False
     return _store().put(_key(rewrite), {"findings": [asdict(f) for f in findings]})
+
+
+def proofs() -> list[tuple[Stored, str]]:
+    """The kept proofs, each with the reason why it serves no process like this one; empty where it may.
+
+    Whether a rewrite has changed since only the process knows that has the rewrite.
+    """
+    current = {"extra.engine": _engine(), "extra.torch": str(torch.version.git_version), **environment("cpu")}
+    listed = []
+    for entry in _store().entries():
+        held = entry.key.as_dict() if entry.key is not None else {}
+        changed = [name for name, here in current.items() if held.get(name) != here]
+        listed.append((entry, entry.problem or (f"other {', '.join(changed)}" if changed else "")))
+    return listed
+
+
+def remove(entry: Stored) -> bool:
+    """Delete one proof; whether it is gone."""
+    return _store().remove(entry.path)
 
 
 def _store() -> Store:

@@ -31,7 +31,8 @@ class Program:
         fn: plain PyTorch, as a model would contain it.
         args: tensors, scalars, None; never changed.
         label: says which sample this is, for findings.
-        dynamic: whether sizes are traced as symbols.
+        dynamic: whether sizes are traced as symbols: all, or those that are listed, as the batch and the tokens of a
+            model are, while its heads and widths are numbers.
         train: whether gradients of the floating tensors are compared as well.
         fires: whether the rewrite has to fire. Where sizes are 0 or 1 the compiler may leave nothing of a pattern.
         kinds: of values (see ``shiplap.referee.values``) that it is run on besides ``args``.
@@ -40,7 +41,7 @@ class Program:
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     label: str = ""
-    dynamic: bool = False
+    dynamic: bool | tuple[int, ...] = False
     train: bool = True
     fires: bool = True
     kinds: tuple[str, ...] = ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -19,7 +20,7 @@ from shiplap.referee.compare import Reduction, bitwise, close
 from shiplap.referee.finding import Finding
 from shiplap.referee.layouts import clone_exactly
 from shiplap.referee.run import last_line, quiet, widen
-from shiplap.rewrite import kept
+from shiplap.rewrite import kept, together
 from shiplap.rewrite.match import Match, NearMiss, Outcome
 from shiplap.rewrite.program import Program, Provable, proving
 
@@ -85,9 +86,21 @@ def prove(rewrite: Provable) -> tuple[Finding, ...]:
 def _prove(rewrite: Provable, digest: str) -> None:
     from shiplap.compat.passes import preserving_state, uncast
 
-    with preserving_state(), uncast(), quiet():
+    with preserving_state(), uncast(), quiet(), _uncollected():
         if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
             _findings[rewrite] = digest, _run(rewrite)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without collections of garbage: with a compiler in memory each takes 0.2 s, and a proof makes little garbage."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _run(rewrite: Provable) -> tuple[Finding, ...]:
@@ -111,11 +124,12 @@ class _Seen:
 
 def _observed(rewrite: Provable) -> Iterator[_Seen]:
     """What the checks see, program by program; after a first difference no more is looked for."""
-    for program in rewrite.programs():
-        seen = list(_program(rewrite, program))
-        yield from seen
-        if any(s.problem for s in seen):
-            return
+    for batch in together.batches(iter(rewrite.programs()), rewrite.level):
+        for program, captured in zip(batch, _captured(rewrite, batch), strict=True):
+            seen = list(_program(rewrite, program, captured))
+            yield from seen
+            if any(s.problem for s in seen):
+                return
 
 
 def _summed(rewrite: Provable, seen: Sequence[_Seen]) -> Iterator[Finding]:
@@ -138,12 +152,11 @@ def _summed(rewrite: Provable, seen: Sequence[_Seen]) -> Iterator[Finding]:
             yield Finding(check, "skip", rewrite.name, why or "no program was compared that far")
 
 
-def _program(rewrite: Provable, program: Program) -> Iterator[_Seen]:
+def _program(rewrite: Provable, program: Program, captured: Captured) -> Iterator[_Seen]:
     def seen(check: str, problem: str = "") -> _Seen:
         return _Seen(check, problem, program.label)
 
-    train = program.train and rewrite.level != "post-grad"
-    captured, tensors = _captured(rewrite, program, train)
+    train, tensors = _trained(rewrite, program), program.of_tensors()[1]
     before = _module(captured.graph)
     outcomes = list(rewrite.apply(captured.graph))
     if not any(isinstance(o, Match) for o in outcomes):
@@ -166,13 +179,19 @@ def _silent(outcomes: Sequence[Outcome], seen: Callable[[str, str], _Seen]) -> _
     return seen(BY_OBSTACLE.get(nearest.obstacle, "fires"), nearest.reason)
 
 
-def _captured(rewrite: Provable, program: Program, train: bool) -> tuple[Captured, list[Tensor]]:
-    from shiplap.compat.passes import capture
+def _trained(rewrite: Provable, program: Program) -> bool:
+    return program.train and rewrite.level != "post-grad"
 
-    fn, tensors = program.of_tensors()
-    leaves = [t.detach().requires_grad_(train and t.is_floating_point()) for t in tensors]
+
+def _captured(rewrite: Provable, batch: Sequence[Program]) -> Iterator[Captured]:
+    """Each program of a batch as a graph, from one trace where that is possible."""
+    pieces = together.pieces_of(batch, rewrite.level, _trained(rewrite, batch[0])) if batch[1:] else None
+    yield from pieces if pieces is not None else (_captured_alone(rewrite, program) for program in batch)
+
+
+def _captured_alone(rewrite: Provable, program: Program) -> Captured:
     try:
-        return capture(fn, leaves, rewrite.level, dynamic=program.dynamic), tensors
+        return together.alone(program, rewrite.level, _trained(rewrite, program))
     except ShiplapError:
         raise
     except Exception as e:

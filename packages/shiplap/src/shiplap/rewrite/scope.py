@@ -36,10 +36,11 @@ class _Entered(threading.local):
 
 
 class Rewrites:
-    """Rewrites that are proven, ready to be put into force for a ``with`` block or for one ``torch.compile``.
+    """Rewrites, proven before they change a graph, to be put into force for a block or for one ``torch.compile``.
 
     Attributes:
         rewrites: in the order in which they are tried at each level.
+        labels: the name of each in ``outcomes``. The second of a name is ``name_2``, so any two sets may be joined.
         outcomes: what they did in the graphs compiled so far. Code from a cache is not compiled: it adds nothing.
         graphs: how many graphs they have seen, at all levels.
     """
@@ -55,17 +56,12 @@ class Rewrites:
                 fix=fix,
             )
         # Sets share members: the same rewrite, or one that does the same under the same name, is used once.
-        rewrites = tuple({(r.name, type(r), r.digest): r for r in reversed(rewrites)}.values())[::-1]
-        names = [r.name for r in rewrites]
-        for twice in {n for n in names if names.count(n) > 1}:
-            raise error(
-                "SL802",
-                where=f"sl.rewrites(..., {twice!r}, ...)",
-                got="two different rewrites of that name",
-                expected="a name each",
-                fix="give one of them another name; the same rewrite may come twice",
-            )
-        self.rewrites = tuple(proven(r) for r in rewrites)
+        once: dict[tuple[Any, ...], Rewrite] = {}
+        for given in rewrites:
+            once.setdefault((given.name, type(given), given.digest), given)
+        rewrites = tuple(once.values())
+        self.labels = _labels(rewrites)
+        self.rewrites = tuple(r if r.proven_late else proven(r) for r in rewrites)
         self.outcomes: list[Outcome] = []
         self.graphs = 0
         self._entered = _Entered()
@@ -116,14 +112,27 @@ class Rewrites:
     def run(self, level: Level, graph: Graph) -> None:
         """Apply the rewrites of one level to one graph; ``outcomes`` says what they did."""
         for rewrite in self.rewrites:
-            if rewrite.level == level:
-                self.outcomes.extend(replace(o, graph=self.graphs) for o in proven(rewrite).apply(graph))
+            if rewrite.level == level and rewrite.may_match(graph):
+                label = self.labels[rewrite]
+                outcomes = proven(rewrite).apply(graph)
+                self.outcomes.extend(replace(o, graph=self.graphs, rewrite=label) for o in outcomes)
         self.graphs += 1
 
     def identity(self, level: Level) -> str:
         """Of what :meth:`run` does at ``level``."""
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
         return hashlib.sha256("\n".join([_engine(), *parts]).encode()).hexdigest()[:16]
+
+
+def _labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
+    labels: dict[Rewrite, str] = {}
+    taken = {r.name for r in rewrites}
+    for rewrite in rewrites:
+        label, number = rewrite.name, 2
+        while label in labels.values() or (label != rewrite.name and label in taken):
+            label, number = f"{rewrite.name}_{number}", number + 1
+        labels[rewrite] = label
+    return labels
 
 
 @cache
@@ -137,6 +146,8 @@ def _engine() -> str:
 
 def rewrites(*rewrites: Rewrite) -> Rewrites:
     """Prove ``rewrites`` (each once in a process), to be put into force with ``with``, or with ``options()``.
+
+    Those that ship are proven when a graph has a call that they are about.
 
     Raises:
         ShiplapError: SL801 for a rewrite that changes results.

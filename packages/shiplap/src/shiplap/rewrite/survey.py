@@ -192,7 +192,7 @@ def survey(
         measured = _measured(fn, args, watched, changed, say) if measure else None
     finally:
         reset_compiler()
-    return Survey(target, tuple((r.name, r.level) for r in watched), outcomes, views, graphs, measured)
+    return Survey(target, tuple((watched.labels[r], r.level) for r in watched), outcomes, views, graphs, measured)
 
 
 def by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -229,10 +229,10 @@ def _measured(
 ) -> Measured:
     """``changed`` against no rewrites, and against the rewrites that matched, one more each time."""
     rewrites = {m.rewrite for m in scope.matches}
-    matched = sorted((r for r in scope if r.name in rewrites), key=lambda r: LEVELS.index(r.level))
+    matched = sorted((r for r in scope if scope.labels[r] in rewrites), key=lambda r: LEVELS.index(r.level))
     variants = []
     for count in range(len(matched)):
-        say(f"compiling with {matched[count - 1].name}, too" if count else "compiling without")
+        say(f"compiling with {scope.labels[matched[count - 1]]}, too" if count else "compiling without")
         options = Rewrites(*matched[:count]).options()
         variants.append(_Variant(fn, args, options, changed.train, changed.dynamic))
     if not matched:
@@ -240,7 +240,9 @@ def _measured(
     say("measuring")
     plain, variants = variants[0], [*variants, changed]
     seconds, kernels = _timed(variants), [v.kernels for v in variants]
-    steps = [Step(r.name, (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1])) for i, r in enumerate(matched)]
+    steps = [
+        Step(scope.labels[r], (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1])) for i, r in enumerate(matched)
+    ]
     preserving_state = (
         _largest_difference(changed.results, plain.results),
         _largest_difference(plain.results, _call(fn, args, changed.train)),

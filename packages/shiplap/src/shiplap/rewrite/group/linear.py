@@ -82,6 +82,7 @@ class StackedLinears(Group):
     """
 
     name = "batch_linear"
+    anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
         linear = linear_of(node)
@@ -107,7 +108,7 @@ class StackedLinears(Group):
         return Price(count * machine.launch + work, saved, added, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        kinds = ((12, True, (3,), _towers), (9, False, (2, 2), _towers), (24, True, (1,), _mirrored))
+        kinds = ((4, True, (3,), _towers), (3, False, (2, 2), _towers), (5, True, (1,), _mirrored))
         for count, bias, rows, fn in kinds:
             x = torch.randn(count, *rows, 8)
             weights, biases = torch.randn(count, 6, 8) / 8, torch.randn(count, 6)
@@ -143,6 +144,7 @@ class WideLinears(Group):
     """Linear layers of one input (query, key and value; gate and up): one product with the weights side by side."""
 
     name = "shared_input_linears"
+    anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
         linear = linear_of(node)

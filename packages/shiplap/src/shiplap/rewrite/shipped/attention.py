@@ -24,6 +24,7 @@ from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
 from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.program import Program, proving
+from shiplap.rewrite.shipped import einsum, sinks
 from shiplap.rewrite.shipped.attention_programs import programs
 from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of
 
@@ -35,6 +36,7 @@ class Attention(Rewrite):
 
     name = "attention"
     level: Level = "pre-grad"
+    anchors = frozenset({"softmax", "_softmax"})
 
     def __init__(self, *, always: bool = False) -> None:
         """``always``: also where torch has no fused kernel that pays."""
@@ -76,7 +78,7 @@ class Attention(Rewrite):
         return self._placed(graph, softmax, above, below)
 
     def _placed(self, graph: Graph, softmax: Node, above: Scores, below: _Weighted) -> Outcome:
-        held = [value(n) for n in (above.q, above.k, below.v)]
+        held = _held(above, below)
         if reason := _unfit(held):
             raise Obstructed(below.out, *reason)
         biased = any(step.kind in ("add", "fill", "keep") for step in above.steps)
@@ -86,10 +88,11 @@ class Attention(Rewrite):
             )
             fix = "add torch.finfo(scores.dtype).min to the scores instead, or rewrite the model under torch.no_grad()"
             raise Obstructed(below.out, "gradient", what, fix, 2)
-        if not (self.always or proving.get()) and (reason_of_cost := _declined(held, biased)):
+        if not (self.always or proving.get()) and (reason_of_cost := _declined(held, biased, above.sink)):
             raise Obstructed(below.out, "cost", reason_of_cost)
+        _require_same_sink(above, below)
         shape = tuple(value(softmax).shape)
-        plan = _Plan(above, shape, tuple(value(below.out).shape))
+        plan = _Plan(above, shape, tuple(value(below.out).shape), below.spelled)
         nodes = [*above.nodes, softmax, *below.nodes]
         bound = [("q", describe(above.q)), ("k", describe(above.k)), ("v", describe(below.v))]
         tensors = [step.given for step in above.steps]
@@ -141,15 +144,38 @@ def _nearest_product(start: Node, *, up: bool, most: int = 6) -> list[Node]:
 
 
 class _Weighted:
-    """The product with the values: ``out`` is ``weights @ v``, and ``nodes`` hand the weights on to it."""
+    """The product with the values: ``out`` is ``weights @ v``, and ``nodes`` hand the weights on to it.
 
-    def __init__(self, out: Node, v: Node, nodes: list[Node]) -> None:
-        self.out, self.v, self.nodes = out, v, nodes
+    The last ``dropped`` columns of the weights are left out. ``spelled`` says how an einsum takes them.
+    """
+
+    def __init__(
+        self, out: Node, v: Node, nodes: list[Node], dropped: int = 0, spelled: einsum.Spelled | None = None
+    ) -> None:
+        self.out, self.v, self.nodes, self.dropped, self.spelled = out, v, nodes, dropped, spelled
+
+
+def _held(above: Scores, below: _Weighted) -> list[Tensor]:
+    """The fake queries, keys and values, as a product reads them."""
+    q, k, v = (value(n) for n in (above.q, above.k, below.v))
+    if above.orders is not None:
+        q, k = q.permute(above.orders[0]), k.permute(above.orders[1])
+    return [q, k, v if below.spelled is None else v.permute(below.spelled.orders[1])]
+
+
+def _require_same_sink(above: Scores, below: _Weighted) -> None:
+    """Raise where other columns are dropped than were joined, or scores are changed after that."""
+    last = [step.kind for step in above.steps]
+    if below.dropped == above.sink and last.count("sink") == bool(above.sink) and not (above.sink and "view" in last):
+        return
+    what = f"{above.sink} columns are joined to the scores at the end, and {below.dropped} of the weights dropped"
+    fix = "join a sink to the scores last, and drop the same columns of the weights"
+    raise Obstructed(below.out, "operator", what, fix, 2)
 
 
 def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
     """Where the weights are multiplied by the values. None where they meet no product at all."""
-    node, nodes = softmax, list[Node]()
+    node, nodes, dropped = softmax, list[Node](), 0
     while True:
         reader = trail.only_reader(node)
         if reader is None:
@@ -157,8 +183,14 @@ def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
         given = trail.operands(reader)
         if trail.named(reader) in PRODUCTS and len(given) == 2:
             if given[0] is node and isinstance(given[1], Node):
-                return _Weighted(reader, given[1], [*nodes, reader])
+                return _Weighted(reader, given[1], [*nodes, reader], dropped)
             return Obstructed(reader, "operator", "the weights are its second operand; attention multiplies them first")
+        if spelled := einsum.of_values(reader, node):
+            return _Weighted(reader, spelled.second, [*nodes, reader], dropped, spelled)
+        if more := sinks.dropped(reader):
+            node, dropped = reader, dropped + more
+            nodes.append(reader)
+            continue
         if trail.drops(reader):
             fix = "evaluate the model (model.eval()), or train it with attn_implementation='sdpa'"
             return Obstructed(reader, "mode", "dropout drops weights here: a fused kernel would draw others", fix, 2)
@@ -203,13 +235,15 @@ def _unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
     return None
 
 
-def _declined(held: Sequence[Any], biased: bool) -> str:
+def _declined(held: Sequence[Any], biased: bool, sink: int) -> str:
     """Where torch has no fused kernel for CUDA that pays. Flash: 16 bits, one head dim of up to 256, no mask.
     Memory-efficient: masks too, but beyond 128 its accumulators leave the registers (head dim 1024: 0.34x of the
     written-out form), and float32 is slower than products in TF32 (0.81x, 12 heads of 64, 197 tokens, H200)."""
     q, _, v = held
     if q.device.type != "cuda":
         return ""
+    if sink:
+        return "a sink makes keys and masks one column longer, which was not measured on CUDA"
     e, d = q.shape[-1], v.shape[-1]
     if q.itemsize != 2 or e % 8 or d % 8:
         return f"torch's fused kernels pay for 16 bits and heads that are multiples of 8; these are {q.dtype}, {e}, {d}"
@@ -221,11 +255,17 @@ def _declined(held: Sequence[Any], biased: bool) -> str:
 class _Plan:
     """The function that is traced in place of the steps: of q, k, v and the tensors of the steps."""
 
-    def __init__(self, scores: Scores, shape: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-        self.scores, self.shape, self.out = scores, shape, out
+    def __init__(
+        self, scores: Scores, shape: tuple[Any, ...], out: tuple[Any, ...], spelled: einsum.Spelled | None = None
+    ) -> None:
+        self.scores, self.shape, self.out, self.spelled = scores, shape, out, spelled
         self.viewed = any(step.kind == "view" for step in scores.steps)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
+        if self.scores.orders is not None:
+            q, k = q.permute(self.scores.orders[0]), k.permute(self.scores.orders[1])
+        if self.spelled is not None:
+            v = v.permute(self.spelled.orders[1])
         k = k if self.scores.natural else k.transpose(-1, -2)
         scale, bias = self.scores.scale, None
         for step, tensor in zip(self.scores.steps, given, strict=True):
@@ -233,6 +273,8 @@ class _Plan:
                 scale, bias = scale * step.number, None if bias is None else bias * step.number
             elif step.kind == "stretch":
                 q = q * tensor
+            elif step.kind == "sink":
+                k, v, bias = sinks.with_sink(q, k, v, bias, tensor)
             else:
                 bias = _changed(step, bias, tensor)
         if self.viewed:
@@ -240,6 +282,8 @@ class _Plan:
             q, k = (t.expand(*self.scores.lead, *t.shape[-2:]).reshape(*lead, *t.shape[-2:]) for t in (q, k))
             v = v.reshape(*lead, *v.shape[-2:])
         out = _attended(q, k, v, bias, scale)
+        if self.spelled is not None:
+            out = out.permute(self.spelled.out)
         return out.reshape(self.out) if self.viewed else out
 
 

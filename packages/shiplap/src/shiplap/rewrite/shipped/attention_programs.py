@@ -59,6 +59,18 @@ def _by_temperature(q: Tensor, k: Tensor, v: Tensor, by: Tensor) -> Tensor:
     return F.softmax((q @ k.transpose(-2, -1)) * by, -1) @ v
 
 
+def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask
+    scores = torch.cat([scores, sink.reshape(1, -1, 1, 1).expand(2, -1, 5, -1)], dim=-1)
+    weights = F.softmax(scores - scores.max(dim=-1, keepdim=True).values, dim=-1, dtype=scores.dtype)
+    return torch.matmul(weights[..., :-1], v)
+
+
+def _by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    weights = F.softmax(torch.einsum("ibnd,jbnd->bnij", q, k) * 0.35 + mask, dim=3)
+    return torch.einsum("bnij,jbnd->ibnd", weights, v).sin()
+
+
 def programs() -> Iterator[Program]:
     """Each spelling on values as attention sees them; the usual one in all dtypes and with symbolic sizes."""
     rng = torch.Generator().manual_seed(0)
@@ -68,15 +80,17 @@ def programs() -> Iterator[Program]:
 
     q, k, v = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6)
     yield Program(_scaled_scores, drawn(q, k, v, (2, 1, 5, 7)), "a mask for each batch")
-    yield Program(_scaled_scores, drawn(q, k, v, (1, 3, 5, 7)), "a mask for each head, dynamic", dynamic=True)
     yield Program(_scaled_queries, drawn(q, k, v, (5, 7)), "scaled queries")
     for dtype in (torch.bfloat16, torch.float16):
         yield Program(_divided_in_float32, drawn(q, k, v, (2, 1, 1, 7), dtype=dtype), f"softmax in float32, {dtype}")
     yield Program(_biased_twice, drawn(q, (2, 1, 7, 8), v, (1, 3, 5, 7), (2, 1, 5, 7)), "a bias that is scaled")
-    masks: tuple[tuple[Callable[..., Tensor], tuple[int, ...]], ...] = ((_filled, (2, 1, 5, 7)), (_kept, (5, 7)))
-    for fn, shape in masks:
-        yield Program(fn, drawn(q, k, v, shape), fn.__name__, train=False)
     batches = drawn((6, 5, 8), (6, 7, 8), (6, 7, 6), (6, 1, 7), (2, 1, 5, 7))
     yield Program(_in_batches, batches, "baddbmm and views")
     yield Program(_of_one_head, drawn((2, 5, 8), (2, 7, 8), (2, 7, 6)), "three dims")
     yield Program(_by_temperature, drawn(q, k, v, (3, 1, 1)), "a learned temperature")
+    yield Program(_with_a_sink, drawn(q, k, v, (2, 1, 5, 7), (3,)), "a sink")
+    yield Program(_by_einsum, drawn((5, 2, 3, 8), (7, 2, 3, 8), (7, 2, 3, 6), (2, 1, 5, 7)), "by einsum")
+    masks: tuple[tuple[Callable[..., Tensor], tuple[int, ...]], ...] = ((_filled, (2, 1, 5, 7)), (_kept, (5, 7)))
+    for fn, shape in masks:
+        yield Program(fn, drawn(q, k, v, shape), fn.__name__, train=False)
+    yield Program(_scaled_scores, drawn(q, k, v, (1, 3, 5, 7)), "a mask for each head, dynamic", dynamic=(2, 5, 7))

@@ -79,6 +79,7 @@ class FoldedNorm(Rewrite):
             dtype: (fn, Drawn(Signature(f"{name}_norm", fn), (), None)) for dtype, fn in written_out.items()
         }
         self.pays, self.always, self.gradient = pays, always, gradient
+        self.anchors = frozenset({operator})
 
     def forced(self) -> FoldedNorm:
         """The same with ``always=True``."""

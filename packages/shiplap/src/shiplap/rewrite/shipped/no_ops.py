@@ -28,6 +28,7 @@ class NoOps(Rewrite):
 
     name = "no_ops"
     level: Level = "pre-grad"
+    anchors = frozenset({"to", "dropout"})
 
     @property
     def digest(self) -> str:

@@ -49,6 +49,7 @@ class RmsNorm(Rewrite):
 
     name = "rms_norm"
     level: Level = "pre-grad"
+    anchors = frozenset({"rsqrt", "pow"})
 
     @property
     def digest(self) -> str:
@@ -72,17 +73,19 @@ class RmsNorm(Rewrite):
         return NearMiss(self.name, self.level, miss.node.name, line, miss.obstacle, miss.reason, 3, 5, miss.fix)
 
     def _at(self, graph: Graph, squares: _Squares) -> Outcome | _Miss | None:
-        product = trail.only_reader(squares.root)
+        root, casts = squares.root, list[Node]()
+        while (product := trail.only_reader(root)) is not None and trail.idle(product) and product.args[0] is root:
+            casts.append(root := product)
         if product is None:
-            return _Miss(squares.root, "user", "the root is read more than once", "compute the norm once")
-        others = [a for a in trail.operands(product) if a is not squares.root]
+            return _Miss(root, "user", "the root is read more than once", "compute the norm once")
+        others = [a for a in trail.operands(product) if a is not root]
         if trail.named(product) != "mul" or len(others) != 1 or trail.handed_on(others[0]) is not squares.x:
             if _centred(squares.x):
                 what = "the mean is subtracted first: this is a layer norm, which Inductor compiles as fast as written"
                 return _Miss(product, "cost", what, "leave it, or call torch.nn.functional.layer_norm")
             what = f"{product.name} ({operator_name(product)}) does not multiply the values whose squares were summed"
             return _Miss(product, "operator", what, "an RMS norm multiplies x by rsqrt(mean(x ** 2) + eps)")
-        nodes = [*squares.nodes, product]
+        nodes = [*squares.nodes, *casts, product]
         trail.handed_on(others[0], nodes)
         out, weight = _weighted(product, value(squares.x).shape[-1], nodes)
         given, bound = [squares.x, weight, squares.eps], [("x", describe(squares.x)), ("weight", describe(weight))]
@@ -216,6 +219,10 @@ def _bare(x: Tensor, weight: Tensor) -> Tensor:
     return (x * torch.pow(x.square().mean(-1, True) + 1e-5, -0.5)).sin() * weight
 
 
+def _cast_root(x: Tensor, weight: Tensor) -> Tensor:
+    return (x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6).to(x.dtype)).sin() * weight
+
+
 def _programs() -> Iterator[Program]:
     rng = torch.Generator().manual_seed(0)
 
@@ -228,6 +235,7 @@ def _programs() -> Iterator[Program]:
     yield Program(_gemma, (x.transpose(1, 2), weight), "transposed, with 1 + weight")
     yield Program(_gemma, drawn(3, 16, dtype=torch.float16), "float16, with 1 + weight")
     yield Program(_bare, drawn(4, 16), "without a weight")
+    yield Program(_cast_root, drawn(4, 16, dtype=torch.bfloat16), "a root in bfloat16")
 
 
 rms_norm = RmsNorm()

@@ -76,6 +76,7 @@ class Rotary(Rewrite):
 
     name = "rotary"
     level: Level = "pre-grad"
+    anchors = JOINS
 
     def __init__(self, *, always: bool = False) -> None:
         """``always``: also where what Inductor makes of the original is as fast."""

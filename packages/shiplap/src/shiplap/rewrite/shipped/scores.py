@@ -14,6 +14,7 @@ from shiplap.rewrite import trail
 from shiplap.rewrite.graph import operator_name, value
 from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normal import arguments
+from shiplap.rewrite.shipped import einsum, sinks
 
 __all__ = ["PRODUCTS", "Obstructed", "Scores", "Step", "scores_of"]
 
@@ -37,7 +38,7 @@ class Step:
 
     ``kind``: ``scale`` by a number, ``stretch`` by a tensor that is constant along the keys, ``add`` a tensor times a
     number, ``fill`` with a number where a mask is true, ``keep`` what is there where it is true, ``view`` with other
-    leading dims.
+    leading dims, ``sink`` joins ``number`` columns to the scores.
     """
 
     kind: str
@@ -53,7 +54,7 @@ class Scores:
     """``product`` is ``q @ k.transpose(-1, -2)`` if ``natural``, else ``q @ k``, times ``scale``.
 
     ``steps`` follow it, in the order in which they are computed. ``nodes`` are all that lies in between, product
-    included. ``lead`` are the leading dims of the product.
+    included. ``lead`` are the leading dims of the product. ``orders`` permute ``q`` and ``k``, for an einsum.
     """
 
     product: Node
@@ -64,6 +65,12 @@ class Scores:
     lead: tuple[Any, ...]
     steps: list[Step] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
+    orders: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    @property
+    def sink(self) -> int:
+        """How many columns are joined to the scores last of all."""
+        return int(self.steps[-1].number) if self.steps and self.steps[-1].kind == "sink" else 0
 
     @property
     def blocks_gradients(self) -> bool:
@@ -81,6 +88,9 @@ def scores_of(top: Any, reader: Node, depth: int = 0) -> Scores | None:
         return None
     if trail.named(top) in (*PRODUCTS, "baddbmm"):
         return _product(top)
+    if spelled := einsum.of_scores(top):
+        lead = tuple(value(top).shape[:-2])
+        return Scores(top, spelled.first, spelled.second, True, 1.0, lead, [], [top], spelled.orders)
     step = _step(top)
     if step is None:
         _require_no_product(top, depth)
@@ -95,11 +105,14 @@ def scores_of(top: Any, reader: Node, depth: int = 0) -> Scores | None:
         return None
     _require_only_reader(top, reader)
     below.nodes.append(top)
+    if (plain := sinks.shifted(top)) is not None:
+        below.nodes.extend(sinks.maximum(trail.operands(top)[1], plain))
     return below
 
 
 def _require_only_reader(node: Node, reader: Node) -> None:
-    other = next((u for u in node.users if u is not reader and not _for_dtype(u, node)), None)
+    largest = sinks.maximum(trail.operands(reader)[1], node) if sinks.shifted(reader) is node else []
+    other = next((u for u in node.users if u is not reader and u not in largest and not _for_dtype(u, node)), None)
     if other is not None:
         who = "the graph returns it" if other.op == "output" else f"{other.name} reads it, too"
         raise Obstructed(
@@ -125,8 +138,12 @@ def _step(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
     if scaled := trail.factor(node):
         return [(scaled[0], [Step("scale", None, scaled[1])])]
     given = trail.operands(node)
+    if (plain := sinks.shifted(node)) is not None:
+        return [(plain, [None])]
+    if (pair := sinks.joined(node)) is not None:
+        return [(pair[0], [Step("sink", pair[1], pair[2])])]
     if name in ("add", "sub") and len(given) == 2:
-        return list(_sums(node, given, 1.0 if name == "add" else -1.0))
+        return list(_sums(node, given, 1.0 if name == "add" else -1.0)) or _plus_nothing(given)
     if name in FILLS and len(given) == 3:
         return _filled(node, given)
     if name in ("mul", "div") and len(given) == 2:
@@ -144,6 +161,11 @@ def _sums(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list
     for scores, bias, number in pairs:
         if isinstance(scores, Node) and isinstance(bias, Node) and _as_large(scores, node):
             yield scores, [Step("add", bias, number)]
+
+
+def _plus_nothing(given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
+    """A term that a model leaves out, as 0."""
+    return [(given[0], [None])] if isinstance(given[0], Node) and trail.constant(given[1]) == 0 else None
 
 
 def _as_large(scores: Node, node: Node) -> bool:

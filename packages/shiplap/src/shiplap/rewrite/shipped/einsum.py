@@ -1,0 +1,81 @@
+"""The two products of attention where a model writes them with ``einsum``: which dims are batch, tokens and width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from shiplap.rewrite import trail
+from shiplap.rewrite.graph import value
+
+__all__ = ["Spelled", "of_scores", "of_values"]
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """``first`` and ``second`` permuted by their orders are ``[..., rows, inner]`` and ``[..., inner or columns, ...]``
+    as ``matmul`` reads them; ``out`` puts the dims of that product in the order of the einsum's."""
+
+    first: Node
+    second: Node
+    orders: tuple[Order, Order]
+    out: Order
+
+
+def _terms(node: Node) -> tuple[list[str], str, list[Node]] | None:
+    """The letters of two operands, of the result, and the operands. None for any other einsum."""
+    given = trail.operands(node)
+    flat = [n for g in given[1:] for n in (g if isinstance(g, (list, tuple)) else [g])]
+    if trail.named(node) != "einsum" or not isinstance(given[0], str) or len(flat) != 2 or "->" not in given[0]:
+        return None
+    left, _, out = given[0].replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != 2 or "." in given[0] or any(len(set(t)) != len(t) for t in (*terms, out)):
+        return None
+    if not all(isinstance(n, Node) and isinstance(value(n), Tensor) for n in flat):
+        return None
+    return terms, out, flat
+
+
+def of_scores(node: Any) -> Spelled | None:
+    """``node`` as the product of queries and keys, keys with their tokens in the last dim but one. None elsewhere."""
+    if not isinstance(node, Node) or (read := _terms(node)) is None or len(read[1]) < 2:
+        return None
+    terms, out, nodes = read
+    rows, columns = out[-2], out[-1]
+    if rows in terms[1]:
+        terms, nodes = terms[::-1], nodes[::-1]
+    batch = out[:-2]
+    inner = set(terms[0]) - {*out}
+    if len(inner) != 1 or {*terms[0]} != {*batch, rows, *inner} or {*terms[1]} != {*batch, columns, *inner}:
+        return None
+    (width,) = inner
+    orders = (_order(terms[0], batch + rows + width), _order(terms[1], batch + columns + width))
+    return Spelled(nodes[0], nodes[1], orders, tuple(range(len(out))))
+
+
+def of_values(node: Any, weights: Node) -> Spelled | None:
+    """``node`` as the product of ``weights``, whose last dim is summed over, and the values. None elsewhere."""
+    if not isinstance(node, Node) or (read := _terms(node)) is None:
+        return None
+    terms, out, nodes = read
+    if nodes[1] is weights:
+        terms, nodes = terms[::-1], nodes[::-1]
+    if nodes[0] is not weights or nodes[1] is weights or len(terms[0]) < 2:
+        return None
+    batch, rows, summed = terms[0][:-2], terms[0][-2], terms[0][-1]
+    width = {*terms[1]} - {*batch, summed}
+    if len(width) != 1 or {*terms[1]} != {*batch, summed, *width} or {*out} != {*batch, rows, *width}:
+        return None
+    product = batch + rows + "".join(width)
+    orders = (tuple(range(len(terms[0]))), _order(terms[1], batch + summed + "".join(width)))
+    return Spelled(nodes[0], nodes[1], orders, _order(product, out))
+
+
+def _order(given: str, wanted: str) -> Order:
+    return tuple(given.index(letter) for letter in wanted)
