@@ -93,8 +93,8 @@ def draft_package(
         f"{len(drafted.entries)} ops of {package}{f' {version}' if version else ''}, drafted by `{command}`.",
         "",
         "Import this module, then audit its ops: shiplap audit <this file>. What is marked inferred was seen in",
-        "calls and promised by nobody: confirm it. Until the lines marked FILL are written there is no reference, and whatever",
-        "would be compared with one stays incomplete.",
+        "calls and promised by nobody: confirm it. Until the lines marked FILL are written there is no reference, and",
+        "whatever would be compared with one stays incomplete.",
     ]
     text = module_source(drafted.entries, drafted.left_out, head=[head[0], *head[2:]], home=package)
     return PackageDraft(
