@@ -133,7 +133,8 @@ class Recorder:
             ) -> Any:
                 return recorder.record(func, args, kwargs or {})
 
-        return Mode()
+        made: Any = Mode
+        return made()
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``func``, and keep the call if its op is wanted."""
