@@ -152,3 +152,43 @@ def test_language() -> None:
     assert len(shown) == 5
     for line in shown:
         assert "audited, compiled, exported" in line, line
+
+
+def test_eight_plain() -> None:
+    """The declarations have fewer lines in all."""
+    pytest.importorskip("triton")
+    shown = re.findall(r"(\w+): (\d+) lines, with custom_op (\d+)", output("eight_plain.py"))
+    assert [name for name, _, _ in shown] == ["rope", "squash", "swish", "cache", "plan"]
+    ours, theirs = (sum(int(row[i]) for row in shown) for i in (1, 2))
+    assert ours < theirs
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.long
+def test_eight_kernels() -> None:
+    """Each is audited, compiled, exported, differentiated, mapped and cast, or says why not."""
+    pytest.importorskip("triton")
+    shown = output("eight_kernels.py")
+    lines = [line for line in shown.splitlines() if "audited: " in line]
+    assert len(lines) == 8, shown
+    assert "WRONG" not in shown, shown
+    for line in lines:
+        assert all(f"{way}: yes" in line for way in ("audited", "compiled", "exported")), line
+    assert sum(line.count(": yes") for line in lines) == 5 * 7 + 3 * 3
+
+
+def test_a_compiled_write_clones_no_cache() -> None:
+    """Lists and optionals that are written to stay in place under torch.compile: no clone, the same memory."""
+    program = (
+        "import sys, torch\nsys.path.insert(0, 'examples')\n"
+        "from torch._inductor.utils import run_and_get_code\nfrom eight_kernels import write_\n"
+        "args = [torch.zeros(9, 2, 3)], torch.zeros(9), torch.ones(5, 2, 3), torch.arange(5)\n"
+        "function = torch.compile(lambda c, s, r, at: write_(c, s, r, at), fullgraph=True, dynamic=True)\n"
+        "_, (code,) = run_and_get_code(function, *args)\n"
+        "assert float(args[0][0].sum()) == 30 and args[1].tolist() == [1.0] * 5 + [0.0] * 4\n"
+        "body = code[code.index('def call'):]\n"
+        "assert 'eight.write_' in body, body\n"
+        "assert not any(word in body for word in ('clone', 'copy_', 'empty_strided')), body\n"
+    )
+    done = run("-W", "ignore", "-c", program)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -375,4 +376,22 @@ def test_schemas_are_counted_by_what_a_declaration_says() -> None:
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     counted = json.loads(done.stdout)
     assert (counted["total"], counted["expressible"]) == (4, 3), counted
-    assert counted["by"] == {"exact": 3, "the type Dict(str, Tensor)": 1}
+    assert counted["by"] == {"exact": 3, "the type Dict(str, Tensor), which no declaration has": 1}
+
+
+def test_schemas_of_a_package_are_counted_if_they_run_under_their_fake(tmp_path: Path) -> None:
+    source = (
+        "import torch\nlib = torch.library.Library('counted_here', 'DEF')\n"
+        "lib.define('f(Tensor x, int[2] k) -> Tensor')\nlib.define('g(Tensor x) -> ()')\n"
+    )
+    (tmp_path / "counted_here.py").write_text(source)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, TOOLS / "count_schemas.py", "counted_here", "absent-here", "--json", "--at-least"]
+    done = subprocess.run([*command, "51"], capture_output=True, text=True, env=env)
+    assert done.returncode == 1, done.stderr
+    counted = json.loads(done.stdout)
+    assert counted["packages"]["counted_here"]["by"] == {
+        "exact": 1,
+        "no result and nothing written to: torch would remove the call from a graph": 1,
+    }
+    assert counted["missing"] == {"absent-here": "ModuleNotFoundError: No module named 'absent_here'"}

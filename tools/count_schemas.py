@@ -3,8 +3,11 @@
     python tools/count_schemas.py                                ATen's, as the installed torch registers them
     python tools/count_schemas.py --run                          and calls each op, with tensors and with fakes
     python tools/count_schemas.py torchvision torchao --json     those of packages, which are imported
+    pip install --no-deps -r tools/count_schemas.txt             the packages of the record, in its versions
+    python tools/count_schemas.py --pinned --at-least 95         fails below that share, or for another version
 
-For each schema a declaration is generated, registered in a namespace of its own, and compared with the schema. An
+An op of a package counts if its declaration is registered and a call of it runs, with tensors and under its fake. For
+each schema a declaration is generated, registered in a namespace of its own, and compared with the schema. An
 *exact* one has the same text. One that is the *same* differs by the names of alias sets, and by sizes, which are SymInt
 in a declaration where older schemas have int. What no declaration says is counted by its reason.
 """
@@ -16,10 +19,13 @@ import importlib
 import json
 import re
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,28 +34,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import shiplap as sl
-from shiplap.dtypes import DTYPES
+from shiplap.draft.package import package_ops, version_of
+from shiplap.draft.schema import Form, Unsayable, form_of, kinds
 
-TYPES: dict[str, Any] = {
-    "Tensor": Shaped[Tensor, "..."],
-    "int": int,
-    "SymInt": int,
-    "float": float,
-    "bool": bool,
-    "str": str,
-    "complex": complex,
-    "Scalar": int | float,
-    "ScalarType": torch.dtype,
-    "Device": torch.device,
-    "Layout": torch.layout,
-    "MemoryFormat": torch.memory_format,
-    "Generator": torch.Generator,
-}
-NUMBERED: dict[str, dict[int, Any]] = {
-    "ScalarType": {row.number: getattr(torch, name) for name, row in DTYPES.items()},
-    "MemoryFormat": {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last},
-    "Layout": {0: torch.strided, 1: torch.sparse_coo},
-}
+SCOPE = {"Shaped": Shaped, "Tensor": Tensor, "torch": torch, "inf": float("inf"), "nan": float("nan")}
+PINNED = Path(__file__).with_name("count_schemas.txt")
+MODULES = {"fbgemm-gpu-cpu": "fbgemm_gpu"}  # imported under another name than that of the distribution
 SAMPLES: dict[str, Any] = {
     "int": 1,
     "SymInt": 1,
@@ -63,101 +53,43 @@ SAMPLES: dict[str, Any] = {
     "Layout": torch.strided,
     "MemoryFormat": torch.contiguous_format,
 }
-ALIAS = re.compile(r"\([\w*|$]+!?( -> [\w*|$]*)?\)")
-
-
-class Unsayable(Exception):
-    """Why no declaration has this schema."""
-
-
-def annotation(kind: str) -> Any:
-    """The annotation of an argument whose type, without alias sets, is ``kind``."""
-    if kind.endswith("?"):
-        return annotation(kind[:-1]) | None
-    if listed := re.fullmatch(r"(.+)\[(\d*)\]", kind):
-        element, length = annotation(listed[1]), int(listed[2] or 0)
-        return tuple[(element,) * length] if length else list[element]  # type: ignore[misc, valid-type] # at run time
-    if kind not in TYPES:
-        raise Unsayable(f"the type {kind}")
-    return TYPES[kind]
 
 
 def declare(schema: Any, name: str, reference: Callable[..., Any] | None = None) -> Any:
     """The op that a generated declaration of ``schema`` registers as ``name``, with the body ``reference``."""
-    arguments, texts = list(schema.arguments), written_types(schema)
-    if len(texts) != len(arguments):
-        raise Unsayable("any number of arguments")
-    hints: dict[str, Any] = {a.name: annotation(kind) for a, kind in zip(arguments, texts, strict=True)}
-    mutates = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    kinds = [annotation(kind) for kind in result_types(schema)]
-    if not kinds and not mutates:
-        raise Unsayable("no result and nothing written to")
-    hints["return"] = None if not kinds else kinds[0] if len(kinds) == 1 else tuple[tuple(kinds)]  # type: ignore[misc]
-    aliases = [alias_of(r, arguments) for r in schema.returns]
+    form = form_of(schema)
+    hints: dict[str, Any] = {a.name: value(a.annotation()) for a in form.arguments}
+    results = [value(r.annotation()) for r in form.results]
+    hints["return"] = None if not results else results[0] if len(results) == 1 else tuple[tuple(results)]  # type: ignore[misc]
+    aliases = [r.alias or None for r in form.results]
     outputs = [f"result{i}" for i in range(aliases.count(None))]
-    static = [a.name for a, kind in zip(arguments, texts, strict=True) if re.match(r"int\b", kind)]
-    function = made(arguments, hints, reference)
-    declared = sl.op(name, mutates=mutates, aliases=aliases, outputs=outputs, static=static, sizes="reference")
+    function = made(form, hints, reference)
+    declared = sl.op(
+        name, mutates=form.mutates, aliases=aliases, outputs=outputs, static=form.static, sizes="reference"
+    )
     return declared(function)
 
 
-def alias_of(result: Any, arguments: list[Any]) -> str | None:
-    """The argument that a result may share memory with."""
-    if result.alias_info is None:
-        return None
-    wanted = result.alias_info.before_set
-    shared = [a for a in arguments if a.alias_info is not None]
-    known = [a.name for a in shared if a.alias_info.before_set & wanted or (not wanted and not a.alias_info.is_write)]
-    if not known:
-        raise Unsayable("a result that shares memory with no argument")
-    return str(known[0])
+def value(source: str) -> Any:
+    """An annotation or a default, as ``shiplap init`` writes it."""
+    return eval(source, dict(SCOPE))
 
 
-def written_types(schema: Any) -> list[str]:
-    """The types of the arguments as the schema writes them, without alias sets."""
-    text = plain(schema).partition("(")[2].rpartition(") -> ")[0]
-    return [re.sub(r" \w+(=.*)?$", "", p) for p in parts(text) if p and p != "*"]
-
-
-def result_types(schema: Any) -> list[str]:
-    """The types of the results, without alias sets and names."""
-    text = plain(schema).rpartition(") -> ")[2]
-    return [re.sub(r" \w+$", "", p) for p in (parts(text[1:-1]) if text.startswith("(") else [text]) if p]
-
-
-def plain(schema: Any) -> str:
-    """The schema without alias sets, as torch shows it."""
-    name, opening, rest = str(schema).partition("(")
-    return name + opening + ALIAS.sub("", rest)
-
-
-def parts(text: str) -> list[str]:
-    """``text`` cut at the commas between arguments."""
-    return [p.strip() for p in re.split(r", (?![^\[]*\])(?![^()]*\))", text)]
-
-
-def made(arguments: list[Any], hints: dict[str, Any], reference: Callable[..., Any] | None) -> Callable[..., Any]:
+def made(form: Form, hints: dict[str, Any], reference: Callable[..., Any] | None) -> Callable[..., Any]:
     """A function with the names, defaults and annotations of a schema, which calls ``reference``."""
     parts, starred = [], False
-    for index, a in enumerate(arguments):
-        if a.kwarg_only and not starred:
+    for index, a in enumerate(form.arguments):
+        if a.keyword_only and not starred:
             parts, starred = [*parts, "*"], True
-        parts.append(f"{a.name}=defaults[{index}]" if a.has_default_value() else a.name)
-    given = ", ".join(a.name for a in arguments)
-    scope: dict[str, Any] = {"defaults": [default(a) for a in arguments], "body": reference}
+        parts.append(f"{a.name}=defaults[{index}]" if a.default is not None else a.name)
+    given = ", ".join(a.name for a in form.arguments)
+    defaults = [None if a.default is None else value(a.default) for a in form.arguments]
+    scope: dict[str, Any] = {"defaults": defaults, "body": reference}
     exec(f"def generated({', '.join(parts)}): return body({given})", scope)
     function: Callable[..., Any] = scope["generated"]
     function.__annotations__ = hints
     function.__module__ = __name__
     return function
-
-
-def default(argument: Any) -> Any:
-    """The default of an argument, which schemas write as a number where it is one of torch's own types."""
-    value, kind = argument.default_value, str(argument.real_type)
-    if isinstance(value, int) and kind in ("ScalarType", "MemoryFormat", "Layout"):
-        return NUMBERED[kind].get(value, value)
-    return value
 
 
 def normal(schema: str) -> str:
@@ -196,25 +128,25 @@ def sample(kind: str, like: Callable[[], Tensor]) -> Any:
 
 def stand_in(schema: Any, *args: Any) -> Any:
     """A reference with results of the right kinds: arguments that the op writes to, views, and new values."""
-    given = {a.name: v for a, v in zip(schema.arguments, args, strict=True)}
+    form = form_of(schema)
+    given = {a.name: v for a, v in zip(form.arguments, args, strict=True)}
     results = []
-    for result, kind in zip(schema.returns, result_types(schema), strict=True):
-        alias = alias_of(result, list(schema.arguments))
-        if alias is None:
-            results.append(sample(kind, lambda: torch.ones(2, 3)))
-        elif result.alias_info.is_write:
-            results.append(given[alias])
+    for result in form.results:
+        if not result.alias:
+            results.append(sample(result.kind, lambda: torch.ones(2, 3)))
+        elif result.alias in form.mutates:
+            results.append(given[result.alias])
         else:
-            results.append([given[alias][:1]] if kind.endswith("[]") else given[alias].view(-1))
+            results.append([given[result.alias][:1]] if result.many else given[result.alias].view(-1))
     return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
 def runs(op: Any, schema: Any) -> str:
     """Empty if a call of the op gives the declared results, with tensors and with fakes, else what it gives."""
-    kinds = written_types(schema)
+    wanted = kinds(schema)[0]
     for mode in (nullcontext(), FakeTensorMode()):
         with mode, torch.no_grad():
-            values = [sample(kind, lambda: torch.ones(2, 3)) for kind in kinds]
+            values = [sample(kind, lambda: torch.ones(2, 3)) for kind in wanted]
             positional, named = op.spec.split(values)
             try:
                 result = op.overload(*positional, **named)
@@ -229,47 +161,86 @@ def runs(op: Any, schema: Any) -> str:
     return ""
 
 
-def schemas(namespaces: set[str]) -> Iterator[Any]:
-    """The registered schemas of these namespaces, each once."""
-    for schema in torch._C._jit_get_all_schemas():
-        if schema.name.partition("::")[0] in namespaces:
-            yield schema
+def schemas(packages: Sequence[str]) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """By package the schemas that it registers, and by package the reason why there are none; ATen's without any."""
+    if not packages:
+        return {"aten": [s for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::")]}, {}
+    counted, missing = dict[str, list[Any]](), dict[str, str]()
+    for package in packages:
+        try:
+            ops = package_ops(MODULES.get(package, package.replace("-", "_")), importlib.import_module)
+            counted[package] = [op._schema for op in ops.values()]
+        except Exception as e:  # of a package that is not there, or was built for another torch
+            missing[package] = f"{type(e).__name__}: {e}".splitlines()[0]
+    return counted, missing
+
+
+def pins() -> dict[str, str]:
+    """The versions for which a count is recorded."""
+    lines = (line.partition("#")[0].strip() for line in PINNED.read_text().splitlines())
+    return dict(line.split("==") for line in lines if line)
+
+
+def unlike(packages: Sequence[str]) -> dict[str, str]:
+    """Packages of another version than the pinned one."""
+    return {
+        p: v for p in packages if p in pins() and (v := version_of(MODULES.get(p, p.replace("-", "_")))) != pins()[p]
+    }
 
 
 def main() -> None:
-    """Count, and print a table or JSON."""
+    """Count, and print a table or JSON. Exit status 1 below ``--at-least``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("packages", nargs="*", help="packages to import; their new namespaces are counted")
-    parser.add_argument("--namespace", action="append", default=[], help="count this namespace alone")
+    parser.add_argument("packages", nargs="*", help="packages to import, whose ops are counted")
+    parser.add_argument("--pinned", action="store_true", help=f"the packages of {PINNED.name}, in those versions")
     parser.add_argument("--text", action="store_true", help="count the schemas on stdin, one a line")
-    parser.add_argument("--run", action="store_true", help="call each op as well, with tensors and with fakes")
+    parser.add_argument("--run", action="store_true", help="call each op as well; always for packages")
+    parser.add_argument("--at-least", type=float, default=0.0, metavar="PERCENT", help="fail below this share")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    before = {s.name.partition("::")[0] for s in torch._C._jit_get_all_schemas()}
-    for package in options.packages:
-        importlib.import_module(package)
-    new = {s.name.partition("::")[0] for s in torch._C._jit_get_all_schemas()} - before
-    wanted = set(options.namespace) or (new if options.packages else {"aten"})
-    counted = [torch._C.parse_schema(line) for line in sys.stdin] if options.text else list(schemas(wanted))
-    counts = Counter(verdict(s, i, run=options.run) for i, s in enumerate(counted))
-    total = sum(counts.values())
-    expressible = counts["exact"] + counts["same"]
-    if options.json:
-        print(
-            json.dumps(
-                {
-                    "torch": torch.__version__,
-                    "namespaces": sorted(wanted),
-                    "total": total,
-                    "expressible": expressible,
-                    "by": counts,
-                }
-            )
-        )
+    packages = [*options.packages, *(pins() if options.pinned else ())]
+    if options.text:
+        given, missing = {"stdin": [torch._C.parse_schema(line) for line in sys.stdin]}, dict[str, str]()
+    else:
+        given, missing = schemas(packages)
+    other, number, by_package = unlike(list(given)), count(), dict[str, Counter[str]]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a reference runs in place of a kernel is known
+        for package, listed in given.items():
+            run = options.run or bool(packages)
+            by_package[package] = Counter(verdict(s, next(number), run=run) for s in listed)
+    show(by_package, missing, other, json_wanted=options.json)
+    total = sum(c.total() for c in by_package.values())
+    low = total and 100 * sum(map(expressible, by_package.values())) < options.at_least * total
+    sys.exit(1 if low or (options.pinned and (missing or other)) else 0)
+
+
+def expressible(counted: Counter[str]) -> int:
+    """How many of these a declaration can say."""
+    return counted["exact"] + counted["same"]
+
+
+def show(
+    by_package: dict[str, Counter[str]], missing: dict[str, str], other: dict[str, str], *, json_wanted: bool
+) -> None:
+    """The counts of each package and of all."""
+    everything = sum(by_package.values(), Counter[str]())
+    if json_wanted:
+        rows = {p: {"total": c.total(), "expressible": expressible(c), "by": c} for p, c in by_package.items()}
+        whole = {"total": everything.total(), "expressible": expressible(everything), "by": everything}
+        about = {"torch": torch.__version__, "packages": rows, "missing": missing, "other_versions": other}
+        print(json.dumps({**about, **whole}))
         return
-    print(f"torch {torch.__version__}, {', '.join(sorted(wanted))}: {expressible} of {total} schemas are expressible")
-    for reason, count in counts.most_common():
-        print(f"{count:6}  {reason}")
+    print(f"torch {torch.__version__}")
+    for package, counted in {**by_package, "all": everything}.items():
+        version = version_of(MODULES.get(package, package.replace("-", "_"))) if package != "all" else ""
+        print(f"{package} {version}: {expressible(counted)} of {counted.total()} schemas are expressible")
+        for reason, number in counted.most_common() if package != "all" else ():
+            print(f"{number:6}  {reason}")
+    for package, reason in missing.items():
+        print(f"{package}: not counted: {reason}")
+    for package, version in other.items():
+        print(f"{package}: version {version or 'none'}, pinned is {pins()[package]}")
 
 
 if __name__ == "__main__":

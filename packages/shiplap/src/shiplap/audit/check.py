@@ -11,7 +11,7 @@ from shiplap.audit.target import script
 from shiplap.errors import ShiplapError
 from shiplap.op import Op
 from shiplap.referee.case import Case, describe
-from shiplap.referee.run import last_line
+from shiplap.referee.run import last_line, unwritten
 from shiplap.referee.samples import Samples
 
 __all__ = ["Check", "Observation", "Subject"]
@@ -117,7 +117,7 @@ class Check:
         try:
             return self.observe(subject.op, case)
         except Exception as e:
-            if missing := _unimplemented(e):
+            if missing := unwritten(e) or _unimplemented(e):
                 return Observation(missed=missing)
             key = e.id if isinstance(e, ShiplapError) else last_line(e)
             reporter = subject.raised.setdefault(key, self.name)
@@ -146,7 +146,8 @@ def _guarded(observe: Callable[..., Observation], *args: object) -> Observation:
     try:
         return observe(*args)
     except Exception as e:
-        return Observation(problem=f"raised {last_line(e)}")
+        missing = unwritten(e)
+        return Observation(missed=missing) if missing else Observation(problem=f"raised {last_line(e)}")
 
 
 def _shrunk(check: Check, subject: Subject, case: Case, observation: Observation) -> tuple[Case, Observation]:

@@ -21,7 +21,7 @@ from shiplap.audit.seen import seen_of
 from shiplap.errors import LibraryError, ShiplapError, error
 from shiplap.op import Op
 from shiplap.referee.case import Case, describe
-from shiplap.referee.run import last_line, needs_builder, quiet, reference
+from shiplap.referee.run import last_line, needs_builder, quiet, reference, unwritten
 from shiplap.referee.samples import Samples, sample
 
 __all__ = ["Plan", "repeat", "session"]
@@ -104,6 +104,8 @@ def _preflight(op: Op, samples: Samples, send: Send) -> None:
     try:
         reference(op, case.args)
     except Exception as e:
+        if unwritten(e):
+            return  # each check says what it could not compare
         if needs_builder(op):
             raise error(
                 "SL502",
@@ -132,6 +134,8 @@ def _run(check: Check, subject: Subject, plan: Plan) -> Finding:
     try:
         return check.run(subject)
     except Exception as e:  # a check must not take the audit down with it
+        if missing := unwritten(e):
+            return Finding(check.name, "incomplete", subject.name, missing)
         return Finding(
             check.name,
             "fail",

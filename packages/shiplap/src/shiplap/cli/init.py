@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from shiplap.cli import console
+from shiplap.cli.init_package import PackageDraft, draft_package
 from shiplap.cli.target import OWN_NAME, import_home, near_miss, split
 from shiplap.draft.signature import of_function, of_overload
 from shiplap.draft.skeleton import Draft, fill_lines, render
@@ -22,28 +23,48 @@ Examples:
   shiplap init attn.py --from mylib.ops:attention   a Python function: reads its annotations
   shiplap init nms.py --from torchvision::nms       a registered op: reads its schema
   shiplap init - --from mylib.ops:mylib::attention  the same after importing mylib.ops; to stdout
+  shiplap init ops.py --package torchvision         every op that importing torchvision registers
+  shiplap init ops.py --package mylib.ops --namespace mylib --namespace mylib_cpu
+  shiplap init ops.py --package torchvision --record detect.py -- --images 4
+                                                    with dims, dtypes and samples of the calls that a script makes
 
 \b
 Exit status:
   0  written; the lines still to be filled in are listed on stderr
-  2  no such source, no readable signature, or FILE exists (see --force)"""
+  1  written, but the script of --record failed: the draft is of the calls before that
+  2  no such source, no op in the package, no readable signature, or FILE exists (see --force)"""
 
 
 def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Python file to write; - for stdout.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script of --record, after --.")
+    ] = None,
     source: Annotated[
         str, typer.Option("--from", metavar="SOURCE", help="module:function, file.py:function or namespace::name.")
-    ],
+    ] = "",
+    package: Annotated[
+        str, typer.Option("--package", metavar="NAME", help="Draft all ops that importing this module registers.")
+    ] = "",
+    namespace: Annotated[
+        list[str] | None, typer.Option("--namespace", help="With --package: the ops of this namespace; repeatable.")
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="SCRIPT", help="With --package: run this script, and infer from its calls."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object: file, origin, ops, lines to fill.")
     ] = False,
 ) -> None:
-    """Draft a declaration from a function, a compiled extension or a registered torch op.
+    """Draft declarations from a function, a compiled extension, a registered torch op, or all ops of a package.
 
     Names, types and defaults are read; sizes, writes and the reference are yours to fill in. The draft imports, and a
-    call raises SL113 until it is finished: nothing in it pretends to be right.
+    call raises SL113 until it is finished: nothing in it pretends to be right. With --package, sizes are inferred from
+    meta kernels and from the calls of a script, and marked "inferred".
     """
+    _check(source, package, record, namespace or [], arguments or [])
     to_stdout = str(file) == "-"
     if not to_stdout and file.exists() and not force:
         raise error(
@@ -54,6 +75,13 @@ def command(
             expected="a new file",
             fix="pass --force, or another path",
         )
+    if package:
+        with console.own_stdout():
+            drafts = draft_package(package, namespace or [], record, arguments or [])
+        _give(file, drafts, json=json)
+        if drafts.failure:
+            raise typer.Exit(console.FAILED)
+        return
     with console.own_stdout():
         made = draft(source)
         text = render(made)
@@ -68,6 +96,42 @@ def command(
     if to_stdout:
         typer.echo(text, nl=False)
     _tell(file, fills)
+
+
+def _check(source: str, package: str, record: Path | None, namespaces: list[str], arguments: list[str]) -> None:
+    """SL501 for options that say nothing together."""
+    got = ""
+    if bool(source) == bool(package):
+        got = "both --from and --package" if source else "neither --from nor --package"
+    elif source and (record or namespaces):
+        got = f"--from and {'--record' if record else '--namespace'}"
+    elif arguments and record is None:
+        got = f"the arguments {' '.join(arguments)} without --record"
+    if got:
+        raise error(
+            "SL501",
+            where="shiplap init",
+            what="the options do not say what to draft",
+            got=got,
+            expected="--from SOURCE, or --package NAME with or without --record SCRIPT",
+            fix="see 'shiplap init --help'",
+        )
+    if record is not None and not record.is_file():
+        raise error("SL602", where=str(record), what="the script cannot be read", got="no such file", expected="a file")
+
+
+def _give(file: Path, drafts: PackageDraft, *, json: bool) -> None:
+    """Write the module and say what is in it."""
+    to_stdout = str(file) == "-"
+    if not to_stdout:
+        console.write_text(file, drafts.text)
+    if json:
+        summary = {"file": None if to_stdout else str(file), **drafts.summary()}
+        console.emit_json({**summary, "text": drafts.text} if to_stdout else summary)
+    elif to_stdout:
+        typer.echo(drafts.text, nl=False)
+    for line in drafts.notes(str(file)):
+        console.note(line)
 
 
 def _tell(file: Path, fills: list[dict[str, object]]) -> None:

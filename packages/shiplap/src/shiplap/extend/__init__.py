@@ -5,8 +5,9 @@ libraries. Each of the following modules covers one subject and is imported by t
 
 ``shiplap.extend.compiling`` counts of graphs, breaks and recompiles, and declarations of sizes that vary.
 ``shiplap.extend.files`` files that are written whole or not at all. ``shiplap.extend.installed`` the families that are
-installed. ``shiplap.extend.rewriting`` the parts of rewrites. ``shiplap.extend.timing`` times of functions that run in
-turn, and a progress bar. ``shiplap.extend.tuning`` choices among configs that a vendor's library lists.
+installed. ``shiplap.extend.interpreting`` Triton without a GPU. ``shiplap.extend.rewriting`` the parts of rewrites.
+``shiplap.extend.timing`` times of functions that run in turn, and a progress bar. ``shiplap.extend.tuning`` choices
+among configs that a vendor's library lists.
 ``shiplap.extend.verbs`` printing, writing and refusing for verbs of the command line.
 
 A family that needs more has found a gap in this interface. Please report the gap instead of importing internals.

@@ -35,6 +35,7 @@ __all__ = [
     "run",
     "split",
     "tensors",
+    "unwritten",
 ]
 
 
@@ -160,6 +161,12 @@ def last_line(e: BaseException) -> str:
         return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
     text = " ".join(line.strip() for line in str(e).strip().splitlines()[:5])
     return f"{type(e).__name__}: {text}"[:400]
+
+
+def unwritten(e: BaseException) -> str:
+    """What keeps an observation from being made where the reference is still to be written; empty for other errors."""
+    written = not (isinstance(e, ShiplapError) and e.id == "SL113")
+    return "" if written else "the reference is not written yet, so there is nothing to compare with"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from shiplap.errors import ArgumentError
 from shiplap.op import Op
 from shiplap.referee.case import Case
 from shiplap.referee.judge import against_reference
-from shiplap.referee.run import last_line, needs_builder, reference, run
+from shiplap.referee.run import last_line, needs_builder, reference, run, unwritten
 from shiplap.referee.samples import Samples
 
 
@@ -25,6 +25,8 @@ def observe(op: Op, case: Case) -> Observation:
     except ArgumentError as e:  # a precondition on values, which the declaration cannot express
         return _refused(op, case, e)
     except Exception as e:
+        if unwritten(e):
+            raise
         if needs_builder(op):  # for example a row number into no rows: our guess, not the op's fault
             return Observation(skip=f"generated integers mean nothing here, declare @op.samples: {last_line(e)}")
         return Observation(

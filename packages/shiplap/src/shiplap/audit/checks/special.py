@@ -14,7 +14,7 @@ from shiplap.op.returned import made_of
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.effort import outsized
 from shiplap.referee.judge import against_reference
-from shiplap.referee.run import last_line, outputs, reference, run, split, tensors
+from shiplap.referee.run import last_line, outputs, reference, run, split, tensors, unwritten
 from shiplap.referee.samples import Samples
 
 
@@ -30,6 +30,8 @@ def observe(op: Op, case: Case) -> Observation:
             reference(op, tree_map(lambda t: t.cpu(), case.args))
         own = reference(op, case.args)
     except Exception as e:
+        if unwritten(e):
+            raise
         return Observation(skip=f"the reference refuses it: {last_line(e)}")
     if not tensors(case.args):
         return Observation(skip="a call without a tensor has no device")

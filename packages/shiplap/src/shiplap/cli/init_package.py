@@ -1,0 +1,133 @@
+"""``shiplap init --package``: import a package, run a script under a recorder, and draft all ops of the package."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shiplap.cli import console
+from shiplap.cli.target import import_home
+from shiplap.draft.calls import Call, Recorder
+from shiplap.draft.module import module_source
+from shiplap.draft.package import Drafted, draft_ops, package_ops, version_of
+from shiplap.draft.skeleton import fill_lines
+from shiplap.selection.engine import shown
+
+__all__ = ["PackageDraft", "draft_package"]
+
+
+@dataclass
+class PackageDraft:
+    """The module of a package's ops. ``failure`` says how the recorded script ended, if not well."""
+
+    package: str
+    drafted: Drafted
+    text: str
+    script: str = ""
+    failure: str = ""
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def summary(self) -> dict[str, Any]:
+        """What ``--json`` says."""
+        ops = [
+            {
+                "op": e.form.name,
+                "calls": self.counts.get(e.form.name, 0),
+                "inferred": {k: w for k, w in e.known.where.items() if not w.startswith("not inferred")},
+            }
+            for e in self.drafted.entries
+        ]
+        return {
+            "origin": self.package,
+            "version": version_of(self.package),
+            "script": self.script or None,
+            "failure": self.failure or None,
+            "ops": ops,
+            "not_drafted": [{"op": n, "reason": why} for n, why in self.drafted.left_out.items()],
+            "fill": fill_lines(self.text),
+        }
+
+    def notes(self, file: str) -> Iterator[str]:
+        """What a person is told."""
+        if self.failure:
+            yield f"{self.script} failed: {self.failure}"
+            yield "  the draft is of the calls before that; mend the script and run again with --force for the others"
+        inferred = sum(not _bare(e.known.where.get("return", "")) for e in self.drafted.entries)
+        yield f"{file}: {len(self.drafted.entries)} ops, of {inferred} of them dims are inferred"
+        if self.script:
+            unseen = [e.form.name for e in self.drafted.entries if e.form.name not in self.counts]
+            yield f"  {len(self.counts)} ops were called in {self.script}" + (
+                f"; not called: {', '.join(unseen)}" if unseen else ""
+            )
+        for name, why in self.drafted.left_out.items():
+            yield f"  not drafted: {name}: {why}"
+        yield f"  {len(fill_lines(self.text))} lines to fill in, marked FILL; confirm what is marked inferred"
+
+
+def _bare(where: str) -> bool:
+    return not where or where.startswith("not inferred")
+
+
+def draft_package(
+    package: str, namespaces: Sequence[str], script: Path | None, arguments: Sequence[str]
+) -> PackageDraft:
+    """Draft all ops of ``package``, with what the calls of ``script`` tell.
+
+    Raises:
+        ShiplapError: SL501 if there is no such package, or no op in it; SL601 if it cannot be imported.
+    """
+    ops = package_ops(package, import_home, namespaces)
+    recorder = Recorder(ops, lambda name: console.note(f"recording {name}"))
+    failure = _run(script, arguments, recorder) if script is not None else ""
+    with shown(None) as report:
+        drafted = draft_ops(ops, recorder.calls, package, report)
+    command = f"shiplap init --package {package}" + (f" --record {script}" if script else "")
+    version = version_of(package)
+    head = [
+        f"{len(drafted.entries)} ops of {package}{f' {version}' if version else ''}, drafted by `{command}`.",
+        "",
+        "Import this module, then audit its ops: shiplap audit <this file>. What is marked inferred was seen in",
+        "calls and promised by nobody: confirm it. Until the lines marked FILL are written there is no reference, and",
+        "whatever would be compared with one stays incomplete.",
+    ]
+    text = module_source(drafted.entries, drafted.left_out, head=[head[0], *head[2:]], home=package)
+    return PackageDraft(
+        package, drafted, text, str(script) if script else "", failure, recorder.calls, dict(recorder.counts)
+    )
+
+
+def _run(script: Path, arguments: Sequence[str], recorder: Recorder) -> str:
+    """Run ``script`` as Python would; how it failed, or empty. What it did until then is recorded."""
+    with _as_main(script, arguments):
+        try:
+            with recorder.mode():
+                runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as e:
+            return "" if e.code in (None, 0) else f"it exited with {e.code}"
+        except KeyboardInterrupt:
+            return "it was interrupted"
+        except BaseException as e:  # somebody else's program
+            last = e.__traceback__
+            while last is not None and last.tb_next is not None and script.name not in last.tb_frame.f_code.co_filename:
+                last = last.tb_next
+            line = f" (line {last.tb_lineno})" if last is not None else ""
+            return f"{type(e).__name__}: {e}{line}"
+    return ""
+
+
+@contextmanager
+def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """``sys.argv`` and ``sys.path`` as a script has them."""
+    argv, path = list(sys.argv), list(sys.path)
+    sys.argv[:] = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv[:], sys.path[:] = argv, path

@@ -1,0 +1,171 @@
+"""A torch schema → the text of a declaration: annotations, ``mutates=``, ``aliases=`` and ``static=``.
+
+The text is the same whether a draft is written or ``tools/count_schemas.py`` counts which schemas can be said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shiplap.dtypes import DTYPES
+
+__all__ = ["Field", "Form", "Unsayable", "form_of", "kinds"]
+
+TYPES = {
+    "Tensor": 'Shaped[Tensor, "..."]',
+    "int": "int",
+    "SymInt": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "str",
+    "complex": "complex",
+    "Scalar": "int | float",
+    "ScalarType": "torch.dtype",
+    "Device": "torch.device",
+    "Layout": "torch.layout",
+    "MemoryFormat": "torch.memory_format",
+    "Generator": "torch.Generator",
+}
+_NUMBERED: dict[str, dict[int, object]] = {
+    "ScalarType": {row.number: getattr(torch, name) for name, row in DTYPES.items()},
+    "MemoryFormat": {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last},
+    "Layout": {0: torch.strided, 1: torch.sparse_coo},
+}
+_ALIAS = re.compile(r"\([\w*|$]+!?( -> [\w*|$]*)?\)")
+
+
+class Unsayable(Exception):
+    """Why no declaration has this schema."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """An argument or a result: ``kind`` is the type as the schema writes it, without alias sets.
+
+    ``default`` is Python source, None where the argument has none. ``alias`` names the argument that a result is.
+    """
+
+    name: str
+    kind: str
+    default: str | None = None
+    keyword_only: bool = False
+    written: bool = False
+    alias: str = ""
+
+    @property
+    def tensor(self) -> bool:
+        return self.kind.startswith("Tensor")
+
+    @property
+    def many(self) -> bool:
+        return "[" in self.kind
+
+    @property
+    def optional(self) -> bool:
+        return self.kind.endswith("?")
+
+    def annotation(self, tensor: str = TYPES["Tensor"]) -> str:
+        """The annotation of the declaration, with ``tensor`` for each tensor. Unsayable for a type without a form."""
+        return _annotation(self.kind, tensor)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A schema as a declaration has it."""
+
+    name: str
+    schema: str
+    arguments: tuple[Field, ...]
+    results: tuple[Field, ...]
+
+    @property
+    def mutates(self) -> tuple[str, ...]:
+        return tuple(a.name for a in self.arguments if a.written)
+
+    @property
+    def aliases(self) -> tuple[str | None, ...]:
+        names = tuple(r.alias or None for r in self.results)
+        return names if any(names) else ()
+
+    @property
+    def static(self) -> tuple[str, ...]:
+        """Ints that are no symbols in the schema."""
+        return tuple(a.name for a in self.arguments if re.match(r"int\b", a.kind))
+
+
+def form_of(schema: Any) -> Form:
+    """``schema``, a ``torch._C.FunctionSchema``, read. Unsayable says why no declaration has it."""
+    arguments, texts = list(schema.arguments), kinds(schema)[0]
+    if len(texts) != len(arguments):
+        raise Unsayable("any number of arguments")
+    fields = tuple(
+        Field(
+            a.name,
+            kind,
+            _default(a) if a.has_default_value() else None,
+            a.kwarg_only,
+            bool(a.alias_info is not None and a.alias_info.is_write),
+        )
+        for a, kind in zip(arguments, texts, strict=True)
+    )
+    results = tuple(
+        Field(f"result{i}", kind, alias=_alias(r, arguments))
+        for i, (r, kind) in enumerate(zip(schema.returns, kinds(schema)[1], strict=True))
+    )
+    if not results and not any(f.written for f in fields):
+        raise Unsayable("no result and nothing written to: torch would remove the call from a graph")
+    for field in (*fields, *results):
+        field.annotation()
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    return Form(name, str(schema), fields, results)
+
+
+def kinds(schema: Any) -> tuple[list[str], list[str]]:
+    """The types of the arguments and of the results as the schema writes them, without alias sets."""
+    head, opening, rest = str(schema).partition("(")
+    plain = _ALIAS.sub("", rest) if opening else head
+    given, _, made = plain.rpartition(") -> ")
+    arguments = [re.sub(r" \w+(=.*)?$", "", p) for p in _parts(given) if p and p != "*"]
+    results = _parts(made[1:-1]) if made.startswith("(") else [made]
+    return arguments, [re.sub(r" \w+$", "", p) for p in results if p]
+
+
+def _parts(text: str) -> list[str]:
+    """``text`` cut at the commas between arguments."""
+    return [p.strip() for p in re.split(r", (?![^\[]*\])(?![^()]*\))", text)]
+
+
+def _annotation(kind: str, tensor: str) -> str:
+    if kind.endswith("?"):
+        return f"{_annotation(kind[:-1], tensor)} | None"
+    if listed := re.fullmatch(r"(.+)\[(\d*)\]", kind):
+        element, length = _annotation(listed[1], tensor), int(listed[2] or 0)
+        return f"tuple[{', '.join([element] * length)}]" if length else f"list[{element}]"
+    if kind not in TYPES:
+        raise Unsayable(f"the type {kind}, which no declaration has")
+    return tensor if kind == "Tensor" else TYPES[kind]
+
+
+def _alias(result: Any, arguments: Sequence[Any]) -> str:
+    """The argument that a result may share memory with, empty for a fresh one."""
+    if result.alias_info is None:
+        return ""
+    wanted = result.alias_info.before_set
+    shared = [a for a in arguments if a.alias_info is not None]
+    known = [a.name for a in shared if a.alias_info.before_set & wanted or (not wanted and not a.alias_info.is_write)]
+    if not known:
+        raise Unsayable("a result that shares memory with no argument")
+    return str(known[0])
+
+
+def _default(argument: Any) -> str:
+    """The default of an argument as Python source. Schemas write torch's own types as numbers."""
+    value, kind = argument.default_value, str(argument.real_type)
+    if isinstance(value, int) and not isinstance(value, bool) and kind in _NUMBERED:
+        value = _NUMBERED[kind].get(value, value)
+    return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)
