@@ -23,10 +23,10 @@ def inside(scratch: Path, act: Callable[[], object], *, device: bool) -> str:
             os.write(write, json.dumps(["missing", missing]).encode())
             os._exit(0)
         try:
-            said = ["done", repr(act())]
+            output = ["done", repr(act())]
         except OSError as e:
-            said = [type(e).__name__, str(e)]
-        os.write(write, json.dumps(said).encode())
+            output = [type(e).__name__, str(e)]
+        os.write(write, json.dumps(output).encode())
         os._exit(0)
     os.close(write)
     with open(read, "rb") as stream:

@@ -50,7 +50,7 @@ def register(overloads: Iterable[Overload], first_scalar: int, find: Callable[..
 
     known = inspect.signature(expand_to_full_mesh_op_strategy).parameters
     # Before torch 2.13 only a dim that is shorter than the mesh is not cut; uneven shards are taken.
-    uneven = {"allow_uneven_sharding": True} if "allow_uneven_sharding" in known else {}
+    uneven: dict[str, Any] = {"allow_uneven_sharding": True} if "allow_uneven_sharding" in known else {}
 
     def strategy(schema: Any) -> Any:
         def seen(arg: Any) -> Any:

@@ -142,8 +142,8 @@ class _Asker:
     def vary(self, base: Call, answers: Probed) -> None:
         """Change each int and each size alone, then sizes that were refused together."""
         stuck: list[Slot] = []
-        for index, changed in enumerate(_other_ints(base)):
-            answers.calls += [c for c in [self.ask(changed)] if c is not None and index < MOST_TRIES // 4]
+        for index, others in enumerate(_other_ints(base)):
+            answers.calls += [c for c in [self.ask(others)] if c is not None and index < MOST_TRIES // 4]
         for slot in _slots(base):
             changed = [self.ask(_grown(base, (slot,), step)) for step in STEPS]
             answers.calls += [c for c in changed if c is not None]

@@ -52,8 +52,8 @@ def _drawn(size: str, dtype: str, low: float | None, high: float | None, limit: 
         top = f"max({limit}, {least + 1})" if limit else str(int(high or 0) + 1)
         return f"torch.randint({least}, {top}, {size}, generator=rng, dtype=torch.{dtype}).to(device)"
     if dtype.startswith(("float", "bfloat")) and low is not None and high is not None:
-        spread, least = _round(high - low) or 1.0, _round(low)
-        shift = f" + {least!r}" if least > 0 else f" - {-least!r}" if least < 0 else ""
+        spread, start = _round(high - low) or 1.0, _round(low)
+        shift = f" + {start!r}" if start > 0 else f" - {-start!r}" if start < 0 else ""
         return f"(torch.rand({size}, generator=rng) * {spread!r}{shift}).to(device, torch.{dtype})"
     return f"torch.randn({size}, generator=rng).to(device, torch.{dtype})"
 

@@ -31,6 +31,8 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal
 _TINY = float("1e-17")  # less than half of what 1.0 can be told from, unless results are rounded up or down
 BYTES = 1 << 14  # per call: less than that is not told from noise
 
+_settings: Any = torch.utils.deterministic
+
 
 def cases(samples: Samples) -> Iterable[Case]:
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grains(), 1))
@@ -176,7 +178,7 @@ def _of_torch() -> dict[str, Any]:
         "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
         "the dtype of autocast": torch.get_autocast_dtype("cpu"),
         "warnings each time": torch.is_warn_always_enabled(),
-        "memory that is not initialised": torch.utils.deterministic.fill_uninitialized_memory,
+        "memory that is not initialised": _settings.fill_uninitialized_memory,
         "subnormal numbers": _flushed(),
         "cuDNN flags": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
         "MKL-DNN": getattr(torch.backends.mkldnn, "enabled", True),

@@ -69,7 +69,8 @@ def dropped(node: Node) -> int:
     index, rank = node.args[1], value(trail.source(node)).dim()
     if not isinstance(index, tuple) or not index or not isinstance(index[-1], slice):
         return 0
-    *rest, last = index
+    *rest, _ = index
+    last: slice[Any, Any, Any] = index[-1]
     whole = all(i is Ellipsis or (isinstance(i, slice) and i == slice(None)) for i in rest)
     reaches = len(index) == rank or (Ellipsis in rest and len(index) <= rank)
     stop = last.stop
