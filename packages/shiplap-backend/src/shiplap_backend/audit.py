@@ -68,7 +68,7 @@ def operators(project: Project) -> list[str]:
 def _lines(project: Project, cases: Sequence[Case] | None, samples: int = 0) -> tuple[list[str], str]:
     """Output lines of one process, and how it ended if it did not end well. Without ``cases``, the operators."""
     arguments = ["--list"] if cases is None else ["--samples", str(samples)]
-    command = [sys.executable, "-m", "shiplap_backend.sweep", str(project.package.resolve()), *arguments]
+    command = [sys.executable, "-P", "-m", "shiplap_backend.sweep", str(project.package.resolve()), *arguments]
     try:
         run = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired as e:

@@ -103,12 +103,13 @@ def _place(d: Declaration, native: Mapping[str, str], skipped: Mapping[str, str]
 
 
 _RUN = """
-import json, runpy, sys
+import json, os, runpy, sys
 sys.path.insert(0, sys.argv[1]); package = __import__(sys.argv[2]); package.autoload()
 import torch
 device = getattr(torch, sys.argv[3]); device.reset_counters()
 script, out = sys.argv[4], sys.argv[5]
 sys.argv = sys.argv[4:5] + sys.argv[6:]
+sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
 try:
     runpy.run_path(script, run_name="__main__")
 finally:
@@ -131,7 +132,7 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "counters.json"
         names = [str(project.root.resolve()), project.package.name, project.device, str(script), str(out)]
-        run = subprocess.run([sys.executable, "-c", _RUN, *names, *arguments], capture_output=True, text=True)
+        run = subprocess.run([sys.executable, "-P", "-c", _RUN, *names, *arguments], capture_output=True, text=True)
         if run.returncode or not out.is_file():
             last = _message(run.stderr) or f"exit status {run.returncode}"
             raise error(

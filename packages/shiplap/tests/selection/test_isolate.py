@@ -63,6 +63,7 @@ def test_a_compiler_that_crashes_or_hangs_beside_others_costs_its_candidate_only
             recipe_of(ops.hostile, (torch.randn(64),)),
             candidates_of=ops.compiled,
             bench=isolation.bench("tests.selection.ops:compiled"),
+            options=LONG,
         )
         assert isolation.started == 4, "one; one for who waited when it ended; one after each that has a name"
     dropped = [f.evidence for f in choice.findings]

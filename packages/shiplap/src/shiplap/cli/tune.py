@@ -133,10 +133,10 @@ def values_of(text: str) -> dict[str, Any]:
 
     try:
         call: Any = ast.parse(f"f({text})", mode="eval").body
-        if call.args:
+        if call.args or any(k.arg is None for k in call.keywords):
             raise ValueError
         return {k.arg: tuple(v) if isinstance(v := ast.literal_eval(k.value), list) else v for k in call.keywords}
-    except (SyntaxError, ValueError, AttributeError):
+    except (SyntaxError, ValueError, AttributeError, RecursionError, MemoryError):
         raise error("SL613", where="--sizes", got=text, expected="n=4096,c=64") from None
 
 

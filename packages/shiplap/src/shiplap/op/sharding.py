@@ -49,9 +49,11 @@ def _show(part: Part) -> str:
 
 def read_sharding(spec: OpSpec, inputs: Mapping[str, Part], outputs: Part | Sequence[Part]) -> ShardingRule:
     """The declared rule. Raises SL218 for a name that is no tensor argument, and for an axis that does not exist."""
-    given = [outputs] if isinstance(outputs, (int, str)) else list(outputs)
+    given = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     names = [a.name for a in spec.tensors]
     where = f"{spec.name}.sharding"
+    if not isinstance(inputs, Mapping):
+        raise error("SL218", where=where, got=repr(inputs), expected="a dict of arguments and their parts")
     for name in inputs:
         if name not in names:
             raise error("SL218", where=where, got=f"{name!r}", expected=f"one of {', '.join(names)}")
@@ -65,7 +67,7 @@ def read_sharding(spec: OpSpec, inputs: Mapping[str, Part], outputs: Part | Sequ
     for name, part in [*parts.items(), *((f"output {i}", part) for i, part in enumerate(given))]:
         tensor = types[name]
         known = isinstance(part, str) and part in PARTS
-        if isinstance(part, int) and tensor is not None:
+        if type(part) is int and tensor is not None:
             known = part >= 0 and (tensor.variadic or part < len(tensor.dims))
         if not known:
             raise error("SL218", where=f"{where}, {name}", got=repr(part), expected=f"an axis of {tensor}, or {PARTS}")

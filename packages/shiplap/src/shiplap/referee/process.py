@@ -115,7 +115,7 @@ class Launcher:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shiplap.referee.launcher", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "shiplap.referee.launcher", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=environment,
             cwd=self.folder,

@@ -19,10 +19,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import torch
 
+from shiplap import trust
 from shiplap.cached import cached_property
 from shiplap.errors import error, notice
 from shiplap.op import Op
@@ -38,7 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Died", "Isolation"]
 
+REPLY = trust.Limits(size=1 << 20)
 TIMEOUT = 60.0  # seconds that one run, with its compilation, may take; the reference may take ten times as long
+
+
+T = TypeVar("T")
 
 
 class Died(Exception):
@@ -47,6 +53,22 @@ class Died(Exception):
     def __init__(self, index: int, how: str) -> None:
         super().__init__(how)
         self.index, self.how = index, how
+
+
+class Raced(msgspec.Struct):
+    """What a worker answers to a race, by the indices of candidates."""
+
+    timings: dict[int, Timing] = {}
+    failed: dict[int, str] = {}
+    error: str = ""
+
+
+def formed(data: Any, form: type[T]) -> T:
+    """``data`` of a worker, if it has this form; raises Died."""
+    try:
+        return msgspec.convert(data, form, str_keys=True)
+    except msgspec.ValidationError as e:
+        raise Died(-1, f"its process answered what is no answer: {e}") from None
 
 
 class Isolation:
@@ -114,7 +136,7 @@ class Isolation:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         environment = {**os.environ, "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shiplap.selection.worker", str(handle)],
+            [sys.executable, "-P", "-m", "shiplap.selection.worker", str(handle)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -156,19 +178,31 @@ class Isolation:
         try:
             process.stdin.write(text.encode() + b"\n")
             process.stdin.flush()
-            while not select.select([process.stdout], [], [], 0.2)[0]:
-                self._watch()
-            line = process.stdout.readline()
         except BrokenPipeError:
-            line = b""
-        if not line.endswith(b"\n"):
-            raise self._ended()
-        reply: dict[str, Any] = json.loads(line)
+            raise self._ended() from None
+        reply = self._reply(process.stdout.fileno())
         if reply.get("fatal"):
             self.stop()
             if "error" in reply:
-                raise Died(reply["index"], reply["error"])
+                raise Died(formed(reply.get("index"), int), formed(reply["error"], str))
         return reply
+
+    def _reply(self, pipe: int) -> dict[str, Any]:
+        """The next line of the worker. What it runs could have written there, too: one object as JSON, or Died."""
+        line = bytearray()
+        while not line.endswith(b"\n") and len(line) <= REPLY.size:
+            while not select.select([pipe], [], [], 0.2)[0]:
+                self._watch()
+            part = os.read(pipe, 1 << 16)
+            if not part:
+                raise self._ended()
+            line += part
+        try:
+            return formed(trust.parse_json(bytes(line), REPLY), dict[str, Any])
+        except (ValueError, Died) as e:
+            index, _ = self._now()
+            self.stop()
+            raise Died(index, f"its process answered what is no answer: {e}") from None
 
     def _now(self) -> tuple[int, float]:
         assert self._beat is not None
@@ -178,7 +212,8 @@ class Isolation:
     def _watch(self) -> None:
         index, since = self._now()
         limit = self.timeout * (10 if index in (-1, 0) else 1)
-        if time.monotonic() - since > limit:
+        late = time.monotonic() - since
+        if late > limit or not late > -limit:  # a time that is not over yet was not written by the worker
             self.stop()
             raise Died(index, f"no answer for {limit:g} s: it hangs, or is hopelessly slow")
 
@@ -214,7 +249,7 @@ class RemoteBench:
         begun = 0
         if self._beside:
             with suppress(Died):
-                begun = self._ask({"do": "compile", "indices": list(indices)}).get("begun", 0)
+                begun = formed(self._ask({"do": "compile", "indices": list(indices)}).get("begun", 0), int)
         if begun:
             self._begun = self.isolation.started
         return begun
@@ -233,18 +268,19 @@ class RemoteBench:
     def verify(self, index: int) -> Outcome:
         try:
             reply = self._ask({"do": "verify", "index": index})
+            return formed({"problem": reply["error"]} if "error" in reply else reply, Outcome)
         except Died as e:
             if not self._compiling:
                 return Outcome(e.how)
             self._beside, self._begun = False, 0  # it may have been another one's compiler: now one after another
             return self.verify(index)
-        return Outcome(reply["error"]) if "error" in reply else Outcome(**reply)
 
     def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
         left, failed = list(indices), {}
         while left:
             try:
                 reply = self._ask({"do": "race", "indices": left, "plan": asdict(plan)})
+                raced = formed(reply, Raced)
             except Died as e:
                 if e.index == COMPILERS:  # of candidates that are not in this race, or are right all the same
                     self._beside, self._begun = False, 0
@@ -254,10 +290,9 @@ class RemoteBench:
                 failed[e.index] = e.how
                 left.remove(e.index)
                 continue
-            if "error" in reply:
-                raise error("SL611", where=self.task.op.spec.name, got=reply["error"], expected="timings")
-            failed |= {int(i): why for i, why in reply["failed"].items()}
-            return {int(i): Timing(**t) for i, t in reply["timings"].items()}, failed
+            if raced.error:
+                raise error("SL611", where=self.task.op.spec.name, got=raced.error, expected="timings")
+            return {i: t for i, t in raced.timings.items() if i in left}, failed | raced.failed
         return {}, failed
 
     def confirm(self, index: int, claimed: float, seconds: float) -> Belief:

@@ -7,6 +7,7 @@ is what no sample could have refuted: the last part of a sum, or of a maximum, h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,17 +18,21 @@ import torch
 from torch import Tensor
 
 from shiplap.op import Op
+from shiplap.op.binding import shape_of
 from shiplap.op.sharding import Part, ShardingRule
-from shiplap.op.spec import Arg, TensorType
+from shiplap.op.spec import Arg, Output, TensorType
 from shiplap.referee.case import Case
+from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import reference64
 from shiplap.referee.samples import Samples, other
-from shiplap.referee.sizes import search
+from shiplap.referee.sizes import environment, search
 from shiplap.shard.simulate import NotAdmitted, chunks, cut_size, merge, shards
 
 __all__ = ["derive", "known_rules", "samples_like", "unknown"]
 
 SEED = 20_261
+LARGEST = 1 << 20  # elements of a sample: a scalar of the call may be a size
+KEPT = 4096  # calls whose rules are kept
 WORLDS = (2, 3)
 LEFT_OUT: tuple[Part, ...] = ("sum", "max", "min")  # what an output without the dim may be, tried in order
 
@@ -60,9 +65,13 @@ def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
     if unknown(op):
         return ()
     key = (op.identity, *(_form(op, a, v) for a, v in zip(op.spec.args, args, strict=True)))
-    if key not in _known:
-        _known[key] = derive(op, samples_like(op, args))
-    return _known[key]
+    rules = _known.get(key)
+    if rules is None:
+        rules = derive(op, samples_like(op, args))
+        if len(_known) >= KEPT:  # as of an op that gets another number in each call
+            _known.clear()
+        _known[key] = rules
+    return rules
 
 
 def _form(op: Op, arg: Arg, value: Any) -> object:
@@ -70,14 +79,14 @@ def _form(op: Op, arg: Arg, value: Any) -> object:
     if hasattr(value, "shape"):
         return len(value.shape)
     dims = {d.text for a in op.spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
-    return None if arg.name in dims else tuple(value) if isinstance(value, list) else value
+    return None if arg.name in dims else repr(value)  # NaN is no number to look up, and a list none to hash
 
 
 def derive(op: Op, cases: Sequence[Case]) -> tuple[ShardingRule, ...]:
     """The rules that hold for all of ``cases``, which differ in sizes and values only."""
     if unknown(op) or not cases:
         return ()
-    rules, wholes = [], [_Sample(op, case) for case in cases]
+    rules, wholes = [], [sample for case in cases if (sample := _Sample.of(op, case)) is not None]
     for candidate in _candidates(op, cases[0]):
         settled = (_settled(variant, wholes) for variant in _variants(op, candidate, cases[0]))
         rule = next((rule for rule in settled if rule is not None), None)
@@ -110,9 +119,21 @@ def samples_like(op: Op, args: Sequence[Any]) -> list[Case]:
     grown = [{n: v * 2 + 1 for n, v in small.items()}]
     if any("%" in str(e) for e in spec.requires):  # sizes that are still whole tiles when they are cut in two or three
         grown.append({n: 6 * v for n, v in small.items()})
-    made = [samples.make(r) for r in (recipe, *(recipe.but(sizes=wanted) for wanted in grown))]
+    recipes = [r for r in (recipe, *(recipe.but(sizes=wanted) for wanted in grown)) if _numel(op, r) <= LARGEST]
+    made = [samples.make(r) for r in recipes]
     cases = [case for case in made if case is not None]
     return [*cases, *(other(op, case) for case in cases[:2])]
+
+
+def _numel(op: Op, recipe: Recipe) -> float:
+    """The elements of all tensors of a call, without making one; infinitely many for what is not admitted."""
+    spec = op.spec
+    env = environment(spec, dict(recipe.sizes), dict(recipe.scalars))
+    if env is None:
+        return math.inf
+    env.setdefault("...", ())
+    given = [Output(a.name, a.tensor) for a in spec.tensors if a.tensor is not None and a.name not in recipe.absent]
+    return sum(math.prod(shape_of(each, env)) for each in (*given, *spec.outputs))
 
 
 def axes_of(tensor: TensorType, ndim: int) -> list[str]:
@@ -174,6 +195,14 @@ class _Sample:
     def __init__(self, op: Op, case: Case) -> None:
         self.op, self.args = op, case.args
         self.whole: Sequence[Tensor] = reference64(op, case.args)
+
+    @classmethod
+    def of(cls, op: Op, case: Case) -> _Sample | None:
+        """None where the reference refuses the case: it is no sample then, and the call will fail by itself."""
+        try:
+            return cls(op, case)
+        except Exception:
+            return None
 
     def agrees(self, rule: ShardingRule, sizes: Sequence[int]) -> tuple[bool, set[int]]:
         """Whether the reference of the shards is the shard of the reference; outputs that the last shard changes."""

@@ -25,6 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from shiplap import trust
 from shiplap.errors import error
 from shiplap.shipping.contents import Extras
 from shiplap.shipping.wheel import Request, package
@@ -42,6 +43,7 @@ HOOKS = (
 )
 KEYS = ("backend", "ops", "platform", "tuned", "cubins", "calls")
 LISTS = {"ops": str, "cubins": int}
+LIMIT = 1 << 20  # bytes of pyproject.toml
 
 
 def build_wheel(
@@ -72,10 +74,16 @@ def __getattr__(name: str) -> Any:
 
 
 def _backend(asked: dict[str, Any]) -> Any:
+    """The backend that is asked for. SL308 where it cannot be imported."""
     module, _, inner = str(asked["backend"]).partition(":")
-    backend = import_module(module)
-    for part in filter(None, inner.split(".")):
-        backend = getattr(backend, part)
+    try:
+        backend = import_module(module)
+        for part in filter(None, inner.split(".")):
+            backend = getattr(backend, part)
+    except Exception as e:
+        raise _wrong(f"backend = {asked['backend']!r}, which cannot be imported: {e}") from e
+    if not hasattr(backend, "build_wheel"):
+        raise _wrong(f"backend = {asked['backend']!r}, which builds no wheels")
     return backend
 
 
@@ -83,9 +91,11 @@ def _asked() -> dict[str, Any]:
     """The table ``[tool.shiplap.package]`` of the project in the working folder, as PEP 517 has it."""
     path = Path("pyproject.toml")
     try:
-        asked: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("shiplap", {}).get("package")
-    except (OSError, tomllib.TOMLDecodeError) as e:
-        raise _wrong(str(e)) from None
+        asked: Any = tomllib.loads(trust.read_file(path, LIMIT, trust.NAMED).decode())
+    except (OSError, ValueError, RecursionError) as e:
+        raise _wrong(trust.reason(e)) from None
+    for name in ("tool", "shiplap", "package"):
+        asked = asked.get(name) if isinstance(asked, dict) else None
     if not isinstance(asked, dict) or "backend" not in asked:
         raise _wrong("no table [tool.shiplap.package] with backend")
     for key, value in asked.items():

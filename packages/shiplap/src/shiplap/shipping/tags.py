@@ -32,14 +32,14 @@ def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
         try:
             needed, versions = _read(path)
         except (OSError, ELFError) as e:
-            return f"linux_{platform.machine()}", f"{path.name} cannot be read: {e}"
+            return f"linux_{platform.machine()}", f"{_shown(path.name)} cannot be read: {e}"
         others = [name for name in needed if not COMMON.match(name)]
         if others:
-            return f"linux_{platform.machine()}", f"{path.name} needs {', '.join(others)}"
+            return f"linux_{platform.machine()}", f"{_shown(path.name)} needs {', '.join(map(_shown, others))}"
         try:
             minor = max([minor, *map(_minor, versions)])
         except ValueError as e:
-            return f"linux_{platform.machine()}", f"{path.name} needs {e}"
+            return f"linux_{platform.machine()}", f"{_shown(path.name)} needs {_shown(str(e))}"
     return f"manylinux_2_{minor}_{platform.machine()}", ""
 
 
@@ -53,6 +53,11 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
             elif isinstance(section, GNUVerNeedSection):
                 versions += [each.name for _, listed in section.iter_versions() for each in listed]
     return needed, versions
+
+
+def _shown(name: str) -> str:
+    """A name out of a wheel: nothing in it controls the terminal."""
+    return name if name.isprintable() else ascii(name)
 
 
 def _minor(version: str) -> int:

@@ -32,7 +32,10 @@ __all__ = ["Packed", "Request", "package"]
 LIMIT = 1 << 32  # bytes of a wheel, unpacked
 FILES = 100_000  # in one wheel
 EPOCH = (315532800, 4354819198)  # 1980 and 2107: the times that a zip file can state
-_NAME = re.compile(r"(?P<stem>[^-]+-[^-]+(?:-\d[^-]*)?)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
+_PART = r"[^-\s]+"  # no line can be added to the file WHEEL
+_NAME = re.compile(
+    rf"(?P<stem>{_PART}-{_PART}(?:-\d[^-\s]*)?)-(?P<python>{_PART})-(?P<abi>{_PART})-(?P<platform>{_PART})\.whl"
+)
 
 
 @dataclass(frozen=True)

@@ -12,56 +12,72 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from shiplap import trust
 from shiplap.errors import ShiplapError, error
-from shiplap.shipping.contents import Bound, Contents, Extras, fill
+from shiplap.shipping.contents import NO_EXTRAS, Contents, Extras, fill
 
-__all__ = ["fill_apart"]
+__all__ = ["fill_apart", "read_answer"]
+
+MODULES, LONGEST = 1000, 1000  # of one wheel; characters of a name
+PARTS = ("id", "what", "where", "got", "expected", "fix")  # of an error
 
 
-def fill_apart(modules: Sequence[str], unpacked: Path, extras: Extras) -> list[Contents]:
-    """``contents.fill`` in a process of its own; raises what it raises."""
+def fill_apart(modules: Sequence[str], unpacked: Path, extras: Extras = NO_EXTRAS) -> list[Contents]:
+    """``contents.fill`` in a process of its own; raises what it raises, and SL601 for more or other than names."""
+    named = (name for name in modules if len(name) > LONGEST or not all(map(str.isidentifier, name.split("."))))
+    strange = next(named, None)
+    if strange is not None or len(modules) > MODULES:
+        got = "no name of a module" if strange is not None else f"{len(modules)} modules"
+        raise error("SL601", where=(strange or modules[0])[:200], got=got, expected="modules of the wheel")
+    command = [sys.executable, "-P", "-m", "shiplap.shipping.worker"]  # -P: no module of the current folder
     with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer.json"
+        answer, order, errors = (Path(folder) / name for name in ("answer.json", "order.json", "stderr"))
         more = {"tuned": _absolute(extras.tuned), "calls": _absolute(extras.calls), "cubins": extras.cubins}
-        asked = [str(unpacked), str(answer), json.dumps(more), *modules]
-        done = subprocess.run(
-            [sys.executable, "-m", "shiplap.shipping.worker", *asked], capture_output=True, text=True, check=False
-        )
-        if not answer.exists():
-            got = done.stderr.strip()[-2000:] or f"the process ended with status {done.returncode}"
-            raise error("SL308", where=", ".join(modules), got=got, expected="modules that can be imported")
-        content = json.loads(answer.read_text())
-    if isinstance(content, dict):
-        raise error(content.pop("id"), **content)
-    return [_contents(each) for each in content]
+        order.write_text(json.dumps([str(unpacked), str(answer), more, *modules]))
+        with errors.open("wb") as stderr:  # no pipes: a process that an import leaves behind would hold them open
+            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": stderr}
+            done = subprocess.run([*command, str(order)], check=False, **streams)
+        how = errors.read_text(errors="replace").strip()[-2000:] or f"the process ended with status {done.returncode}"
+        return read_answer(answer, modules, how)
 
 
 def _absolute(path: Path | None) -> str:
     return str(path.absolute()) if path is not None else ""
 
 
-def _contents(each: dict[str, Any]) -> Contents:
-    bound = [Bound(row["op"], tuple(row["devices"]), row["folder"]) for row in each["bound"]]
-    pairs = {name: tuple([(str(what), value) for what, value in each[name]]) for name in ("left_out", "cubins")}
-    libraries = tuple(map(str, each["libraries"]))
-    return Contents(str(each["package"]), tuple(bound), libraries=libraries, choices=int(each["choices"]), **pairs)
+def read_answer(path: Path, modules: Sequence[str], how: str) -> list[Contents]:
+    """What the worker wrote; raises what it raised, and SL308 with ``how`` it ended for what is no answer."""
+    try:
+        content = trust.parse_json(trust.read_file(path, trust.Limits().size, trust.NAMED))
+        if isinstance(content, dict):
+            raise _refused(content)
+        return msgspec.convert(content, list[Contents])
+    except (OSError, ValueError, LookupError):  # it ended first, or an import wrote there
+        where = ", ".join(modules[:10])
+        raise error("SL308", where=where, got=how, expected="modules that can be imported") from None
 
 
-def _main(unpacked: str, answer: str, more: str, *modules: str) -> None:
+def _refused(content: dict[str, trust.Data]) -> ShiplapError:
+    """The error that the worker had. ValueError or LookupError for what is none."""
+    parts = msgspec.convert({part: content.get(part) for part in PARTS}, dict[str, str])
+    return error(parts.pop("id"), **parts)
+
+
+def _main(order: str) -> None:
+    unpacked, answer, asked, *modules = json.loads(Path(order).read_text())
     sys.path.insert(0, unpacked)
     content: object
     try:
-        asked = json.loads(more)
         tuned, calls = (Path(asked[name]) if asked[name] else None for name in ("tuned", "calls"))
         extras = Extras(tuned, tuple(asked["cubins"]), calls)
         content = [asdict(each) for each in fill(modules, Path(unpacked), extras)]
     except ShiplapError as e:
-        parts = ("id", "what", "where", "got", "expected", "fix")
-        content = {part: getattr(e, part) for part in parts}
+        content = {part: getattr(e, part) for part in PARTS}
     Path(answer).write_text(json.dumps(content))
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _main(sys.argv[1])

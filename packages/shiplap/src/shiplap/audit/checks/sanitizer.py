@@ -47,7 +47,7 @@ def sequence(tool: str, op: Op, cases: list[Case]) -> Observation:
     home, root = address(op)
     labels = list(dict.fromkeys(c.label for c in cases))
     text = sanitizer.script_of(home, op.spec.name, labels, cases[0].seed, cases[0].device, root)
-    report = sanitizer.run([sys.executable, "-c", text], tool, TIMEOUT_S, UNCACHED)
+    report = sanitizer.run([sys.executable, "-P", "-c", text], tool, TIMEOUT_S, UNCACHED)
     return judge(report, tool, len(labels))
 
 
