@@ -125,6 +125,7 @@ def environment(cxx: Compiler, folder: Path, *, kernels: bool = True) -> dict[st
         # A call that asks for 2**62 bytes is an error of the call; what torch keeps until the end is no leak of ours.
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:detect_stack_use_after_return=1",
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        "TBB_ENABLE_SANITIZERS": "1",  # or OpenVINO's threads load a library in a way that the sanitizer refuses
         "CXX": str(wrapper(cxx, folder)),
         "SHIPLAP_CACHE_DIR": str(cache),
         **({"SHIPLAP_LIBRARY_PATH": str(libraries(cxx, folder))} if kernels else {}),
