@@ -15,6 +15,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.bind import native
+from shiplap.bind.build import build as compile_into
 from shiplap.cached import cached_property
 from shiplap.op import choices
 from shiplap.op.config import Config
@@ -225,6 +226,48 @@ class Slow:
         self.started.set()
         self.go.wait(60)
         return 7
+
+
+@pytest.mark.parametrize("who", ["the child", "the parent"])
+def test_a_child_forked_while_a_compiler_runs_keeps_no_lock(tmp_path, who):
+    """It had the open lock of its parent, which held it against the child itself, and against all others after the
+    parent had ended: found by fork 2 of seed 17.
+    """
+    script, go = tmp_path / "cxx", tmp_path / "go"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nwhile [ ! -e {go} ]; do sleep 0.05; done\nexit 1\n")
+    script.chmod(0o700)
+    (tmp_path / "native").mkdir(mode=0o700)
+
+    def build() -> str:
+        return compile_into(tmp_path / "native", "abc", "source", [str(script)], wait=60)
+
+    builder = threading.Thread(target=build)
+    builder.start()
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            if who == "the child":
+                go.touch()
+                status = 0 if "status 1" in build() else 1
+            else:
+                time.sleep(600)
+        finally:
+            os._exit(status)
+    try:
+        go.touch()
+        builder.join()
+        if who == "the parent":
+            assert "status 1" in build(), "and not: the lock is held"
+        else:
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            pid = 0
+    finally:
+        if pid:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
 
 
 def test_a_child_forked_while_a_property_is_computed_does_not_hang():

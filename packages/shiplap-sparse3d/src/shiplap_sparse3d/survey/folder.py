@@ -119,7 +119,10 @@ class Folder:
                     expected="one process for each rank",
                     fix="wait for it, or give each process a rank of its own (RANK and WORLD_SIZE)",
                 ) from None
-            yield
+            try:
+                yield
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile, such as a data loader's, shares it
 
     def write_result(self, tile: Tile, rows: np.ndarray[Any, Any]) -> None:
         """The classes of a tile, and then its mark, which holds their digest."""

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from io import FileIO
 from itertools import takewhile
 from pathlib import Path
 from typing import IO
@@ -99,15 +100,31 @@ def detached(root: Path, digest: str, source: str, command: list[str]) -> subpro
 def _alone(root: Path, digest: str, wait: float) -> Iterator[None]:
     """Hold the lock of ``digest``, which names its holder. OSError if another one holds it for too long."""
     path = root / f"{digest}.lock"
-    with os.fdopen(_opened(path, os.O_RDWR | os.O_CREAT), "r+b") as lock:
-        _acquire(lock, path, wait)
-        lock.truncate()
-        lock.write(f"{os.getpid()}\n".encode())
-        lock.flush()
-        yield
+    with os.fdopen(_opened(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as lock:
+        _open_locks.add(lock)
+        try:
+            _acquire(lock, path, wait)
+            lock.truncate()
+            lock.write(f"{os.getpid()}\n".encode())
+            yield
+        finally:
+            _open_locks.discard(lock)
+            with contextlib.suppress(OSError):  # a child forked meanwhile shares the lock: closing would not end it
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
 
-def _acquire(lock: IO[bytes], path: Path, wait: float) -> None:
+def _after_fork() -> None:
+    """A child builds nothing that its parent does, and holds no lock of it beyond the parent's end."""
+    for lock in list(_open_locks):
+        lock.close()
+    _open_locks.clear()
+
+
+_open_locks: set[FileIO] = set()
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _acquire(lock: FileIO, path: Path, wait: float) -> None:
     until = time.monotonic() + wait
     while True:
         try:
@@ -115,7 +132,7 @@ def _acquire(lock: IO[bytes], path: Path, wait: float) -> None:
         except BlockingIOError:
             if time.monotonic() >= until:
                 lock.seek(0)
-                holder = lock.read(32).decode(errors="replace").strip() or "unknown"
+                holder = os.read(lock.fileno(), 32).decode(errors="replace").strip() or "unknown"
                 why = f"process {holder} has been building it for more than {wait:g} s"
                 raise OSError(errno.ETIMEDOUT, why, str(path)) from None
             time.sleep(0.02)

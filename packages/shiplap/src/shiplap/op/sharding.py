@@ -49,7 +49,7 @@ def _show(part: Part) -> str:
 
 def read_sharding(spec: OpSpec, inputs: Mapping[str, Part], outputs: Part | Sequence[Part]) -> ShardingRule:
     """The declared rule. Raises SL218 for a name that is no tensor argument, and for an axis that does not exist."""
-    given = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    given: list[Any] = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     names = [a.name for a in spec.tensors]
     where = f"{spec.name}.sharding"
     if not isinstance(inputs, Mapping):

@@ -133,7 +133,8 @@ def _numel(op: Op, recipe: Recipe) -> float:
         return math.inf
     env.setdefault("...", ())
     given = [Output(a.name, a.tensor) for a in spec.tensors if a.tensor is not None and a.name not in recipe.absent]
-    return sum(math.prod(shape_of(each, env)) for each in (*given, *spec.outputs))
+    sizes: list[int] = [math.prod(map(int, shape_of(each, env))) for each in (*given, *spec.outputs)]
+    return sum(sizes)
 
 
 def axes_of(tensor: TensorType, ndim: int) -> list[str]:
