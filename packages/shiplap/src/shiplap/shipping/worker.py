@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -38,8 +39,8 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: Extras = NO_EXTRA
         more = {"tuned": _absolute(extras.tuned), "calls": _absolute(extras.calls), "cubins": extras.cubins}
         order.write_text(json.dumps([str(unpacked), str(answer), more, *modules]))
         with errors.open("wb") as stderr:  # no pipes: a process that an import leaves behind would hold them open
-            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": stderr}
-            done = subprocess.run([*command, str(order)], check=False, **streams)
+            nothing = subprocess.DEVNULL
+            done = subprocess.run([*command, str(order)], check=False, stdin=nothing, stdout=nothing, stderr=stderr)
         how = errors.read_text(errors="replace").strip()[-2000:] or f"the process ended with status {done.returncode}"
         return read_answer(answer, modules, how)
 
@@ -60,7 +61,7 @@ def read_answer(path: Path, modules: Sequence[str], how: str) -> list[Contents]:
         raise error("SL308", where=where, got=how, expected="modules that can be imported") from None
 
 
-def _refused(content: dict[str, trust.Data]) -> ShiplapError:
+def _refused(content: dict[str, Any]) -> ShiplapError:
     """The error that the worker had. ValueError or LookupError for what is none."""
     parts = msgspec.convert({part: content.get(part) for part in PARTS}, dict[str, str])
     return error(parts.pop("id"), **parts)
