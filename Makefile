@@ -55,7 +55,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # A file stays with one worker, since its tests share what is compiled; shiplap_testing.plugin says which files come first.
 SPREAD = --dist loadfile --no-loadscope-reorder
-PYTEST = $(BIN)/python -m pytest -q -n auto $(SPREAD)
+# One worker more than there are cores: tests wait for processes and locks for a quarter of their time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) $(SPREAD)
 
 # The worse status of two runs. Status 5: -k left one of the runs empty.
 WORSE = [ $$one != 5 ] || exit $$two; [ $$two != 5 ] || exit $$one; exit $$((one > two ? one : two))
@@ -104,7 +106,7 @@ records: $(STAMP) ## list recorded measurements, which are stale and what measur
 	$(BIN)/python tools/records.py $(ARGS)
 
 # So many processes share the accelerator, each with its part of the memory; what measures has it alone, afterwards.
-GPU_WORKERS ?= 8
+GPU_WORKERS ?= 12
 
 test-gpu: $(STAMP) ## run the tests that need an accelerator
 	@one=0; two=0; \

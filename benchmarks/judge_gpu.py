@@ -22,7 +22,12 @@ from shiplap.referee.loading import load_named
 from shiplap.referee.process import Launcher
 
 ROOT = Path(__file__).resolve().parent.parent
-TRITON = "import torch\nimport triton\nimport triton.language as tl\nF = torch.nn.functional\n"
+TRITON = """import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+F = torch.nn.functional
+"""
 LONG = 10e-6  # seconds of a kernel whose time is compared with do_bench's
 
 ADD = """
@@ -73,7 +78,7 @@ def product(x, w, out, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.const
         a = tl.load(x + rows[:, None] * K + k, (rows[:, None] < M) & (k < K), 0.0)
         b = tl.load(w + k[:, None] * N + cols, (k[:, None] < K) & (cols < N), 0.0)
         total += tl.dot(a, b, input_precision="ieee")
-    y = 2 * tl.sigmoid(2 * total / 5.0) - 1
+    y = libdevice.tanh(total / 5.0)  # 2 * sigmoid(2 * x) - 1 has no digits left near zero
     tl.store(out + rows[:, None] * N + cols, 5.0 * y, (rows[:, None] < M) & (cols < N))
 
 def candidate(x, w):

@@ -46,7 +46,7 @@ class Scale:
         self.edge, self.steps, self.times = (216, 12, 5) if gpu else (24, 1, 1)
         self.points, self.area = (1_000_000, (512, 256)) if gpu else (20_000, (64, 32))
         self.tile = 64 if gpu else 16
-        self.hidden, self.inner, self.tokens = (4096, 14336, 4096) if gpu else (64, 128, 16)
+        self.hidden, self.inner, self.tokens = (4096, 14336, 16384) if gpu else (64, 128, 16)
 
 
 class Ranks:
@@ -104,7 +104,7 @@ def terrain(edge: int, seed: int) -> Tensor:
     return torch.stack([torch.zeros_like(z).flatten(), x.flatten(), y.flatten(), z.flatten()], 1).int()
 
 
-def network(classes: int = 8, channels: tuple[int, ...] = (32, 64, 128)) -> nn.Module:
+def network(classes: int = 8, channels: tuple[int, ...] = (64, 128, 256)) -> nn.Module:
     """A residual sparse U-Net from 4 features to ``classes``."""
     import shiplap_sparse3d as sparse3d
 
@@ -270,7 +270,7 @@ def infer(ranks: Ranks, folder: Path) -> dict[str, Any]:
             super().__init__()
             import shiplap_sparse3d as sparse3d
 
-            self.first, self.net = sparse3d.SubMConv3d(5, 4, 1), network(3)
+            self.first, self.net = sparse3d.SubMConv3d(5, 4, 1), network(3, (32, 64, 128))
 
         def forward(self, x: Any) -> Any:
             return self.net(self.first(x))
@@ -394,7 +394,12 @@ def tune(ranks: Ranks, folder: Path) -> dict[str, Any]:
     x = torch.randn(1 << 12, 1 << 10).to(ranks.device)
     (choice,) = sl.tune(twice, [(x,)], budget=30, isolate=False, progress=False)
     said: list[Any] = [None] * ranks.world
-    mine = (choice.label, choice.origin, measure.benchmarks > 0, twice.pick(twice.bind((x,))).name)
+    mine = (
+        choice.label,
+        choice.origin,
+        measure.benchmarks > 0,
+        getattr(twice.pick(twice.bind((x,))), "name", "reference"),
+    )
     dist.all_gather_object(said, mine, group=ranks.quiet)
     right = all(label == said[0][0] == picked and (r == 0) == timed for r, (label, _, timed, picked) in enumerate(said))
     return {"said": said, "equal": right}
@@ -420,7 +425,7 @@ def worker(device: str, parts: list[str]) -> None:
 
 def close_enough(result: dict[str, Any]) -> bool:
     """Whether several ranks computed what one does."""
-    limits = {"train": 1e-3, "tensor": 2e-2}
+    limits = {"train": 1e-3, "tensor": 4e-2}  # of 8 bits; ranks that divide a row scale their parts of it apart
     return all(
         part["equal"] < limits[name] if name in limits else part["equal"] is True for name, part in result.items()
     )

@@ -195,6 +195,7 @@ def test_the_core_declares_and_calls_an_op_without_a_compiler(alone: Environment
     assert Path(file).is_relative_to(alone.packages)
 
 
+@pytest.mark.long
 def test_its_verbs_work_and_those_of_others_are_not_there(alone: Environment, tmp_path: Path) -> None:
     env = nowhere(tmp_path)
     done = alone.run("-m", "shiplap.cli", "env", cwd=tmp_path, env=env)

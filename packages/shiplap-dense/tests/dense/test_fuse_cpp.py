@@ -69,6 +69,7 @@ def test_epilogues_of_the_int8_product(dynamic, name):
         assert counted() == (1, fused)
 
 
+@pytest.mark.long
 def test_few_rows_views_and_offsets():
     def graph(x, wide, w, s, b):
         few = dense.matmul_int8(x[:3], w, s, b)

@@ -37,6 +37,13 @@ LONG_OPS = (
     "conv_plan",
     "indice_weighted_sum",
     "conv_table",
+    "out_coords",
+    "segment_mean",
+    "global_max_pool",
+    "hash_insert_3d_index",
+    "hash_lookup_3d",
+    "subm_table",
+    "masked_gemm_kernels",
 )
 OPS = [value for module in MODULES for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
 

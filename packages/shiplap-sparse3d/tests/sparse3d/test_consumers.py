@@ -31,7 +31,9 @@ def scenes(name: str) -> list[tuple[object, ...]]:
 
 
 @pytest.fixture(
-    params=sampled(SPECIMENS, long=("VoxelResBackBone8x", "SparseEncoder", "UNetV2", "VoxelBackBone8x", "PillarRes18"))
+    params=sampled(
+        SPECIMENS, long=("VoxelResBackBone8x", "SparseEncoder", "UNetV2", "VoxelBackBone8x", "PillarRes18", "VoxelNeXt")
+    )
 )
 def name(request):
     compat.reset_compiler()

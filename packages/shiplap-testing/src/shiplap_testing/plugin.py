@@ -119,9 +119,11 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def vector_instructions(request: pytest.FixtureRequest) -> None:
     """A worker of a whole run tries once what its compiler and CPU can do, and the processes that tests start do not.
 
-    Inductor tries it in each process, and without a cache from the past that is 3 s.
+    Inductor tries it in each process, and without a cache from the past that is 3 s: a minute where many workers do so
+    on a cold machine. Tests that need an accelerator do without.
     """
-    if hasattr(request.config, "workerinput"):
+    on_cpu = any(not item.get_closest_marker("gpu") for item in request.session.items)
+    if on_cpu and hasattr(request.config, "workerinput"):
         from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
         best = next(iter(valid_vec_isa_list()), None)

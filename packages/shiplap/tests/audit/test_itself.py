@@ -11,7 +11,10 @@ from shiplap_testing.effort import sampled
 from tests.audit.itself import OPS
 
 SEEDS = int(os.environ.get("SHIPLAP_TEST_SEEDS", "1"))
-LONG = ("attention", "conv2d", "conv1d")  # attention takes three minutes
+LONG = (
+    *("attention", "conv2d", "conv1d", "bmm", "linear", "batch_norm", "cosine", "group_norm"),
+    *("normalize", "kl_div", "huber", "elu", "smooth_l1"),
+)
 LOOKED = ("numerics", "edges", "special", "gradient")
 
 

@@ -11,7 +11,17 @@ from shiplap_testing.zoo import power_gradient, power_places
 from shiplap_testing.zoo.power import PAIRS
 
 SEED = 20261122
-LONG = ("sum in 16 bits", "product with three large dims", "elements past two to the 20")
+LONG = (
+    "sum in 16 bits",
+    "product with three large dims",
+    "elements past two to the 20",
+    "config that is not chosen",
+    "tail of a split sum",
+    "maximum without column 128",
+    "columns past 256",
+    "gradient of a bias added up in 16 bits",
+    "wrong beyond the grain",
+)
 assert power_gradient.M is not None  # they add to PAIRS
 assert power_places.Image is not None
 

@@ -24,6 +24,8 @@ LONG = (
     "many scalars",
     "an outsider's sound op",
     "several outputs of several dtypes",
+    "mutates an argument",
+    "reduction, saves its output, workspace",
     "reference returns a view, shiplap copies it",
     "data-dependent sizes",
     "integers that mean rows, with a sampler",

@@ -2,6 +2,8 @@
 // be state.
 #include "dot.h"
 
+#include "shiplap/cpu/cpuid.h"
+
 namespace shiplap::slidesparse {
 
 const Kernels* isa_kernels(int32_t isa) {
@@ -10,9 +12,7 @@ const Kernels* isa_kernels(int32_t isa) {
       return &baseline_kernels();
 #if defined(__x86_64__)
     case kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")
-                 ? &avx2_kernels()
-                 : nullptr;
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() ? &avx2_kernels() : nullptr;
     case kAvx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") ? &avx512_kernels() : nullptr;
     case kAvx512Vnni:

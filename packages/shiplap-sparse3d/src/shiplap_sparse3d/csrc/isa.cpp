@@ -1,6 +1,7 @@
 // Which instruction sets this machine can run. Asks the CPU on every call (a few nanoseconds):
 // a remembered answer would be state.
 #include "gemm_kernels.h"
+#include "shiplap/cpu/cpuid.h"
 
 namespace shiplap::sparse3d {
 
@@ -10,8 +11,7 @@ const IsaKernels* isa_kernels(int32_t isa) {
       return &baseline_kernels();
 #if defined(__x86_64__)
     case kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                     __builtin_cpu_supports("f16c")
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()
                  ? &avx2_kernels()
                  : nullptr;
     case kAvx512:

@@ -130,8 +130,9 @@ class Witness:
             raise Wrong("raised", str(reply["error"])[:400])
         try:
             error = self.examine(reply, args, expected) if expected is not None else 0.0
-            device, late = float(reply.get("device", reply["spent"])), float(reply.get("late", 0))
-            if not (0 <= device < 1e15 and 0 <= late < 1e15):
+            spent, late = float(reply["spent"]), float(reply.get("late", 0))
+            device = float(reply.get("device", spent))
+            if not all(0 <= each < 1e15 for each in (spent, device, late)):
                 raise ValueError("a time that is none")
             return Call(took.wall, took.quiet, device * 1e-9, late * 1e-9, error)
         except Wrong:
