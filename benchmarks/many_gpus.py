@@ -451,7 +451,7 @@ def main() -> int:
         return 2
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus), __file__]
     command += ["--device", asked.device, "--parts", asked.parts]
-    threads = str(max(1, (os.cpu_count() or 1) // gpus))
+    threads = str(max(1, (os.cpu_count() or 1) // (2 * gpus)))  # what the system calls a core may be half of one
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "NCCL_NVLS_ENABLE": "0"}
     result: dict[str, Any] = {}
     with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environment) as process:
