@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Float32, Int32, Shaped
 from torch import Tensor
 
+import shiplap as sl
 from shiplap.codegen.plan import check, lines, refusal
 from shiplap.codegen.tvm_ffi import narrowed_steps
 from shiplap.op.plan import CallPlan
@@ -28,12 +29,20 @@ def conv(
 ) -> tuple[Float[Tensor, "n k-1"], Float32[Tensor, "3"]]: ...
 
 
+class Held(sl.Opaque):
+    """An object."""
+
+
+def held(handle: Held, x: Float[Tensor, "n"]) -> Float[Tensor, "n"]: ...
+
+
 def many(xs: list[Shaped[Tensor, "*b n"]], y: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n"]: ...
 
 
 PLANS = [
     plan_of(conv, dims={"k": "prod(taps)"}, requires=("taps[0] > 1",), mutates=("x",), contiguous=("table",)),
     plan_of(many),
+    plan_of(held),
 ]
 
 

@@ -26,7 +26,7 @@ Examples:
   shiplap init ops.py --package torchvision         every op that importing torchvision registers
   shiplap init ops.py --package mylib.ops --namespace mylib --namespace mylib_cpu
   shiplap init ops.py --package torchvision --record detect.py -- --images 4
-                                                    with dims, dtypes and samples of the calls that a script makes
+                                                    with dims and dtypes of a script's calls
 
 \b
 Exit status:
@@ -114,7 +114,7 @@ def _check(source: str, package: str, record: Path | None, namespaces: list[str]
             what="the options do not say what to draft",
             got=got,
             expected="--from SOURCE, or --package NAME with or without --record SCRIPT",
-            fix="see 'shiplap init --help'",
+            fix="pass one of the two; 'shiplap init --help' has examples",
         )
     if record is not None and not record.is_file():
         raise error("SL602", where=str(record), what="the script cannot be read", got="no such file", expected="a file")

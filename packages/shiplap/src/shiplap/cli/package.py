@@ -29,7 +29,8 @@ Examples:
 \b
 Exit status:
   0  written
-  2  no wheel, no ops, a kernel library outside the package, no compiler, or nothing to add for --tuned or --cubins"""
+  2  no wheel, no ops, a kernel library outside the package, no compiler, or nothing to add for
+     --tuned or --cubins"""
 
 
 def command(

@@ -174,12 +174,15 @@ def _below_autograd(plain: Implementation, refusal: Refusal, raw: Implementation
     """As :func:`_with_own_errors`, but a call that neither autograd nor any tool of Python has to see calls ``raw``.
 
     Autograd's formula is a function of Python, and would cost more than most small kernels take. The questions are
-    those of ``calls.ShortCut``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this op.
+    those of ``calls.ShortCut``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this op, the
+    latter above autograd as well.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
     transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
     traced: Callable[[], Any] = torch._C._get_tracing_state
+    included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
+    ahead: Any = torch._C.DispatchKey.PreDispatch
     overridden: Callable[[tuple[Any, ...]], bool] = torch._C._has_torch_function  # by a mode, a subclass or a proxy
     compiler: Any = torch.compiler
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
@@ -194,6 +197,7 @@ def _below_autograd(plain: Implementation, refusal: Refusal, raw: Implementation
                 or (enabled() and any_requires_grad(*args))
                 or overridden(args)
                 or traced() is not None
+                or included(ahead)
                 or compiler._is_compiling_flag
             ):
                 return plain(*args, **kwargs)

@@ -59,7 +59,7 @@ def package_ops(package: str, load: Callable[[str], object], namespaces: Sequenc
         raise error(
             "SL501",
             where=package,
-            what="the package registers no op",
+            what="the package has no op to draft",
             got=f"new namespaces: {', '.join(spaces)}" if spaces else "no op that was not there before the import",
             expected="ops in torch's dispatcher, such as torch.ops.torchvision.nms",
             fix="name the module that registers them, or a --namespace; draft a function with --from module:function",
