@@ -142,20 +142,23 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, 
 
 
 def _program(arguments: list[str]) -> None:
-    while arguments[0] == "-W":
-        warnings.simplefilter(arguments[1])  # type: ignore[arg-type]
-        arguments = arguments[2:]
+    safe = False  # -P: neither the current folder nor that of the program is searched
+    while arguments[0] in ("-W", "-P"):
+        if arguments[0] == "-W":
+            warnings.simplefilter(arguments[1])  # type: ignore[arg-type]
+        safe |= arguments[0] == "-P"
+        arguments = arguments[2 if arguments[0] == "-W" else 1 :]
     if arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]
-        sys.path.insert(0, "")
+        sys.path[:0] = [] if safe else [""]
         exec(compile(arguments[1], "<string>", "exec"), vars(sys.modules["__main__"]))
     elif arguments[0] == "-m":
         sys.argv = arguments[1:]
-        sys.path.insert(0, os.getcwd())
+        sys.path[:0] = [] if safe else [os.getcwd()]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments
-        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+        sys.path[:0] = [] if safe else [str(Path(arguments[0]).resolve().parent)]
         runpy.run_path(arguments[0], run_name="__main__")
 
 
