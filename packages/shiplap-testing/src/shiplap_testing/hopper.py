@@ -11,28 +11,11 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
+from shiplap.compat.interpreting import Target
+
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-
-
-class Target:
-    """What Triton asks a driver before it launches."""
-
-    is_active = classmethod(lambda cls: True)
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
 
 
 def pretend() -> None:

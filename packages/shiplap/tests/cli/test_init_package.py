@@ -178,7 +178,7 @@ def test_a_script_that_fails_leaves_what_it_recorded(run: Any, package: Any) -> 
     ("options", "id", "expected"),
     [
         (["--package", "no_such_package_here"], "SL501", "an installed module"),
-        (["--package", "json"], "SL501", "the package registers no op"),
+        (["--package", "json"], "SL501", "the package has no op to draft"),
         ([], "SL501", "--from SOURCE, or --package NAME"),
         (["--package", "json", "--from", "aten::relu"], "SL501", "both --from and --package"),
         (["--from", "aten::relu", "--namespace", "x"], "SL501", "--from and --namespace"),

@@ -100,7 +100,8 @@ void multiply(void (*dot)(const Dots<T, Sum>&), const T* left, int64_t rows, con
   if (rows * columns * depth < kSerial) threads = 1;
   parallel_for(threads, cdiv(columns, kBlock), [&](int worker, int64_t task) {
     const int64_t first = task * kBlock, wide = std::min(kBlock, columns - first);
-    const T* right = weight.block(first, wide, rooms + worker * kBlock * depth);
+    T* room = rooms ? rooms + worker * kBlock * depth : nullptr;  // a weight that lies as it is needed has no rooms
+    const T* right = weight.block(first, wide, room);
     Sum sums[kTileRows * kTileColumns];
     for (int64_t row = 0; row < rows; row += kTileRows) {
       const int64_t high = std::min(kTileRows, rows - row);

@@ -174,14 +174,15 @@ class Conv {
   }
 
   const S* tap_weight(const DLTensor* weight, int64_t tap) const {
-    return data<const S>(weight) + (s_.reflect ? s_.taps - 1 - tap : tap) * weight->strides[1];
+    const S* first = data<const S>(weight);  // a weight without elements has no memory
+    return first ? first + (s_.reflect ? s_.taps - 1 - tap : tap) * weight->strides[1] : nullptr;
   }
 
   // Writes a tap's weights as the strip's panels, each [channels of the group, columns of a panel].
   void pack(const DLTensor* weight, const Strip& strip, int64_t tap) const {
     const int64_t width = strip.columns / strip.panels, depth = s_.group_ci();
-    const S* from = tap_weight(weight, tap) +
-                    (strip.group * s_.group_co() + strip.first_column) * weight->strides[0];
+    const S* from = tap_weight(weight, tap);
+    if (from) from += (strip.group * s_.group_co() + strip.first_column) * weight->strides[0];
     T* to = packed(strip, tap);
     const int64_t size = depth * width / (pairs() ? 2 : 1);  // a pair takes the place of a sum
     for (int64_t panel = 0; panel < strip.panels; ++panel, to += size) {

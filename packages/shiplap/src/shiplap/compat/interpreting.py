@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Kernel", "edit", "imported_before", "launches", "start"]
+__all__ = ["Kernel", "Target", "edit", "imported_before", "launches", "start"]
 
 launches: list[str] = []  # names of the kernels that have run
 edit: list[Callable[[str], str] | None] = [None]  # source of a template's kernel → source: a defect to be found
@@ -79,7 +79,7 @@ def _load(self: Any, name: str, source: str, device_str: str = "cuda", **kwargs:
     return kernel
 
 
-class _Target:
+class Target:
     """What Triton asks a driver before it launches."""
 
     is_active = classmethod(lambda cls: True)
@@ -113,7 +113,7 @@ def start() -> None:
     from triton.runtime.driver import driver
 
     active: Any = driver
-    active.set_active(_Target())
+    active.set_active(Target())
     config: Any = inductor
     config.cpu_backend, config.compile_threads, config.force_disable_caches = "triton", 1, True
     for kind in ("template", "pointwise", "reduction", "persistent_reduction"):
