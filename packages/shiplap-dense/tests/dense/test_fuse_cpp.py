@@ -45,10 +45,13 @@ MATRIX: dict[str, tuple[Callable[..., Any], int]] = {  # what follows y, and how
 }
 
 
+FEWER = ("transposed", "raw and reshaped", "raw and siblings", "cast", "mixed with its sum")
+
+
 @pytest.mark.parametrize(
     ("dynamic", "name"),
     [
-        *((False, name) for name in MATRIX),
+        *(pytest.param(False, name, marks=[pytest.mark.long] if name in FEWER else []) for name in MATRIX),
         *(pytest.param(True, name, marks=pytest.mark.long) for name in ("raw and siblings", "raw and reshaped")),
         (True, "cast"),
     ],
@@ -81,6 +84,7 @@ def test_few_rows_views_and_offsets():
     assert {d.chosen.split("(")[0] for d in fusion_choices("dense::int8_mm")[-2:]} == {"int8_rows"}
 
 
+@pytest.mark.long
 def test_bfloat16():
     def graph(x, w, s, b):
         return gelu(dense.matmul_int8(x, w, s, b)), relu(dense.matmul(x, w.t().to(x.dtype), b))
@@ -154,6 +158,7 @@ def test_switches_are_controls():
         assert counted() == expected
 
 
+@pytest.mark.long
 def test_training_graphs():
     def loss(x, w, s, b):
         return gelu(dense.matmul_int8(x, w, s, b)).square().sum()

@@ -24,6 +24,10 @@ MODULES = (bounded, grid_sample, hashing, ops, planning, pooling, postprocess, r
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
 LONG = {"sizes", "kernels"}
 LONG_OPS = (
+    "hash_insert",
+    "hilbert_decode",
+    "z_order_decode",
+    "masked_gemm_signals",
     "conv",
     "conv_weight_grad",
     "subm_plan",

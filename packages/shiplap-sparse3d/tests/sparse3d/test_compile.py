@@ -71,9 +71,9 @@ def step(net: nn.Module, x: sparse3d.SparseTensor, run) -> list[torch.Tensor]:
         (subm, "built in the graph", "training"),
         (u_net, "built in the graph", "training"),
         pytest.param(others, "built in the graph", "training", marks=pytest.mark.long),
-        (u_net, "built in the graph", "eval"),
+        pytest.param(u_net, "built in the graph", "eval", marks=pytest.mark.long),
         pytest.param(subm, "built before", "training", marks=pytest.mark.long),
-        (u_net, "built before", "training"),
+        pytest.param(u_net, "built before", "training", marks=pytest.mark.long),
         (others, "built before", "eval"),
     ],
 )

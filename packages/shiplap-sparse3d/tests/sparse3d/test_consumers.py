@@ -32,7 +32,8 @@ def scenes(name: str) -> list[tuple[object, ...]]:
 
 @pytest.fixture(
     params=sampled(
-        SPECIMENS, long=("VoxelResBackBone8x", "SparseEncoder", "UNetV2", "VoxelBackBone8x", "PillarRes18", "VoxelNeXt")
+        SPECIMENS,
+        long=("VoxelResBackBone8x", "SparseEncoder", "UNetV2", "VoxelBackBone8x", "PillarRes18", "VoxelNeXt", "SpUNet"),
     )
 )
 def name(request):
@@ -81,7 +82,7 @@ def test_a_graph_that_may_break_raises_nothing_and_nothing_of_ours_breaks_it(nam
     assert bool(breaks) == (name in ASK)
 
 
-@pytest.mark.parametrize("name", sampled(["VoxelBackBone8x", "SpUNet"], long=["VoxelBackBone8x"]))
+@pytest.mark.parametrize("name", sampled(["mnist", "VoxelBackBone8x", "SpUNet"], long=["VoxelBackBone8x", "SpUNet"]))
 def test_training_is_one_graph(name):
     compat.reset_compiler()
     net = network(name, training=True)

@@ -155,7 +155,10 @@ def test_a_strided_cache_brings_its_voxels_and_given_ones_are_used():
         sparse_conv3d(x.feats, x.coords, shape_of(x), weight, None, cache, few, stride)
 
 
-@pytest.mark.parametrize("algorithm", [Algorithm.EXPLICIT_GEMM, Algorithm.MASKED_IMPLICIT_GEMM_SPLITK])
+@pytest.mark.parametrize(
+    "algorithm",
+    [Algorithm.EXPLICIT_GEMM, pytest.param(Algorithm.MASKED_IMPLICIT_GEMM_SPLITK, marks=pytest.mark.long)],
+)
 def test_the_compiled_call_is_the_legacy_call(algorithm, fresh_compiler):
     """A config from outside the graph, any number of voxels, training, bias or not."""
 

@@ -10,7 +10,6 @@ import torch
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap.bind import plan
-from shiplap.codegen.native import unfit
 from shiplap_sparse3d.steps import Window, connect, reach
 from tests.sparse3d.scenes import scene
 
@@ -180,7 +179,7 @@ def test_every_conv_on_the_cpu_is_the_kernel_and_can_be_bound_natively(op):
     (kernel,) = op.kernels["cpu"]
     assert kernel.supports is None
     assert kernel.dtypes == ("bfloat16", "float16", "float32", "float64")
-    assert unfit(plan.bound(op, "cpu")[0]) == ""
+    assert plan.bound(op, "cpu")[0].unfit == ""
 
 
 def test_bfloat16_means_run_the_reference_and_say_so():

@@ -155,7 +155,9 @@ class Array(nn.Module):
         return self.down(self.enter(x)).dense()
 
 
-@pytest.mark.parametrize("options", [{}, {"fullgraph": True}], ids=["plain", "fullgraph"])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, id="plain", marks=pytest.mark.long), pytest.param({"fullgraph": True}, id="fullgraph")]
+)
 def test_an_array_as_spatial_shape_is_numbers_of_the_graph(options):
     compat.reset_compiler()
     net = Array(np.array([7, 8, 8])).eval()
@@ -170,7 +172,11 @@ def test_an_array_as_spatial_shape_is_numbers_of_the_graph(options):
         compiled(x.feats, x.coords)
 
 
-@pytest.mark.parametrize("shape", [[np.int64(9), 8, 7], torch.tensor([9, 8, 7]), torch.Size([9, 8, 7])], ids=type)
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param([np.int64(9), 8, 7], marks=pytest.mark.long), torch.tensor([9, 8, 7]), torch.Size([9, 8, 7])],
+    ids=type,
+)
 def test_numbers_of_other_kinds_in_a_spatial_shape(shape):
     layer = spconv.SparseConv3d(4, 4, 3, 2)
     x = scene(60, GRID, 4, dtype=torch.float32)

@@ -20,6 +20,9 @@ from shiplap_testing.paths import REPOSITORY, SEARCHED, searched
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # The C++ around the kernels of a package is compiled for seconds; how fast it runs, no test asks.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+# Each process that compiles would start a pool of processes that import torch again, 5 s of processor time; the cores
+# are busy with other tests anyway.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Programs that tests start find the helpers of the tests as the tests themselves do.
 os.environ["PYTHONPATH"] = searched()
 

@@ -21,6 +21,20 @@ LONG = (
     "columns past 256",
     "gradient of a bias added up in 16 bits",
     "wrong beyond the grain",
+    "fails at exactly 1000",
+    "more coefficients than three",
+    "softmax of a masked row",
+    "variance of squares",
+    "negative shift",
+    "infinity clamped",
+    "bias of channels last",
+    "a mode left out",
+    "gradient past 128",
+    "kernel behind supports",
+    "noise above 512",
+    "negative zero",
+    "gradient of ties",
+    "mask of two among three",
 )
 assert power_gradient.M is not None  # they add to PAIRS
 assert power_places.Image is not None

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from shiplap import compat, errors
 from shiplap.bind import native
 from shiplap.bind.build import LIBRARY, sealed
 from shiplap.bind.build import build as compile_into
-from shiplap.bind.plan import compiler
+from shiplap.bind.plan import compiler, make_plan
+from shiplap.codegen.native import native_source
 from shiplap.errors import ArgumentError
 from shiplap.op.launch import poisoned_workspace
 from shiplap_testing.build import compile_c
@@ -347,6 +349,19 @@ def test_redeclaring_an_op_drops_the_native_code_and_attaches_again(ops, counted
         assert ops.total(x[0]) == 2
         assert not counted
     compat.reset_compiler()
+
+
+def test_what_is_generated_for_a_kernel_is_described_once_and_again_for_other_facts(ops):
+    first = {e.op.spec.name: e.native for e in make_plan(ops.mix).entries.values()}
+    again = {e.op.spec.name: e.native for e in make_plan(ops.keep).entries.values()}
+    assert first.keys() == again.keys()
+    assert all(again[name] is kept for name, kept in first.items())
+    assert native_source(list(first.values())) == native_source([replace(kept) for kept in first.values()])
+    ops.bump.kernel("cpu", sl.cabi(ops.library, "bump"), dtypes=("float32", "float64"))
+    changed = {e.op.spec.name: e.native for e in make_plan(ops.mix).entries.values()}
+    assert changed[ops.bump.spec.name].dtypes == ("float32", "float64")
+    assert changed[ops.mix.spec.name] is first[ops.mix.spec.name]
+    bind(ops)
 
 
 def test_a_second_kernel_or_a_gradient_drops_the_native_code(ops, counted):

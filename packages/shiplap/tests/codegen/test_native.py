@@ -7,7 +7,7 @@ from jaxtyping import Float, Int32, Shaped, UInt16
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.codegen.native import Native, native_source, unfit
+from shiplap.codegen.native import Native, native_source
 from shiplap.op.expr import Expr
 
 V = Float[Tensor, "n"]
@@ -86,7 +86,7 @@ def test_checks_follow_the_declaration(gather):
 def test_what_python_has_to_serve(ns):
     def reason(fn, *, workspace="", **keywords):
         op = sl.op(f"{ns}::f", **keywords)(fn)
-        return unfit(Native(op.spec, "f", ("f",), workspace=Expr.parse(workspace, "") if workspace else None))
+        return Native(op.spec, "f", ("f",), workspace=Expr.parse(workspace, "") if workspace else None).unfit
 
     def any_rank(x: Float[Tensor, "*b n"]) -> V: ...
     def later(x: Float[Tensor, "n+1"], y: V) -> V: ...

@@ -69,6 +69,7 @@ def test_what_is_not_proven_is_passed_over(bad):
 
 
 @pytest.mark.parametrize("bad", [FAST_AND_WRONG, BROKEN], ids=["wrong", "does not compile"])
+@pytest.mark.long
 def test_a_single_bad_choice_leaves_the_fallback(bad):
     only(bad)
     with pytest.warns(sl.ShiplapNotice, match="is not used"):

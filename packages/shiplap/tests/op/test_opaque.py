@@ -105,6 +105,7 @@ def test_transforms_and_gradients(head):
     assert jvp(lambda x: head(plan, x), (x,), (x,))[1].tolist() == [0, 1]
 
 
+@pytest.mark.long
 def test_an_audit_makes_one(head, scale, ns):
     for op in (head, scale):
         findings = sl.audit(op, checks=("numerics", "fake", "schema", "opcheck", "compile", "determinism"), seed=0)

@@ -81,7 +81,7 @@ def counted(outcomes: list[Any]) -> dict[str, int]:
     return dict(Counter(o.rewrite for o in outcomes if isinstance(o, Match)))
 
 
-@pytest.mark.parametrize("name", sampled(PINNED, long=("resnet50", "clip", "mixtral", "convnext")))
+@pytest.mark.parametrize("name", sampled(PINNED, long=("resnet50", "clip", "mixtral", "convnext", "bert", "vit")))
 def test_matches_are_pinned_and_results_and_gradients_are_those_of_eager(name: str) -> None:
     """Gradients of all parameters, through merged products, SDPA, folded norms and our ops."""
     model, inputs = build(name)

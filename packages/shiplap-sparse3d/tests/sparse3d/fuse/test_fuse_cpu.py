@@ -42,6 +42,7 @@ def test_a_block_is_one_kernel_for_any_number_of_voxels():
         assert counted() == (1, 1)
 
 
+@pytest.mark.long
 def test_bfloat16_and_columns_that_are_whole_tiles():
     def graph(feats, weight, table, bias, scale, shift, residual):
         y = sparse3d.conv(feats, weight, table, bias)

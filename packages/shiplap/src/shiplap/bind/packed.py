@@ -14,7 +14,7 @@ from torch import Tensor
 from shiplap.bind import native
 from shiplap.cached import cached_property
 from shiplap.codegen import prototype
-from shiplap.codegen.native import Native, unfit
+from shiplap.codegen.native import Native
 from shiplap.op.binding import Binding, shape_of
 from shiplap.op.bucket import read_rule
 from shiplap.op.kernel import Kernel, Terms
@@ -84,7 +84,7 @@ class PackedKernel(Kernel):
             rule=rule,
             align=form.align,
         )
-        if why := unfit(described):
+        if why := described.unfit:
             return f"{self.name}, called by Python on {self.device} because of {why}"
         if why := self.refuses(call):
             return f"{self.name} does not take this call, which Python would run on {self.device}: {why}"

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -15,7 +16,7 @@ from shiplap import trust
 from shiplap.bind.artefacts import folder
 from shiplap.bind.library import load_symbol, locate
 from shiplap.bind.needs import FLAGS, INCLUDE, digest
-from shiplap.codegen.native import Native, native_source, unfit
+from shiplap.codegen.native import Native, native_source
 from shiplap.compat.library import numbered
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op, registry
@@ -36,6 +37,7 @@ __all__ = [
     "serves",
 ]
 
+_made: WeakKeyDictionary[NativeForm, Native] = WeakKeyDictionary()
 DEVICES = ("cpu", "cuda")  # device types for which there is native code
 
 
@@ -78,7 +80,7 @@ def make_plan(op: Op) -> Plan:
             expected="one C ABI kernel on the CPU or on CUDA",
             fix="use dtypes= instead of supports=",
         )
-    reasons = [unfit(_native(op, device, form)) for device, form in forms.items()]
+    reasons = [_native(op, device, form).unfit for device, form in forms.items()]
     if all(reasons):
         raise error(
             "SL404",
@@ -172,6 +174,15 @@ def serves(op: Op, form: NativeForm) -> bool:
 
 
 def _native(op: Op, device: str, form: NativeForm) -> Native:
+    """What is generated for a kernel: the same object while the facts are the same, for it remembers its own text."""
+    made = _facts(op, device, form)
+    kept = _made.get(form)
+    if kept is None or kept != made:
+        kept = _made[form] = made
+    return kept
+
+
+def _facts(op: Op, device: str, form: NativeForm) -> Native:
     names = [op.spec.opname, *([below(op.spec.opname)] if op.raw is not op.overload else [])]
     (kernel,) = op.own(device)
     return Native(
@@ -198,7 +209,7 @@ def bindable(op: Op) -> list[Entry]:
         try:
             file, native = _file(form), _native(op, device, form)
             there = form.generated or load_symbol(form.library, form.symbol, form.signature)
-            if not unfit(native) and there:
+            if not native.unfit and there:
                 entries.append(Entry(op, device, form, native, file))
         except ShiplapError:  # its own call says what is wrong
             continue

@@ -6,11 +6,12 @@ kernel does not take, a mutated tensor with gaps) it hands to ``<op>__python`` b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shiplap import dtypes
+from shiplap.cached import cached_property
 from shiplap.codegen.chosen import config_values, lookup_key
 from shiplap.codegen.ctype import CParameter, prototype
 from shiplap.codegen.environment import render
@@ -33,7 +34,7 @@ from shiplap.op.plan.term import Names
 from shiplap.op.schema import schema
 from shiplap.op.spec import Arg, OpSpec, Output, TensorType
 
-__all__ = ["SCALAR", "Native", "describe", "native_source", "unfit"]
+__all__ = ["SCALAR", "Native", "describe", "native_source"]
 
 SCALAR = {
     "int": "int64_t",
@@ -69,6 +70,16 @@ class Native:
     edition: int = 1  # of the schema in this process
     source: str = ""  # the C++ of the kernel's function, where no library has it
 
+    @cached_property
+    def unfit(self) -> str:
+        """The reason why only the Python binding can serve this op, or an empty text."""
+        return _unfit(self)
+
+    @cached_property
+    def described(self) -> Mapping[str, Any]:
+        """The values that the template prints for this op, whatever its number in the library."""
+        return _described(self)
+
 
 def native_source(ops: Sequence[Native]) -> str:
     """One translation unit for ``ops``. SL404 for a declaration that has to stay with the Python binding."""
@@ -90,9 +101,13 @@ def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, list[str]]]:
 
 def describe(op: Native, id: str) -> dict[str, Any]:
     """The values that the template prints for one op."""
+    return {"id": id, **op.described}
+
+
+def _described(op: Native) -> dict[str, Any]:
     spec = op.spec
     parameters = prototype(spec)
-    if reason := unfit(op):
+    if reason := op.unfit:
         raise error(
             "SL404",
             where=spec.name,
@@ -102,7 +117,6 @@ def describe(op: Native, id: str) -> dict[str, Any]:
         )
     where = f"{spec.name}, kernel {op.symbol}"
     return {
-        "id": id,
         "spec": spec,
         "symbol": op.symbol,
         "source": op.source,
@@ -166,8 +180,7 @@ def _out_call(op: Native) -> list[dict[str, Any]]:
     return [{"function": "call_out", "python": python, "out": True}] if op.out else []
 
 
-def unfit(op: Native) -> str:
-    """The reason why only the Python binding can serve this op, or an empty text."""
+def _unfit(op: Native) -> str:
     spec = op.spec
     if op.space is not None and (op.space.static is None or not lookup_key(spec, op.rule)):
         return "a config that C++ cannot look up"

@@ -43,7 +43,7 @@ class NativeBinding(ABC):
         """The choices in force have changed: the native code holds a copy."""
 
 
-@dataclass
+@dataclass(eq=False)  # one kernel's state is no other's, whatever the values
 class NativeForm:
     """The C function behind a kernel, and how far the native binding has come with it; shared by all configs.
 
