@@ -21,7 +21,7 @@ def page(rows: list[dict[str, Any]], total: int) -> str:
         "`make power` writes this page. The mutation score measures how many faults the [audit](audit.md) finds.",
         "A *mutant* is a correct kernel with one planted fault. A mutant counts only if its fault has an effect: its",
         "results must differ from those of the correct kernel by more than the tolerance, on one of up to 1,000 inputs",
-        "that the audit did not draw (fewer, if 30 seconds are over). A mutant is *killed* if a check of the audit",
+        "that the audit did not draw (fewer, if 12 seconds are over). A mutant is *killed* if a check of the audit",
         "fails, and it *survives* if no check fails.",
         "A check that fails on the correct kernel kills none of its mutants. The kernels are written in Python, C and",
         "Triton, which its interpreter runs on the CPU.",
