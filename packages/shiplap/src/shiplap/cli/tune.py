@@ -110,12 +110,12 @@ def _tune(
 def show(choice: Choice) -> None:
     """A choice as text: the call, what runs, why, what was dropped."""
     screen = console.out()
-    screen.print(f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}", markup=False, style="bold")
+    place = "  in compiled code" if choice.compiled else ""
+    screen.print(f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}{place}", markup=False, style="bold")
     screen.print(f"  {choice.label or 'no choice'}: {choice.reason} ({choice.origin})", markup=False)
     for finding in choice.findings:
         style = "red" if finding.verdict == "fail" else "dim"
-        hint = f"; {finding.fix}" if finding.check == "tune.candidates" else ""
-        screen.print(f"  {finding.verdict}  {finding.evidence}{hint}", markup=False, style=style)
+        screen.print(f"  {finding.verdict}  {finding.evidence}", markup=False, style=style)
 
 
 def _sized(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[Request]:

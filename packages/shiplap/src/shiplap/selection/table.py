@@ -137,13 +137,9 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     for what, fields in (("of another machine are left out", other), ("of other versions are used", older)):
         if fields:
             notice(f"frozen {path} {what}", f"{path}: entries {what} ({', '.join(sorted(set(fields)))})")
-    choices.install([entry_of(c, k["source"], _extra(k)) for k, c in taken], str(path))
+    choices.install([entry_of(c, k["source"]) for k, c in taken], str(path))
     digest.refresh()
     return [choice for _, choice in taken]
-
-
-def _extra(key: Key) -> dict[str, str]:
-    return {name.removeprefix("extra."): value for name, value in key.fields if name.startswith("extra.")}
 
 
 def thaw() -> None:
