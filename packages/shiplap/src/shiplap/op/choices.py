@@ -57,6 +57,11 @@ class Entry:
     config: Config = NO_CONFIG
     place: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def call(self) -> tuple[str, str, Key, tuple[tuple[str, str], ...]]:
+        """The calls that the entry is for."""
+        return self.op, self.source, self.key, self.place
+
 
 class Missing:
     """No entry: the declared default config runs."""
@@ -111,7 +116,7 @@ from_packages: Callable[[], None] | None = None  # set by shiplap.tune: reads wh
 
 listeners: list[Callable[[], None]] = []  # called when choices have changed: native code holds a copy
 
-_entries: dict[str, dict[tuple[Key, tuple[tuple[str, str], ...]], Entry]] = {}
+_entries: dict[str, dict[tuple[Key, tuple[tuple[str, str], ...], str], Entry]] = {}
 _resolved: dict[str, dict[Key, Kernel | Missing | None]] = {}
 _memo: dict[str, dict[Key, Kernel | Missing | None]] = {}  # by the quick key: what was found for it
 _ready: dict[str, Ready] = {}  # by all that a call depends on: how it is launched again
@@ -170,7 +175,7 @@ def install(entries: list[Entry], file: str | None = None, *, below: bool = Fals
         _entries.clear()
     for entry in entries:
         table = _entries.setdefault(entry.op, {})
-        key = entry.key, entry.place
+        key = entry.key, entry.place, entry.source
         table[key] = table.get(key, entry) if below else entry
     forget()
     refresh()
@@ -255,9 +260,9 @@ def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
     """
     table: dict[Key, Kernel | Missing | None] = {}
     source = op.identity
-    for (key, place), entry in _entries.get(op.spec.name, {}).items():
-        if place:
-            continue
+    mine = {key: entry for (key, place, _), entry in _entries.get(op.spec.name, {}).items() if not place}
+    mine |= {e.key: e for e in _entries.get(op.spec.name, {}).values() if e.source == source and not e.place}
+    for key, entry in mine.items():
         bound = {k.name: k for k in op.kernels.get(str(key[0]), [])}
         if entry.source != source:
             why = "it was made for another version of the op or its kernels"
