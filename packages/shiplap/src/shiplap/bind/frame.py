@@ -105,7 +105,9 @@ class Frame:
     def _numbers(self) -> tuple[Any, Any]:
         """The buffer as integers of 64 and of 32 bits."""
         size = len(self._buffer)
-        return (ctypes.c_int64 * (size // 8)).from_buffer(self._buffer), (ctypes.c_uint32 * (size // 4)).from_buffer(self._buffer)
+        return (ctypes.c_int64 * (size // 8)).from_buffer(self._buffer), (ctypes.c_uint32 * (size // 4)).from_buffer(
+            self._buffer
+        )
 
     def renew(self, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
         """Point to other tensors, which differ from those before in their addresses alone, on the CPU."""

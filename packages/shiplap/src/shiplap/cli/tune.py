@@ -58,7 +58,9 @@ def command(
     in_process: Annotated[bool, typer.Option("--in-process", help="Run candidates in this process.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the frozen tables TARGET (files or folders).")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="With --merge.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON value: all choices, or what was merged.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON value: all choices, or what was merged.")
+    ] = False,
 ) -> None:
     """Choose kernel and config for given calls: verified against the reference, timed, stored.
 

@@ -18,7 +18,17 @@ from typing_extensions import ParamSpec, TypeVar
 if TYPE_CHECKING:
     from shiplap.compat.library import Overload
 
-__all__ = ["P", "R", "ShortCut", "builtin", "is_plain_call", "is_recorded_call", "is_zero", "untouched", "without_gradients"]
+__all__ = [
+    "P",
+    "R",
+    "ShortCut",
+    "builtin",
+    "is_plain_call",
+    "is_recorded_call",
+    "is_zero",
+    "untouched",
+    "without_gradients",
+]
 
 P = ParamSpec("P", default=...)  # of the function that an op was declared from
 R = TypeVar("R", bound=Tensor | Sequence[Tensor] | None, default=Any)

@@ -68,7 +68,11 @@ def compile_route(op: Served, device: str = "cuda", otherwise: Route | None = No
         return None
     if not all(k.by_python or k.stays for k in kernels):
         return None
-    if otherwise is None and not op.separable and any(row.floating for a in op.spec.tensors for row in dtypes.rows(_dtypes(a))):
+    if (
+        otherwise is None
+        and not op.separable
+        and any(row.floating for a in op.spec.tensors for row in dtypes.rows(_dtypes(a)))
+    ):
         return None  # calls come here under autocast, too
     remembers = any(k.repeats for k in kernels)
 
