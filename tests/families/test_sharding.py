@@ -117,7 +117,7 @@ def test_a_wrong_rule_for_a_familys_op_is_caught(inputs: dict[str, int], output:
 def test_the_eight_kernels_have_proven_rules_or_a_reason() -> None:
     done = python("-W", "ignore", "-c", PROGRAM, cwd=REPOSITORY, env={**os.environ, "TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert {name for name, (verdict, _) in found.items() if verdict == "ok"} == EIGHT
-    assert all(evidence for verdict, evidence in found.values() if verdict == "skip")
-    assert not [name for name, (verdict, _) in found.items() if verdict == "fail"]
+    findings = json.loads(done.stdout.splitlines()[-1])
+    assert {name for name, (verdict, _) in findings.items() if verdict == "ok"} == EIGHT
+    assert all(evidence for verdict, evidence in findings.values() if verdict == "skip")
+    assert not [name for name, (verdict, _) in findings.items() if verdict == "fail"]

@@ -1,4 +1,4 @@
-"""The Python binding for good, as with ``SHIPLAP_NATIVE=0``: calls are remembered, and torch's dispatcher is passed by."""
+"""The Python binding for good, as with ``SHIPLAP_NATIVE=0``: calls are remembered, and pass by the dispatcher."""
 
 from __future__ import annotations
 

@@ -60,15 +60,15 @@ def slow(seconds: float) -> dict[str, Any]:
 def test_entries_of_other_devices_and_versions_are_all_kept(run: Any, tmp_path: Path) -> None:
     first = write(tmp_path / "a.json", (key(), VALUE), (key(device_name="Xeon"), VALUE))
     second = write(tmp_path / "b.json", (key(device_name="Epyc"), slow(1.0)), (key(torch="2.11"), slow(1e-9)))
-    again = write(tmp_path / "c.json", (key(), VALUE))
-    result = run("tune", "--merge", first, second, again, "-o", tmp_path / "all.json")
+    repeated = write(tmp_path / "c.json", (key(), VALUE))
+    result = run("tune", "--merge", first, second, repeated, "-o", tmp_path / "all.json")
     assert result.exit_code == 0, result.output
     assert result.stderr == f"wrote {tmp_path}/all.json: 4 choices of 3 tables\n"
     assert "Xeon  1 choices\n" in result.stdout
     assert "conflict" not in result.stdout
     merged = dict(table.read(tmp_path / "all.json"))
     assert len(merged) == 4
-    assert all(merged[k] == v for path in (first, second, again) for k, v in table.read(path))
+    assert all(merged[k] == v for path in (first, second, repeated) for k, v in table.read(path))
     (taken,) = frozen(tmp_path / "all.json")
     assert taken.label == "right(WAIT=300)", "the entry of this torch serves, and not the one of 2.11"
 

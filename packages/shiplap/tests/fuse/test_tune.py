@@ -73,8 +73,8 @@ def test_a_template_that_runs_in_compiled_code_only_is_measured_and_used(tmp_pat
     alone, near = run(neighbours=False), run(neighbours=True)
     assert alone.chosen == near.chosen == compiled.label
     assert near.reason.startswith("the choice of sl.tune; ")
-    _, again = tuned()
-    assert (again.origin, again.label) == ("stored", compiled.label)
+    _, repeated = tuned()
+    assert (repeated.origin, repeated.label) == ("stored", compiled.label)
     written = freeze(tmp_path / "tuned.json")
     assert sorted(c.compiled for c in written) == [False, True]
     for entry in Store().entries():

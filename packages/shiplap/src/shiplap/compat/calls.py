@@ -78,8 +78,8 @@ def _transformed() -> bool:
 def without_gradients(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Call ``overload``, which records nothing, with gradients off where no argument requires one.
 
-    Native code cannot ask a tensor whether it requires a gradient: it hands each call with gradients on to Python. Lists
-    are not looked into, so an op that takes lists of tensors is none to be called like this.
+    Native code cannot ask a tensor whether it requires a gradient: it hands each call with gradients on to Python.
+    Lists are not looked into, so an op that takes lists of tensors is none to be called like this.
     """
     if is_dynamo_compiling() or compiler._is_compiling_flag:
         overload(*args, **kwargs)

@@ -100,7 +100,7 @@ def _laid(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> T
 
 @dataclass(frozen=True)
 class Selection:
-    """The store key of one call, and the parts to measure for it. ``alone``: the key of the call with nothing around."""
+    """The store key of one call, and the parts to measure for it. ``alone``: the key with nothing around the call."""
 
     call: Call
     surroundings: Surroundings
@@ -119,7 +119,7 @@ class Selection:
 
 
 def known(selection: Selection, key: Key | None = None) -> Choice | None:
-    """The choice for this call with what is around it, or for ``key``: stored or in force. A frozen one stands alone."""
+    """The choice for this call and what is around it, or for ``key``: stored or in force. A frozen one stands alone."""
     op, key = selection.call.op, key or selection.key
     drawn = selection.inputs
     blank = Choice(op.spec.name, key["device"], drawn.bucket, drawn.dtypes, drawn.layout, "", place=place_of(key))
@@ -157,8 +157,8 @@ def measure(
 ) -> tuple[Choice, list[Verdict]]:
     """Verify and time the fallback and ``candidates``; store the choice, and return it with a verdict per candidate.
 
-    ``options`` and ``report`` come from whoever tunes, and ``within`` is the worker process that a tuning has; without a
-    worker it runs the candidates here. A compilation that measures for itself gives none of the three.
+    ``options`` and ``report`` come from whoever tunes, and ``within`` is the worker process that a tuning has; without
+    a worker it runs the candidates here. A compilation that measures for itself gives none of the three.
     """
     call, own = selection.call, options is None
     options = options or Options(seconds=SECONDS)

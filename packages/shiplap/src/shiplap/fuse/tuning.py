@@ -1,7 +1,7 @@
 """Templates in ``sl.tune``: the op is compiled alone, and the candidates of this compilation are measured.
 
-The choice is stored under the key that such a compilation looks up. Where an op is compiled with other operations around
-it, and nobody has measured it there, the choice says which candidate is tried first.
+The choice is stored under the key that such a compilation looks up. Where an op is compiled with other operations
+around it, and nobody has measured it there, the choice says which candidate is tried first.
 """
 
 from __future__ import annotations

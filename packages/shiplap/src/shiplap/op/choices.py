@@ -46,8 +46,8 @@ LIMIT = 4096  # calls remembered per op: exact sizes may all differ
 class Entry:
     """One line of the table. ``key`` is ``(device type, *Rule.key)``, ``source`` the identity of the op.
 
-    ``place`` names what a choice depends on beside the call, such as the code around it in a compiled graph. Eager calls
-    ignore an entry that has a place.
+    ``place`` names what a choice depends on beside the call, such as the code around it in a compiled graph. Eager
+    calls ignore an entry that has a place.
     """
 
     op: str

@@ -66,7 +66,7 @@ def compile_route(op: Served, device: str = "cuda", otherwise: Route | None = No
     kernels = op.kernels.get(device, [])
     if op.spec.mutated or not kernels or not _simple(op.spec):
         return None
-    if not all(k.by_python or k.stays for k in kernels):
+    if not all(k.by_python or (device == "cpu" and k.stays) for k in kernels):
         return None
     if (
         otherwise is None

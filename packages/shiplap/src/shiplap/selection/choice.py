@@ -31,7 +31,8 @@ class Choice:
         findings: the candidates that were dropped, and why. Empty in a choice read from the store or a table.
         tried: candidates considered.
         origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"``, ``"received"`` (from another rank),
-            ``"in force"`` (in compiled code: received, or from a package), or ``"left out"``: the budget ended before this bucket had a choice, and ``kernel`` is empty.
+            ``"in force"`` (in compiled code: received, or from a package), or ``"left out"``: the budget ended before
+            this bucket had a choice, and ``kernel`` is empty.
         sizes: the recipe of the call that was measured.
         place: further fields of the key, by name: the code around a call in a compiled graph. Empty for a choice that
             eager calls use.

@@ -89,8 +89,8 @@ def _tables(source: Path, output: Path) -> list[Path]:
     """The tables that ``source`` names. An output of an earlier merge in a folder is a table, and is read first."""
     if not source.is_dir():
         return [source]
-    found = sorted(source.glob("*.json"), key=lambda path: (path.name != output.name, path.name))
-    if not found:
+    listed = sorted(source.glob("*.json"), key=lambda path: (path.name != output.name, path.name))
+    if not listed:
         raise error(
             "SL602",
             where=str(source),
@@ -98,7 +98,7 @@ def _tables(source: Path, output: Path) -> list[Path]:
             got="no .json file",
             expected="tables written by 'shiplap freeze'",
         )
-    return found
+    return listed
 
 
 def _better(one: Choice, other: Choice) -> bool:

@@ -141,8 +141,8 @@ def _frozen(op: Op, drawn: Inputs, key: Key) -> Choice:
         sizes=str(drawn.recipe),
         place=place_of(key),
     )
-    if (found := in_force(blank, op)) is not None:
-        return found
+    if (fixed := in_force(blank, op)) is not None:
+        return fixed
     if settings().strict:
         raise error(
             "SL607",
