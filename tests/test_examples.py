@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shiplap_testing.forked import python
+from shiplap_testing.ranks import table as ranks_table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -192,3 +194,31 @@ def test_a_compiled_write_clones_no_cache() -> None:
     )
     done = run("-W", "ignore", "-c", program)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def ranks(*rows: str) -> dict[str, str]:
+    """What two processes say of rows of ``many_devices.py``."""
+    done = python(
+        *("-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("examples/many_devices.py", *rows),
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+
+
+def test_two_rows_of_many_devices() -> None:
+    shown = ranks("DDP, static_graph", "DTensor, no rule")
+    assert re.fullmatch(r"\d+ bytes of gradients, the same weights", shown["DDP, static_graph"])
+    assert shown["DTensor, no rule"] == "refused: SL217 the op has no sharding rule for this call"
+
+
+@pytest.mark.long
+def test_many_devices() -> None:
+    """Each row of the page's table runs, and is refused where the table says so."""
+    shown, table = ranks(), [ranks_table(column) for column in ("sparse3d", "slidesparse", "your op")]
+    assert shown.keys() == table[0].keys()
+    for name, told in shown.items():
+        ids = {match[0] for column in table if (match := re.search(r"SL\d+", column[name]))}
+        assert {*re.findall(r"SL\d+", told)} == ids, name

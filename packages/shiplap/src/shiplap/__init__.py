@@ -14,7 +14,7 @@ from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.op import Op, OpSpec, adopt, digest, op
 from shiplap.op.sharding import failure_hooks
 from shiplap.op.values import Opaque
-from shiplap.selection import freeze, tune
+from shiplap.selection import freeze, graphs, tune
 
 if TYPE_CHECKING:
     from shiplap.audit import Finding, audit
@@ -101,6 +101,14 @@ def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
     return on_refused(op, values, cause)
 
 
+def _tune_templates(*request: Any) -> Any:
+    """While an op is tuned: choose among its templates that run in compiled code only."""
+    from shiplap.fuse.tuning import tune_templates
+
+    return tune_templates(*request)
+
+
 digest.on_trace(_lower_templates)
+graphs.tuners.append(_tune_templates)
 failure_hooks.append(_explain_sharding)
 sys.modules[__name__].__class__ = _Package

@@ -74,8 +74,11 @@ def test_values_and_workspace_go_where_the_caller_says(scale, monkeypatch):
         assert torch.equal(y, x * 2)
         assert info[0] == need, "without one, a workspace is allocated"
     assert bool(picked) == (scale.native is None), "native code asks no Python"
-    scale.out(x, out=(y, info))  # with gradients on, Python looks first
+    picked.clear()
+    scale.out(x, out=(y, info))  # with gradients on and none requested
     assert torch.equal(y, x * 2)
+    assert bool(picked) == (scale.native is None)
+    assert torch.is_grad_enabled()
 
 
 def test_nothing_is_allocated(scale):

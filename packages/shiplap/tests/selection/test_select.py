@@ -14,7 +14,6 @@ from shiplap.op import choices, digest
 from shiplap.selection import Store, measure, recipe_of, select, thaw
 from shiplap.selection.candidate import Candidate, candidates
 from shiplap.selection.verify import Verifier
-from tests.fuse.targets import qmm
 from tests.selection import ops
 
 
@@ -33,17 +32,6 @@ def test_a_truncated_sum_looks_faster_and_never_wins(dtype):
     assert all("tolerances on sizes(m=16, k=4096, n=16)" in f.evidence for f in dropped)
     assert "fastest of 3 verified" in choice.reason
     assert choice.runner_up == "reference" or choice.runner_up == "right(WAIT=3000)"
-
-
-def test_a_template_that_does_not_run_alone_is_left_out_by_name():
-    """And so it is said of a choice that comes from the store."""
-    for origin in ("measured", "stored"):
-        choice = select(qmm, recipe_of(qmm, (torch.randn(4, 8), torch.ones(8, 4, dtype=torch.int8), torch.ones(4))))
-        assert choice.origin == origin
-        (finding,) = [f for f in choice.findings if f.check == "tune.candidates"]
-        assert (finding.verdict, finding.subject) == ("skip", "fusetest::qmm")
-        assert finding.evidence.startswith("qmm: a template in cpp is compiled with its neighbours in a graph")
-        assert "max-autotune" in finding.fix
 
 
 def test_the_choice_is_served_to_its_bucket_and_to_no_other():

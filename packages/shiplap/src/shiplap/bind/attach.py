@@ -171,6 +171,7 @@ def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CD
     if not attached.parts:
         raise error("SL405", where=op.spec.name, got=why, expected="a registration")
     op.native = attached
+    op.enter()
     attached.update_choices()
     if not all(serves(op, entry.form) for entry in attached.parts.values()):  # declared again meanwhile
         op.drop_native()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shiplap import dtypes
+from shiplap.cached import cached_property
 
 __all__ = ["CONTEXT", "TENSOR", "Frame"]
 
@@ -25,6 +26,7 @@ ERROR_BYTES = 1024
 CONTEXT, TENSOR = "IiPPNPNPN", "PiiiBBHPPQ"  # sl_context and DLTensor of shiplap/abi.h, without padding between them
 
 _DEVICE = {"cpu": 1, "cuda": 2}
+_THREADS, _WORKSPACE = 1, 2  # where they are in an sl_context, counted in their own widths
 _EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backend
 
 
@@ -97,6 +99,25 @@ class Frame:
             )
             self.tensors.append(base + place)
         layout.pack.pack_into(self._buffer, 0, *fields)
+        self._places = [place // 8 for place in layout.tensors]
+
+    @cached_property
+    def _numbers(self) -> tuple[Any, Any]:
+        """The buffer as integers of 64 and of 32 bits."""
+        size = len(self._buffer)
+        return (ctypes.c_int64 * (size // 8)).from_buffer(self._buffer), (ctypes.c_uint32 * (size // 4)).from_buffer(
+            self._buffer
+        )
+
+    def renew(self, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
+        """Point to other tensors, which differ from those before in their addresses alone, on the CPU."""
+        wide, narrow = self._numbers
+        narrow[_THREADS] = max(1, torch.get_num_threads())
+        if scratch is not None:
+            wide[_WORKSPACE], wide[_WORKSPACE + 1] = scratch.data_ptr(), scratch.numel()
+        for tensor, place in zip(tensors, self._places, strict=True):
+            if tensor is not None:
+                wide[place] = tensor.data_ptr()
 
     @property
     def message(self) -> str:

@@ -64,6 +64,8 @@ def consider(spec: OpSpec, form: NativeForm) -> None:
         _lock.release()
     if reason:
         form.settle(reason)
+        if (op := registry.find(spec.name)) is not None:
+            op.enter()  # Python serves from now on, by a shorter way
         if reason != OFF:
             notice(f"native {reason}", f"{spec.name} stays with the Python binding: {reason}")
 

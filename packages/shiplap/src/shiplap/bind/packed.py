@@ -47,6 +47,10 @@ class PackedKernel(Kernel):
     def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
         """Run the kernel on packed inputs, then outputs. It stores data-dependent sizes in ``extents``."""
 
+    @property
+    def stays(self) -> bool:
+        return not self.native.counting and bool(self.native.why)
+
     def run(self, call: Binding) -> Outputs:
         spec = self.spec
         if not spec.bounds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,12 +28,13 @@ Examples:
   shiplap tune mylib.ops:rms_norm --sizes n=4096,c=1024 --sizes n=1,c=1024 --device cuda
   shiplap tune mylib.ops --profile calls.jsonl          the ops of one module only
   shiplap tune mylib.ops:conv --sizes n=4096,kernel=[3,3,3] --dtype float16 --under-capture
+  shiplap tune --merge h100.json h200.json -o all.json  one table from those of several machines
 
 \b
 Exit status:
-  0  every call has a choice, and every candidate was right
+  0  every call has a choice, and every candidate was right; or the tables are merged
   1  the same, but a candidate was wrong, crashed or hung: see the findings
-  2  the target does not exist, or has no valid inputs to tune on
+  2  the target does not exist, or has no valid inputs to tune on; a table cannot be read
   3  the budget was spent before every call had a choice; those that have one are stored"""
 
 
@@ -54,12 +56,22 @@ def command(
         bool, typer.Option("--under-capture", help="Time CUDA graph replays; drop what cannot be captured.")
     ] = False,
     in_process: Annotated[bool, typer.Option("--in-process", help="Run candidates in this process.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON value: all choices.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge the frozen tables TARGET (files or folders).")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="With --merge.")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON value: all choices, or what was merged.")
+    ] = False,
 ) -> None:
     """Choose kernel and config for given calls: verified against the reference, timed, stored.
 
     Each candidate runs in a process of its own. What the store has is not measured again; see 'shiplap cache'.
+
+    With --merge nothing is measured: all entries of the tables go into one. Of two for the same op, call, device and
+    versions, the one with the shorter measured time is kept, and the other is named.
     """
+    if merge or output is not None:
+        others = [n for n, v in (("--profile", profile), ("--sizes", sizes), ("--device", device)) if v]
+        return _merge(targets or [], output, others if merge else ["no --merge"], json=json)
     if (profile is None) == (not sizes):
         raise error(
             "SL613",
@@ -77,6 +89,26 @@ def command(
         )
         choices = _tune(requests, budget, remeasure, "always" if under_capture else "auto", not in_process, quiet=json)
     raise typer.Exit(_told(choices, budget, json=json))
+
+
+def _merge(tables: Sequence[str], output: Path | None, others: Sequence[str], *, json: bool) -> None:
+    """Write one table from several, and say what it holds and which entries lost. SL613 for a command that is none."""
+    if others or not tables or output is None:
+        missing = [*others, *([] if tables else ["no tables"]), *([] if output else ["no -o FILE"])]
+        expected = "--merge TABLE... -o FILE"
+        raise error("SL613", where="shiplap tune --merge", got=", ".join(missing), expected=expected)
+    with console.own_stdout():
+        from shiplap.selection.merge import merge
+
+        merged = merge(tables, output)
+    if json:
+        console.emit_json({"file": str(output), **asdict(merged)})
+        return
+    for device, count in merged.choices.items():
+        console.out().print(f"{device}  {count} choices", markup=False)
+    for conflict in merged.conflicts:
+        console.out().print(f"conflict  {conflict}", markup=False, soft_wrap=True)
+    console.note(f"wrote {output}: {sum(merged.choices.values())} choices of {len(merged.tables)} tables")
 
 
 def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
@@ -110,12 +142,12 @@ def _tune(
 def show(choice: Choice) -> None:
     """A choice as text: the call, what runs, why, what was dropped."""
     screen = console.out()
-    screen.print(f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}", markup=False, style="bold")
+    place = "  in compiled code" if choice.compiled else ""
+    screen.print(f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}{place}", markup=False, style="bold")
     screen.print(f"  {choice.label or 'no choice'}: {choice.reason} ({choice.origin})", markup=False)
     for finding in choice.findings:
         style = "red" if finding.verdict == "fail" else "dim"
-        hint = f"; {finding.fix}" if finding.check == "tune.candidates" else ""
-        screen.print(f"  {finding.verdict}  {finding.evidence}{hint}", markup=False, style=style)
+        screen.print(f"  {finding.verdict}  {finding.evidence}", markup=False, style=style)
 
 
 def _sized(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[Request]:

@@ -18,7 +18,17 @@ from typing_extensions import ParamSpec, TypeVar
 if TYPE_CHECKING:
     from shiplap.compat.library import Overload
 
-__all__ = ["P", "R", "ShortCut", "builtin", "is_plain_call", "is_recorded_call", "is_zero", "untouched"]
+__all__ = [
+    "P",
+    "R",
+    "ShortCut",
+    "builtin",
+    "is_plain_call",
+    "is_recorded_call",
+    "is_zero",
+    "untouched",
+    "without_gradients",
+]
 
 P = ParamSpec("P", default=...)  # of the function that an op was declared from
 R = TypeVar("R", bound=Tensor | Sequence[Tensor] | None, default=Any)
@@ -26,6 +36,7 @@ R = TypeVar("R", bound=Tensor | Sequence[Tensor] | None, default=Any)
 compiler: Any = torch.compiler
 forward: Any = forward_ad
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 functorch_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -62,6 +73,24 @@ def _transformed() -> bool:
     if torch.compiler.is_compiling() or any_autocast() or functorch_transform() is not None:
         return True
     return bool(forward._current_level >= 0)
+
+
+def without_gradients(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Call ``overload``, which records nothing, with gradients off where no argument requires one.
+
+    Native code cannot ask a tensor whether it requires a gradient: it hands each call with gradients on to Python.
+    Lists are not looked into, so an op that takes lists of tensors is none to be called like this.
+    """
+    if is_dynamo_compiling() or compiler._is_compiling_flag:
+        overload(*args, **kwargs)
+    elif not is_grad_enabled() or any_requires_grad(*args, **kwargs):
+        builtin(overload)(*args, **kwargs)
+    else:
+        set_grad_enabled(False)
+        try:
+            builtin(overload)(*args, **kwargs)
+        finally:
+            set_grad_enabled(True)
 
 
 def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

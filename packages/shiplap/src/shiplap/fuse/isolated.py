@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from shiplap.op import Op
 from shiplap.selection.candidate import Candidate
 from shiplap.selection.inputs import Inputs
 
-__all__ = ["collect", "provide"]
+__all__ = ["collect", "compile_alone", "provide"]
 
 _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candidates", default=None)
 
@@ -34,15 +35,26 @@ def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
 
 def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
     """The fallback and every template candidate for calls like ``drawn``, ready to be verified and raced."""
-    from shiplap.compat import lowering
-    from shiplap.referee.run import split
-
     listed: list[Any] = []
     token = _collected.set(listed)
-    positional, named = split(op.spec, drawn.real[0].fresh())
     try:
-        with torch.no_grad(), lowering.uncached():
-            torch.compile(lambda *a, **k: op.overload(*a, **k), dynamic=False, fullgraph=True)(*positional, **named)
+        compile_alone(op, drawn)
     finally:
         _collected.reset(token)
     return listed
+
+
+def compile_alone(op: Op, drawn: Inputs) -> None:
+    """Compile a call of ``op`` with nothing around it, and run it. What was compiled before is not used."""
+    from shiplap.compat import lowering
+    from shiplap.referee.run import split
+
+    def call(*args: Any, **named: Any) -> Any:
+        return op.overload(*args, **named)
+
+    positional, named = split(op.spec, drawn.real[0].fresh())
+    anew = FunctionType(
+        call.__code__.replace(), call.__globals__, closure=call.__closure__
+    )  # Dynamo's cache is per code
+    with torch.no_grad(), lowering.uncached():
+        torch.compile(anew, dynamic=False, fullgraph=True)(*positional, **named)

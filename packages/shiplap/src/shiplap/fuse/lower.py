@@ -16,8 +16,9 @@ from shiplap.fuse.candidate import TemplateCandidate, candidates
 from shiplap.fuse.choice import FusionChoice, Verdict, remember
 from shiplap.fuse.isolated import collect
 from shiplap.fuse.prove import prove
-from shiplap.fuse.select import Selection, blocked, forced, known, measure
+from shiplap.fuse.select import Selection, blocked, forced, known, measure, preferred
 from shiplap.fuse.switch import in_force
+from shiplap.fuse.tuning import answered
 from shiplap.op import Op, choices
 from shiplap.op.binding import Binding
 from shiplap.op.choices import REFERENCE
@@ -43,6 +44,8 @@ def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _select(call: Call) -> FusionChoice:
     """The candidate for a call, by what was stored, by measurement if the user asked for it, or the first proven."""
+    if answered(call):
+        return _fusion_choice(call, REFERENCE, "its candidates are tuned", [])
     switch = in_force(call.op)
     if not switch.templates:
         return _fusion_choice(call, REFERENCE, "templates are switched off", [])
@@ -58,24 +61,35 @@ def _select(call: Call) -> FusionChoice:
     selection = Selection.of(call)
     if (choice := known(selection)) is not None:
         return _stored(call, valid, verdicts, choice)
-    if not lowering.autotuning():
-        return _by_default(call, valid, verdicts, "the first candidate that is proven; mode='max-autotune' measures")
-    if choices.frozen or (why := blocked()):
-        return _by_default(call, valid, verdicts, f"not measured: {'choices are frozen' if choices.frozen else why}")
+    if not lowering.autotuning() or choices.frozen or (why := blocked()):
+        reason = "the first candidate that is proven; mode='max-autotune' measures"
+        if lowering.autotuning():
+            reason = f"not measured: {'choices are frozen' if choices.frozen else why}"
+        first = preferred(selection, [c.label for c in valid])
+        return _by_default(call, valid, verdicts, reason, first)
     choice, measured = measure(selection, valid)
     return _fusion_choice(call, choice.label, choice.reason, [*measured, *verdicts])
 
 
 def _stored(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], choice: Choice) -> FusionChoice:
-    """A stored choice was verified when it was measured, of this very source on this machine."""
+    """A stored choice was verified when it was measured, of this very source on this machine; another one is proven."""
+    if choice.origin != "stored":
+        return _by_default(call, valid, verdicts, f"{choice.origin}: {choice.reason}", choice.label)
     if choice.label == REFERENCE or any(c.label == choice.label for c in valid):
         return _fusion_choice(call, choice.label, f"stored: {choice.reason}", verdicts)
     return _by_default(call, valid, verdicts, f"the stored choice {choice.label} does not take this call")
 
 
-def _by_default(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> FusionChoice:
-    """The choice where nothing is measured."""
-    taken = [c for c in valid if c.template.default]
+def _by_default(
+    call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], reason: str, first: str = ""
+) -> FusionChoice:
+    """The choice where nothing is measured. ``first``: what was chosen for the call without its neighbours."""
+    if first == REFERENCE:
+        return _fusion_choice(call, REFERENCE, f"the choice of sl.tune; {reason}", verdicts)
+    taken = [c for c in valid if c.template.default or c.label == first]
+    if any(c.label == first for c in taken):
+        taken.sort(key=lambda c: c.label != first)
+        reason = f"the choice of sl.tune; {reason}"
     if not taken:
         return _fusion_choice(
             call, REFERENCE, "templates are chosen by measurement only: mode='max-autotune'", verdicts

@@ -10,7 +10,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -24,22 +24,24 @@ from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.fuse.choice import Verdict
 from shiplap.fuse.surroundings import Surroundings
+from shiplap.op import choices
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
 from shiplap.referee.run import outputs
 from shiplap.selection.bench import Bench, LocalBench
 from shiplap.selection.candidate import Candidate, label
-from shiplap.selection.choice import Choice, show_time
+from shiplap.selection.choice import Choice, place_of, show_time
 from shiplap.selection.engine import shown
+from shiplap.selection.graphs import ALONE
 from shiplap.selection.inputs import Inputs, inputs
 from shiplap.selection.isolate import Isolation
 from shiplap.selection.key import Key, key_for
 from shiplap.selection.measure import Plan, Timing, clock_for, race
-from shiplap.selection.search import Ranking, search
-from shiplap.selection.selector import Options, Task, stored
+from shiplap.selection.search import Ranking, Report, search
+from shiplap.selection.selector import Options, Task, in_force, stored
 from shiplap.selection.store import Store
 
-__all__ = ["Selection", "forced", "known", "measure", "trial"]
+__all__ = ["Selection", "forced", "known", "measure", "preferred", "trial"]
 
 FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
 NEAR = 1.3
@@ -98,12 +100,13 @@ def _laid(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> T
 
 @dataclass(frozen=True)
 class Selection:
-    """The store key of one call, and the parts to measure for it."""
+    """The store key of one call, and the parts to measure for it. ``alone``: the key with nothing around the call."""
 
     call: Call
     surroundings: Surroundings
     inputs: Inputs
     key: Key
+    alone: Key
 
     @staticmethod
     def of(call: Call) -> Selection:
@@ -111,12 +114,29 @@ class Selection:
         drawn = inputs(call.op, call.recipe, str(call.device))
         layouts = ";".join(",".join(lowering.layout_key(n)) for n in call.nodes)
         extra = {"epilogue": around.text, "layouts": layouts, "static": str(call.static)}
-        return Selection(call, around, drawn, key_for(call.op, drawn, extra))
+        alone = {**dict(ALONE), "layouts": layouts, "static": "True"}
+        return Selection(call, around, drawn, key_for(call.op, drawn, extra), key_for(call.op, drawn, alone))
 
 
-def known(selection: Selection, store: Store | None = None) -> Choice | None:
-    """The stored choice."""
-    return stored(selection.call.op, selection.key, store or Store())
+def known(selection: Selection, key: Key | None = None) -> Choice | None:
+    """The choice for this call and what is around it, or for ``key``: stored or in force. A frozen one stands alone."""
+    op, key = selection.call.op, key or selection.key
+    drawn = selection.inputs
+    blank = Choice(op.spec.name, key["device"], drawn.bucket, drawn.dtypes, drawn.layout, "", place=place_of(key))
+    kept = None if choices.frozen else stored(op, key, Store())
+    return in_force(blank, op) if kept is None else kept
+
+
+def preferred(selection: Selection, names: Sequence[str]) -> str:
+    """The candidate to try first where nothing was measured with these neighbours, or an empty text.
+
+    It is the one that was chosen for the call alone, in compiled code or, of ``names``, for eager calls.
+    """
+    alone = known(selection, selection.alone)
+    if alone is not None:
+        return alone.label
+    eager = known(selection, key_for(selection.call.op, selection.inputs))
+    return eager.label if eager is not None and eager.label in names else ""
 
 
 def blocked() -> str:
@@ -129,17 +149,28 @@ def blocked() -> str:
 
 
 def measure(
-    selection: Selection, candidates: Sequence[TemplateCandidate], store: Store | None = None
+    selection: Selection,
+    candidates: Sequence[TemplateCandidate],
+    options: Options | None = None,
+    report: Report | None = None,
+    within: Isolation | None = None,
 ) -> tuple[Choice, list[Verdict]]:
-    """Verify and time the fallback and ``candidates``; store the choice, and return it with a verdict per candidate."""
-    call = selection.call
+    """Verify and time the fallback and ``candidates``; store the choice, and return it with a verdict per candidate.
+
+    ``options`` and ``report`` come from whoever tunes, and ``within`` is the worker process that a tuning has; without
+    a worker it runs the candidates here. A compilation that measures for itself gives none of the three.
+    """
+    call, own = selection.call, options is None
+    options = options or Options(seconds=SECONDS)
     listed = rendered(call, candidates)
-    task = Task(call.op, selection.inputs, selection.key, listed, Options(seconds=SECONDS))
-    bench = _bench(task, call)
-    with torch.no_grad(), shown(None) as report:
-        ranking = search(call.op, listed, bench, selection.inputs, SECONDS, report, Plan(seconds=4.0))
+    task = Task(call.op, selection.inputs, selection.key, listed, options)
+    bench = _bench(task, call, _isolation if own else within)
+    with torch.no_grad(), nullcontext(report) if report is not None else shown(None) as told:
+        ranking = search(call.op, listed, bench, selection.inputs, options.seconds, told, Plan(seconds=4.0))
         choice, raced = _select(selection, listed, ranking, isinstance(bench, LocalBench))
-    (store or Store()).put(selection.key, choice.value())
+        told("keep", 1, 1)  # raises if the caller has given up waiting
+    if options.keep:
+        Store().put(selection.key, choice.value())
     return choice, _verdicts(selection, listed, ranking, raced)
 
 
@@ -168,12 +199,12 @@ _isolation = Isolation()
 atexit.register(_isolation.stop)
 
 
-def _bench(task: Task, call: Call) -> Bench:
+def _bench(task: Task, call: Call, isolation: Isolation | None) -> Bench:
     """A process of its own where that can draw the same call: static sizes, and layouts that have a name."""
     named = dict(task.inputs.recipe.layouts)
     known = all(name in named or t.is_contiguous() for name, t in call.tensors.items())
-    if call.static and known:
-        bench: Bench = _isolation.bench("shiplap.fuse.isolated:provide")(task)
+    if call.static and known and isolation is not None:
+        bench: Bench = isolation.bench("shiplap.fuse.isolated:provide")(task)
         if not isinstance(bench, LocalBench):
             return bench
     return LocalBench(task.inputs, task.candidates)
@@ -215,6 +246,7 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
         findings=tuple(ranking.findings),
         tried=len(listed) - ranking.unseen,
         sizes=str(selection.inputs.recipe),
+        place=place_of(selection.key),
     )
     return choice, around
 

@@ -44,13 +44,23 @@ LIMIT = 4096  # calls remembered per op: exact sizes may all differ
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table. ``key`` is ``(device type, *Rule.key)``, ``source`` the identity of the op."""
+    """One line of the table. ``key`` is ``(device type, *Rule.key)``, ``source`` the identity of the op.
+
+    ``place`` names what a choice depends on beside the call, such as the code around it in a compiled graph. Eager
+    calls ignore an entry that has a place.
+    """
 
     op: str
     source: str
     key: Key
     kernel: str
     config: Config = NO_CONFIG
+    place: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def call(self) -> tuple[str, str, Key, tuple[tuple[str, str], ...]]:
+        """The calls that the entry is for."""
+        return self.op, self.source, self.key, self.place
 
 
 class Missing:
@@ -106,7 +116,7 @@ from_packages: Callable[[], None] | None = None  # set by shiplap.tune: reads wh
 
 listeners: list[Callable[[], None]] = []  # called when choices have changed: native code holds a copy
 
-_entries: dict[str, dict[Key, Entry]] = {}
+_entries: dict[str, dict[tuple[Key, tuple[tuple[str, str], ...], str], Entry]] = {}
 _resolved: dict[str, dict[Key, Kernel | Missing | None]] = {}
 _memo: dict[str, dict[Key, Kernel | Missing | None]] = {}  # by the quick key: what was found for it
 _ready: dict[str, Ready] = {}  # by all that a call depends on: how it is launched again
@@ -165,7 +175,8 @@ def install(entries: list[Entry], file: str | None = None, *, below: bool = Fals
         _entries.clear()
     for entry in entries:
         table = _entries.setdefault(entry.op, {})
-        table[entry.key] = table.get(entry.key, entry) if below else entry
+        key = entry.key, entry.place, entry.source
+        table[key] = table.get(key, entry) if below else entry
     forget()
     refresh()
     for listener in listeners:
@@ -198,7 +209,7 @@ def entries() -> list[Entry]:
 
 def digest() -> str:
     """The digest of the choices that compiled graphs may rely on. Empty without choices."""
-    lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}" for e in entries())
+    lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}|{e.place}" for e in entries())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
 
 
@@ -249,7 +260,9 @@ def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
     """
     table: dict[Key, Kernel | Missing | None] = {}
     source = op.identity
-    for key, entry in _entries.get(op.spec.name, {}).items():
+    mine = {key: entry for (key, place, _), entry in _entries.get(op.spec.name, {}).items() if not place}
+    mine |= {e.key: e for e in _entries.get(op.spec.name, {}).values() if e.source == source and not e.place}
+    for key, entry in mine.items():
         bound = {k.name: k for k in op.kernels.get(str(key[0]), [])}
         if entry.source != source:
             why = "it was made for another version of the op or its kernels"

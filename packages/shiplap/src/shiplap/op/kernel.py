@@ -66,6 +66,7 @@ class Kernel(ABC):
         name, device, identity, dtypes, supports, workspace, space: what was declared, see :class:`Terms`.
         config: the values that this variant runs with.
         by_python: whether Python launches it at each call, so that a compiled package cannot hold it.
+        stays: whether native code could take over from Python, and never will in this process.
         repeats: whether :meth:`start` may say how a call is run again.
         compiles: whether :meth:`compile` can be called.
         template: what it was rendered from, or None.
@@ -90,6 +91,10 @@ class Kernel(ABC):
     @abstractmethod
     def run(self, call: Binding) -> Outputs:
         """Run ``call`` into outputs of its own, in declared order."""
+
+    @property
+    def stays(self) -> bool:
+        return False
 
     def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill ``outs``, of the declared shapes and contiguous, with ``scratch`` as the workspace if it is given."""

@@ -3,8 +3,8 @@
 The way of a call, and where each step is::
 
     op(x, y)            Op.__call__, compat/calls.py   has anything but a kernel to see this call?
-    |- no: op.direct    op/route.py                    on a GPU generated: checks, looks up, launches. Elsewhere torch's
-    |                                                  dispatcher, below autograd: native code or `execute`
+    |- no: op.direct    op/route.py                    generated where Python launches: checks, looks up, launches. Else
+    |                                                  torch's dispatcher, below autograd: native code or `execute`
     `- yes: op.through  op/op.py                       a trace, a transform, autocast or autograd is there, or keywords
        |- op.record     op/autograd.py                 autograd alone: recorded, then as if it were `direct`
        `- op.overload   torch                          the dispatcher calls whoever has to see it, `execute` at last
@@ -35,7 +35,6 @@ from shiplap.op.kernel import Implementation, Kernel, KernelKeywords, read_terms
 from shiplap.op.launch import workspace_size
 from shiplap.op.python import PythonFunction
 from shiplap.op.registration import Registered
-from shiplap.op.route import route_of
 from shiplap.op.schema import BELOW, public_schema
 from shiplap.op.sharding import failure_hooks
 from shiplap.op.source import home, same_home
@@ -95,8 +94,8 @@ class Op(calls.ShortCut[P, R], Registered):
 
         ``workspace`` is a uint8 tensor of at least ``workspace_bytes(...)`` bytes, aligned to 64 bytes. Without
         ``workspace=``, shiplap allocates the scratch memory of the kernel. An argument that the kernel needs contiguous
-        is copied if it is not. No gradient is recorded. Native code runs the call only where gradients are off, under
-        ``torch.no_grad()`` or ``torch.inference_mode()``.
+        is copied if it is not. No gradient is recorded. In compiled code, and where an argument is a list of tensors,
+        native code runs the call only where gradients are off: under ``torch.no_grad()`` or ``torch.inference_mode()``.
 
         Raises:
             ArgumentError: SL210, SL212 or SL213 for tensors that overlap, do not fit or are too small.
@@ -239,6 +238,7 @@ class Op(calls.ShortCut[P, R], Registered):
         native, self.native = self.native, None
         if native is not None:
             native.release()
+            self.enter()
 
     def _extend(self, what: str) -> None:
         """Raise TypeError where ``what`` cannot be attached, since the op belongs to another library; SL131 where the
@@ -250,7 +250,7 @@ class Op(calls.ShortCut[P, R], Registered):
     def _attach(self, kernel: Kernel) -> None:
         self.drop_native()
         self.attach(kernel)
-        self.direct = route_of(self)
+        self.enter()
         digest.refresh(self.spec.name)
 
     # --- what torch has of it -----------------------------------------------------------------------------------------

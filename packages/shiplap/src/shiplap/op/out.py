@@ -52,6 +52,7 @@ class OutVariant:
 
     def __init__(self, op: Served, registrations: Registrations) -> None:
         self.op, self.spec, self.plan = op, op.spec, op.plan.outputs
+        self.lists = any(a.many for a in self.spec.args)
         self.scratch, self.names = scratch_name(self.spec), tuple(o.name for o in self.spec.outputs)
         name = out_name(self.spec)
         tags = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides]
@@ -77,7 +78,10 @@ class OutVariant:
         if workspace is not None:
             keywords[self.scratch] = workspace
         try:
-            self.overload(*args, **keywords)
+            if self.lists:
+                self.overload(*args, **keywords)
+            else:
+                calls.without_gradients(self.overload, args, keywords)
         except (RuntimeError, TypeError) as e:
             outs, _ = self._taken(keywords)
             self._explain(args, keywords, outs, workspace, e)

@@ -15,7 +15,7 @@ from shiplap.op.autograd import make_autograd
 from shiplap.op.fake import make_fake
 from shiplap.op.out import OutVariant, has_out
 from shiplap.op.returned import all_results, fit_views
-from shiplap.op.route import route_of
+from shiplap.op.route import route_of, short_of
 from shiplap.op.schema import WRITES, below, public_schema, schema, tags
 from shiplap.op.serve import Served
 from shiplap.op.spec import OpSpec
@@ -50,13 +50,14 @@ class Registered(Served):
             core = core_name(self.spec)
             self.core = there.overload(core) if core != name else self.overload
             self.raw = there.overload(below(name)) if self.guarded else self.core
-        self._enter()
+        self.enter()
         self._differentiate()
 
-    def _enter(self) -> None:
+    def enter(self) -> None:
         """Set the way of a plain call: to an op that returns arguments by its own name, else as short as it can be."""
         composed = bool(self.spec.returned) or self.spec.view
         self.direct = calls.builtin(self.overload) if composed else route_of(self)
+        self.short = None if composed else short_of(self)
 
     def _differentiate(self) -> None:
         """(Re)build what autograd calls."""
@@ -84,7 +85,7 @@ class Registered(Served):
             self.separable = False
         else:
             self._carry(there, core_name(spec))
-        self._enter()
+        self.enter()
         self._differentiate()
         self.variant = OutVariant(self, there) if has_out(spec) else None
         if spec.autocast is not None and not spec.view:

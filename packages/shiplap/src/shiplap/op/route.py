@@ -1,4 +1,6 @@
-"""The way of an eager call on a GPU past torch's dispatcher: one function per op, compiled from its declaration.
+"""The way of an eager call past torch's dispatcher: one function per op, compiled from its declaration.
+
+It serves calls that Python launches: on a GPU, and on the CPU those of C functions that no native binding will take.
 
 The dispatcher's way in and out of Python takes as long as two launches. A call that nothing but the kernel has to see -
 plain tensors, no mode, tracer, transform or profiler - is bound, and run, right here. Every other one goes to the
@@ -24,7 +26,7 @@ from shiplap.op.serve import Served
 from shiplap.op.spec import Arg, OpSpec
 from shiplap.op.values import Args, Result, Supports, Value
 
-__all__ = ["Route", "compile_route", "route_of", "source"]
+__all__ = ["Route", "compile_route", "route_of", "short_of", "source"]
 
 Route: TypeAlias = Callable[..., Result]
 LIMIT = 4096  # calls remembered: each may have sizes of its own
@@ -42,17 +44,35 @@ _TYPES = {
 
 def route_of(op: Served) -> Route:
     """What a plain call of ``op`` runs: the shortest way to the kernels that are bound now."""
-    return compile_route(op) or calls.builtin(op.raw if op.separable else op.overload)
+    by_python = compile_route(op) or (compile_route(op, "cpu") if _stays(op, "cpu") else None)
+    return by_python or calls.builtin(op.raw if op.separable else op.overload)
 
 
-def compile_route(op: Served, device: str = "cuda") -> Route | None:
-    """``route(*args)``: the result of ``op`` below autograd. None where its calls belong to the dispatcher."""
+def _stays(op: Served, device: str) -> bool:
+    """Whether Python calls the C functions of ``op`` for good, and knows how calls are run again."""
+    return op.native is None and any(k.stays and k.repeats for k in op.kernels.get(device, ()))
+
+
+def short_of(op: Served) -> Route | None:
+    """What the dispatcher runs instead of ``op.execute`` for calls without gradients, where that remembers calls."""
+    return compile_route(op, "cpu", op.serve_call) if _stays(op, "cpu") else None
+
+
+def compile_route(op: Served, device: str = "cuda", otherwise: Route | None = None) -> Route | None:
+    """``route(*args)``: the result of ``op`` below autograd. None where its calls belong to the dispatcher.
+
+    ``otherwise`` serves the calls that the function does not take, where the dispatcher has been there already.
+    """
     kernels = op.kernels.get(device, [])
     if op.spec.mutated or not kernels or not _simple(op.spec):
         return None
-    if not all(k.by_python for k in kernels):
+    if not all(k.by_python or (device == "cpu" and k.stays) for k in kernels):
         return None
-    if not op.separable and any(row.floating for a in op.spec.tensors for row in dtypes.rows(_dtypes(a))):
+    if (
+        otherwise is None
+        and not op.separable
+        and any(row.floating for a in op.spec.tensors for row in dtypes.rows(_dtypes(a)))
+    ):
         return None  # calls come here under autocast, too
     remembers = any(k.repeats for k in kernels)
 
@@ -62,7 +82,7 @@ def compile_route(op: Served, device: str = "cuda") -> Route | None:
         return op.plan.quick(*args)
 
     scope: dict[str, object] = {
-        "dispatcher": calls.builtin(op.raw),
+        "dispatcher": otherwise or calls.builtin(op.raw),
         "untouched": calls.untouched,
         "is_zero": calls.is_zero,
         "Tensor": torch.Tensor,
@@ -74,7 +94,8 @@ def compile_route(op: Served, device: str = "cuda") -> Route | None:
         "ready": choices.ready_calls(op.spec.name),
         "start": _start(op),
     }
-    exec(compile(source(op.spec, device, remembers), f"<route {op.spec.name}>", "exec"), scope)
+    modes = "not untouched()" if otherwise is None else "False"
+    exec(compile(source(op.spec, device, remembers, modes), f"<route {op.spec.name}>", "exec"), scope)
     route = scope["route"]
     assert callable(route)
     return route
@@ -134,8 +155,8 @@ def _dtypes(arg: Arg) -> tuple[str, ...]:
     return arg.tensor.dtypes if arg.tensor is not None else ()
 
 
-def source(spec: OpSpec, device: str, remembers: bool) -> str:
-    """The function as text."""
+def source(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouched()") -> str:
+    """The function as text. ``modes``: whether somebody else has to see the call."""
     given = ", ".join(map(variable, spec.args))
     positional = [a for a in spec.args if not a.keyword_only]
     dispatched = f"return dispatcher({', '.join(map(variable, positional))})"
@@ -147,7 +168,7 @@ def source(spec: OpSpec, device: str, remembers: bool) -> str:
     lines = [
         f"def route({parameters(positional)}):",
         *fixed,
-        f"    if {' or '.join([*strange, *kinds, 'not untouched()'])}: {dispatched}",
+        f"    if {' or '.join([*strange, *kinds, modes])}: {dispatched}",
     ]
     if numbers:
         lines += [

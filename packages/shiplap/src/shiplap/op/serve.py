@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from shiplap.compat import calls, transforms
@@ -36,9 +38,16 @@ class Served(OpState):
     raw: Overload
     record: Record
     separable: bool
+    short: Callable[..., Result] | None = None  # a shorter way than `serve_call`, see op/route.py
 
     def execute(self, *args: Value, **kwargs: Value) -> Result:
         """The implementation that torch calls: check and bind the arguments, pick a kernel, run it."""
+        if self.short is None or kwargs or (torch.is_grad_enabled() and calls.any_requires_grad(*args)):
+            return self.serve_call(*args, **kwargs)
+        return self.short(*args)
+
+    def serve_call(self, *args: Value, **kwargs: Value) -> Result:
+        """The same for any call."""
         given = self.spec.complete(args, kwargs) if kwargs else args
         call = self.plan.quick(*given)
         return self.serve(call, self.pick(call))

@@ -93,7 +93,9 @@ def tune(
         progress: whether a progress bar is shown on stderr. By default it is shown if stderr is a terminal.
 
     Returns:
-        One choice for each bucket, in the order of ``samples``.
+        One choice for each bucket, in the order of ``samples``. An op with templates that run in compiled code only,
+        such as those in C++, has a second choice for each bucket: ``choice.compiled`` is True, and the candidates were
+        measured in a compilation of the op alone. ``findings`` name what was left out, with the reason.
 
     Raises:
         ShiplapError: SL606 for integer arguments without a builder. SL608 inside an op, a backward pass, a trace or a

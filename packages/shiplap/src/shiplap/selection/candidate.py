@@ -17,7 +17,6 @@ from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
 from shiplap.op.kernel import Kernel
 from shiplap.op.outputs import fit_outputs
-from shiplap.referee.finding import Finding
 
 __all__ = [
     "Candidate",
@@ -27,7 +26,6 @@ __all__ = [
     "candidates",
     "default_of",
     "label",
-    "left_out",
 ]
 
 Run = Callable[[], tuple[Tensor, ...]]
@@ -131,27 +129,6 @@ def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
         configs = kernel.space.configs(env) if kernel.space else (NO_CONFIG,)
         valid += [KernelCandidate(op, kernel.variant(config)) for config in configs]
     return valid
-
-
-def left_out(op: Op, device: str) -> list[Finding]:
-    """The templates for a device type that are no candidates here, with the reason: skipped, and not green.
-
-    A template in C++ is code only together with its neighbours in a graph, so Inductor alone can time it.
-    """
-    kind = torch.device(device).type
-    kernels = {k.name for k in op.kernels.get(kind, ())}
-    return [
-        Finding(
-            "tune.candidates",
-            "skip",
-            op.spec.name,
-            f"{t.name}: a template in {t.language} is compiled with its neighbours in a graph, and does not run alone",
-            "",
-            "torch.compile(model, mode='max-autotune') measures it where it is used",
-        )
-        for t in op.templates.get(kind, ())
-        if t.name not in kernels
-    ]
 
 
 def default_of(op: Op, call: Binding, device: str) -> tuple[str, Config]:

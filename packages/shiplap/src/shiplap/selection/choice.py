@@ -12,7 +12,7 @@ from shiplap.op.config import NO_CONFIG, Config
 from shiplap.referee.finding import Finding
 from shiplap.selection.key import Key
 
-__all__ = ["LEFT_OUT", "Choice", "entry_of", "from_json", "show_time"]
+__all__ = ["LEFT_OUT", "Choice", "entry_of", "from_json", "place_of", "show_time"]
 
 LEFT_OUT = "left out"
 
@@ -30,9 +30,12 @@ class Choice:
         reason: one line.
         findings: the candidates that were dropped, and why. Empty in a choice read from the store or a table.
         tried: candidates considered.
-        origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"``, ``"received"`` (from another rank), or
-            ``"left out"``: the budget ended before this bucket had a choice, and ``kernel`` is empty.
+        origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"``, ``"received"`` (from another rank),
+            ``"in force"`` (in compiled code: received, or from a package), or ``"left out"``: the budget ended before
+            this bucket had a choice, and ``kernel`` is empty.
         sizes: the recipe of the call that was measured.
+        place: further fields of the key, by name: the code around a call in a compiled graph. Empty for a choice that
+            eager calls use.
     """
 
     op: str
@@ -51,6 +54,12 @@ class Choice:
     tried: int = 0
     origin: str = "measured"
     sizes: str = ""
+    place: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the choice is for compiled code and not for eager calls."""
+        return bool(self.place)
 
     @property
     def label(self) -> str:
@@ -69,6 +78,7 @@ class Choice:
             "dtypes": self.dtypes,
             "layout": self.layout,
             "origin": self.origin,
+            "compiled": self.compiled,
         }
 
     def value(self) -> dict[str, Any]:
@@ -115,14 +125,20 @@ def from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
         tried=read.tried,
         origin=origin,
         sizes=read.sizes,
+        place=place_of(key),
     )
 
 
-def entry_of(choice: Choice, source: str, extra: Mapping[str, str] | None = None) -> Entry:
-    """The entry for the table of choices in use. With ``extra``, no call of the op itself finds the entry."""
+def place_of(key: Key) -> tuple[tuple[str, str], ...]:
+    """The fields of ``key`` beside those that every choice has, as :class:`Choice` keeps them."""
+    prefix = "extra."
+    return tuple((name.removeprefix(prefix), value) for name, value in key.fields if name.startswith(prefix))
+
+
+def entry_of(choice: Choice, source: str) -> Entry:
+    """The entry for the table of choices in use. No eager call of the op finds one that has a place."""
     key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
-    key = (*key, tuple(sorted(extra.items()))) if extra else key
-    return Entry(choice.op, source, key, choice.kernel, choice.config)
+    return Entry(choice.op, source, key, choice.kernel, choice.config, choice.place)
 
 
 def show_time(seconds: float) -> str:

@@ -15,6 +15,7 @@ from shiplap.errors import ShiplapError, error
 from shiplap.op import Op
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.sizes import environment, free_dims, scalar_candidates
+from shiplap.selection import graphs
 from shiplap.selection.choice import LEFT_OUT, Choice, from_json
 from shiplap.selection.deadline import Deadline, OutOfTime
 from shiplap.selection.guard import require_quiet
@@ -29,6 +30,7 @@ from shiplap.selection.table import keep
 __all__ = ["Request", "recipe_for", "requests_of", "seconds_of", "shown", "tune_all"]
 
 Request = tuple[Op, Recipe, str]
+Work = tuple[Op, Recipe, str, graphs.Tuner | None]  # the tuner measures templates in compiled code; None: eager calls
 EACH = 30.0  # seconds per bucket without a budget
 
 
@@ -58,9 +60,12 @@ def tune_all(
     timeout: float = TIMEOUT,
     progress: bool | None = None,
 ) -> list[Choice]:
-    """A choice for each bucket of ``requests``, in order. Under torch.distributed, rank 0 measures for all ranks."""
+    """A choice for each bucket of ``requests``, in order. Under torch.distributed, rank 0 measures for all ranks.
+
+    If the op has templates that run in compiled code only, a choice among these follows that for eager calls.
+    """
     require_quiet("tune")
-    wanted = _buckets(requests)
+    wanted = _works(_buckets(requests))
 
     def work() -> list[Choice]:
         seconds = seconds_of(budget)
@@ -78,19 +83,19 @@ def tune_all(
 
     def tell() -> list[dict[str, Any]]:
         mine.extend(work())
-        return [choice.value() if choice.origin != LEFT_OUT else {} for choice in mine]
+        return [_told(choice) for choice in mine]
 
     choices = from_first(tell)
-    return mine if rank == 0 else [_receive(*request, value) for request, value in zip(wanted, choices, strict=True)]
+    return mine if rank == 0 else [_receive(work, told) for work, told in zip(wanted, choices, strict=True)]
 
 
 def _each(
-    wanted: Sequence[Request], deadline: Deadline | None, options: Options, isolation: Isolation | None, report: Report
+    wanted: Sequence[Work], deadline: Deadline | None, options: Options, isolation: Isolation | None, report: Report
 ) -> list[Choice]:
     """Each bucket has an equal share of the time that is left."""
     choices: list[Choice] = []
-    for number, (op, recipe, device) in enumerate(wanted):
-        place = f"{number + 1}/{len(wanted)} {op.spec.name}"
+    for number, (op, recipe, device, tuner) in enumerate(wanted):
+        place = f"{number + 1}/{len(wanted)} {op.spec.name}" + (" in compiled code" if tuner else "")
         share = EACH if deadline is None else deadline.left / (len(wanted) - number)
 
         def report_here(what: str, done: int, total: int, place: str = place) -> None:
@@ -98,23 +103,20 @@ def _each(
                 deadline.check()
             report(f"{place}: {what}", done, total)
 
-        work = partial(
-            select,
-            op,
-            recipe,
-            device=device,
-            options=replace(options, seconds=share),
-            report=report_here,
-            bench=isolation.bench() if isolation else None,
-        )
+        mine = replace(options, seconds=share)
+        if tuner is not None:
+            work = partial(tuner, op, recipe, device, mine, report_here, isolation)
+        else:
+            bench = isolation.bench() if isolation else None
+            work = partial(select, op, recipe, device=device, options=mine, report=report_here, bench=bench)
         try:
             choices.append(work() if deadline is None else deadline.run(work))
         except OutOfTime:
-            choices.append(_left_out(op, recipe, device))
+            choices.append(_left_out(op, recipe, device, compiled=tuner is not None))
     return choices
 
 
-def _left_out(op: Op, recipe: Recipe, device: str) -> Choice:
+def _left_out(op: Op, recipe: Recipe, device: str, *, compiled: bool) -> Choice:
     """A bucket that the budget did not reach: nothing is stored, and what runs is what ran before."""
     env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
     dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
@@ -128,15 +130,22 @@ def _left_out(op: Op, recipe: Recipe, device: str) -> Choice:
         reason="the budget was spent",
         origin=LEFT_OUT,
         sizes=str(recipe),
+        place=graphs.ALONE if compiled else (),
     )
 
 
-def _receive(op: Op, recipe: Recipe, device: str, value: Mapping[str, Any]) -> Choice:
+def _told(choice: Choice) -> dict[str, Any]:
+    """What the other ranks need to know of a choice of rank 0."""
+    return {"value": choice.value(), "place": dict(choice.place)} if choice.origin != LEFT_OUT else {}
+
+
+def _receive(work: Work, told: Mapping[str, Any]) -> Choice:
     """A choice of rank 0 as one of ours, put into force."""
-    if not value:
-        return _left_out(op, recipe, device)
-    key = key_for(op, inputs(op, recipe, device))
-    choice = from_json(key, value, "received")
+    op, recipe, device, tuner = work
+    if not told:
+        return _left_out(op, recipe, device, compiled=tuner is not None)
+    key = key_for(op, inputs(op, recipe, device), told["place"])
+    choice = from_json(key, told["value"], "received")
     force(op, [choice])
     keep(key, choice)
     return choice
@@ -150,6 +159,15 @@ def _buckets(requests: Iterable[Request]) -> list[Request]:
         key = (op.spec.name, device, op.rule.values(env), recipe.dtypes, recipe.layouts, recipe.absent)
         by_bucket.setdefault(key, (op, recipe, device))
     return list(by_bucket.values())
+
+
+def _works(requests: Iterable[Request]) -> list[Work]:
+    """What is measured for each request: eager calls, and compiled code where templates run nowhere else."""
+    works: list[Work] = []
+    for op, recipe, device in requests:
+        works.append((op, recipe, device, None))
+        works += [(op, recipe, device, tuner) for tuner in graphs.tuners if graphs.templates(op, device)]
+    return works
 
 
 def _request(op: Op, sample: Any, device: str | None) -> Request:

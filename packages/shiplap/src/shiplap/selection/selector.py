@@ -12,8 +12,8 @@ from shiplap.op import Op, choices, digest
 from shiplap.op.config import Config
 from shiplap.referee.recipe import Recipe
 from shiplap.selection.bench import Bench, LocalBench
-from shiplap.selection.candidate import Candidate, ReferenceCandidate, candidates, default_of, label, left_out
-from shiplap.selection.choice import Choice, entry_of, from_json, show_time
+from shiplap.selection.candidate import Candidate, ReferenceCandidate, candidates, default_of, label
+from shiplap.selection.choice import Choice, entry_of, from_json, place_of, show_time
 from shiplap.selection.guard import require_quiet
 from shiplap.selection.inputs import Inputs, inputs
 from shiplap.selection.key import Key, key_for
@@ -23,7 +23,7 @@ from shiplap.selection.store import Store
 from shiplap.selection.table import keep
 from shiplap.settings import settings
 
-__all__ = ["Options", "Task", "force", "select", "stored"]
+__all__ = ["Options", "Task", "force", "in_force", "select", "stored"]
 
 Maker = Callable[["Task"], Bench]
 
@@ -85,7 +85,7 @@ def select(
     key = key_for(op, drawn, extra)
     choices.ready()
     if choices.frozen:
-        return _frozen(op, drawn, key, extra)
+        return _frozen(op, drawn, key)
     store = store or Store()
     choice = None if options.remeasure else stored(op, key, store)
     if choice is None:
@@ -95,7 +95,6 @@ def select(
             listed.insert(0, ReferenceCandidate(op))
         task = Task(op, drawn, key, listed, options)
         ranking = _ranking(task, (bench or _local)(task), report)
-        ranking.findings.extend([] if candidates_of else left_out(op, device))
         choice = _select(task, ranking)
         report("keep", 1, 1)  # raises if the caller has given up waiting
         if not ranking.order:  # not even the reference runs: too large for now, perhaps; that is no answer for later
@@ -130,15 +129,20 @@ def _local(task: Task) -> Bench:
     return LocalBench(task.inputs, task.candidates, task.options.capture)
 
 
-def _frozen(op: Op, drawn: Inputs, key: Key, extra: Mapping[str, str] | None) -> Choice:
+def _frozen(op: Op, drawn: Inputs, key: Key) -> Choice:
     """The frozen entry of a bucket, or the declared default; never a measurement."""
-    blank = Choice(op.spec.name, key["device"], drawn.bucket, drawn.dtypes, drawn.layout, "", sizes=str(drawn.recipe))
-    wanted = entry_of(blank, op.identity, extra).key
-    for entry in choices.entries():
-        if entry.op == op.spec.name and entry.key == wanted and entry.source == op.identity:
-            return blank.but(
-                kernel=entry.kernel, config=entry.config, reason=f"frozen in {choices.frozen}", origin="frozen"
-            )
+    blank = Choice(
+        op.spec.name,
+        key["device"],
+        drawn.bucket,
+        drawn.dtypes,
+        drawn.layout,
+        "",
+        sizes=str(drawn.recipe),
+        place=place_of(key),
+    )
+    if (fixed := in_force(blank, op)) is not None:
+        return fixed
     if settings().strict:
         raise error(
             "SL607",
@@ -150,6 +154,18 @@ def _frozen(op: Op, drawn: Inputs, key: Key, extra: Mapping[str, str] | None) ->
     return blank.but(
         kernel=kernel, config=config, reason=f"declared default: not in {choices.frozen}", origin="default"
     )
+
+
+def in_force(blank: Choice, op: Op) -> Choice | None:
+    """``blank`` with the kernel and config that this process uses for its calls, if a choice for them is in force."""
+    wanted = entry_of(blank, op.identity)
+    for entry in choices.entries():
+        if (entry.op, entry.key, entry.place, entry.source) == (wanted.op, wanted.key, wanted.place, wanted.source):
+            reason, origin = (
+                (f"frozen in {choices.frozen}", "frozen") if choices.frozen else ("received or packaged", "in force")
+            )
+            return blank.but(kernel=entry.kernel, config=entry.config, reason=reason, origin=origin)
+    return None
 
 
 def _ranking(task: Task, bench: Bench, report: Report) -> Ranking:
@@ -181,6 +197,7 @@ def _select(task: Task, ranking: Ranking) -> Choice:
         findings=tuple(ranking.findings),
         tried=len(listed) - ranking.unseen,
         sizes=str(drawn.recipe),
+        place=place_of(task.key),
     )
 
 

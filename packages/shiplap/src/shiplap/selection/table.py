@@ -120,30 +120,30 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     """Fix the choices of this process to those of a table: from now on nothing is measured.
 
     A call without an entry runs its declared default and says so once. With ``SHIPLAP_STRICT=1`` it raises SL607.
-    Entries of another machine are left out, entries of other library versions used, both with a notice.
+    Entries of another machine are left out, entries of other library versions used, both with a notice. Of entries for
+    the same calls, one of the versions of this machine comes first.
     """
     entries = read(path)
     now = environments(key["device"] for key, _ in entries)
-    taken, other, older = [], [], []
+    taken: list[tuple[Key, Choice, list[str]]] = []
+    other: list[str] = []
     for key, value in entries:
         here = now.get(key["device"])
         if here is None or (differs := differences(key.as_dict(), here, MACHINE)):
             other += [f"no device {key['device']}"] if here is None else differs
             continue
-        older += differences(key.as_dict(), here, VERSIONS)
-        taken.append((key, from_json(key, value, "frozen")))
+        taken.append((key, from_json(key, value, "frozen"), differences(key.as_dict(), here, VERSIONS)))
+    exact = {entry_of(choice, key["source"]).call for key, choice, differs in taken if not differs}
+    taken = [each for each in taken if not each[2] or entry_of(each[1], each[0]["source"]).call not in exact]
+    older = [text for _, _, differs in taken for text in differs]
     if older and settings().strict:
         raise error("SL609", where=str(path), got=", ".join(sorted(set(older))), expected="the versions it was made on")
     for what, fields in (("of another machine are left out", other), ("of other versions are used", older)):
         if fields:
             notice(f"frozen {path} {what}", f"{path}: entries {what} ({', '.join(sorted(set(fields)))})")
-    choices.install([entry_of(c, k["source"], _extra(k)) for k, c in taken], str(path))
+    choices.install([entry_of(c, k["source"]) for k, c, _ in taken], str(path))
     digest.refresh()
-    return [choice for _, choice in taken]
-
-
-def _extra(key: Key) -> dict[str, str]:
-    return {name.removeprefix("extra."): value for name, value in key.fields if name.startswith("extra.")}
+    return [choice for _, choice, _ in taken]
 
 
 def thaw() -> None:

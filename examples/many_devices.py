@@ -1,0 +1,398 @@
+"""Each row of the table in docs/many-devices.md, on two ranks: torchrun --nproc-per-node 2 examples/many_devices.py
+
+One row by its name: torchrun --nproc-per-node 2 examples/many_devices.py "FSDP2, each stage". The ranks are processes
+on the CPU that speak gloo. Each row trains a small module and compares the weights of the ranks, or shows the error by
+which Shiplap refuses the combination.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import shiplap as sl
+import shiplap_slidesparse as slidesparse
+import shiplap_sparse3d as sparse3d
+from shiplap_slidesparse.tensor_parallel import Colwise, Rowwise
+from shiplap_sparse3d import spconv
+
+ROWS: dict[str, Callable[[], str]] = {}
+
+
+def row(name: str, *values: Any, **options: Any) -> Callable[[Callable[..., str]], Callable[..., str]]:
+    """Make a function with these arguments a row."""
+
+    def add(function: Callable[..., str]) -> Callable[..., str]:
+        ROWS[name] = partial(function, *values, **options)
+        return function
+
+    return add
+
+
+# --8<-- [start:net]
+class Net(nn.Module):
+    """Takes and returns a ``SparseTensor``."""
+
+    def __init__(self, around: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.encoder = sparse3d.Sequential(sparse3d.SubMConv3d(4, 8, 3), sparse3d.BatchNorm(8), nn.ReLU())
+        self.head, self.around = sparse3d.SubMConv3d(8, 2, 1), around
+
+    def forward(self, x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
+        return self.head(self.around(self.encoder, x) if self.around else self.encoder(x))
+
+
+def scene(voxels: int = 60, seed: int | None = None) -> sparse3d.SparseTensor:
+    """Another scene on each rank."""
+    rng = torch.Generator().manual_seed(dist.get_rank() if seed is None else seed)
+    cells = torch.randperm(512, generator=rng)[:voxels]
+    coords = torch.stack([torch.zeros_like(cells), cells // 64, cells // 8 % 8, cells % 8], 1).int()
+    return sparse3d.SparseTensor(torch.randn(voxels, 4, generator=rng), coords, (8, 8, 8))
+
+
+def train(net: nn.Module, x: Any) -> str:
+    """Two steps; then the weights of all ranks are the same."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        out = net(x)
+        feats = getattr(out, "feats", getattr(out, "features", out))
+        feats.float().square().mean().backward()
+        optimizer.step()
+    return same_weights(net)
+
+
+# --8<-- [end:net]
+
+
+def same_weights(net: nn.Module) -> str:
+    for name, p in net.named_parameters():
+        mine = p.full_tensor() if isinstance(p, DTensor) else p.detach()
+        theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(theirs, mine.contiguous())
+        assert all(torch.equal(t, mine) for t in theirs), name
+    return f"{sum(p.numel() * p.element_size() for p in net.parameters())} bytes of gradients, the same weights"
+
+
+def refused(function: Callable[[], object]) -> str:
+    """The error that Shiplap raises."""
+    try:
+        function()
+    except sl.ShiplapError as e:
+        return f"refused: {e.id} {e.what}"
+    raise AssertionError("nothing was refused")
+
+
+def mesh() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+# --8<-- [start:ddp]
+@row("DDP")
+@row("DDP, find_unused_parameters", find_unused_parameters=True)
+@row("DDP, static_graph", static_graph=True)
+@row("DDP, gradient_as_bucket_view", gradient_as_bucket_view=True)
+def ddp(**options: bool) -> str:
+    return train(DistributedDataParallel(Net(), **options), scene())
+
+
+@row("DDP, compiled")
+def ddp_compiled() -> str:
+    return train(torch.compile(DistributedDataParallel(Net()), backend="aot_eager"), scene())
+
+
+# --8<-- [end:ddp]
+
+
+# --8<-- [start:fsdp]
+@row("FSDP2, root", stages=False)
+@row("FSDP2, each stage", stages=True)
+@row("FSDP2, compiled", stages=True, compiled=True)
+@row("checkpoint in FSDP2", stages=True, around=partial(checkpoint, use_reentrant=False))
+def fsdp(stages: bool, compiled: bool = False, around: Callable[..., Any] | None = None) -> str:
+    net = Net(around)
+    if stages:
+        fully_shard(net.encoder)
+        fully_shard(net.head)
+    fully_shard(net)
+    return train(torch.compile(net, backend="aot_eager") if compiled else net, scene())
+
+
+@row("FSDP2, bfloat16 policy")
+def fsdp_bfloat16() -> str:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return train(fully_shard(Net(), mp_policy=policy), scene())
+
+
+# --8<-- [end:fsdp]
+
+
+# --8<-- [start:checkpoint]
+def save_convolutions(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    ours = getattr(op, "namespace", "") == "sparse3d" and "conv" in str(op)
+    return CheckpointPolicy.MUST_SAVE if ours else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+selective = partial(create_selective_checkpoint_contexts, save_convolutions)
+
+
+@row("checkpoint, non-reentrant", use_reentrant=False)
+@row("checkpoint, selective", use_reentrant=False, context_fn=selective)
+def recompute(**options: Any) -> str:
+    return train(DistributedDataParallel(Net(partial(checkpoint, **options))), scene())
+
+
+@row("checkpoint, reentrant")
+def reentrant() -> str:
+    net = Net(partial(checkpoint, use_reentrant=True))
+    return refused(lambda: train(net, scene()))
+
+
+# --8<-- [end:checkpoint]
+
+
+# --8<-- [start:norm]
+def with_norm(convert: Callable[[nn.Module], nn.Module], x: sparse3d.SparseTensor) -> str:
+    net = convert(Net())
+    net(x).feats.square().sum().backward()
+    norm = net.encoder[1]
+    theirs = [torch.empty_like(norm.running_mean) for _ in range(dist.get_world_size())]
+    dist.all_gather(theirs, norm.running_mean)
+    assert all(torch.equal(t, norm.running_mean) for t in theirs)
+    return "statistics over the voxels of all ranks"
+
+
+ours, torchs = sparse3d.SyncBatchNorm.convert_sync_batchnorm, nn.SyncBatchNorm.convert_sync_batchnorm
+row("SyncBatchNorm")(lambda: with_norm(ours, scene()))
+row("SyncBatchNorm, converted by torch")(lambda: with_norm(torchs, scene()))
+row("SyncBatchNorm, a rank without voxels")(lambda: with_norm(ours, scene(60 * dist.get_rank())))
+row("SyncBatchNorm, padded")(lambda: with_norm(ours, scene().pad(128)))
+# --8<-- [end:norm]
+
+
+# --8<-- [start:slidesparse]
+PLAN = {"0": "colwise", "1": "rowwise"}
+
+
+def converted(seed: int = 0) -> nn.Sequential:
+    """The same on each rank: 8-bit weights, of which 6 of 8 are kept."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 24), nn.Linear(24, 8))
+    slidesparse.convert(model, "6:8", "int8", skip=("2",))
+    return model
+
+
+def near(model: nn.Module) -> str:
+    """Against one process. Each rank scales its part of a row apart, so sharded layers round differently."""
+    torch.manual_seed(1)
+    x = torch.randn(5, 32)
+    with torch.no_grad():
+        got, wanted = model(x), converted()(x)
+    error = float((got - wanted).norm() / wanted.norm())
+    assert error < 0.03, error
+    return "within 3 % of one process"
+
+
+@row("shard")
+def shard() -> str:
+    model = converted()
+    assert slidesparse.shard(model, PLAN) == ["0", "1"]
+    return near(model)
+
+
+@row("shard, a Llama")
+def shard_llama() -> str:
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM
+    except ImportError:
+        return "not run: transformers is not installed"
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=4, **sizes)).eval()
+    slidesparse.convert(model, "6:8", "int8")
+    return f"{len(slidesparse.shard(model))} layers, logits {tuple(model(torch.arange(6)[None]).logits.shape)}"
+
+
+@row("parallelize_module")
+def by_style() -> str:
+    return near(parallelize_module(converted(), mesh(), {"0": Colwise(), "1": Rowwise()}))
+
+
+@row("FSDP2, converted layers ignored", ignored=True)
+@row("FSDP2, converted layers sharded", ignored=False)
+def fsdp_converted(ignored: bool) -> str:
+    if not ignored and torch.__version__ < (2, 13):
+        return "not run: torch before 2.13 does not shard integers"
+    model = converted()
+    layers = [m for m in model.modules() if isinstance(m, slidesparse.Linear)]
+    for layer in [] if ignored else layers:
+        fully_shard(layer)
+    fully_shard(model, ignored_params={p for layer in layers for p in layer.parameters()} if ignored else None)
+    model(torch.randn(6, 32)).square().mean().backward()
+    return near(model)
+
+
+# --8<-- [end:slidesparse]
+
+
+# --8<-- [start:saved]
+@row("checkpoint saved sharded, loaded sharded", sharded=True)
+@row("checkpoint saved sharded, loaded by one process", sharded=False)
+def saved(sharded: bool) -> str:
+    folders = [os.path.join(tempfile.mkdtemp(), "saved")]
+    dist.broadcast_object_list(folders)
+    model, other = converted(), converted(seed=5)
+    slidesparse.shard(model, PLAN)
+    dcp.save(model.state_dict(), checkpoint_id=folders[0])
+    if sharded:
+        slidesparse.shard(other, PLAN)
+    state = other.state_dict()
+    dcp.load(state, checkpoint_id=folders[0], no_dist=not sharded)
+    other.load_state_dict(state)
+    x = torch.ones(2, 32)
+    assert torch.equal(other(x), (model if sharded else converted())(x))
+    return "the same bits"
+
+
+@row("checkpoint saved sharded, loaded into a dense model")
+def saved_dense() -> str:
+    folders = [os.path.join(tempfile.mkdtemp(), "saved")]
+    dist.broadcast_object_list(folders)
+    model = nn.Sequential(nn.Linear(32, 64))
+    slidesparse.convert(model, "6:8", "bf16")
+    whole = model[0].weight.detach().clone()
+    slidesparse.shard(model, {"0": "colwise"})
+    dcp.save(model.state_dict(), checkpoint_id=folders[0])
+    dense = nn.Sequential(nn.Linear(32, 64)).bfloat16()
+    state = dense.state_dict()
+    dcp.load(state, checkpoint_id=folders[0], no_dist=True)
+    dense.load_state_dict(state)
+    dist.broadcast(whole, 0)
+    assert torch.equal(dense[0].weight, whole)
+    return "the same bits"
+
+
+# --8<-- [end:saved]
+
+
+# --8<-- [start:op]
+@sl.op("many_devices::project")
+def project(x: Float[Tensor, "rows features"], weight: Float[Tensor, "out features"]) -> Float[Tensor, "rows out"]:
+    return x @ weight.T
+
+
+@sl.op("many_devices::running")
+def running(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x.cumsum(0)
+
+
+@row("DTensor, derived rules")
+def derived() -> str:
+    torch.manual_seed(0)
+    x, weight = torch.randn(7, 6), torch.randn(5, 6)
+    got = project(distribute_tensor(x, mesh(), [Shard(1)]), distribute_tensor(weight, mesh(), [Shard(1)]))
+    torch.testing.assert_close(got.full_tensor(), project(x, weight))
+    return f"both cut along the features, the result is {got.placements[0]}"
+
+
+@row("DTensor, no rule")
+def no_rule() -> str:
+    return refused(lambda: running(distribute_tensor(torch.randn(8), mesh(), [Shard(0)])))
+
+
+@row("DTensor among tensors")
+def among() -> str:
+    return refused(lambda: project(distribute_tensor(torch.randn(8, 4), mesh(), [Replicate()]), torch.randn(3, 4)))
+
+
+# --8<-- [end:op]
+
+
+# --8<-- [start:pipeline]
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.weight.T)
+
+
+@row("pipeline")
+def pipeline() -> str:
+    """A layer on each rank, two micro-batches of plain tensors; a ``SparseTensor`` is refused."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    layers, x = [Layer() for _ in range(world)], torch.randn(8, 6)
+    stage = PipelineStage(layers[rank], rank, world, torch.device("cpu"))
+    out = ScheduleGPipe(stage, 2).step(*((x,) if rank == 0 else ()))
+    if rank == world - 1:
+        torch.testing.assert_close(out, nn.Sequential(*layers)(x))
+    alone = [dist.new_group([r]) for r in range(world)][rank]
+    sparse = PipelineStage(Net(), 0, 1, torch.device("cpu"), group=alone)
+    return "plain tensors: equal; SparseTensor " + refused(lambda: ScheduleGPipe(sparse, 2).step(scene()))
+
+
+# --8<-- [end:pipeline]
+
+
+# --8<-- [start:spconv]
+class Classic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = spconv.SparseSequential(
+            spconv.SubMConv3d(4, 8, 3, indice_key="a"), nn.ReLU(), spconv.SparseConv3d(8, 8, 2, 2, indice_key="down")
+        )
+        self.up = spconv.SparseInverseConv3d(8, 3, 2, indice_key="down")
+
+    def forward(self, x: sparse3d.SparseTensor) -> spconv.SparseConvTensor:
+        return self.up(self.down(spconv.SparseConvTensor(x.feats, x.coords, [8, 8, 8], 1)))
+
+
+@row("spconv facade, DDP static_graph")
+def classic_ddp() -> str:
+    return train(DistributedDataParallel(Classic(), static_graph=True), scene())
+
+
+@row("spconv facade, FSDP2 each stage")
+def classic_fsdp() -> str:
+    net = Classic()
+    fully_shard(net.down)
+    fully_shard(net.up)
+    return train(fully_shard(net), scene())
+
+
+# --8<-- [end:spconv]
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    for name in sys.argv[1:] or ROWS:
+        if name not in ROWS:
+            raise SystemExit(f"no row {name!r}; the rows are: " + "; ".join(ROWS))
+        torch.manual_seed(0)
+        told = ROWS[name]()
+        if dist.get_rank() == 0:
+            print(f"{name}: {told}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Templates in ``sl.tune``: the op is compiled alone, and the candidates of this compilation are measured.
+
+The choice is stored under the key that such a compilation looks up. Where an op is compiled with other operations
+around it, and nobody has measured it there, the choice says which candidate is tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from shiplap.errors import ShiplapError, error
+from shiplap.fuse.call import Call
+from shiplap.fuse.candidate import TemplateCandidate, candidates
+from shiplap.fuse.isolated import compile_alone
+from shiplap.fuse.select import Selection, known, measure
+from shiplap.op import Op, choices
+from shiplap.op.choices import REFERENCE
+from shiplap.referee.finding import Finding
+from shiplap.referee.recipe import Recipe
+from shiplap.referee.run import last_line
+from shiplap.selection.choice import Choice
+from shiplap.selection.graphs import ALONE, templates
+from shiplap.selection.guard import require_quiet
+from shiplap.selection.inputs import Inputs, inputs
+from shiplap.selection.isolate import Isolation
+from shiplap.selection.key import Key, key_for
+from shiplap.selection.search import Report
+from shiplap.selection.selector import Options, force
+from shiplap.selection.table import keep
+from shiplap.settings import settings
+
+__all__ = ["answered", "tune_templates"]
+
+
+@dataclass
+class Request:
+    """What :func:`tune_templates` wants to know of the call that it compiles."""
+
+    op: Op
+    options: Options
+    report: Report
+    isolation: Isolation | None
+    key: Key | None = None
+    choice: Choice | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+
+_request: ContextVar[Request | None] = ContextVar("shiplap_tuned_call", default=None)
+
+
+def answered(call: Call) -> bool:
+    """Choose a candidate for ``call`` if :func:`tune_templates` compiles it. The call then uses the fallback."""
+    asked = _request.get()
+    if asked is None or asked.op is not call.op or asked.key is not None:
+        return False
+    selection = Selection.of(call)
+    asked.key = selection.key
+    valid, refused = candidates(call)
+    asked.findings += [_skipped(call.op, f"{name}: {why}", selection.inputs.recipe) for name, why in refused.items()]
+    asked.choice = None if asked.options.remeasure and not choices.frozen else known(selection)
+    if asked.choice is None and choices.frozen:
+        asked.choice = _default(selection, valid)
+    elif asked.choice is None and valid:
+        asked.choice, _ = measure(selection, valid, options=asked.options, report=asked.report, within=asked.isolation)
+    return True
+
+
+def tune_templates(
+    op: Op, recipe: Recipe, device: str, options: Options, report: Report, isolation: Isolation | None
+) -> Choice:
+    """The choice among the templates of ``op`` in compiled code, for calls like ``recipe``: stored, and put into force.
+
+    Raises:
+        ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608
+            inside an op, a backward, a capture or a trace.
+    """
+    require_quiet(f"{op.spec.name} in compiled code")
+    drawn = inputs(op, recipe, device)
+    asked = Request(op, options, report, isolation)
+    report("compile the op alone", 0, 1)
+    why = _compiled(asked, drawn)
+    choice = asked.choice
+    if choice is None:
+        names = ", ".join(t.name for t in templates(op, device))
+        if why:
+            asked.findings.append(_skipped(op, f"{names}: the op cannot be compiled here: {why}", recipe))
+        choice = _reference(op, drawn, asked.key, f"{names}: no candidate could be measured")
+        return choice.but(findings=tuple(asked.findings), origin="default")
+    choice = choice.but(findings=(*choice.findings, *asked.findings))
+    if choice.origin == "default" and settings().strict:
+        raise error(
+            "SL607",
+            where=f"{op.spec.name} {drawn.bucket} in compiled code",
+            got=f"no entry in {choices.frozen}",
+            expected="a frozen choice",
+        )
+    if not choices.frozen and asked.key is not None:
+        keep(asked.key, choice)
+        force(op, [choice])
+    return choice
+
+
+def _compiled(asked: Request, drawn: Inputs) -> str:
+    """Compile the op alone, which answers ``asked``; the reason where that fails."""
+    token = _request.set(asked)
+    try:
+        compile_alone(asked.op, drawn)
+    except ShiplapError:
+        raise
+    except Exception as e:  # of Inductor, or of the compiler that it calls
+        return last_line(e)
+    finally:
+        _request.reset(token)
+    return "" if asked.key is not None else "the compiled code does not hold the op"
+
+
+def _default(selection: Selection, valid: list[TemplateCandidate]) -> Choice:
+    """What runs where choices are frozen and none is for this call."""
+    blank = _reference(selection.call.op, selection.inputs, selection.key, "")
+    taken = next((c for c in valid if c.template.default), None)
+    blank = blank.but(reason=f"declared default: not in {choices.frozen}", origin="default")
+    return blank if taken is None else blank.but(kernel=taken.kernel, config=taken.config)
+
+
+def _reference(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Choice:
+    place: Mapping[str, str] = dict(ALONE)
+    blank = key_for(op, drawn, place) if key is None else key
+    return Choice(
+        op.spec.name,
+        blank["device"],
+        drawn.bucket,
+        drawn.dtypes,
+        drawn.layout,
+        REFERENCE,
+        reason=reason,
+        sizes=str(drawn.recipe),
+        place=tuple(place.items()),
+    )
+
+
+def _skipped(op: Op, evidence: str, recipe: Recipe) -> Finding:
+    return Finding("tune.candidates", "skip", op.spec.name, evidence, str(recipe), "")
