@@ -11,6 +11,7 @@ from shiplap.bind.header import header
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.samples import Samples
 from shiplap.rewrite import Match, rewrite
+from shiplap.selection.inputs import recipe_of
 from shiplap_testing.build import compile_c
 from shiplap_testing.support import fails
 from tests.rewrite.specimens import near, outcomes
@@ -136,6 +137,14 @@ def test_samples_have_both_sizes_and_say_so(ns):
     assert {tuple(t.shape[0] for t in c.args) for c in Samples(both, 0).optionals()} == {(1, 5), (5, 1), (1, 1)}
     grown = next(Samples(masked, 0).grown(1)).args
     assert grown[0].shape == grown[1].shape
+
+
+def test_a_call_with_ones_is_tuned_as_such(ns):
+    masked = declare_masked(ns)
+    recipe = recipe_of(masked, (torch.randn(4, 3), torch.randn(1, 3)))
+    assert dict(recipe.sizes) == {"b": 4, "n": 3, "mask_b": 1}
+    assert Samples(masked, 0).build(recipe).args[1].shape == (1, 3)
+    assert dict(recipe_of(masked, (torch.randn(4, 3), torch.randn(4, 3))).sizes) == {"b": 4, "n": 3}
 
 
 CHECKS = ("numerics", "kernels", "arguments", "gradient", "fake", "sharding", "transforms", "opcheck")

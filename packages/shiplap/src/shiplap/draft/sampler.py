@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from shiplap.draft.calls import Call, Seen, each
@@ -58,7 +59,7 @@ def _fields(name: str, dims: Dims, recorded: Sequence[Call]) -> str:
     for at, column in enumerate(columns):
         low, high = min(c.low for c in column), max(c.high for c in column)
         dtype = "int64" if whole[at] else "float32"
-        limit = _limit(name, dims, recorded, lambda s, at=at: s.columns[at].high if s.columns else None)
+        limit = _limit(name, dims, recorded, partial(_highest_of, at))
         drawn.append(_drawn(_sizes(shape[:1]), dtype, low, high, limit, moved=f".to(torch.{calls[0].dtype})"))
     return f"torch.stack([{', '.join(drawn)}], 1).to(device)"
 
@@ -91,6 +92,10 @@ def _round(value: float) -> float:
 
 def _highest(seen: Seen) -> float | None:
     return seen.high
+
+
+def _highest_of(column: int, seen: Seen) -> float | None:
+    return seen.columns[column].high if seen.columns else None
 
 
 def _limit(name: str, dims: Dims, recorded: Sequence[Call], highest: Callable[[Seen], float | None]) -> str | None:

@@ -130,8 +130,8 @@ def _own_sizes(name: str, kind: TensorType) -> TensorType:
     dims = []
     for dim in kind.dims:
         met += [dim.of] if dim.of else []
-        again = f"_{met.count(dim.of)}" if met.count(dim.of) > 1 else ""
-        dims.append(dataclasses.replace(dim, text=f"{name}_{dim.of}{again}") if dim.of else dim)
+        number = f"_{met.count(dim.of)}" if met.count(dim.of) > 1 else ""
+        dims.append(dataclasses.replace(dim, text=f"{name}_{dim.of}{number}") if dim.of else dim)
     return dataclasses.replace(kind, dims=tuple(dims)) if met else kind
 
 

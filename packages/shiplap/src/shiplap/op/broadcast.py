@@ -40,8 +40,9 @@ def check_broadcasts(spec: OpSpec, known: set[str]) -> None:
                     expected="one meaning a name",
                     fix=fix,
                 )
-    for made in (*spec.outputs, *spec.made):
-        if repeated := next((d for d in made.tensor.dims if d.of), None) if made.tensor else None:
-            where = f"{spec.name}, output {made.name!r}"
+    kinds = [*((o.name, o.tensor) for o in spec.outputs), *((r.name, r.tensor) for r in spec.made)]
+    for name, kind in kinds:
+        if repeated := next((d for d in kind.dims if d.of), None) if kind else None:
+            where = f"{spec.name}, output {name!r}"
             fix = f"write {repeated.of}, the size that all together have"
             raise error("SL104", where=where, got=str(repeated), expected="a size", fix=fix)

@@ -168,13 +168,12 @@ def _check(spec: OpSpec, template: Template, where: str) -> None:
 
 def _check_functions(template: Template, where: str) -> None:
     """SL114 for a text or a number, which ``sl.triton`` takes, where a template takes a function of sizes."""
-    takes = {
-        "grid": "sizes, config, cdiv",
-        "supports": "sizes, dtypes, config",
-        "split_k": "sizes, config",
-        "fuses": "sizes",
+    given: dict[str, tuple[object, str]] = {
+        "grid=": (template.grid, "sizes, config, cdiv"),
+        "supports=": (template.supports, "sizes, dtypes, config"),
+        "split_k=": (template.split_k, "sizes, config"),
+        "fuses=": (template.fuses, "sizes"),
     }
-    given = {f"{keyword}=": (getattr(template, keyword), of) for keyword, of in takes.items()}
     given |= {f"tables[{name!r}]": (build, "sizes") for name, build in template.tables}
     for what, (value, of) in given.items():
         if value is not None and not callable(value):

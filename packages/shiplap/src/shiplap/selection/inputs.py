@@ -20,7 +20,7 @@ from shiplap.referee.layouts import LAYOUTS, apply_layout
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import needs_builder
 from shiplap.referee.samples import Samples
-from shiplap.referee.sizes import free_dims, search
+from shiplap.referee.sizes import free_dims, ones, search
 
 __all__ = ["Inputs", "given_ones", "inputs", "layout_name", "recipe_of"]
 

@@ -106,7 +106,8 @@ def samples_like(op: Op, args: Sequence[Any]) -> list[Case]:
     pairs = list(zip(spec.args, args, strict=True))
     dims = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
     scalars = {a.name: v for a, v in pairs if a.scalar is not None and a.name not in dims}
-    sizes, repeated = {}, {}
+    sizes: dict[str, Any] = {}
+    repeated: dict[str, int] = {}
     for arg, value in pairs:
         for d in arg.tensor.dims if arg.tensor is not None and value is not None else ():
             if d.kind == "variadic":
