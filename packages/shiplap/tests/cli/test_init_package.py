@@ -104,7 +104,7 @@ def test_recorded_calls_become_dims_dtypes_bounds_and_samples(run: Any, package:
     assert '    rows: Float32[Tensor, "n m"],  # inferred: 6 recorded calls and' in text
     assert '    index: Int64[Tensor, "k"],  # inferred: ' in text
     assert ') -> Float32[Tensor, "k m"]:  # inferred: ' in text
-    assert '    index = torch.randint(0, max(sizes["n"], 1), (sizes["k"],), generator=rng, dtype=torch.int64)' in text
+    assert '    index = torch.randint(0, sizes["n"], (sizes["k"],), generator=rng, dtype=torch.int64)' in text
     assert '    weight: Float32[Tensor, "m"],  # inferred: ' in text
     assert f'@sl.adopt("{name}::add_", mutates="x", aliases="x")' in text
     assert '    """Average windows of the last two dims."""' in text

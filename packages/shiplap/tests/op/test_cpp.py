@@ -20,6 +20,8 @@ EXPRESSIONS = (
     "pow2ceil(a)",
     "min(a, b, 7)",
     "max(a, b)",
+    "broadcast(a, 1, b)",
+    "broadcast(v) + broadcast(1)",
     "prod(a, b, 2)",
     "len(v) * prod(v) + min(v) - max(v)",
     "v[0] + v[-1]",

@@ -284,13 +284,6 @@ def test_one_name_is_one_dim_or_many(ns):
         sl.op(f"{ns}::g")(fn)
 
 
-def test_broadcasting_dims_are_not_in_the_language(ns):
-    with fails("SL105", got="#n"):
-
-        @sl.op(f"{ns}::f")
-        def op(x: Float[Tensor, "#n"]) -> Float[Tensor, "3"]: ...
-
-
 def test_an_output_dtype_that_nothing_determines(ns):
     with fails("SL106", where=f"{ns}::f, output 'out'", got="Float", expected="one of ['Int']"):
 
@@ -392,21 +385,3 @@ def test_sl118_a_tolerance_is_a_small_number_with_a_reason(ns, tolerance):
         @sl.op(f"{ns}::scale", tolerance=tolerance)
         def scale(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
             return 2 * x
-
-
-def test_a_dim_that_broadcasts_says_how_to_write_it(ns):
-    def f(x: Float[Tensor, "n"], y: Float[Tensor, "#n"]) -> Float[Tensor, "n"]:
-        return x + y
-
-    with fails("SL105", '"c", with requires="(c == 1) + (c == n) >= 1"', got="#n"):
-        sl.op(f"{ns}::f")(f)
-
-    @sl.op(f"{ns}::g", requires="(c == 1) + (c == n) >= 1")
-    def g(x: Float[Tensor, "n"], y: Float[Tensor, "c"]) -> Float[Tensor, "n"]:
-        return x + y
-
-    compiled = torch.compile(g, backend="aot_eager", fullgraph=True, dynamic=True)
-    for size in (1, 4):
-        assert compiled(torch.ones(4), torch.ones(size)).tolist() == [2.0] * 4
-    with fails("SL208"):
-        g(torch.ones(4), torch.ones(2))

@@ -24,7 +24,7 @@ from tests.op.test_plan import plan_of
 def conv(
     x: Float[Tensor, "n 4 *rest"],
     table: Int32[Tensor, "k n//2"],
-    bias: Float[Tensor, "c"] | None,
+    bias: Float[Tensor, "#k"] | None,
     taps: list[int],
 ) -> tuple[Float[Tensor, "n k-1"], Float32[Tensor, "3"]]: ...
 

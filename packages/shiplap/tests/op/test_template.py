@@ -33,6 +33,11 @@ REFUSED = {
     "a suffix that means nothing": ({"source": "kernel.cu"}, r"expected \*\.triton\.jinja or \*\.cpp\.jinja"),
     "no file": ({"source": "missing.cpp.jinja"}, "no such file"),
     "no grid": ({"source": "k.triton.jinja"}, "no grid"),
+    "a grid as text": (
+        {"source": "k.triton.jinja", "grid": "n"},
+        r"grid= 'n'(.|\n)*function of \(sizes, config, cdiv\)",
+    ),
+    "a table that is none": ({"source": "k.cpp.jinja", "tables": {"t": 3}}, r"tables\['t'\] 3"),
     "an index that Inductor takes for a size": ({"source": "s.triton.jinja", "grid": grid}, "an index named 'source'"),
     "no configs": ({"source": "k.cpp.jinja", "configs": []}, "no configs"),
     "a dim of nobody": ({"source": "k.cpp.jinja", "innermost": {"x": "m"}}, r"innermost=\{'x': 'm'\}"),

@@ -219,12 +219,16 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
 
-    def routed(*args: Any, **kwargs: Any) -> Any:
-        if forward._current_level >= 0 or (enabled() and any_requires_grad(*args, **kwargs)):
-            return above(*args, **kwargs)
-        return plain(*args, **kwargs)
+    def called(*args: Any, **kwargs: Any) -> Any:  # one frame: compiled code pays for it at every op
+        try:
+            if forward._current_level >= 0 or (enabled() and any_requires_grad(*args, **kwargs)):
+                return above(*args, **kwargs)
+            return plain(*args, **kwargs)
+        except RuntimeError as e:
+            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+                raise wrong from None
+            raise
 
-    called = _with_own_errors(routed, refusal)
     vars(called)["plain"] = plain
     return called
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Sizes", "assert_in_graph", "check", "data_dependent", "holds", "is_size", "new_size", "unknown"]
+__all__ = ["Sizes", "assert_in_graph", "check", "data_dependent", "holds", "is_size", "new_size", "not_one", "unknown"]
 
 
 def is_size(held: Any) -> bool:
@@ -42,6 +42,13 @@ def check(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
     """``torch._check``, which is documented but not typed: a symbolic condition becomes a guard or an assertion."""
     torch_check: Any = torch._check
     torch_check(condition, message)
+
+
+def not_one(size: int | torch.SymInt) -> bool:
+    """Whether a size is not 1. Of one that only the data knows it is believed, as torch's own broadcasting does."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+    return bool(guard_or_true(size != 1))
 
 
 def unknown() -> type[Exception]:

@@ -11,16 +11,26 @@ from torch import Tensor
 
 from shiplap.compat.modes import TorchDispatchMode
 
-__all__ = ["MOST_CALLS", "Call", "Recorder", "Seen", "call_of", "each"]
+__all__ = ["MOST_CALLS", "Call", "Column", "Recorder", "Seen", "call_of", "each"]
 
 MOST_CALLS = 24  # different calls of one op that are kept
+MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its image, coordinates of a point
+
+
+@dataclass(frozen=True)
+class Column:
+    """The values at one place of the last dim: the least, the largest, and whether all are whole numbers."""
+
+    low: float
+    high: float
+    whole: bool
 
 
 @dataclass(frozen=True)
 class Seen:
     """One tensor of one call. ``low`` and ``high`` bound its values; None for no elements, or none that are finite.
 
-    A size of -1 depends on data: a fake has no number for it.
+    A size of -1 depends on data: a fake has no number for it. ``columns``: of a tensor of two dims, if they are few.
     """
 
     dtype: str
@@ -28,6 +38,7 @@ class Seen:
     device: str
     low: float | None = None
     high: float | None = None
+    columns: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,10 +85,11 @@ def _seen(value: Any) -> Any:
         return tuple(map(_seen, value))
     if not isinstance(value, Tensor):
         return value if isinstance(value, _PLAIN) else str(value)
-    low, high = _range(value)
+    values = _finite(value)
+    low, high = (None, None) if values is None else _range(values)
     dtype = str(value.dtype).removeprefix("torch.")
     shape = tuple(n if isinstance(n, int) else -1 for n in value.shape)
-    return Seen(dtype, shape, value.device.type, low, high)
+    return Seen(dtype, shape, value.device.type, low, high, _columns(value))
 
 
 def _traced(value: Any) -> bool:
@@ -89,8 +101,8 @@ def _traced(value: Any) -> bool:
     return isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter)
 
 
-def _range(t: Tensor) -> tuple[float | None, float | None]:
-    """The least and the largest finite value, of a tensor with values."""
+def _finite(t: Tensor) -> Tensor | None:
+    """The finite values, of a tensor with values; None where there are none."""
     if (
         type(t) not in (Tensor, torch.nn.Parameter)
         or t.is_meta
@@ -99,14 +111,28 @@ def _range(t: Tensor) -> tuple[float | None, float | None]:
         or t.layout is not torch.strided
         or t.is_quantized
     ):
-        return None, None
+        return None
     wide = t.detach()
     wide = wide.to(torch.float64 if wide.is_floating_point() else torch.int64)
     finite = wide[torch.isfinite(wide)]
-    if not finite.numel():
-        return None, None
+    return finite if finite.numel() else None
+
+
+def _range(finite: Tensor) -> tuple[float, float]:
+    """The least and the largest value."""
     least, largest = torch.aminmax(finite)
     return least.item(), largest.item()
+
+
+def _columns(t: Tensor) -> tuple[Column, ...]:
+    """What stands in each column of a matrix of few columns, all of whose values are finite."""
+    if t.dim() != 2 or not 1 < t.shape[1] <= MOST_COLUMNS or t.dtype is torch.bool:
+        return ()
+    columns = [_finite(c) for c in t.detach().unbind(1)] if type(t) in (Tensor, torch.nn.Parameter) else []
+    known = [c for c in columns if c is not None and len(c) == len(t)]
+    if len(known) < t.shape[1]:
+        return ()
+    return tuple(Column(*_range(c), bool((c == c.round()).all()) if c.is_floating_point() else True) for c in known)
 
 
 @dataclass

@@ -123,12 +123,19 @@ def _fixed(group: frozenset[Slot], recorded: Sequence[Call], probed: Probed, oth
     values = {v for slot in group for v in _values(slot, recorded or probed.calls) if v is not None}
     if len(values) != 1:
         return None
-    if group <= probed.fixed:
+    if group <= probed.fixed or any(_has_fields(slot, recorded) for slot in group):
         return values.pop()
     if max(values) > SMALL or _moves_a_result(group, probed):
         return None
     shapes = {repr([v.shape for v in c.arguments.values() if isinstance(v, Seen)]) for c in recorded}
     return values.pop() if len(shapes) >= ENOUGH and others > len(group) else None
+
+
+def _has_fields(slot: Slot, recorded: Sequence[Call]) -> bool:
+    """Whether the columns of a matrix mean different things: one has whole numbers, another has not."""
+    seen = [v for c in recorded if isinstance(v := c.arguments.get(slot[0]), Seen)]
+    kinds = {all(c.whole for c in column) for column in zip(*(s.columns for s in seen), strict=False)}
+    return slot[1] == 1 and len(kinds) == 2
 
 
 def _moves_a_result(group: frozenset[Slot], probed: Probed) -> bool:

@@ -54,7 +54,10 @@ register(
             "SL105",
             "a dim expression is not valid",
             "Shiplap evaluates dim expressions on symbolic sizes, where only a small set of operations is possible.",
-            "use names of dims and int arguments with + - * // %, comparisons, len prod min max cdiv gcd pow2ceil",
+            (
+                "use names of dims and int arguments with + - * // %, comparisons, "
+                "len prod min max cdiv gcd pow2ceil broadcast"
+            ),
         ),
         (
             "SL106",

@@ -15,6 +15,7 @@ from shiplap.compat import lowering
 from shiplap.op import Op
 from shiplap.op.template import Template
 from shiplap.referee.recipe import Recipe
+from shiplap.referee.sizes import free_dims, ones
 from shiplap.selection.inputs import layout_name
 
 __all__ = ["Call"]
@@ -117,11 +118,8 @@ class Call:
     def recipe(self) -> Recipe:
         """The recipe of a sample with these sizes, scalars and dtypes."""
         spec, hints = self.op.spec, self.hints
-        dims = {
-            d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "any", "variadic")
-        }
-        computed = {name for name, _ in spec.dims}
-        sizes = {k: v for k, v in hints.items() if k in dims - computed}
+        dims = free_dims(spec)
+        sizes = {k: v for k, v in hints.items() if k in dims} | ones(spec, hints)
         scalars = {a.name: hints[a.name] for a in spec.scalars}
         classes = {
             a.tensor.dtype_class: str(self.tensors[a.name].dtype).removeprefix("torch.")

@@ -93,9 +93,11 @@ def _dim(token: str, where: str) -> Dim:
         return Dim("fixed", token, int(token))
     if token.isidentifier():
         return Dim("name", token)
-    if token[0] == "#":
-        fix = f'write a dim of its own, "c", with requires="(c == 1) + (c == {token[1:]}) >= 1"'
-        raise error("SL105", where=where, got=token, expected="a name for each size that may differ", fix=fix)
+    if token[0] == "#" and token[1:].isidentifier() and token[1] != "_":
+        return Dim("name", token, of=token[1:])
+    if "#" in token:
+        fix = "give the size a name, #n; expand what broadcasts over several dims before the call"
+        raise error("SL105", where=where, got=token, expected="# and the name of one dim", fix=fix)
     if token[0] in "?{":
         raise error("SL105", where=where, got=token, expected="a name, a number, _, ..., *name or an expression")
     return Dim("expr", token, expr=Expr.parse(token, where))
@@ -105,10 +107,13 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
     """One parameter of the signature → ``Arg``. SL103 says how to split what a schema cannot carry."""
     inner, optional = _strip_optional(annotation)
     if (single := read_tensors(inner, where)) is not None:
-        return Arg(name, tensor=single, optional=optional)
+        return Arg(name, tensor=_own_sizes(name, single), optional=optional)
     element, length = _element(inner)
     member, absent = _strip_optional(element)
     if (listed := read_tensors(member, where)) is not None:
+        if repeated := next((d for d in listed.dims if d.of), None):
+            fix = "pass the tensors expanded, or as arguments of their own"
+            raise error("SL105", where=where, got=f"{repeated} in a list", expected="one size for all", fix=fix)
         return Arg(name, tensor=listed, many=True, optional=optional, length=length, absent=absent)
     if isinstance(inner, type) and issubclass(inner, Opaque):
         schema_name(inner, where)
@@ -117,6 +122,17 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
     if scalar is not None:
         return Arg(name, scalar=scalar, optional=optional, length=length)
     raise error("SL103", where=where, got=_show(annotation), expected=_EXPECTED, fix=_split_advice(inner))
+
+
+def _own_sizes(name: str, kind: TensorType) -> TensorType:
+    """``kind`` of the argument ``name``, each ``#n`` under a name of its own: ``x_n``, a second one ``x_n_2``."""
+    met: list[str] = []
+    dims = []
+    for dim in kind.dims:
+        met += [dim.of] if dim.of else []
+        number = f"_{met.count(dim.of)}" if met.count(dim.of) > 1 else ""
+        dims.append(dataclasses.replace(dim, text=f"{name}_{dim.of}{number}") if dim.of else dim)
+    return dataclasses.replace(kind, dims=tuple(dims)) if met else kind
 
 
 def _scalar(inner: object, element: object) -> ScalarKind | None:

@@ -31,7 +31,7 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
         at = [i for i, d in enumerate(tensor.dims) if dim in _names(d)]
         if not at:
             return None
-        if len(at) > 1 or tensor.dims[at[0]].kind != "name" or tensor.variadic:
+        if len(at) > 1 or tensor.dims[at[0]].kind != "name" or tensor.dims[at[0]].of or tensor.variadic:
             raise _refused(spec, dim, f"{dim!r} in {name!r}, {tensor}", "once, as a plain dim")
         return at[0]
 
@@ -48,7 +48,7 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
 
 
 def _names(dim: Dim) -> frozenset[str]:
-    return (dim.expr.names if dim.expr is not None else frozenset()) or frozenset({dim.text})
+    return (dim.expr.names if dim.expr is not None else frozenset()) or frozenset({dim.of or dim.text})
 
 
 def _single(spec: OpSpec, dim: str, arg: Arg) -> bool:

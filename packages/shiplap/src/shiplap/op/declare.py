@@ -13,6 +13,7 @@ from typing import TypedDict
 
 from shiplap.errors import error
 from shiplap.op.annotation import read_argument
+from shiplap.op.broadcast import broadcast_dims, check_broadcasts
 from shiplap.op.expr import Expr
 from shiplap.op.plan.kinds import mismatch
 from shiplap.op.results import plain, read_results
@@ -82,6 +83,7 @@ def read_spec(
     args = tuple(_arguments(name, fn, hints, set(_names(mutates)), set(_names(contiguous)), fixed))
     returned = hints.get("return", inspect.Parameter.empty)
     outs, returns, traced = read_results(name, args, returned, _names(outputs), aliases, sizes)
+    dims = {**broadcast_dims(args, dims), **dims}
     spec = OpSpec(
         name,
         args,
@@ -305,6 +307,7 @@ def _check_dims(spec: OpSpec) -> set[str]:
         _check_names(f"{spec.name}, dims[{dim!r}]", expr, known - {dim})
         known.add(dim)
     kinds: dict[str, str] = {}
+    check_broadcasts(spec, known)
     for arg in spec.tensors:
         own = {d.text for d in arg.tensor.dims if d.kind == "name"} if arg.tensor else set()
         for size in arg.tensor.dims if arg.tensor else ():

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 
 from shiplap.cached import cached_property
+from shiplap.compat.sizes import not_one
 from shiplap.errors import error
 from shiplap.op.values import Env, Size
 
@@ -54,6 +55,10 @@ def _items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
     return sizes
 
 
+def _broadcast(*values: Size | _Sizes) -> Size:
+    return next((v for v in _items(values) if (v != 1 if type(v) is int else not_one(v))), 1)
+
+
 def _cdiv(a: Size, b: Size) -> Size:
     return (a + b - 1) // b
 
@@ -75,6 +80,7 @@ FUNCTIONS: dict[str, Callable[..., Size]] = {
     "cdiv": _cdiv,
     "gcd": math.gcd,
     "pow2ceil": _pow2ceil,
+    "broadcast": _broadcast,
 }
 
 _GRAMMAR = (

@@ -17,14 +17,24 @@ __all__ = ["Arg", "Dim", "OpSpec", "Output", "Return", "ScalarKind", "TensorType
 
 @dataclass(frozen=True)
 class Dim:
-    """One token of a shape: a named, fixed, anonymous (``_``), variadic (``*batch``, ``...``) or computed dim."""
+    """One token of a shape: a named, fixed, anonymous (``_``), variadic (``*batch``, ``...``) or computed dim.
+
+    ``of``: what this size broadcasts to. ``#n`` of an argument ``x`` is a dim of its own, ``x_n``, that is 1 or ``n``.
+    """
 
     kind: Literal["name", "fixed", "any", "variadic", "expr"]
     text: str
     size: int = -1
     expr: Expr | None = None
+    of: str = field(default="", repr=False)
+
+    def along(self, size: object) -> str:
+        """The dim that a tensor of this ``size`` lies along: of one that is repeated, its own."""
+        return self.of if self.of and size != 1 else self.text
 
     def __str__(self) -> str:
+        if self.of:
+            return f"#{self.of}"
         return f"*{self.text}" if self.kind == "variadic" and self.text != "..." else self.text
 
 
@@ -99,6 +109,11 @@ class Arg:
     @property
     def has_default(self) -> bool:
         return self.default is not ...
+
+    @property
+    def broadcasts(self) -> dict[str, str]:
+        """Dims that are 1 or another: their names, and those of the others."""
+        return {d.text: d.of for d in self.tensor.dims if d.of} if self.tensor is not None else {}
 
     @property
     def form(self) -> str:
@@ -187,6 +202,11 @@ class OpSpec:
         return tuple(a for a in self.args if a.scalar is not None)
 
     @cached_property
+    def broadcasts(self) -> dict[str, str]:
+        """``x_n`` → ``n`` for each ``#n`` of an argument ``x``."""
+        return {own: of for a in self.args for own, of in a.broadcasts.items()}
+
+    @cached_property
     def mutated(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.args if a.mutated)
 
@@ -250,6 +270,7 @@ class OpSpec:
         stated += f"/detached {self.detached}" if self.detached else ""
         stated += f"/random {self.random}" if self.random else ""
         stated += f"/unordered {self.unordered}" if self.unordered else ""
+        stated += f"/broadcasts {self.broadcasts}" if self.broadcasts else ""
         return hashlib.sha256(f"{self!r}{stated}".encode()).hexdigest()[:16]
 
     @property

@@ -145,6 +145,7 @@ def _check(spec: OpSpec, template: Template, where: str) -> None:
             expected="one output of fixed size, no mutated argument, no tensor list",
         )
     triton = template.language == "triton"
+    _check_functions(template, where)
     if triton and template.grid is None:
         raise error("SL114", where=where, got="no grid", expected="grid=lambda sizes, config, cdiv: (programs, 1, 1)")
     if triton and (taken := SIZE.search(" ".join(INDICES.findall(template.source)))):
@@ -163,6 +164,21 @@ def _check(spec: OpSpec, template: Template, where: str) -> None:
         raise error("SL114", where=where, got="split_k= in C++", expected="a Triton template, or no split_k=")
     if not template.configs:
         raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
+
+
+def _check_functions(template: Template, where: str) -> None:
+    """SL114 for a text or a number, which ``sl.triton`` takes, where a template takes a function of sizes."""
+    given: dict[str, tuple[object, str]] = {
+        "grid=": (template.grid, "sizes, config, cdiv"),
+        "supports=": (template.supports, "sizes, dtypes, config"),
+        "split_k=": (template.split_k, "sizes, config"),
+        "fuses=": (template.fuses, "sizes"),
+    }
+    given |= {f"tables[{name!r}]": (build, "sizes") for name, build in template.tables}
+    for what, (value, of) in given.items():
+        if value is not None and not callable(value):
+            fix = f"write {what} as a function, lambda {of}: ..."
+            raise error("SL114", where=where, got=f"{what} {value!r}", expected=f"a function of ({of})", fix=fix)
 
 
 def _included(path: Path, where: str) -> str:

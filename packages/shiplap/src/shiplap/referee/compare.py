@@ -49,7 +49,7 @@ def reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
     """The product of the input dims that no output has, and the sums of tensor cores where an argument can be nothing
     but float8.
     """
-    inputs = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")}
+    inputs = {d.of or d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")}
     outs = {d.text for o in spec.outputs for d in o.tensor.dims}
     sizes = [env[n] for n in inputs - outs if n in env]
     terms = max(1, prod(prod(s) if isinstance(s, tuple) else int(s) for s in sizes))

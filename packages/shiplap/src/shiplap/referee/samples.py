@@ -28,7 +28,7 @@ from shiplap.referee.lengths import FEW, MILLION, ORDERS, RICH, lengths, odd_val
 from shiplap.referee.mine import Mined, mine
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import tensors
-from shiplap.referee.sizes import EDGES, LIMIT, environment, free_dims, scalar_candidates, search
+from shiplap.referee.sizes import EDGES, LIMIT, environment, free_dims, scalar_candidates, search, some
 from shiplap.referee.values import KINDS, SPECIAL, draw
 
 __all__ = ["Samples", "other", "sample"]
@@ -316,10 +316,10 @@ class Samples:
             yield from (c for c in self._resized({name: wanted}) if c.numel <= MOST) if wanted > LONG else ()
 
     def optionals(self) -> Iterator[Case]:
-        """Each optional tensor absent, then all of them."""
-        names = tuple(a.name for a in self.spec.tensors if a.optional)
-        groups = [(n,) for n in names] + ([names] if len(names) > 1 else [])
-        yield from self._cases(self.base.but(absent=group) for group in groups)
+        """Each optional tensor absent, then all of them; each size that broadcasts at 1, then all of them."""
+        absent = [a.name for a in self.spec.tensors if a.optional]
+        yield from self._cases(self.base.but(absent=group) for group in some(absent))
+        yield from self._cases(self.base.but(sizes=dict.fromkeys(group, 1)) for group in some(self.spec.broadcasts))
 
     def edges(self) -> Iterator[Case]:
         """Each dim at 0, 1 and around powers of two, the others as usual."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, islice, product
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from shiplap.op.binding import shape_of
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = ["EDGES", "LIMIT", "environment", "free_dims", "scalar_candidates", "search"]
+__all__ = ["EDGES", "LIMIT", "environment", "free_dims", "ones", "scalar_candidates", "search", "some"]
 
 EDGES = (0, 1, 15, 16, 17, 31, 33)  # empty, single, and around the vector and tile widths of every device we know
 FIRST = (5, 3, 2, 4, 6, 7)  # distinct and small: two dims that are mixed up never agree by accident
@@ -26,14 +26,29 @@ REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)  # a stride of 
 
 def free_dims(spec: OpSpec) -> dict[str, str]:
     """Dims that a sample may choose, with their kind (``"name"``, ``"any"`` or ``"variadic"``), in declared order."""
-    computed = {name for name, _ in spec.dims}
+    repeated = spec.broadcasts
+    computed = {name for name, _ in spec.dims} - {*repeated.values()}
     dims = [d for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in KINDS and d.text != "..."]
-    return {d.text: d.kind for d in dims if d.text not in computed}
+    return {d.of or d.text: d.kind for d in dims if (d.of or d.text) not in computed}
+
+
+def ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
+    """Dims of a call that are 1 and broadcast to more: a recipe has their sizes, others have that of the other."""
+    return {own: 1 for own, of in spec.broadcasts.items() if env.get(own) == 1 != env.get(of)}
+
+
+def some(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ...]]:
+    """Each name alone, then all of them; of up to three with ``every`` each choice of some."""
+    names = tuple(names)
+    among = range(2, len(names)) if every and len(names) < 4 else ()
+    for count in dict.fromkeys([1, *among, len(names)] if names else ()):
+        yield from combinations(names, count)
 
 
 def environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any] | None:
     """Every dim and scalar by name, or None when the declaration does not admit the combination."""
     env = {**scalars, **sizes}
+    env = {own: env[of] for own, of in spec.broadcasts.items() if of in env} | env
     try:
         for name, expr in spec.dims:
             env[name] = expr(env)
@@ -42,7 +57,8 @@ def environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, An
         results += [bound(env) for _, bound in spec.bounds]
         known = {**env, **dict.fromkeys(spec.dynamic, 0)}
         results += [size for out in spec.outputs for size in shape_of(out, known)]
-        admitted = all(size >= 0 for size in results) and all(expr(env) for expr in spec.requires)
+        repeated = all(env[own] in (1, env[of]) for own, of in spec.broadcasts.items())
+        admitted = all(size >= 0 for size in results) and repeated and all(expr(env) for expr in spec.requires)
     except REFUSALS:
         return None
     return env if admitted else None

@@ -18,7 +18,7 @@ from shiplap.referee.case import Case
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import last_line
 from shiplap.referee.samples import Samples
-from shiplap.referee.sizes import free_dims
+from shiplap.referee.sizes import free_dims, some
 from shiplap.referee.values import KINDS
 from shiplap.rewrite import trail
 from shiplap.rewrite.graph import value
@@ -109,10 +109,12 @@ class Drawn:
         return next((r for r in (recipe, *tried) if self._admitted(r)), recipe)
 
     def _forms(self) -> Iterator[Recipe]:
-        """The base, then each optional argument absent, then other ranks: what a pattern may look different for."""
+        """What a pattern may look different for: the base, then each optional argument absent, sizes that broadcast at
+        1, and other ranks."""
         yield self.base
-        names = self.signature.optional
-        yield from (self.base.but(absent=group) for group in [*((n,) for n in names), *([names] if names[1:] else [])])
+        yield from (self.base.but(absent=group) for group in some(self.signature.optional))
+        for group in some(self.spec.broadcasts, every=True):
+            yield self.base.but(sizes=dict.fromkeys(group, 1))
         for dim in (n for n, kind in free_dims(self.spec).items() if kind == "variadic"):
             yield from (self.base.but(sizes={dim: rank}) for rank in RANKS)
 
@@ -212,7 +214,7 @@ class Drawn:
         dtypes = {str(v.dtype).removeprefix("torch.") for v in held}
         ranks = {v.dim() for v in held}
         for form in self._forms():
-            if form.sizes != self.base.sizes and (level == "pre-grad" or not self._ranks(form) & ranks):
+            if self._rank(form) != self._rank(self.base) and (level == "pre-grad" or not self._ranks(form) & ranks):
                 continue
             for recipe in (form, *(self._in(form, dtype) for dtype in sorted(dtypes.intersection(OTHER)))):
                 if recipe is not None and (case := self.samples.make(recipe)) is not None:  # guards say nothing here
@@ -223,6 +225,10 @@ class Drawn:
         floats = {name: number for number, name in self._stands.items()}
         pairs = zip(self.signature.parameters, given, strict=True)
         return tuple(floats.get(n, a) for n, a in pairs), dict(self._stands)
+
+    def _rank(self, recipe: Recipe) -> dict[str, Any]:
+        """The sizes that say how many dims arguments have."""
+        return {n: v for n, v in recipe.sizes if isinstance(v, tuple)}
 
     def _ranks(self, recipe: Recipe) -> set[int]:
         """Of the arguments whose number of dims the declaration leaves open."""

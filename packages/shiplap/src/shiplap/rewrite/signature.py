@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.compat.sizes import holds
+from shiplap.op.broadcast import broadcast_dims
 from shiplap.op.declare import read_arguments
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, OpSpec, TensorType
@@ -54,6 +55,7 @@ class Signature:
             f"rewrite::{self.name}",
             self.args,
             (),
+            dims=tuple((k, Expr(v)) for k, v in broadcast_dims(self.args).items()),
             requires=tuple(Expr.parse(r, f"rewrite {self.name!r}, where") for r in requires),
         )
 
@@ -97,7 +99,10 @@ def _shape(
         sizes = sizes[len(got) if isinstance(got, tuple) else 1 :]
         if dim.kind in ("any", "expr") or dim.text == "...":
             continue
-        wanted, whose = (dim.size, "") if dim.kind == "fixed" else seen.setdefault(dim.text, (got, arg.name))
+        if dim.of and _equal(got, 1):
+            continue
+        name = dim.of or dim.text
+        wanted, whose = (dim.size, "") if dim.kind == "fixed" else seen.setdefault(name, (got, arg.name))
         if not _equal(got, wanted):
             origin = f", in {whose} it is {wanted}" if whose else f", the pattern has {wanted}"
             return "shape", f"{arg.name} is {describe(node)}: dim {dim.text} is {got}{origin}"

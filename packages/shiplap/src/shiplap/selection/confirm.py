@@ -31,7 +31,7 @@ from shiplap.referee.witness import Expected, Wrong
 from shiplap.selection.bench import Belief
 from shiplap.selection.candidate import Candidate
 from shiplap.selection.hosts import Hosts, Unhosted
-from shiplap.selection.inputs import Inputs
+from shiplap.selection.inputs import Inputs, given_ones
 
 __all__ = ["Confirmation", "Spells", "expected_of"]
 
@@ -247,7 +247,7 @@ class Confirmation:
         sizes = [*EDGES[1:], *near, *(secrets.randbelow(SMALL) for _ in range(8))]
         names = [n for n, kind in free_dims(self.op.spec).items() if kind != "variadic"]
         scalars = dict(recipe.scalars)
-        plain = base.but(scalars=scalars, **same)
+        plain = base.but(sizes=given_ones(self.op.spec, recipe), scalars=scalars, **same)
         listed = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(sizes)]
         listed = secrets.SystemRandom().sample(listed, min(OTHERS, len(listed)))
         return [*(plain.but(values=kind) for kind in KINDS), *listed]

@@ -194,7 +194,8 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
     """
     dims = free_dims(op.spec)
     scalars = {a.name: a for a in op.spec.scalars}
-    unknown = [n for n in values if n not in dims and n not in scalars]
+    repeated = {n: values[n] for n in op.spec.broadcasts if n in values}
+    unknown = [n for n in values if n not in dims and n not in scalars and n not in repeated]
     missing = [n for n in dims if n not in values]
     strange = [n for n, kind in dims.items() if n in values and not _is_size(values[n], kind)]
     if unknown or missing or strange:
@@ -226,7 +227,7 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
             fix="pass a dtype that the declaration admits",
         )
     dtypes = {c: next((d for d in (dtype, "float32") if d in names), names[0]) for c, names in admitted.items()}
-    return Recipe().but(sizes={n: values[n] for n in dims}, scalars=given, dtypes=dtypes)
+    return Recipe().but(sizes={n: values[n] for n in dims} | repeated, scalars=given, dtypes=dtypes)
 
 
 def _is_size(value: Any, kind: str) -> bool:

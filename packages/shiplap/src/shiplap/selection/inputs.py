@@ -13,15 +13,16 @@ from shiplap.errors import ShiplapError, error
 from shiplap.op import Op
 from shiplap.op.binding import Binding
 from shiplap.op.bucket import Bucket, dtypes_of, layout_of
+from shiplap.op.spec import OpSpec
 from shiplap.op.state import OpState
 from shiplap.referee.case import Case
 from shiplap.referee.layouts import LAYOUTS, apply_layout
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import needs_builder
 from shiplap.referee.samples import Samples
-from shiplap.referee.sizes import free_dims, search
+from shiplap.referee.sizes import free_dims, ones, search
 
-__all__ = ["Inputs", "inputs", "layout_name", "recipe_of"]
+__all__ = ["Inputs", "given_ones", "inputs", "layout_name", "recipe_of"]
 
 SEED = 20261121  # any; the same everywhere, so that two processes verify on the same numbers
 
@@ -95,7 +96,7 @@ def _small(samples: Samples, recipe: Recipe) -> Case | None:
     except ShiplapError:
         return None
     names = [n for n, kind in free_dims(samples.spec).items() if kind != "variadic"]
-    odd = {n: 5 + 2 * i for i, n in enumerate(names) if n in dict(base.sizes)}
+    odd = {n: 5 + 2 * i for i, n in enumerate(names) if n in dict(base.sizes)} | given_ones(samples.spec, recipe)
     scalars = dict(recipe.scalars)
     tried = [base.but(sizes=odd, scalars=scalars, **same), base.but(scalars=scalars, **same), base.but(**same)]
     if (sizes := search(samples.spec, fixed_scalars=scalars)) is not None:
@@ -103,10 +104,15 @@ def _small(samples: Samples, recipe: Recipe) -> Case | None:
     return next((case for r in tried if (case := samples.make(r)) is not None), None)
 
 
+def given_ones(spec: OpSpec, recipe: Recipe) -> dict[str, int]:
+    """The sizes of a recipe that are 1 and broadcast, which other sizes of the same call leave alone."""
+    return {n: v for n, v in recipe.sizes if n in spec.broadcasts}
+
+
 def recipe_of(op: OpState, args: tuple[Any, ...]) -> Recipe:
     """The recipe of a call: sizes, scalars, dtypes, layouts and absent arguments, without values."""
     call = op.bind(args)
-    sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env}
+    sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env} | ones(op.spec, call.env)
     scalars = {a.name: call.env[a.name] for a in op.spec.scalars if a.name not in sizes}
     dtypes = {c: str(d).removeprefix("torch.") for c, d in call.dtypes.items()}
     pairs = [(a, v) for a, v in zip(op.spec.args, call.args, strict=True) if a.tensor is not None]

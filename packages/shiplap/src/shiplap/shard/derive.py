@@ -75,9 +75,11 @@ def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
 
 
 def _form(op: Op, arg: Arg, value: Any) -> object:
-    """What of an argument rules depend on: the number of dims of a tensor, and scalars that are not sizes."""
+    """What of an argument rules depend on: the number of dims of a tensor, which of those that broadcast are 1, and
+    scalars that are not sizes."""
     if hasattr(value, "shape"):
-        return len(value.shape)
+        repeated = arg.tensor is not None and bool(arg.broadcasts)
+        return (len(value.shape), *(size == 1 for size in value.shape)) if repeated else len(value.shape)
     dims = {d.text for a in op.spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
     return None if arg.name in dims else repr(value)  # NaN is no number to look up, and a list none to hash
 
@@ -104,17 +106,19 @@ def samples_like(op: Op, args: Sequence[Any]) -> list[Case]:
     pairs = list(zip(spec.args, args, strict=True))
     dims = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
     scalars = {a.name: v for a, v in pairs if a.scalar is not None and a.name not in dims}
-    sizes = {}
+    sizes: dict[str, Any] = {}
+    repeated: dict[str, int] = {}
     for arg, value in pairs:
         for d in arg.tensor.dims if arg.tensor is not None and value is not None else ():
             if d.kind == "variadic":
                 ndim = len(value.shape) - len(arg.tensor.dims) + 1 if arg.tensor is not None else 0
                 sizes[d.text] = (5, 4, 3, 2, 2, 2)[:ndim] if ndim <= 6 else (2,) * ndim
+        repeated |= dict.fromkeys(_ones(arg, value), 1)
     absent = tuple(a.name for a, v in pairs if a.tensor is not None and v is None)
     admitted = search(spec, sizes, scalars)
     if admitted is None:
         return []
-    recipe = samples.base.but(sizes=admitted[0], scalars=admitted[1] | scalars, absent=absent)
+    recipe = samples.base.but(sizes=admitted[0] | repeated, scalars=admitted[1] | scalars, absent=absent)
     small = {name: v for name, v in admitted[0].items() if type(v) is int and v}
     grown = [{n: v * 2 + 1 for n, v in small.items()}]
     if any("%" in str(e) for e in spec.requires):  # sizes that are still whole tiles when they are cut in two or three
@@ -123,6 +127,14 @@ def samples_like(op: Op, args: Sequence[Any]) -> list[Case]:
     made = [samples.make(r) for r in recipes]
     cases = [case for case in made if case is not None]
     return [*cases, *(other(op, case) for case in cases[:2])]
+
+
+def _ones(arg: Arg, value: Any) -> Iterator[str]:
+    """The dims of an argument that broadcast and are 1."""
+    if arg.tensor is not None and value is not None and arg.broadcasts:
+        fixed = [d for d in arg.tensor.dims if d.kind != "variadic"]
+        labels = [label for label in axes_of(arg.tensor, value.shape) if not label.startswith("*")]
+        yield from (d.text for d, label in zip(fixed, labels, strict=True) if d.of and not label)
 
 
 def _numel(op: Op, recipe: Recipe) -> float:
@@ -137,12 +149,15 @@ def _numel(op: Op, recipe: Recipe) -> float:
     return sum(sizes)
 
 
-def axes_of(tensor: TensorType, ndim: int) -> list[str]:
-    """A label for each axis: the name of its dim, ``*s[0]`` of a variadic one, and empty for what has no name."""
-    labels = []
+def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
+    """A label for each axis: the name of its dim, ``*s[0]`` of a variadic one, and empty for what has no name and for
+    a size of 1 that broadcasts."""
+    labels: list[str] = []
     for d in tensor.dims:
         if d.kind == "variadic":
-            labels += [f"*{d.text}[{i}]" for i in range(ndim - len(tensor.dims) + 1)]
+            labels += [f"*{d.text}[{i}]" for i in range(len(shape) - len(tensor.dims) + 1)]
+        elif d.of:
+            labels.append(d.of if shape[len(labels)] != 1 else "")
         else:
             labels.append(d.text if d.kind == "name" else "")
     return labels
@@ -152,11 +167,10 @@ def _candidates(op: Op, case: Case) -> Iterator[ShardingRule]:
     """One for each dim that could be cut: it stands once in a tensor, and no other size follows from it."""
     spec, env = op.spec, case.env
     given = [(a, v) for a, v in zip(spec.args, case.args, strict=True) if a.tensor is not None and v is not None]
-    labels = {a.name: axes_of(a.tensor, v.dim()) for a, v in given if a.tensor is not None}
-    bound = (
-        {name for name, _ in spec.dims} | {n for _, e in spec.dims for n in e.names} | {a.name for a in spec.scalars}
-    )
-    outs = [axes_of(o.tensor, _ndim(o.tensor, env)) for o in spec.outputs]
+    labels = {a.name: axes_of(a.tensor, v.shape) for a, v in given if a.tensor is not None}
+    related = [(name, e) for name, e in spec.dims if name not in spec.broadcasts.values()]
+    bound = {name for name, _ in related} | {n for _, e in related for n in e.names} | {a.name for a in spec.scalars}
+    outs = [axes_of(o.tensor, (0,) * _ndim(o.tensor, env)) for o in spec.outputs]
     for label in dict.fromkeys(label for axes in labels.values() for label in axes if label and label not in bound):
         if any(axes.count(label) > 1 for axes in (*labels.values(), *outs)):
             continue

@@ -156,6 +156,13 @@ inline int64_t max(const List& v) {
   if (v.empty()) no_value("an empty list");
   return *std::max_element(v.begin(), v.end());
 }
+inline int64_t broadcast(const List& v) {
+  for (const int64_t size : v)
+    if (size != 1) return size;
+  return 1;
+}
+template <class... T>
+int64_t broadcast(int64_t a, T... rest) { return broadcast(List{a, static_cast<int64_t>(rest)...}); }
 template <class... T>
 int64_t prod(int64_t a, T... rest) { return (a * ... * rest); }
 template <class... T>

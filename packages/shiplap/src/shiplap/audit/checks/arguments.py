@@ -124,13 +124,22 @@ def _bound_axes(op: Op, case: Case, arg: Arg) -> Iterator[int]:
     """Axes whose size another argument, an expression or the declaration itself fixes."""
     assert arg.tensor is not None
     present = [a for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and isinstance(v, Tensor)]
-    names = Counter(d.text for a in present if a.tensor for d in a.tensor.dims if d.kind == "name")
-    computed = {n for n, _ in op.spec.dims} | {a.name for a in op.spec.scalars}
-    for axis, dim in enumerate(arg.tensor.dims):
-        fixed = dim.kind in ("fixed", "expr") or (dim.kind == "name" and (names[dim.text] > 1 or dim.text in computed))
-        value = case.args[op.spec.args.index(arg)]
-        if fixed and value.shape[axis] > 0:
+    names = Counter(name for a in present for name in _lying(op, case, a) if name)
+    computed = {n for n, _ in op.spec.dims if n not in op.spec.broadcasts.values()} | {a.name for a in op.spec.scalars}
+    for axis, (dim, name) in enumerate(zip(arg.tensor.dims, _lying(op, case, arg), strict=True)):
+        size = case.args[op.spec.args.index(arg)].shape[axis]
+        fixed = dim.kind in ("fixed", "expr") or names[name] > 1 or name in computed
+        if fixed and size > (1 if dim.of else 0):
             yield axis
+
+
+def _lying(op: Op, case: Case, arg: Arg) -> list[str]:
+    """For each axis of an argument the name of its dim, of a repeated one that of the size it broadcasts to."""
+    value = case.args[op.spec.args.index(arg)]
+    dims = arg.tensor.dims if arg.tensor is not None else ()
+    if arg.tensor is None or arg.tensor.variadic:
+        return [d.text if d.kind == "name" and not d.of else "" for d in dims]
+    return [d.along(n) if d.kind == "name" else "" for d, n in zip(dims, value.shape, strict=True)]
 
 
 def _violated(op: Op, case: Case) -> Iterator[Bad]:

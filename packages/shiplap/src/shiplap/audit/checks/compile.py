@@ -39,7 +39,8 @@ def _program(op: Op) -> Callable[..., tuple[Tensor, ...]]:
 
 def observe(op: Op, case: Case) -> Observation:
     """One sample, compiled for its sizes with aot_eager; other sizes are compiled in ``sequence``, twice."""
-    if not (case.recipe.layouts or case.recipe.absent) and case.recipe != Samples(op, case.seed, case.device).base:
+    other_form = case.recipe.layouts or case.recipe.absent or _repeats(op, case)
+    if not other_form and case.recipe != Samples(op, case.seed, case.device).base:
         return Observation()
     compat.reset_compiler()
     with compat.data_dependent_sizes():
@@ -48,7 +49,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 def sequence(op: Op, cases: list[Case]) -> Observation:
     """All sizes through one compiled function: aot_eager as users call it, inductor with dynamic sizes."""
-    plain = [c for c in cases if not c.recipe.layouts and c.form == cases[0].form]
+    plain = [c for c in cases if not c.recipe.layouts and c.form == cases[0].form and not _repeats(op, c)]
     transposed = [c for c in cases if dict(c.recipe.layouts).get("every") == "transposed"]
     kinds = len({str([fields_of(v) for v in c.args if isinstance(v, Opaque)]) for c in plain})
     reports = []
@@ -69,6 +70,11 @@ def sequence(op: Op, cases: list[Case]) -> Observation:
             if problem := _problem(op, case, compiled, "inductor"):
                 return Observation(f"{case.label}: {problem}")
     return Observation(note=f"0 graph breaks over {len(plain)} sizes, {', '.join(reports)}")
+
+
+def _repeats(op: Op, case: Case) -> bool:
+    """Whether a size that broadcasts is 1 where others are more: torch compiles a graph of its own for it."""
+    return not op.spec.broadcasts.keys().isdisjoint(dict(case.recipe.sizes))
 
 
 def _problem(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> str:

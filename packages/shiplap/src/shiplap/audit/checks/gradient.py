@@ -200,7 +200,8 @@ def _grads(
 def _terms(op: Op, case: Case, name: str) -> int:
     """An element of a gradient sums over all dims that its argument does not have."""
     kind = op.spec.arg(name).tensor
-    mine = {d.text for d in kind.dims} if kind else set()
+    ones = {n for n, v in case.recipe.sizes if n in op.spec.broadcasts}
+    mine = {d.text if d.text in ones else d.of or d.text for d in kind.dims} if kind else set()
     sizes = [v for n, v in case.recipe.sizes if n not in mine]
     return max(1, prod(prod(v) if isinstance(v, tuple) else v for v in sizes))
 

@@ -153,6 +153,8 @@ class _Builder:
             variable = self.names(dim.text)
             same = sizes.SameSize(at, axis, dim.text, both(variable), self.origin_of_size(variable))
             self.meet(variable, Type.SIZE, at.size(axis), quoted(at.label), same)
+            if dim.of:
+                self.repeated(arg, at, dim.of, axis)
         elif dim.kind == "fixed":
             self.check(sizes.Fixed(at, axis, dim.size))
         elif dim.expr is not None:
@@ -161,6 +163,18 @@ class _Builder:
                 self.computed(at, axis, expr)
             else:
                 self.late.append((arg, at, lambda: self.computed(at, axis, expr)))
+
+    def repeated(self, arg: Arg, at: Place, of: str, axis: int) -> None:
+        """A dim that broadcasts is held to the other one when that is known."""
+
+        def write() -> None:
+            variable = self.names(of)
+            self.check(sizes.SameOrOne(at, axis, of, both(variable), self.origin_of_size(variable)))
+
+        if self.names(of) in self.bound:
+            write()
+        else:
+            self.late.append((arg, at, write))
 
     def origin_of_size(self, variable: str) -> Text:
         """``in 'x'`` for what a tensor has, ``argument 'k'`` for a scalar."""
@@ -226,7 +240,9 @@ class _Builder:
         exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires)
         dims = [d for o in spec.outputs for d in o.tensor.dims]
         names = {d.text for d in dims if d.kind in ("name", "variadic")}
-        names = names.union(*(e.names for e in exprs), *(d.expr.names for d in dims if d.expr))
+        names = names.union(
+            *(e.names for e in exprs), *(d.expr.names for d in dims if d.expr), spec.broadcasts.values()
+        )
         names -= {k for k, _ in (*spec.dims, *spec.bounds)}
         classes = {o.tensor.dtype_class for o in spec.outputs if not o.tensor.concrete}
         return ["device", *sorted(map(self.names, names)), *(f"dtype_{c}" for c in sorted(classes))]

@@ -196,7 +196,9 @@ def _may_fail(node: ast.AST) -> bool:
         case ast.Call(func=ast.Name(id="cdiv"), args=[_, divisor]):
             return not (isinstance(divisor, ast.Constant) and divisor.value)
         case ast.Call(func=ast.Name(id=name), args=args):
-            return name not in ("prod", "gcd", "pow2ceil", "min", "max") or (len(args) < 2 and name in ("min", "max"))
+            return name not in ("prod", "gcd", "pow2ceil", "broadcast", "min", "max") or (
+                len(args) < 2 and name in ("min", "max")
+            )
         case ast.Subscript():
             return True
     return False

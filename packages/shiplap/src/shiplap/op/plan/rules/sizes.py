@@ -8,7 +8,7 @@ from shiplap.op.plan.rule import TRUE
 from shiplap.op.plan.rules.tensors import OfTensor
 from shiplap.op.plan.term import Term, Text, both, equal
 
-__all__ = ["Computed", "Fixed", "RankAtLeast", "RankIs", "SameSize", "SameSpread", "SameSpreadRank"]
+__all__ = ["Computed", "Fixed", "RankAtLeast", "RankIs", "SameOrOne", "SameSize", "SameSpread", "SameSpreadRank"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,18 @@ class SameSize(OfAxis):
 
     def expected(self) -> Text:
         return (f"{self.name} = ", self.bound, ", ", *self.origin)
+
+
+@dataclass(frozen=True)
+class SameOrOne(SameSize):
+    """A dim that broadcasts has the size of the other, or is 1."""
+
+    def holds(self) -> Term:
+        python = f"({self.size.python} == 1) | ({self.size.python} == {self.bound.python})"
+        return Term(python, f"({self.size.cpp} == 1 || {self.size.cpp} == {self.bound.cpp})")
+
+    def expected(self) -> Text:
+        return ("1, or ", *super().expected())
 
 
 @dataclass(frozen=True)
