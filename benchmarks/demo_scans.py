@@ -29,12 +29,12 @@ def measure(path: Path, classes: tuple[int, ...], unit: float, seeds: int, recip
     scan = read(path, classes, unit)
     held = split(scan)
     rule = max(best_rules(scan, held), key=lambda tried: tried.fitted)
-    found = []
+    scores = []
     for seed in range(seeds):
         trained = fit([scan.take(~held)], recipe, seed, lambda *_: None, compiled=False)
         logits = evaluate.predict(trained.forward, trained.look, scan, held, recipe.levels)
-        found.append(iou(logits > trained.threshold, scan.ground[held]))
-    return {"scan": path.name, "points": len(scan), "rule": rule.iou, "text": rule.text, "network": found}
+        scores.append(iou(logits > trained.threshold, scan.ground[held]))
+    return {"scan": path.name, "points": len(scan), "rule": rule.iou, "text": rule.text, "network": scores}
 
 
 def main() -> int:

@@ -38,14 +38,14 @@ def test_erosions_and_openings_by_brute_force(extent: tuple[float, float, float]
     low = torch.full((cells.amax(0) + 1).tolist(), torch.inf)
     for (i, j), z in zip(cells.tolist(), xyz[:, 2], strict=True):
         low[i, j] = torch.minimum(low[i, j], z)
-    found = surfaces(xyz, 1.0)
+    heights = surfaces(xyz, 1.0)
     for place, radius in enumerate(RADII):
         eroded = -windows(-low, radius, -torch.inf)
         opened = windows(torch.where(eroded.isinf(), -torch.inf, eroded), radius, -torch.inf)
         for offset, surface in enumerate((eroded, opened)):
             expected = xyz[:, 2] - surface[cells[:, 0], cells[:, 1]]
-            assert torch.equal(found[:, 3 * place + offset], expected)
-    assert bool((found.unflatten(1, (-1, 3))[:, :, :2] >= 0).all())
+            assert torch.equal(heights[:, 3 * place + offset], expected)
+    assert bool((heights.unflatten(1, (-1, 3))[:, :, :2] >= 0).all())
 
 
 def test_the_mean_surface_of_a_plane_is_the_plane() -> None:

@@ -120,11 +120,11 @@ def nearest(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
     for rows, near in _blocks(xyz[:, :2], step):
         apart = torch.cdist(xyz[rows, :2], xyz[near, :2], compute_mode="donot_use_mm_for_euclid_dist")
         apart.masked_fill_(rows[:, None] == near, torch.inf)
-        found = min(count, len(near) - 1)
-        value, index = apart.topk(found, largest=False)
+        reached = min(count, len(near) - 1)
+        value, index = apart.topk(reached, largest=False)
         within = value < _MARGIN * step
-        distance[rows, :found] = torch.where(within, value, _MARGIN * step)
-        rise[rows, :found] = torch.where(within, xyz[near[index], 2] - xyz[rows, 2:], 0)
+        distance[rows, :reached] = torch.where(within, value, _MARGIN * step)
+        rise[rows, :reached] = torch.where(within, xyz[near[index], 2] - xyz[rows, 2:], 0)
     return rise, distance
 
 
