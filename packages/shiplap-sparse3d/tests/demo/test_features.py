@@ -62,9 +62,9 @@ def test_the_mean_surface_of_a_plane_is_the_plane() -> None:
 def test_nearest_by_brute_force() -> None:
     xyz = torch.cat([some(600), some(5) + 40])
     rise, distance = nearest(xyz, 8, 1.0)
-    apart = (xyz[:, None, :2] - xyz[:, :2]).norm(dim=2)
-    apart.fill_diagonal_(torch.inf)
-    value, index = apart.topk(8, largest=False)
+    separation = (xyz[:, None, :2] - xyz[:, :2]).norm(dim=2)
+    separation.fill_diagonal_(torch.inf)
+    value, index = separation.topk(8, largest=False)
     within = value < 5
     torch.testing.assert_close(distance, torch.where(within, value, 5.0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(rise, torch.where(within, xyz[index, 2] - xyz[:, 2:], 0), rtol=1e-4, atol=1e-4)
@@ -92,7 +92,7 @@ def test_features_know_heights_by_their_differences() -> None:
 
 
 def test_features_follow_the_scale(training: Scan) -> None:
-    """Twice as far apart and twice as high: the shares and lengths in spacings stay as they are."""
+    """Twice as far separation and twice as high: the shares and lengths in spacings stay as they are."""
     xyz = training.xyz[:3000]
     near, far = (describe(xyz * scale, scale) for scale in (1.0, 2.0))
     lengths = [-5, -4, -3]

@@ -118,10 +118,10 @@ def nearest(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
     """
     rise, distance = xyz.new_zeros(len(xyz), count), xyz.new_full((len(xyz), count), _MARGIN * step)
     for rows, near in _blocks(xyz[:, :2], step):
-        apart = torch.cdist(xyz[rows, :2], xyz[near, :2], compute_mode="donot_use_mm_for_euclid_dist")
-        apart.masked_fill_(rows[:, None] == near, torch.inf)
+        separation = torch.cdist(xyz[rows, :2], xyz[near, :2], compute_mode="donot_use_mm_for_euclid_dist")
+        separation.masked_fill_(rows[:, None] == near, torch.inf)
         reached = min(count, len(near) - 1)
-        value, index = apart.topk(reached, largest=False)
+        value, index = separation.topk(reached, largest=False)
         within = value < _MARGIN * step
         distance[rows, :reached] = torch.where(within, value, _MARGIN * step)
         rise[rows, :reached] = torch.where(within, xyz[near[index], 2] - xyz[rows, 2:], 0)
