@@ -10,7 +10,8 @@ from shiplap_sparse3d import SparseTensor
 from shiplap_sparse3d.demo import evaluate
 from shiplap_sparse3d.demo.model import GroundNet
 from shiplap_sparse3d.demo.scan import Scan
-from shiplap_sparse3d.demo.tiles import Tile, make_tile
+from shiplap_sparse3d.demo.score import iou
+from shiplap_sparse3d.demo.tiles import Look, Tile, make_tile
 
 THIN = slice(None, None, 9)
 
@@ -31,8 +32,8 @@ def mask(bits: str) -> Tensor:
     ],
 )
 def test_iou(predicted: str, truth: str, expected: float) -> None:
-    assert evaluate.iou(mask(predicted), mask(truth)) == pytest.approx(expected)
-    assert evaluate.iou(mask(truth), mask(predicted)) == pytest.approx(expected)
+    assert iou(mask(predicted), mask(truth)) == pytest.approx(expected)
+    assert iou(mask(truth), mask(predicted)) == pytest.approx(expected)
 
 
 def test_baseline_by_hand() -> None:
@@ -41,33 +42,34 @@ def test_baseline_by_hand() -> None:
 
 
 def test_baseline_held_out(scan: Scan, held: Tensor) -> None:
-    assert evaluate.iou(evaluate.baseline(scan)[held], scan.ground[held]) == pytest.approx(0.71, abs=0.005)
+    assert iou(evaluate.baseline(scan)[held], scan.ground[held]) == pytest.approx(0.71, abs=0.005)
 
 
 def first_feature(voxels: SparseTensor, points: Tensor, inverse: Tensor) -> Tensor:
-    """A forward without a network: the depth below 2 m, so that the order of the points can be seen."""
+    """A forward without a network: the first feature, so that the order of the points can be seen."""
     return points[:, 0] + 0 * voxels.feats[inverse, 0]
 
 
 def test_prediction_looks_50_m_beyond_and_answers_for_the_wanted(scan: Scan, held: Tensor) -> None:
     scan, held = scan.take(torch.arange(len(scan))[THIN]), held[THIN]
     x = scan.xyz[:, 0]
-    near = x >= x[held].min() - 50
-    expected = make_tile(scan.take(near), 2).points[held[near], 0]
-    assert torch.equal(evaluate.predict(first_feature, scan, held, 2), expected)
+    near, look = x >= x[held].min() - 50, Look.of([scan.take(~held)])[0]
+    expected = make_tile(look.area(scan.take(near)), 2).points[held[near], 0]
+    assert torch.equal(evaluate.predict(first_feature, look, scan, held, 2), expected)
 
 
 def test_prediction_does_not_know_labels(scan: Scan, held: Tensor) -> None:
     scan, held = scan.take(torch.arange(len(scan))[THIN]), held[THIN]
     blind = Scan(scan.xyz, torch.zeros_like(scan.ground))
-    answers = [evaluate.predict(first_feature, s, held, 2) for s in (scan, blind)]
+    look = Look.of([scan.take(~held)])[0]
+    answers = [evaluate.predict(first_feature, look, s, held, 2) for s in (scan, blind)]
     assert torch.equal(*answers)
 
 
 def test_speed_is_a_median_of_both() -> None:
     draw = torch.Generator().manual_seed(0)
     scan = Scan(torch.rand(300, 3, generator=draw) * 20, torch.rand(300, generator=draw) < 0.5)
-    tile: Tile = make_tile(scan, 2)
+    tile: Tile = make_tile(Look.of([scan])[1][0], 2)
     net, calls = GroundNet(4, 2), []
 
     def counted(*args: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from shiplap import ShiplapError
 from shiplap_sparse3d.demo import DemoSettings
 from shiplap_sparse3d.demo.read import read
-from shiplap_sparse3d.demo.rules import best_rules, over_cell
+from shiplap_sparse3d.demo.rules import RADII, best_rules, lowest_within, over_cell
 from shiplap_sparse3d.demo.scan import Scan, split
 from shiplap_sparse3d.demo.train import Recipe
 
@@ -93,6 +94,27 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
 def test_height_over_cell_by_hand() -> None:
     xyz = torch.tensor([[-0.5, 0, 5], [0.5, 0, 7], [1.5, 1.5, 6], [2.5, 0, 1]])
     assert over_cell(xyz, 2.0).tolist() == [0, 1, 0, 0]
+
+
+def by_hand(xyz: Tensor, radius: float) -> Tensor:
+    """Height above the lowest point of all 2 m cells whose centres are within ``radius``."""
+    cell = ((xyz[:, :2] - xyz[:, :2].amin(0)) / 2).long()
+    disjoint = (cell[:, None] - cell).square().sum(2)
+    near = disjoint <= max(1, round(radius / 2)) ** 2
+    return xyz[:, 2] - torch.where(near, xyz[:, 2], torch.inf).amin(1)
+
+
+@pytest.mark.parametrize("extent", [(60.0, 40.0, 12.0), (150.0, 1.0, 5.0), (1.0, 130.0, 5.0)])
+def test_lowest_within_by_brute_force(extent: tuple[float, float, float]) -> None:
+    xyz = torch.rand(500, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor(extent)
+    expected = torch.stack([by_hand(xyz, r) for r in RADII], 1)
+    assert torch.equal(lowest_within(xyz, RADII), expected)
+    assert bool((expected >= 0).all())
+
+
+def test_a_wider_look_never_finds_less_depth(training: Scan) -> None:
+    depth = lowest_within(training.xyz, RADII)
+    assert bool((depth.diff(dim=1) >= 0).all())
 
 
 def test_the_best_rules_on_a_slope(tmp_path: Path) -> None:

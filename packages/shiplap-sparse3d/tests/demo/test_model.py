@@ -11,7 +11,7 @@ from torch import Tensor
 from shiplap import compat
 from shiplap_sparse3d.demo.model import GroundNet
 from shiplap_sparse3d.demo.scan import Scan
-from shiplap_sparse3d.demo.tiles import Tile, make_tile
+from shiplap_sparse3d.demo.tiles import Look, Tile, make_tile
 from shiplap_sparse3d.demo.train import Recipe, loss_of, parameters
 
 SIZES = 600, 1500, 4000, 9000
@@ -21,7 +21,11 @@ LEVELS, CHANNELS = 3, 8
 def tile_of(points: int) -> Tile:
     draw = torch.Generator().manual_seed(points)
     xyz = torch.rand(points, 3, generator=draw) * torch.tensor([90.0, 70.0, 10.0])
-    return make_tile(Scan(xyz, torch.rand(points, generator=draw) < 0.5), LEVELS)
+    return tile_from(Scan(xyz, torch.rand(points, generator=draw) < 0.5))
+
+
+def tile_from(scan: Scan) -> Tile:
+    return make_tile(Look.of([scan])[1][0], LEVELS)
 
 
 @dataclass
@@ -75,7 +79,7 @@ def test_gradients_are_finite_and_reach_every_weight(compiled: Compiled) -> None
 
 
 def test_one_point_has_a_finite_logit() -> None:
-    tile = make_tile(Scan(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([True])), LEVELS)
+    tile = tile_from(Scan(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([True])))
     logit = GroundNet(CHANNELS, LEVELS)(tile.voxels, tile.points, tile.inverse)
     assert tuple(logit.shape) == (1,)
     assert bool(logit.isfinite().all())

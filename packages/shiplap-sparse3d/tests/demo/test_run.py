@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shiplap_sparse3d.demo import DemoResult, DemoSettings
 from shiplap_sparse3d.demo.scan import Scan
-from shiplap_sparse3d.demo.tiles import random_tiles
+from shiplap_sparse3d.demo.tiles import Look, random_tiles
 from shiplap_sparse3d.demo.train import Recipe
 
 demo = importlib.import_module("shiplap_sparse3d.demo.run")  # the package's attribute `run` is the function
@@ -117,7 +117,7 @@ def areas_of(patch: pytest.MonkeyPatch, scan: Scan, split: Tensor | None = None)
 
 
 def drawn(areas: list[Scan]) -> list[Tensor]:
-    tiles = itertools.islice(random_tiles(areas, 2, 0), 3)
+    tiles = itertools.islice(random_tiles(Look.of(areas)[1], 2, 0), 3)
     return [
         t for tile in tiles for t in (tile.voxels.feats, tile.voxels.coords, tile.points, tile.inverse, tile.ground)
     ]

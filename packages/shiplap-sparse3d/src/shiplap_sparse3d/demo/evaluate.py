@@ -11,18 +11,13 @@ import torch
 from torch import Tensor
 
 from shiplap_sparse3d.demo.scan import Scan
-from shiplap_sparse3d.demo.tiles import Tile, make_tile
+from shiplap_sparse3d.demo.tiles import Look, Tile, make_tile
 from shiplap_sparse3d.demo.train import Forward, loss_of
 
-__all__ = ["Speed", "baseline", "iou", "predict", "speed"]
+__all__ = ["Speed", "baseline", "predict", "speed"]
 
-MARGIN = 50.0  # metres of context around the area to be judged, as far as the widest feature looks
+MARGIN = 50.0  # metres of context around the area to be judged
 _BASELINE_CELL, _BASELINE_HEIGHT = 12.0, 0.8  # metres, chosen on the training area (data/README.md)
-
-
-def iou(predicted: Tensor, truth: Tensor) -> float:
-    """Intersection over union of two masks."""
-    return float((predicted & truth).sum() / (predicted | truth).sum().clamp_min(1))
 
 
 def baseline(scan: Scan) -> Tensor:
@@ -33,14 +28,14 @@ def baseline(scan: Scan) -> Tensor:
     return scan.xyz[:, 2] - lowest[flat] < _BASELINE_HEIGHT
 
 
-def predict(forward: Forward, scan: Scan, wanted: Tensor, levels: int) -> Tensor:
+def predict(forward: Forward, look: Look, scan: Scan, wanted: Tensor, levels: int) -> Tensor:
     """Logits of the ``wanted`` points (a mask of a strip of x), ``[wanted]``.
 
     The strip is one tile, with 50 m of context on either side: positions of points, never their labels.
     """
     x = scan.xyz[:, 0]
     near = (x >= x[wanted].min() - MARGIN) & (x <= x[wanted].max() + MARGIN)
-    tile = make_tile(scan.take(near), levels)
+    tile = make_tile(look.area(scan.take(near)), levels)
     # Gradients stay on: a graph without them would be compiled a second time, for one call.
     return forward(tile.voxels, tile.points, tile.inverse).detach()[wanted[near]]
 

@@ -45,17 +45,19 @@ class GroundNet(nn.Module):
     def __init__(self, channels: int, levels: int) -> None:
         super().__init__()
         c, steps = channels, range(levels - 1)
-        self.stem = Layer(SubMConv3d(VOXEL_FEATURES, c, 3, bias=False))
+        self.of_features = nn.Linear(VOXEL_FEATURES, c, bias=False)
+        self.stem = Layer(SubMConv3d(c, c, 3, bias=False))
         self.encoder = nn.ModuleList(Layer(SubMConv3d(c, c, 3, bias=False)) for _ in range(levels))
         self.down = nn.ModuleList(Layer(SparseConv3d(c, c, 2, stride=2, bias=False)) for _ in steps)
         self.up = nn.ModuleList(Layer(SparseInverseConv3d(c, c, 2, bias=False)) for _ in steps)
         self.decoder = nn.ModuleList(Layer(SubMConv3d(c, c, 3, bias=False)) for _ in steps)
-        self.of_voxel = nn.Linear(c, c, bias=False)
-        self.of_point = nn.Linear(POINT_FEATURES, c, bias=False)  # its last feature is 1
-        self.logit = nn.Linear(c, 1, bias=False)
+        self.of_voxel = nn.Linear(c, 2 * c, bias=False)
+        self.of_point = nn.Linear(POINT_FEATURES, 2 * c, bias=False)  # its last feature is 1
+        self.head = nn.ModuleList(nn.Linear(2 * c, 2 * c, bias=False) for _ in range(2))
+        self.logit = nn.Linear(2 * c, 1, bias=False)
 
     def forward(self, voxels: SparseTensor, points: Tensor, inverse: Tensor) -> Tensor:
-        x, skips = self.encoder[0](self.stem(voxels)), []
+        x, skips = self.encoder[0](self.stem(voxels.replace(self.of_features(voxels.feats)))), []
         for down, encode in zip(self.down, self.encoder[1:], strict=True):
             skips.append(x)
             x = encode(down(x))
@@ -63,4 +65,7 @@ class GroundNet(nn.Module):
             x = up(x)
             x = decode(x.replace(x.feats + skips.pop().feats))
         hidden = torch.relu(self.of_voxel(x.feats)[inverse] + self.of_point(points))
+        first, second = self.head
+        hidden = torch.relu(first(hidden))
+        hidden = hidden + torch.relu(second(hidden))
         return self.logit(hidden).squeeze(1)

@@ -7,22 +7,27 @@ ground if it is less than ``h`` above the lowest point of its square cell of ``w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from itertools import product
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from shiplap_sparse3d.demo.evaluate import iou
 from shiplap_sparse3d.demo.result import Rule
 from shiplap_sparse3d.demo.scan import Scan
-from shiplap_sparse3d.demo.tiles import RADII, lowest_within
+from shiplap_sparse3d.demo.score import iou
 
-__all__ = ["best_rules", "over_cell"]
+__all__ = ["RADII", "best_rules", "lowest_within", "over_cell"]
+
+RADII = (2.0, 4.0, 8.0, 16.0, 32.0, 48.0)  # metres
 
 _CELLS = 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0  # metres
 _HEIGHTS = 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2.0, 3.0  # metres
 _SLOPES = 0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0  # metres a metre
-_FAR = 1e9
+_FAR = 1e9  # metres, the height of a raster cell without points: above any terrain
+_CELL = 2.0  # metres, raster of local minima
 
 
 def over_cell(xyz: Tensor, width: float) -> Tensor:
@@ -33,6 +38,32 @@ def over_cell(xyz: Tensor, width: float) -> Tensor:
     _, inverse = flat.unique(return_inverse=True)
     lowest = xyz.new_full((int(inverse.max()) + 1,), _FAR).scatter_reduce(0, inverse, xyz[:, 2], "amin")
     return xyz[:, 2] - lowest[inverse]
+
+
+def lowest_within(xyz: Tensor, radii: Sequence[float]) -> Tensor:
+    """Height of each point above the lowest point within ``radii`` metres, on a raster of 2 m cells.
+
+    Shape: ``[p, 3] -> [p, len(radii)]``, metres, never negative.
+    """
+    cell = ((xyz[:, :2] - xyz[:, :2].amin(0)) / _CELL).long()
+    width, height = (cell.amax(0) + 1).tolist()
+    flat = cell[:, 0] * height + cell[:, 1]
+    raster = xyz.new_full((width * height,), _FAR).scatter_reduce(0, flat, xyz[:, 2], "amin").view(1, 1, width, height)
+    lowest = [_lowest_in_disc(raster, max(1, round(r / _CELL))).flatten()[flat] for r in radii]
+    return xyz[:, 2:] - torch.stack(lowest, 1)
+
+
+def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
+    """Minimum over a disc of ``radius`` cells: one pooling along x for each row of the disc, shifted along y."""
+    result = torch.full_like(raster, _FAR)
+    height = raster.shape[-1]
+    for row in range(min(radius, height - 1) + 1):
+        half = math.isqrt(radius * radius - row * row)
+        low = -F.max_pool2d(-raster, (2 * half + 1, 1), 1, (half, 0))
+        above, below = result[..., row:], result[..., : height - row]
+        torch.minimum(above, low[..., : height - row], out=above)
+        torch.minimum(below, low[..., row:], out=below)
+    return result
 
 
 def best_rules(scan: Scan, held: Tensor) -> tuple[Rule, ...]:

@@ -18,6 +18,7 @@ from shiplap_sparse3d.demo.read import read
 from shiplap_sparse3d.demo.result import DemoResult, DemoSettings, Rule, Verdicts
 from shiplap_sparse3d.demo.rules import best_rules
 from shiplap_sparse3d.demo.scan import Scan, load, split
+from shiplap_sparse3d.demo.score import iou
 from shiplap_sparse3d.demo.tiles import random_tiles
 from shiplap_sparse3d.demo.train import Fit, Progress, Recipe, fit, parameters
 
@@ -52,7 +53,7 @@ def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
     trained = fit([training], recipe, settings.seed, progress)
     progress("evaluate", 0, 1, "")
     judged = _judge(scan, held, trained, recipe)
-    tile = next(random_tiles([training], recipe.levels, settings.seed + 1))
+    tile = next(random_tiles([trained.look.area(training)], recipe.levels, settings.seed + 1))
     speed = evaluate.speed(trained.net, trained.forward, tile, 5 if settings.quick else 20)
     progress("evaluate", 1, 1, "")
     counts = compile_counts()  # before the audit, which compiles graphs of its own
@@ -129,16 +130,17 @@ class _Judged:
 
 
 def _judge(scan: Scan, held: Tensor, trained: Fit, recipe: Recipe) -> _Judged:
-    """The one look at the held-out labels; the training area is predicted for the picture only."""
+    """The one look at the held-out labels; the training area is predicted again for the picture only."""
     predicted = torch.empty_like(scan.ground)
     for wanted in (~held, held):
         start = time.perf_counter()
-        predicted[wanted] = evaluate.predict(trained.forward, scan, wanted, recipe.levels) > 0
+        logits = evaluate.predict(trained.forward, trained.look, scan, wanted, recipe.levels)
+        predicted[wanted] = logits > trained.threshold
         seconds = time.perf_counter() - start
     truth, plain = scan.ground[held], evaluate.baseline(scan)[held]
     return _Judged(
-        evaluate.iou(predicted[held], truth),
-        evaluate.iou(plain, truth),
+        iou(predicted[held], truth),
+        iou(plain, truth),
         int(held.sum()) / seconds,
         predicted.cpu(),
         best_rules(scan, held),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 
 from shiplap_sparse3d.demo.model import GroundNet
 from shiplap_sparse3d.demo.scan import Scan
-from shiplap_sparse3d.demo.tiles import Tile, random_tiles
+from shiplap_sparse3d.demo.score import iou
+from shiplap_sparse3d.demo.tiles import Area, Look, Tile, make_tile, random_tiles
 
 __all__ = ["Fit", "Forward", "Progress", "Recipe", "fit", "loss_of"]
 
@@ -26,7 +28,7 @@ Forward = Callable[..., Tensor]
 class Recipe:
     """All that shapes the training; chosen by validation inside the training area (0003-demo.md)."""
 
-    steps: int = 150
+    steps: int = 200
     levels: int = 4
     channels: int = 16
     rate: float = 1e-2
@@ -40,6 +42,8 @@ class Fit:
     Attributes:
         net: the module.
         forward: the same, compiled.
+        look: how areas are looked at.
+        threshold: points with a greater logit are ground.
         losses: one a step.
         points: smallest and largest number of points of a tile; ``voxels`` likewise.
         first_step: seconds of the first step, in which everything is compiled.
@@ -48,6 +52,8 @@ class Fit:
 
     net: GroundNet
     forward: Forward
+    look: Look
+    threshold: float
     losses: tuple[float, ...]
     points: tuple[int, int]
     voxels: tuple[int, int]
@@ -63,11 +69,12 @@ def loss_of(forward: Forward, tile: Tile) -> Tensor:
 def fit(areas: Sequence[Scan], recipe: Recipe, seed: int, progress: Progress, *, compiled: bool = True) -> Fit:
     """Train on tiles of ``areas``, on the device they are on. No tile lies in two areas."""
     torch.manual_seed(seed)
+    look, described = Look.of(areas)
     net = GroundNet(recipe.channels, recipe.levels).to(areas[0].xyz.device)
     forward: Forward = torch.compile(net, fullgraph=True) if compiled else net
     optimizer = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps, pct_start=0.2)
-    tiles = random_tiles(areas, recipe.levels, seed)
+    tiles = random_tiles(described, recipe.levels, seed)
     losses, points, voxels, marks = [], [], [], [time.perf_counter()]
     progress("train", 0, recipe.steps, "compiling")
     for step in range(recipe.steps):
@@ -81,12 +88,28 @@ def fit(areas: Sequence[Scan], recipe: Recipe, seed: int, progress: Progress, *,
     return Fit(
         net,
         forward,
+        look,
+        _threshold(forward, described, recipe.levels),
         tuple(losses),
         (min(points), max(points)),
         (min(voxels), max(voxels)),
         marks[1] - marks[0],
         marks[-1] - marks[0],
     )
+
+
+def _threshold(forward: Forward, areas: Sequence[Area], levels: int) -> float:
+    """The logit above which points are called ground: the one that is best for IoU if the probabilities are right.
+
+    Where labels are ambiguous, no probability is near 1, and a threshold of one half would leave most ground out. If J
+    is the best IoU that any threshold reaches, this threshold is ``J / (1 + J)``, whose logit is the logarithm of J.
+    J is that of the training ``areas``; their best threshold itself would follow their noise.
+    """
+    tiles = [make_tile(area, levels) for area in areas]
+    logits = torch.cat([forward(tile.voxels, tile.points, tile.inverse).detach() for tile in tiles])
+    truth = torch.cat([tile.ground for tile in tiles]).bool()
+    best = max(iou(logits > fifth / 5, truth) for fifth in range(-20, 11))
+    return math.log(max(best, 1e-3))
 
 
 def _step(forward: Forward, tile: Tile, optimizer: torch.optim.Optimizer) -> float:

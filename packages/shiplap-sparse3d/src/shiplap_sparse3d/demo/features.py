@@ -1,0 +1,143 @@
+"""What the network is told of each point: its height over surfaces through low points, and over its neighbours.
+
+All lengths are multiples of the *spacing*, the mean distance between points, so that the same numbers describe a scan
+with ten points per square metre and one with a point per ten square metres. Only the given points are looked at.
+Heights are not learned and no label is used, but the surfaces are those of the usual ground filters: morphological
+erosions and openings (Zhang et al., IEEE Transactions on Geoscience and Remote Sensing 41(4), 2003).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["FEATURES", "describe", "nearest", "spacing", "surfaces"]
+
+_CELL = 0.5  # spacings, a cell of the raster of lowest points
+_MOST_CELLS = 2**22  # of the raster: those of an area with few points on it become larger
+_RADII = 1, 2, 4, 8, 16, 32, 64, 128  # cells
+_NEIGHBOURS = 4, 8, 16, 32
+_BLOCK, _MARGIN = 8, 5  # spacings: neighbours are looked for within the margin around a block
+_STEP = 0.05  # metres: less is noise of the scanner
+FEATURES = 3 * len(_RADII) + 5 * len(_NEIGHBOURS) + 5
+_FAR = 1e4  # metres: above any terrain
+
+
+def spacing(xyz: Tensor) -> float:
+    """Distance in metres of neighbours on a grid as dense as ``xyz`` where it has points; 5 m at most."""
+    squares = (xyz[:, :2] / 5).floor().long().unique(dim=0)
+    return (25 * len(squares) / max(1, len(xyz))) ** 0.5
+
+
+def describe(xyz: Tensor, step: float) -> Tensor:
+    """Features of each point, ``[p, 3] -> [p, FEATURES]``; ``step`` is the spacing in metres.
+
+    Heights are in square roots of metres with their sign: ten centimetres matter near the ground, and nowhere else.
+    """
+    described = torch.cat([surfaces(xyz, step), _around(xyz, step)], 1)
+    return described.sign() * described.abs().clamp_max(100).sqrt()
+
+
+def surfaces(xyz: Tensor, step: float) -> Tensor:
+    """Heights over three surfaces for each radius: erosion, opening, and the mean of the opening, ``[p, 3 r]``, metres.
+
+    The erosion is the lowest point within the radius, the opening the highest erosion within it: on a slope the erosion
+    lies below the ground, the opening does not. Squares stand for discs.
+    """
+    xy = xyz[:, :2] - xyz[:, :2].amin(0)
+    cell = max(_CELL * step, (float(xy.amax(0).double().prod()) / _MOST_CELLS) ** 0.5)
+    place = (xy / cell).long()
+    width, height = (place.amax(0) + 1).tolist()
+    flat, z = place[:, 0] * height + place[:, 1], xyz[:, 2]
+    low = z.new_full((width * height,), _FAR).scatter_reduce(0, flat, z, "amin").view(width, height)
+    filled = (low < _FAR / 2).to(z)
+    above, eroded, before = [], low, 0
+    for radius in _RADII:
+        eroded, before = -_largest(-eroded, radius - before), radius
+        opened = _largest(torch.where(eroded < _FAR / 2, eroded, -_FAR), radius)
+        mean = _mean(torch.where(filled > 0, opened, 0), filled, max(1, radius // 2))
+        mean = _mean(mean, filled, max(1, radius // 2))
+        above += [z - surface.flatten()[flat] for surface in (eroded, opened, mean)]
+    return torch.stack(above, 1)
+
+
+def _largest(raster: Tensor, radius: int) -> Tensor:
+    """Maximum over the square of ``radius`` cells around each cell."""
+    for _ in range(2):
+        raster = _largest_along(raster, radius).T
+    return raster
+
+
+def _largest_along(raster: Tensor, radius: int) -> Tensor:
+    """Maximum over ``2 radius + 1`` rows, from windows that double."""
+    window, wide, rows = 2 * radius + 1, 1, raster.shape[0]
+    raster = F.pad(raster, (0, 0, radius, radius), value=-torch.inf)
+    while 2 * wide <= window:
+        raster = torch.maximum(raster[: len(raster) - wide], raster[wide:])
+        wide *= 2
+    return torch.maximum(raster[:rows], raster[window - wide :][:rows])
+
+
+def _mean(values: Tensor, weights: Tensor, radius: int) -> Tensor:
+    """Weighted mean over the square of ``radius`` cells around each cell; 0 where all weights are."""
+    total, weight = (_sum(v, radius) for v in (values * weights, weights))
+    return (total / weight.clamp_min(0.5)).to(values)
+
+
+def _sum(values: Tensor, radius: int) -> Tensor:
+    """Sum over the square, from running sums in float64."""
+    total = values.double()
+    for _ in range(2):
+        running = F.pad(total, (0, 0, radius + 1, radius)).cumsum(0)
+        total = (running[2 * radius + 1 :] - running[: -2 * radius - 1]).T
+    return total
+
+
+def _around(xyz: Tensor, step: float) -> Tensor:
+    """How a point lies among its nearest neighbours in the plane, ``[p, ...]``."""
+    rise, distance = nearest(xyz, _NEIGHBOURS[-1], step)
+    told = []
+    for count in _NEIGHBOURS:
+        part = rise[:, :count]
+        ordered = part.sort(1).values
+        told += [(part < -_STEP / 2).to(xyz).mean(1), -ordered[:, 0], ordered[:, count // 2], ordered[:, count // 4]]
+        told.append(part.std(1))
+    lower = torch.where(rise < -_STEP, distance, _MARGIN * step).amin(1)
+    slope = (rise / distance.clamp_min(_STEP)).clamp(-9, 9)
+    told += [lower / step, distance[:, 0] / step, distance[:, -1] / step, -slope.amin(1), slope.amax(1)]
+    return torch.stack(told, 1)
+
+
+def nearest(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
+    """The ``count`` nearest other points in the plane: how much higher and how far away, ``[p, count]``, metres.
+
+    A neighbour farther than five spacings may be missed; what is missing is a point at this distance and height 0.
+    """
+    rise, distance = xyz.new_zeros(len(xyz), count), xyz.new_full((len(xyz), count), _MARGIN * step)
+    for rows, near in _blocks(xyz[:, :2], step):
+        separation = torch.cdist(xyz[rows, :2], xyz[near, :2], compute_mode="donot_use_mm_for_euclid_dist")
+        separation.masked_fill_(rows[:, None] == near, torch.inf)
+        reached = min(count, len(near) - 1)
+        value, index = separation.topk(reached, largest=False)
+        within = value < _MARGIN * step
+        distance[rows, :reached] = torch.where(within, value, _MARGIN * step)
+        rise[rows, :reached] = torch.where(within, xyz[near[index], 2] - xyz[rows, 2:], 0)
+    return rise, distance
+
+
+def _blocks(xy: Tensor, step: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of the points of each square block, and of those within the margin around it."""
+    place = ((xy - xy.amin(0)) / (_BLOCK * step)).long()
+    block = place[:, 0] * (int(place[:, 1].max()) + 1) + place[:, 1]
+    order, (along, by_x) = block.argsort(stable=True), xy[:, 0].sort()
+    sizes = block[order].unique_consecutive(return_counts=True)[1].tolist()
+    for rows in order.split(sizes):
+        low, high = xy[rows].amin(0) - _MARGIN * step, xy[rows].amax(0) + _MARGIN * step
+        first, last = torch.searchsorted(along, torch.stack([low[0], high[0]])).tolist()
+        near = by_x[first:last]
+        near = near[(xy[near, 1] >= low[1]) & (xy[near, 1] <= high[1])]
+        for part in rows.split(2048):
+            yield part, near

@@ -1,0 +1,12 @@
+"""The one score of the demonstration."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+__all__ = ["iou"]
+
+
+def iou(predicted: Tensor, truth: Tensor) -> float:
+    """Intersection over union of two masks; 0 if both are empty."""
+    return float((predicted & truth).sum() / (predicted | truth).sum().clamp_min(1))
