@@ -270,6 +270,12 @@ def test_a_child_forked_while_a_compiler_runs_keeps_no_lock(tmp_path, who):
             os.waitpid(pid, 0)
 
 
+def test_a_child_forked_at_any_line_of_a_build_keeps_no_lock(tmp_path):
+    """It did where the lock file was open and not listed yet: three lines."""
+    done = python(Path(__file__).with_name("fork_sweep.py"), tmp_path, timeout=600)
+    assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
+
+
 def test_a_child_forked_while_a_property_is_computed_does_not_hang():
     """Python 3.11's cached_property has one lock for all instances: 1 of 20 children of a storm hung on it."""
     started, go, ready = threading.Event(), threading.Event(), threading.Event()

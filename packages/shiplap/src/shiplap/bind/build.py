@@ -19,6 +19,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from io import FileIO
@@ -100,28 +101,34 @@ def detached(root: Path, digest: str, source: str, command: list[str]) -> subpro
 def _alone(root: Path, digest: str, wait: float) -> Iterator[None]:
     """Hold the lock of ``digest``, which names its holder. OSError if another one holds it for too long."""
     path = root / f"{digest}.lock"
-    with os.fdopen(_opened(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as lock:
+    with _known:  # no fork between the two
+        lock = os.fdopen(_opened(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
         _open_locks.add(lock)
-        try:
-            _acquire(lock, path, wait)
-            lock.truncate()
-            lock.write(f"{os.getpid()}\n".encode())
-            yield
-        finally:
+    try:
+        _acquire(lock, path, wait)
+        lock.truncate()
+        lock.write(f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        with _known:
             _open_locks.discard(lock)
-            with contextlib.suppress(OSError):  # a child forked meanwhile shares the lock: closing would not end it
-                fcntl.flock(lock, fcntl.LOCK_UN)
+            lock.close()
 
 
 def _after_fork() -> None:
-    """A child builds nothing that its parent does, and holds no lock of it beyond the parent's end."""
-    for lock in list(_open_locks):
+    """A child builds nothing that its parent does, and holds no lock of it beyond the parent's end: an flock goes with
+    the last process that has the file open."""
+    for lock in _open_locks:
         lock.close()
     _open_locks.clear()
+    _known.release()
 
 
-_open_locks: set[FileIO] = set()
-os.register_at_fork(after_in_child=_after_fork)
+_open_locks: set[FileIO] = set()  # every lock file that is open: none is missing while a process is forked
+_known = threading.RLock()
+os.register_at_fork(before=_known.acquire, after_in_parent=_known.release, after_in_child=_after_fork)
 
 
 def _acquire(lock: FileIO, path: Path, wait: float) -> None:
