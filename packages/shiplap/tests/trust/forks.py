@@ -121,6 +121,8 @@ def main(count: int, threads: int, folder: Path, seed: int) -> int:
             if problem := fork(storm, number):
                 wrong.append(problem)
                 break
+            if number % 50 == 49:
+                print(f"{number + 1} forks, the slowest child {storm.slowest:.0f} s", flush=True)
         storm.until = 0.0
 
     callers.append(threading.Thread(target=forks))

@@ -84,17 +84,17 @@ def build(root: Path, digest: str, source: str, command: list[str], wait: float 
 
 def detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
     """``build`` in a process of its own, which outlives this one. Its output is what went wrong."""
-    child = subprocess.Popen(
-        [sys.executable, "-I", __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-        pipe.write(json.dumps([str(root), digest, source, command]).encode())
-    return child
+    with tempfile.TemporaryFile() as order:
+        order.write(json.dumps([str(root), digest, source, command]).encode())
+        order.seek(0)
+        with _known:
+            return subprocess.Popen(
+                [sys.executable, "-I", __file__],
+                stdin=order,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ def _after_fork() -> None:
 
 
 _open_locks: set[FileIO] = set()  # every lock file that is open: none is missing while a process is forked
-_known = threading.RLock()
+_known = threading.RLock()  # no thread forks while it is held
 os.register_at_fork(before=_known.acquire, after_in_parent=_known.release, after_in_child=_after_fork)
 
 
@@ -154,18 +154,36 @@ def _compile(scratch: Path, digest: str, source: str, command: list[str]) -> str
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
     call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *command[len(tools) :]]
     try:
-        done = subprocess.run(
-            call, capture_output=True, text=True, check=False, errors="replace", env={**os.environ, "LC_ALL": "C"}
-        )
+        status, said = _compiler(call)
     except OSError as e:
         return f"{command[0]}: {e.strerror}"
-    if done.returncode:
-        return f"{command[0]} failed with status {done.returncode}: {done.stderr.strip()[:2000]}"
+    if status:
+        return f"{command[0]} failed with status {status}: {said.strip()[:2000]}"
     (scratch / SEAL).write_text(_seal(digest, (scratch / LIBRARY).read_bytes()))
-    for name in (LIBRARY, SEAL):
+    for name in (SOURCE, LIBRARY, SEAL):
         with (scratch / name).open("rb") as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask is: what others can write is not loaded
             os.fsync(file.fileno())
     return ""
+
+
+def _compiler(call: list[str]) -> tuple[int, str]:
+    """The status of a compiler, and what it said. It says it to a file: a child that another thread forks meanwhile
+    would have the writing end of a pipe, and we would wait for its end, while it may be waiting for our lock.
+    """
+    with tempfile.TemporaryFile() as said:
+        with _known:  # subprocess has a pipe of its own, until the program runs
+            child = subprocess.Popen(
+                call, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env={**os.environ, "LC_ALL": "C"}
+            )
+        try:
+            status = child.wait()
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+        said.seek(0)
+        return status, said.read(LIMIT).decode(errors="replace")
 
 
 def _publish(scratch: Path, folder: Path) -> str:
