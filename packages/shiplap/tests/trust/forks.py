@@ -60,15 +60,15 @@ def child(storm: Storm, seed: int) -> None:
 
 def holders() -> str:
     """Which process holds the lock of which build, and what it is doing."""
-    found = []
+    locks = []
     for line in Path("/proc/locks").read_text().splitlines():
         _, kind, _, _, pid, file, *_ = [word for word in line.split() if word != "->"]
         for path in Path(os.environ["SHIPLAP_CACHE_DIR"], "native").glob("*.lock"):
             if kind == "FLOCK" and int(file.rpartition(":")[2]) == path.stat().st_ino:
                 children = Path(f"/proc/{pid}/task/{pid}/children")
                 builds = children.read_text() if children.exists() else "it has ended, "
-                found.append(f"{path.name} {'waited for' if '->' in line else 'held'} by {pid}, children {builds}")
-    return "; ".join(found) or "nobody holds a lock"
+                locks.append(f"{path.name} {'waited for' if '->' in line else 'held'} by {pid}, children {builds}")
+    return "; ".join(locks) or "nobody holds a lock"
 
 
 class Forked(Storm):

@@ -154,11 +154,11 @@ def _compile(scratch: Path, digest: str, source: str, command: list[str]) -> str
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
     call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *command[len(tools) :]]
     try:
-        status, said = _compiler(call)
+        status, output = _compiler(call)
     except OSError as e:
         return f"{command[0]}: {e.strerror}"
     if status:
-        return f"{command[0]} failed with status {status}: {said.strip()[:2000]}"
+        return f"{command[0]} failed with status {status}: {output.strip()[:2000]}"
     (scratch / SEAL).write_text(_seal(digest, (scratch / LIBRARY).read_bytes()))
     for name in (SOURCE, LIBRARY, SEAL):
         with (scratch / name).open("rb") as file:
@@ -168,13 +168,13 @@ def _compile(scratch: Path, digest: str, source: str, command: list[str]) -> str
 
 
 def _compiler(call: list[str]) -> tuple[int, str]:
-    """The status of a compiler, and what it said. It says it to a file: a child that another thread forks meanwhile
+    """The status of a compiler, and its messages. They go to a file: a child that another thread forks meanwhile
     would have the writing end of a pipe, and we would wait for its end, while it may be waiting for our lock.
     """
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         with _known:  # subprocess has a pipe of its own, until the program runs
             child = subprocess.Popen(
-                call, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env={**os.environ, "LC_ALL": "C"}
+                call, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "LC_ALL": "C"}
             )
         try:
             status = child.wait()
@@ -182,8 +182,8 @@ def _compiler(call: list[str]) -> tuple[int, str]:
             child.kill()
             child.wait()
             raise
-        said.seek(0)
-        return status, said.read(LIMIT).decode(errors="replace")
+        output.seek(0)
+        return status, output.read(LIMIT).decode(errors="replace")
 
 
 def _publish(scratch: Path, folder: Path) -> str:
