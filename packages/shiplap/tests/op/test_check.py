@@ -128,6 +128,29 @@ def test_python_types(conv, changes, where, got, expected):
         call(conv, **changes)
 
 
+NOT_NUMBERS = {
+    "real": [torch.ones(4), torch.tensor(1j), torch.tensor(1.0, device="meta"), np.zeros(3), np.str_("1.5")],
+    "count": [torch.ones(3), torch.tensor(1j), torch.tensor(1, device="meta"), np.zeros(3), np.uint64(2**64 - 1)],
+    "counts": [[torch.ones(3)], [np.zeros(3)], [2**63]],
+    "mode": ["\ud800"],
+}
+
+
+@pytest.mark.parametrize("name", NOT_NUMBERS)
+def test_what_has_the_methods_of_a_number_and_is_none(ns, name):
+    """Arrays and tensors have __index__ and __float__ whatever they hold: the dispatcher tries, and so do we."""
+
+    @sl.op(f"{ns}::scaled")
+    def scaled(x: V, real: float = 1.0, count: int = 1, counts: list[int] = [1], mode: str = "a") -> V:  # noqa: B006
+        return x * real
+
+    for value in NOT_NUMBERS[name]:
+        with fails("SL209", where=f"{ns}::scaled, argument '{name}'"):
+            scaled(torch.ones(2), **{name: value})
+    for value in (torch.tensor(2.0), np.float32(2), np.float64(2), torch.tensor(2), 2):
+        assert scaled(torch.ones(1), value).tolist() == [2]
+
+
 def test_number_of_arguments(conv):
     with fails("SL209", "missing a required argument: 'kernel'", "Tensor feats, Tensor weight"):
         conv(*good()[:4])

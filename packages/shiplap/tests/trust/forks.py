@@ -2,7 +2,8 @@
 
 Sixteen threads call an op, and one declares it again, attaches native code, tunes and clears, while another thread
 forks. Each child does with the op what a worker of a data loader might: it calls, is refused, looks up, stores,
-attaches. A child that takes longer than two minutes hangs: its stack is printed, and the status is 1.
+attaches. A child may have to wait for a compiler, for as long as ``bind.build.WAIT`` says: one that takes longer hangs,
+its stack is printed, and the status is 1. Of one that takes long it is said who holds which lock.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from storm import SOURCE, Storm, declare
 
 import shiplap as sl
 from shiplap.bind import native
+from shiplap.bind.build import WAIT
 from shiplap.errors import ShiplapError, notice
 from shiplap.op import choices, registry
 from shiplap.op.config import Config
@@ -31,7 +33,8 @@ from shiplap.selection.store import Store
 from shiplap_testing.build import compile_c
 from shiplap_testing.choices import FIELDS, VALUE
 
-PATIENCE = 120.0
+PATIENCE = WAIT + 120.0
+SLOW = 60.0
 
 
 def child(storm: Storm, seed: int) -> None:
@@ -55,7 +58,26 @@ def child(storm: Storm, seed: int) -> None:
     assert torch.equal(storm.op(x), 2 * x)
 
 
-def fork(storm: Storm, seed: int) -> str:
+def holders() -> str:
+    """Which process holds the lock of which build, and what it is doing."""
+    locks = []
+    for line in Path("/proc/locks").read_text().splitlines():
+        _, kind, _, _, pid, file, *_ = [word for word in line.split() if word != "->"]
+        for path in Path(os.environ["SHIPLAP_CACHE_DIR"], "native").glob("*.lock"):
+            if kind == "FLOCK" and int(file.rpartition(":")[2]) == path.stat().st_ino:
+                children = Path(f"/proc/{pid}/task/{pid}/children")
+                builds = children.read_text() if children.exists() else "it has ended, "
+                locks.append(f"{path.name} {'waited for' if '->' in line else 'held'} by {pid}, children {builds}")
+    return "; ".join(locks) or "nobody holds a lock"
+
+
+class Forked(Storm):
+    """A storm with children: ``slowest`` is the longest that one took, in seconds."""
+
+    slowest = 0.0
+
+
+def fork(storm: Forked, seed: int) -> str:
     """What went wrong in a child, or nothing."""
     pid = os.fork()
     if not pid:
@@ -68,12 +90,16 @@ def fork(storm: Storm, seed: int) -> str:
             sys.stderr.write(f"child {seed}: {traceback.format_exc()}\n")
         finally:
             os._exit(status)
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
+    started = asked = time.monotonic()
+    while (now := time.monotonic()) < started + PATIENCE:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)
+            storm.slowest = max(storm.slowest, now - started)
             return f"child {seed} ended with {code}" if code else ""
+        if now > asked + SLOW:
+            asked = now
+            print(f"child {seed} takes {now - started:.0f} s; {holders()}", flush=True)
         time.sleep(0.001)
     os.kill(pid, 9)
     os.waitpid(pid, 0)
@@ -85,7 +111,7 @@ def main(count: int, threads: int, folder: Path, seed: int) -> int:
     plain = declare(None)
     library = compile_c(folder, "storm", {"twice": plain}, SOURCE, configs={"twice": ["tile"]})
     native.build(declare(library))
-    storm, wrong = Storm(library, 1e9), list[str]()
+    storm, wrong = Forked(library, 1e9), list[str]()
     callers = [threading.Thread(target=storm.call, args=(n,), daemon=True) for n in range(threads)]
 
     def forks() -> None:
@@ -95,6 +121,8 @@ def main(count: int, threads: int, folder: Path, seed: int) -> int:
             if problem := fork(storm, number):
                 wrong.append(problem)
                 break
+            if number % 50 == 49:
+                print(f"{number + 1} forks, the slowest child {storm.slowest:.0f} s", flush=True)
         storm.until = 0.0
 
     callers.append(threading.Thread(target=forks))
@@ -106,7 +134,8 @@ def main(count: int, threads: int, folder: Path, seed: int) -> int:
         changes += 1
     for each in callers:
         each.join()
-    print(f"{count} forks of seed {seed}, {storm.calls} calls, {changes} changes, {wrong + storm.wrong}")
+    what = f"{storm.calls} calls, {changes} changes, the slowest child {storm.slowest:.0f} s"
+    print(f"{count} forks of seed {seed}, {what}, {wrong + storm.wrong}")
     assert isinstance(storm.op, sl.Op)
     return int(bool(wrong or storm.wrong))
 

@@ -27,6 +27,7 @@ REFUSED = {
     "SL205": (X, Y.double()),
     "SL206": (X, Y.to("meta")),
     "SL208": (X, Y, -1),
+    "SL209": (X, None),  # the dispatcher takes None for any tensor
 }
 
 
@@ -76,6 +77,51 @@ def test_a_refused_call_is_the_same_error_through_every_door(op, id):
             assert caught.value.id == id, door
             texts.add(str(caught.value))
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_nothing_in_place_of_a_tensor_is_named_before_anything_else(op, at):
+    """Also where other rules of an argument are broken with it: nothing can be asked of a tensor that is not there."""
+    args = [X.int(), Y.int()]
+    args[at] = None
+    for door, call in doors(op).items():
+        with torch.no_grad(), pytest.raises(ArgumentError) as caught:
+            call(*args)
+        assert (caught.value.id, caught.value.got) == (("SL209", "None") if at == 0 else ("SL204", "torch.int32")), door
+
+
+NO_TENSORS = {
+    "none": None,
+    "number": 3,
+    "text": "out",
+    "endless": iter(int, 1),
+    "array": X.numpy(),
+    "sparse": torch.ones(2, 2).to_sparse(),
+    "nested": torch.nested.nested_tensor([X[0], X[0]]),
+    "jagged": torch.nested.nested_tensor([X[0], X[0]], layout=torch.jagged),
+}
+
+
+@pytest.mark.parametrize("kind", NO_TENSORS)
+@pytest.mark.parametrize("graded", [False, True])
+def test_what_a_kernel_cannot_write_to_is_refused_by_name(op, kind, graded):
+    given, registered = NO_TENSORS[kind], getattr(torch.ops, op.spec.namespace).product__out
+    with torch.set_grad_enabled(graded):
+        with pytest.raises(ArgumentError, match="SL212"):
+            op.out(X, Y, out=given)
+        if given is not None:
+            with pytest.raises(ArgumentError, match="SL213"):
+                op.out(X, Y, out=torch.empty(2, 2), workspace=given)
+        else:
+            with pytest.raises(ArgumentError, match="SL212"):
+                registered(X, Y, out=None)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "nested", "jagged"])
+def test_a_tensor_without_strides_is_one_of_the_wrong_layout(op, kind):
+    for call in (op, lambda *args: op.out(*args, out=torch.empty(2, 2))):
+        with pytest.raises(ArgumentError, match=r"SL207: .*\n.*argument 'y'"):
+            call(X, NO_TENSORS[kind])
 
 
 def test_an_error_of_the_kernel_is_the_same_through_every_door(op):

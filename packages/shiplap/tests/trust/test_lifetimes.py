@@ -270,6 +270,51 @@ def test_a_child_forked_while_a_compiler_runs_keeps_no_lock(tmp_path, who):
             os.waitpid(pid, 0)
 
 
+def test_a_child_forked_at_any_line_of_a_build_keeps_no_lock(tmp_path):
+    """It did where the lock file was open and not listed yet: three lines."""
+    done = python(Path(__file__).with_name("fork_sweep.py"), tmp_path, timeout=600)
+    assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("how", ["built", "detached"])
+def test_a_child_forked_while_a_compiler_is_started_holds_no_end_of_its_pipes(tmp_path, how):
+    """Fork 79 of seed 17: the parent waited for the end of the compiler's output, which its child had open as well, and
+    the child for the parent's lock."""
+    program = f"""
+import os, signal, subprocess, sys, threading
+from pathlib import Path
+from shiplap.bind import build
+root, children, forkers = Path({str(tmp_path)!r}), [], []
+
+def fork():
+    if not (pid := os.fork()):
+        signal.pause()
+    children.append(pid)
+
+def audited(event, args):  # subprocess has made its pipes, and closed none of them
+    if event == "subprocess.Popen":
+        forkers.append(threading.Thread(target=fork))
+        forkers[-1].start()
+        forkers[-1].join(0.5)
+
+sys.addaudithook(audited)
+signal.alarm(120)
+if {how == "built"}:
+    said = build.build(root, "abc", "source", ["false"])
+else:
+    child = build.detached(root, "abc", "source", ["false"])
+    said = child.stdout.read().decode()
+for each in forkers:
+    each.join()
+for pid in children:
+    os.kill(pid, signal.SIGKILL)
+assert "status 1" in said, said
+assert children
+"""
+    done = python("-c", program, timeout=300)
+    assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
+
+
 def test_a_child_forked_while_a_property_is_computed_does_not_hang():
     """Python 3.11's cached_property has one lock for all instances: 1 of 20 children of a storm hung on it."""
     started, go, ready = threading.Event(), threading.Event(), threading.Event()

@@ -223,6 +223,7 @@ class WeightGrad {
   }
 
   void store(int64_t unit) const {
+    if (out_ == nullptr) return;  // a gradient without elements has no memory
     const auto [row, rows] = unit_rows(unit);
     const int64_t tap = s_.reflect ? s_.taps - 1 - unit / slices_ : unit / slices_;
     const int64_t start = slice_start(unit % slices_), depth = s_.group_ci();

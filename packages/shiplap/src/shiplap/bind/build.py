@@ -19,6 +19,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from io import FileIO
@@ -83,45 +84,51 @@ def build(root: Path, digest: str, source: str, command: list[str], wait: float 
 
 def detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
     """``build`` in a process of its own, which outlives this one. Its output is what went wrong."""
-    child = subprocess.Popen(
-        [sys.executable, "-I", __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-        pipe.write(json.dumps([str(root), digest, source, command]).encode())
-    return child
+    with tempfile.TemporaryFile() as order:
+        order.write(json.dumps([str(root), digest, source, command]).encode())
+        order.seek(0)
+        with _known:
+            return subprocess.Popen(
+                [sys.executable, "-I", __file__],
+                stdin=order,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
 
 @contextlib.contextmanager
 def _alone(root: Path, digest: str, wait: float) -> Iterator[None]:
     """Hold the lock of ``digest``, which names its holder. OSError if another one holds it for too long."""
     path = root / f"{digest}.lock"
-    with os.fdopen(_opened(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as lock:
+    with _known:  # no fork between the two
+        lock = os.fdopen(_opened(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
         _open_locks.add(lock)
-        try:
-            _acquire(lock, path, wait)
-            lock.truncate()
-            lock.write(f"{os.getpid()}\n".encode())
-            yield
-        finally:
+    try:
+        _acquire(lock, path, wait)
+        lock.truncate()
+        lock.write(f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        with _known:
             _open_locks.discard(lock)
-            with contextlib.suppress(OSError):  # a child forked meanwhile shares the lock: closing would not end it
-                fcntl.flock(lock, fcntl.LOCK_UN)
+            lock.close()
 
 
 def _after_fork() -> None:
-    """A child builds nothing that its parent does, and holds no lock of it beyond the parent's end."""
-    for lock in list(_open_locks):
+    """A child builds nothing that its parent does, and holds no lock of it beyond the parent's end: an flock goes with
+    the last process that has the file open."""
+    for lock in _open_locks:
         lock.close()
     _open_locks.clear()
+    _known.release()
 
 
-_open_locks: set[FileIO] = set()
-os.register_at_fork(after_in_child=_after_fork)
+_open_locks: set[FileIO] = set()  # every lock file that is open: none is missing while a process is forked
+_known = threading.RLock()  # no thread forks while it is held
+os.register_at_fork(before=_known.acquire, after_in_parent=_known.release, after_in_child=_after_fork)
 
 
 def _acquire(lock: FileIO, path: Path, wait: float) -> None:
@@ -147,18 +154,36 @@ def _compile(scratch: Path, digest: str, source: str, command: list[str]) -> str
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
     call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *command[len(tools) :]]
     try:
-        done = subprocess.run(
-            call, capture_output=True, text=True, check=False, errors="replace", env={**os.environ, "LC_ALL": "C"}
-        )
+        status, output = _compiler(call)
     except OSError as e:
         return f"{command[0]}: {e.strerror}"
-    if done.returncode:
-        return f"{command[0]} failed with status {done.returncode}: {done.stderr.strip()[:2000]}"
+    if status:
+        return f"{command[0]} failed with status {status}: {output.strip()[:2000]}"
     (scratch / SEAL).write_text(_seal(digest, (scratch / LIBRARY).read_bytes()))
-    for name in (LIBRARY, SEAL):
+    for name in (SOURCE, LIBRARY, SEAL):
         with (scratch / name).open("rb") as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask is: what others can write is not loaded
             os.fsync(file.fileno())
     return ""
+
+
+def _compiler(call: list[str]) -> tuple[int, str]:
+    """The status of a compiler, and its messages. They go to a file: a child that another thread forks meanwhile
+    would have the writing end of a pipe, and we would wait for its end, while it may be waiting for our lock.
+    """
+    with tempfile.TemporaryFile() as output:
+        with _known:  # subprocess has a pipe of its own, until the program runs
+            child = subprocess.Popen(
+                call, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "LC_ALL": "C"}
+            )
+        try:
+            status = child.wait()
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+        output.seek(0)
+        return status, output.read(LIMIT).decode(errors="replace")
 
 
 def _publish(scratch: Path, folder: Path) -> str:

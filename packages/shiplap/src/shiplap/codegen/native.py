@@ -28,7 +28,7 @@ from shiplap.op.plan.build import tried
 from shiplap.op.plan.outputs import OutputPlan
 from shiplap.op.plan.packing import packing_steps
 from shiplap.op.plan.rules.outputs import WithinBound
-from shiplap.op.plan.rules.tensors import OfTensor
+from shiplap.op.plan.rules.tensors import OfTensor, undefined
 from shiplap.op.plan.steps import Check, Let, Type
 from shiplap.op.plan.term import Names
 from shiplap.op.schema import schema
@@ -214,6 +214,9 @@ def _deferrals(op: Native, plan: CallPlan) -> Iterable[str]:
         kind = arg.tensor
         if kind is None:
             continue
+        if not arg.optional:  # None first, of which no other condition can be asked
+            rules = (r for r in undecided if isinstance(r, OfTensor) and r.at.arg == arg.name)
+            yield from filter(None, (r.defers(index) for r in rules))
         yield from _misaligned(op, index, [arg.optional])
         if arg.optional:
             continue
@@ -221,15 +224,13 @@ def _deferrals(op: Native, plan: CallPlan) -> Iterable[str]:
             classes.add(kind.dtype_class)
             taken = dtypes.mask(op.dtypes or kind.dtypes or dtypes.DTYPES)
             yield f"!among(peek_dtype(values[{index}]), {taken})"
-        yield from filter(
-            None, (r.defers(index) for r in undecided if isinstance(r, OfTensor) and r.at.arg == arg.name)
-        )
 
 
 def _out_deferrals(op: Native, plan: CallPlan) -> list[str]:
     """The same conditions for the tensors that an out-variant writes to."""
-    outputs = _misaligned(op, len(op.spec.args), [False] * len(op.spec.outputs))
-    return [*outputs, plan.outputs.no_gradient.defers(0)]
+    first, count = len(op.spec.args), len(op.spec.outputs)
+    absent = [undefined(index) for index in range(first, first + count)]
+    return [*absent, *_misaligned(op, first, [False] * count), plan.outputs.no_gradient.defers(0)]
 
 
 def _misaligned(op: Native, first: int, optional: Sequence[bool]) -> Iterable[str]:

@@ -96,12 +96,13 @@ class OutVariant:
             raise error("SL304", where=self.spec.name, got=got, expected="no gradient", fix="call the op without out=")
 
     def _several(self, out: Tensor | Sequence[Tensor]) -> Outputs:
-        outs = (out,) if isinstance(out, Tensor) else tuple(out)
-        if len(outs) != len(self.names):
+        many = isinstance(out, (list, tuple))
+        outs = tuple(out) if many else (out,)
+        if len(outs) != len(self.names) or not (many or isinstance(out, Tensor)):
             raise error(
                 "SL212",
                 where=self.spec.name,
-                got=f"{len(outs)} tensors in out=",
+                got=f"{len(outs)} tensors in out=" if many or isinstance(out, Tensor) else type(out).__name__,
                 expected=f"{len(self.names)}: {', '.join(self.names)}",
                 fix="pass one tensor for each output",
             )
@@ -148,10 +149,11 @@ class OutVariant:
     def _check(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
         """What the caller owns fits the declaration, and the kernel that is picked."""
         self.plan.check(call, given)
+        if scratch is not None:
+            self.plan.check_scratch(call, scratch)
         outs = tuple([t for t in given if isinstance(t, Tensor)])
         self.plan.check_memory(call, outs, scratch)
         kernel = self.op.pick(call)
         if scratch is not None:
-            self.plan.check_scratch(call, scratch)
             self.plan.check_room(call, scratch, workspace_size(kernel.workspace, call) if kernel else 0)
         return outs, kernel

@@ -85,7 +85,7 @@ class Store:
         try:
             path = self.path(key)
             os.close(trust.open_folder(path.parent, create=True))
-            trust.write_whole(path, text.encode())
+            trust.write_whole(path, text.encode(), private=True)
         except OSError as e:
             code = errno.errorcode.get(e.errno or 0, type(e).__name__)
             message = (
@@ -96,11 +96,21 @@ class Store:
         return True
 
     def remove(self, path: Path) -> bool:
-        """Delete an entry; False when it cannot be."""
+        """Delete an entry; False when it cannot be. Not by way of a link in place of its folder: see _directories."""
         try:
-            path.unlink(missing_ok=True)
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
         except OSError:
             return False
+        try:
+            os.unlink(path.name, dir_fd=folder)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(folder)
         return True
 
     def entries(self, op: str = "") -> Iterator[Stored]:
@@ -119,8 +129,9 @@ class Store:
                     yield path
 
     def _directories(self, op: str) -> list[Path]:
+        """The folders of the store. Links are none: who plants one would have the files that it leads to removed."""
         try:
-            folders = sorted(d for d in self.root.iterdir() if d.is_dir())
+            folders = sorted(d for d in self.root.iterdir() if d.is_dir() and not d.is_symlink())
         except OSError:
             return []
         return [d for d in folders if not op or d.name == _directory(op)]

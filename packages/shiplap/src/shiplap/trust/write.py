@@ -13,12 +13,17 @@ __all__ = ["host", "write_whole"]
 _numbers = count()
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write ``path`` so that it holds its old content or all of ``content``, whatever happens; raises OSError."""
+def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write ``path`` so that it holds its old content or all of ``content``, whatever happens; raises OSError.
+
+    Whatever the umask is, others may not write the file, or it would not be believed when it is read. Of a ``private``
+    one, the group may neither read nor write it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.stem[:16]}@{host()}~{os.getpid()}~{next(_numbers)}.tmp"
     try:
-        with temporary.open("xb") as file:
+        flags, mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600 if private else 0o664
+        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

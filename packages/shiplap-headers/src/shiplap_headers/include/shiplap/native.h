@@ -93,7 +93,12 @@ inline sl_context make_context(int32_t threads, void* stream, const Tensor& scra
 
 // ------------------------------------------------------------------------------------- what Python does in our place
 
-// Looks at an argument without taking it.
+// Looks at an argument without taking it. The dispatcher takes None for any tensor, and hands over one without anything.
+inline bool peek_defined(StableIValue value) {
+  bool defined = false;
+  check(aoti_torch_is_defined(to<AtenTensorHandle>(value), &defined), "is_defined");
+  return defined;
+}
 inline int32_t peek_dtype(StableIValue value) {
   int32_t dtype = -1;
   check(aoti_torch_get_dtype(to<AtenTensorHandle>(value), &dtype), "dtype");

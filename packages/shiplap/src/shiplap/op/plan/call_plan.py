@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+from torch import Tensor
+
 from shiplap.cached import cached_property
 from shiplap.errors import ShiplapError
 from shiplap.op.binding import Binding
@@ -12,8 +14,10 @@ from shiplap.op.plan.build import argument_steps, sharing_steps
 from shiplap.op.plan.kinds import IsKind, arranged, mismatch
 from shiplap.op.plan.outputs import OutputPlan
 from shiplap.op.plan.python import Writer, compile_function, loose
+from shiplap.op.plan.rules.tensors import Dense
 from shiplap.op.plan.steps import Block
-from shiplap.op.plan.term import Names, parameters, variable
+from shiplap.op.plan.term import Names, Place, parameters, variable
+from shiplap.op.plan.values import dense
 from shiplap.op.schema import public_schema
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Value
@@ -66,11 +70,17 @@ class CallPlan:
         return self.careful(*args)
 
     def misfit(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> ShiplapError | None:
-        """What is wrong with a call that the dispatcher has refused, as far as it is one of kinds; raises SL209."""
+        """What is wrong with a call that torch has refused, as far as it is one of kinds or layouts; raises SL209."""
         values = arranged(self.spec, self.schema, args, kwargs)
         for arg in self.spec.args:
             if arg.name in values and (got := mismatch(arg, values[arg.name])):
                 return IsKind(self.spec.name, arg).broken(got)
+        for arg in self.spec.tensors:
+            value = values.get(arg.name)
+            at = Place(self.spec.name, arg.name, arg.many)
+            for number, each in enumerate(value if isinstance(value, (list, tuple)) else [value]):
+                if isinstance(each, Tensor) and not dense(each):
+                    return Dense(at).explain({f"t_{arg.name}": each, f"i_{arg.name}": number})
         return None
 
     def source(self, *, careful: bool = False) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +20,40 @@ __all__ = ["IsKind", "arranged", "mismatch"]
 
 
 def is_int(value: object) -> bool:
-    """Whatever has ``__index__``: NumPy's integers and tensors without dims too."""
-    return hasattr(value, "__index__") and not (isinstance(value, Tensor) and value.dim()) and not too_large(value)
+    """Whatever is an index of 64 bits: NumPy's integers too, and real tensors without dims."""
+    if isinstance(value, torch.SymInt):
+        return True
+    if not hasattr(value, "__index__") or (isinstance(value, Tensor) and (value.dim() or value.is_complex())):
+        return False
+    return _becomes(value, int if isinstance(value, Tensor) else operator.index)
 
 
 def is_float(value: object) -> bool:
-    return isinstance(value, (float, torch.SymFloat)) or is_int(value) or hasattr(value, "__float__")
+    """Whatever is a number: NumPy's, and real tensors of one element."""
+    if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
+        return True
+    if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        return False
+    return not (isinstance(value, Tensor) and value.is_complex()) and _becomes(value, float)
+
+
+def _becomes(value: object, number: Callable[[Any], float]) -> bool:
+    """Whether ``number`` takes ``value``: arrays and tensors have its method whatever they hold."""
+    try:
+        return not too_large(number(value))
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+def is_text(value: object) -> bool:
+    """What UTF-8 can encode: torch hands it over in that form."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_bool(value: object) -> bool:
@@ -36,15 +66,21 @@ def too_large(value: object) -> bool:
 
 def kind_of(value: object) -> str:
     """What an error calls the value."""
-    return "None" if value is None else "int beyond 64 bits" if too_large(value) else type(value).__name__
+    if value is None:
+        return "None"
+    if too_large(value):
+        return "int beyond 64 bits"
+    if isinstance(value, str) and not (value.isascii() or is_text(value)):
+        return "str that UTF-8 cannot encode"
+    return type(value).__name__
 
 
-# By the word for an element: the class that fits, and the question for values of another one.
-_ELEMENTS: dict[str, tuple[type, Callable[[object], bool]]] = {
+# By the word for an element: the class that fits, if all its values do, and the question for other values.
+_ELEMENTS: dict[str, tuple[type | None, Callable[[object], bool]]] = {
     "int": (int, is_int),
     "float": (float, is_float),
     "bool": (bool, is_bool),
-    "str": (str, lambda value: isinstance(value, str)),
+    "str": (None, is_text),
     "complex": (complex, lambda value: isinstance(value, complex) or is_float(value)),
     "Scalar": (float, lambda value: isinstance(value, complex) or is_bool(value) or is_float(value)),
     "dtype": (torch.dtype, lambda value: isinstance(value, torch.dtype)),

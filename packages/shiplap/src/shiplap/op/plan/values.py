@@ -12,7 +12,19 @@ from torch import Tensor
 from shiplap.op.expr import FUNCTIONS
 from shiplap.op.values import Size, Value
 
-__all__ = ["Constant", "Local", "Scope", "own_memory", "placed", "same_sizes", "scope", "show", "why_none"]
+__all__ = [
+    "Constant",
+    "Local",
+    "Scope",
+    "dense",
+    "kind_of_memory",
+    "own_memory",
+    "placed",
+    "same_sizes",
+    "scope",
+    "show",
+    "why_none",
+]
 
 Constant: TypeAlias = torch.dtype | frozenset[torch.dtype] | type
 Local: TypeAlias = Value | torch.dtype | torch.device | Exception  # a variable of a call
@@ -49,6 +61,21 @@ def same_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool | torch.SymBool:
     return holds
 
 
+def dense(t: Tensor) -> bool:
+    """Whether strides describe ``t``: nested tensors say that they do, and have none."""
+    return t.layout is torch.strided and not t.is_nested
+
+
+def kind_of_memory(t: object, *, extents: bool = False) -> str:
+    """What the caller passed for a tensor that is written to: ``torch.uint8 on cpu``, with ``extents`` its shape."""
+    if not isinstance(t, Tensor):
+        return type(t).__name__
+    kind = f"{t.dtype} on {t.device}"
+    if not dense(t):
+        return f"{kind}, {'nested' if t.is_nested else t.layout}"
+    return f"{kind}, {tuple(t.shape)} by {t.stride()}" if extents else kind
+
+
 def own_memory(t: Tensor) -> bool:
     """Whether no two indices share memory. A symbolic shape passes: the real call is checked."""
     if t.is_contiguous():
@@ -76,6 +103,7 @@ def scope(constants: Mapping[str, Constant] | None = None) -> Scope:
         "is_grad_enabled": torch.is_grad_enabled,
         "empty": torch.empty,
         "contiguous_format": torch.contiguous_format,
+        "kind_of_memory": kind_of_memory,
         "own_memory": own_memory,
         "placed": placed,
         "same_sizes": same_sizes,

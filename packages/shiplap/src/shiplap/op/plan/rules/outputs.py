@@ -35,6 +35,11 @@ __all__ = [
 ALIGNMENT = 64  # bytes: what kernels are promised of a workspace
 
 
+def dense(tensor: str) -> str:
+    """Python condition under which strides describe ``tensor``."""
+    return f"{tensor}.layout is strided and not {tensor}.is_nested"
+
+
 def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Term:
     """The dtype of an output: its own, or that of its class in this call."""
     if len(names) != 1:
@@ -57,7 +62,8 @@ class FitsKind(OfTensor):
         t, dtype = self.at.tensor, equal(self.at.dtype, self.dtype)
         device = equal(self.at.device, both("device"))
         return Term(
-            f"isinstance({t.python}, Tensor) and {t.python}.dtype == {self.dtype.python} and {device.python}",
+            f"isinstance({t.python}, Tensor) and {dense(t.python)}"
+            f" and {t.python}.dtype == {self.dtype.python} and {device.python}",
             f"{dtype.cpp} && {device.cpp}",
         )
 
@@ -66,8 +72,7 @@ class FitsKind(OfTensor):
 
     def got(self) -> Text:
         t = self.at.tensor.python
-        kind = f"'{{}} on {{}}'.format({t}.dtype, {t}.device) if isinstance({t}, Tensor) else type({t}).__name__"
-        return (Term(kind, f'joined({{{self.at.dtype.shown[1]}, " on ", {self.at.device.cpp}}})'),)
+        return (Term(f"kind_of_memory({t})", f'joined({{{self.at.dtype.shown[1]}, " on ", {self.at.device.cpp}}})'),)
 
     def expected(self) -> Text:
         return (self.dtype, " on ", both("device"))
@@ -191,14 +196,15 @@ class OfScratch(OfCall):
 
 @dataclass(frozen=True)
 class ScratchKind(OfScratch):
-    """It is bytes in one contiguous dim, on the device of the call."""
+    """It is bytes in one contiguous dim, on the device of the call. Asked before anything else of a workspace."""
 
     at: ClassVar[Place] = Place("", "", variable="scratch")
 
     def holds(self) -> Term:
         t = self.at.tensor.python
         return Term(
-            f"{t}.dtype == uint8 and {t}.device == device and {t}.dim() == 1 and {t}.stride(0) == 1",
+            f"isinstance({t}, Tensor) and {dense(t)}"
+            f" and {t}.dtype == uint8 and {t}.device == device and {t}.dim() == 1 and {t}.stride(0) == 1",
             f"{t}.dtype() == {dtypes.number('uint8')} && device_of({t}) == device && is_vector({t})",
         )
 
@@ -207,15 +213,9 @@ class ScratchKind(OfScratch):
 
     def got(self) -> Text:
         t = self.at.tensor.python
-        return (
-            Term(f"{t}.dtype", f"Dtype{{{t}.dtype()}}"),
-            " on ",
-            self.at.device,
-            ", ",
-            Term(f"tuple({t}.shape)", f"Tuple({t}.sizes(), {t}.dim())"),
-            " by ",
-            Term(f"tuple({t}.stride())", f"Tuple({t}.strides(), {t}.dim())"),
-        )
+        shape, strides = f"Tuple({t}.sizes(), {t}.dim())", f"Tuple({t}.strides(), {t}.dim())"
+        cpp = f'joined({{Dtype{{{t}.dtype()}}, " on ", {self.at.device.cpp}, ", ", {shape}, " by ", {strides}}})'
+        return (Term(f"kind_of_memory({t}, extents=True)", cpp),)
 
     def expected(self) -> Text:
         return ("torch.uint8 on ", both("device"), ", one contiguous dim")

@@ -25,7 +25,13 @@ __all__ = [
     "SameDtype",
     "Unshared",
     "of_argument",
+    "undefined",
 ]
+
+
+def undefined(index: int) -> str:
+    """C++ condition under which None was passed for a tensor that nobody has taken: nothing else can be asked of it."""
+    return f"!peek_defined(values[{index}])"
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,13 @@ class IsTensor(OfTensor):
     declared: str
 
     id = "SL209"
-    cpp_by = "the dispatcher, and tvm-ffi's Arguments, which hand over tensors"
+    cpp_by = "Python, to which a call with None is handed over, and tvm-ffi's Arguments, which hand over tensors"
 
     def holds(self) -> Term:
         return Term(f"isinstance({self.at.tensor.python}, Tensor)", TRUE.cpp)
+
+    def defers(self, index: int) -> str:
+        return undefined(index)
 
     def got(self) -> Text:
         t = self.at.tensor.python
@@ -70,7 +79,8 @@ class Dense(OfTensor):
         return Term(f"{self.at.tensor.python}.layout is strided", TRUE.cpp)
 
     def got(self) -> Text:
-        return (Term(f"{self.at.tensor.python}.layout", ""),)
+        t = self.at.tensor.python
+        return (Term(f"'a nested tensor' if {t}.is_nested else {t}.layout", ""),)
 
     def expected(self) -> Text:
         return ("a dense tensor",)
