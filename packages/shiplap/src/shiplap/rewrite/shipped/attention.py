@@ -26,7 +26,9 @@ from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.shipped import einsum, sinks
 from shiplap.rewrite.shipped.attention_programs import programs
-from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of
+from shiplap.rewrite.shipped.missed import missed, over_last, written_out
+from shiplap.rewrite.shipped.region import region_of
+from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of, steps_of
 
 __all__ = ["Attention", "attention"]
 
@@ -50,9 +52,12 @@ class Attention(Rewrite):
     def programs(self) -> Iterator[Program]:
         return programs()
 
+    def may_match(self, graph: Graph) -> bool:
+        return super().may_match(graph) or any(map(written_out, graph.nodes))
+
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         for node in list(graph.nodes):
-            if trail.named(node) in ("softmax", "_softmax") and _over_last(node):
+            if trail.named(node) in self.anchors or written_out(node):
                 try:
                     outcome = self._at(graph, node)
                 except Obstructed as e:
@@ -61,6 +66,8 @@ class Attention(Rewrite):
                     yield outcome
 
     def _at(self, graph: Graph, softmax: Node) -> Outcome | None:
+        if trail.named(softmax) not in self.anchors or not over_last(softmax):
+            return _missed(softmax)
         above: Scores | Obstructed | None
         try:
             above = scores_of(softmax.args[0] if softmax.args else softmax.kwargs["input"], softmax)
@@ -68,8 +75,7 @@ class Attention(Rewrite):
             above = e
         below = _weighted(softmax)
         if above is None or below is None:
-            _require_no_attention(softmax)
-            return None
+            return _missed(softmax)
         for side in (above, below):
             if isinstance(side, Obstructed):
                 raise side
@@ -105,42 +111,16 @@ class Attention(Rewrite):
         )
 
 
-def _over_last(node: Node) -> bool:
-    held = value(node)
-    dims = [a for a in (*node.args[1:2], node.kwargs.get("dim")) if isinstance(a, int)]
-    return isinstance(held, Tensor) and held.dim() >= 2 and bool(dims) and dims[0] % held.dim() == held.dim() - 1
+def _missed(softmax: Node) -> NearMiss | None:
+    """Raise what keeps a softmax from being an attention that is understood. Nothing where it weighs no activations."""
+    region = region_of(softmax)
+    if region is not None:
+        raise missed(region, lambda n: steps_of(n) is not None, _handed_to_values)
+    return None
 
 
-def _require_no_attention(softmax: Node) -> None:
-    """Raise where a softmax has products not far above and below it, and calls in between that are not understood."""
-    above, below = _nearest_product(softmax, up=True), _nearest_product(softmax, up=False)
-    if not above or not below or above[0].all_input_nodes == below[0].all_input_nodes:
-        return
-    strange = next((n for n in (*above[1:], *below[1:]) if not _understood(n)), None)
-    if strange is not None:
-        what = f"{strange.name} ({operator_name(strange)}) lies between the softmax and a product of attention"
-        fix = "leave this attention as it is: no fused kernel has a place for it"
-        raise Obstructed(strange, "operator", what, fix)
-
-
-def _understood(node: Node) -> bool:
-    return trail.idle(node) or _keeps_matrix(node) or trail.named(node) in ("permute", "transpose")
-
-
-def _nearest_product(start: Node, *, up: bool, most: int = 6) -> list[Node]:
-    """A product of two computed tensors that ``start`` is computed from, or goes into, with the calls in between."""
-    paths = [[n] for n in (start.all_input_nodes if up else start.users)]
-    while paths:
-        path = paths.pop(0)
-        at = path[-1]
-        held = value(at)
-        if not (isinstance(held, Tensor) and held.dim() >= 3 and at.op.startswith("call")):
-            continue
-        if trail.named(at) in PRODUCTS and all(value(n).dim() >= 3 for n in at.all_input_nodes):
-            return [at, *path[:-1]]
-        if len(path) < most:
-            paths += [[*path, n] for n in (at.all_input_nodes if up else at.users)]
-    return []
+def _handed_to_values(node: Node) -> bool:
+    return trail.idle(node) or _keeps_matrix(node) or bool(sinks.dropped(node))
 
 
 class _Weighted:

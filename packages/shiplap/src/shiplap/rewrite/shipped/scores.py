@@ -16,7 +16,7 @@ from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normal import arguments
 from shiplap.rewrite.shipped import einsum, sinks
 
-__all__ = ["PRODUCTS", "Obstructed", "Scores", "Step", "scores_of"]
+__all__ = ["PRODUCTS", "Obstructed", "Scores", "Step", "scores_of", "steps_of"]
 
 PRODUCTS = frozenset({"matmul", "bmm"})
 FILLS = ("masked_fill", "masked_fill_", "where")
@@ -91,7 +91,7 @@ def scores_of(top: Any, reader: Node, depth: int = 0) -> Scores | None:
     if spelled := einsum.of_scores(top):
         lead = tuple(value(top).shape[:-2])
         return Scores(top, spelled.first, spelled.second, True, 1.0, lead, [], [top], spelled.orders)
-    step = _step(top)
+    step = steps_of(top)
     if step is None:
         _require_no_product(top, depth)
         return None
@@ -128,7 +128,7 @@ def _for_dtype(reader: Node, node: Node) -> bool:
     return trail.idle(reader) and reader.args[0] is not node
 
 
-def _step(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
+def steps_of(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
     """What ``node`` does to scores: for each operand that may be the scores, that operand and the step. None if it is
     nothing that attention knows."""
     name = trail.named(node).removeprefix("i") if trail.named(node) in ("iadd", "imul", "itruediv", "isub") else ""
