@@ -8,8 +8,8 @@ the CPU; nothing is measured and nothing is downloaded.
 
 A softmax counts as attention if its scores come from a product of two activations and its weights go into a product
 with an activation, whatever lies in between; a router's is none. A root counts as RMS norm if it is that of a mean of
-squares of what no mean was subtracted from. A rotary is counted by the function in which the model mixes pairs,
-whether the rewrite pays there or not. A place is silent if it neither matches nor has a near miss.
+squares of what no mean was subtracted from. A rotary is counted by the function in which the model mixes pairs.
+Rewrites are applied whether they pay or not. A place is silent if it neither matches nor has a near miss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import torch
 from _published import Built, published
 
 from shiplap.rewrite import Match, NearMiss
-from shiplap.rewrite.shipped import attention, rms_norm
+from shiplap.rewrite.shipped import rms_norm
+from shiplap.rewrite.shipped.attention import Attention
 from shiplap.rewrite.shipped.region import region_of
 from shiplap.rewrite.shipped.rotary import Rotary
 from shiplap.rewrite.trail import CASTS, named
@@ -98,7 +99,7 @@ def look(model: Any, inputs: dict[str, Any]) -> Looked:
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
         there = {name: {n.name for n in gm.graph.nodes if wanted(n)} for name, wanted in WANTED.items()}
-        for made in (*attention, rms_norm, Rotary(always=True)):
+        for made in (Attention(always=True), rms_norm, Rotary(always=True)):
             outcomes = list(made.apply(gm.graph))
             matched = [set(o.nodes) for o in outcomes if isinstance(o, Match)]
             unlisted = sum(not nodes & there[made.name] for nodes in matched)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite import trail
-from shiplap.rewrite.graph import operator_name, value
+from shiplap.rewrite.graph import mutates, operator_name, value
 from shiplap.rewrite.shipped.region import Region
 from shiplap.rewrite.shipped.scores import Obstructed
 
@@ -89,6 +89,10 @@ def _unlike(region: Region, above: Understood, below: Understood) -> Iterator[Ob
     if (strange := next((n for n in region.below if not below(n)), None)) is not None:
         what = f"{_called(strange)} lies between the softmax and the product with the values"
         yield Obstructed(strange, "operator", what, _fix(strange, "move it behind the product"), 2)
+    read = (softmax, *region.below)
+    for writer in (u for n in read for u in n.users if mutates(u) and u.args[:1] == (n,)):
+        what = f"{_called(writer)} writes to the weights"
+        yield Obstructed(writer, "mutation", what, "write the call without the underscore, which returns a copy", 2)
     if len(region.outs) > 1:
         names = ", ".join(n.name for n in region.outs)
         what = f"the weights go into {len(region.outs)} products, {names}; attention has one"

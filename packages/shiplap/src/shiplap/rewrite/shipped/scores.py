@@ -38,7 +38,7 @@ class Step:
 
     ``kind``: ``scale`` by a number, ``stretch`` by a tensor that is constant along the keys, ``add`` a tensor times a
     number, ``fill`` with a number where a mask is true, ``keep`` what is there where it is true, ``view`` with other
-    leading dims, ``sink`` joins ``number`` columns to the scores.
+    leading dims, ``sink`` joins ``number`` columns to the scores, ``cap`` by tanh.
     """
 
     kind: str
@@ -135,6 +135,8 @@ def steps_of(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
     name = name or trail.named(node).removesuffix("_")
     if trail.idle(node):
         return [(node.args[0], [None])]
+    if name == "tanh" and len(given := trail.operands(node)) == 1:
+        return [(given[0], [Step("cap")])]
     if scaled := trail.factor(node):
         return [(scaled[0], [Step("scale", None, scaled[1])])]
     given = trail.operands(node)
@@ -286,12 +288,6 @@ def _require_no_product(top: Node, depth: int) -> None:
 
 
 def _no_place(node: Node) -> tuple[str, str]:
-    if trail.named(node) == "tanh":
-        return (
-            "tanh caps the scores, and scaled_dot_product_attention has no cap",
-            "torch.nn.attention.flex_attention has one: pass a score_mod, with attn_implementation='flex_attention' "
-            "in transformers",
-        )
     return (
         f"{node.name} ({operator_name(node)}) lies between the product of queries and keys and the softmax",
         "write it as a mask that is added to the scores, or as a factor of the queries",
