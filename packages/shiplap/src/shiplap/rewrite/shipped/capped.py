@@ -71,15 +71,14 @@ def _rows(given: Any, rows: slice) -> Any:
 
 
 def _stepped(step: Step, scores: Tensor, given: Any) -> Tensor:
-    match step.kind:
-        case "scale":
-            return scores * step.number
-        case "cap":
-            return scores.tanh()
-        case "stretch":
-            return scores * given
-        case "add":
-            return scores + (given if step.number == 1 else given * step.number)
-        case _:  # "fill" or "keep"
-            mask = given if given.dtype == torch.bool else given != 0
-            return scores.masked_fill(mask if step.kind == "fill" else ~mask, step.number)
+    if step.kind == "scale":
+        return scores * step.number
+    if step.kind == "cap":
+        return scores.tanh()
+    assert isinstance(given, Tensor)
+    if step.kind == "stretch":
+        return scores * given
+    if step.kind == "add":
+        return scores + (given if step.number == 1 else given * step.number)
+    mask = given if given.dtype == torch.bool else given != 0
+    return scores.masked_fill(mask if step.kind == "fill" else ~mask, step.number)

@@ -47,6 +47,7 @@ def written_out(node: Node) -> bool:
     top, total = map(trail.handed_on, given) if len(given) == 2 else (None, None)
     return (
         trail.named(top) == "exp"
+        and isinstance(total, Node)
         and trail.named(total) == "sum"
         and bool(total.all_input_nodes)
         and trail.handed_on(total.all_input_nodes[0]) is top
