@@ -4,8 +4,12 @@
     python benchmarks/rewrite_coverage.py --every 3/200     every 200th model type of transformers from the third on
 
 Models of transformers, and of timm and diffusers where these are installed, are built from their configs and traced on
-the CPU; nothing is measured and nothing is downloaded. A softmax that is no attention (a router's) counts as none. A
-rotary is counted by the function in which the model mixes pairs, whether the rewrite pays there or not.
+the CPU; nothing is measured and nothing is downloaded.
+
+A softmax counts as attention if its scores come from a product of two activations and its weights go into a product
+with an activation, whatever lies in between; a router's is none. A root counts as RMS norm if it is that of a mean of
+squares of what no mean was subtracted from. A rotary is counted by the function in which the model mixes pairs.
+Rewrites are applied whether they pay or not. A place is silent if it neither matches nor has a near miss.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,9 +25,11 @@ import torch
 from _published import Built, published
 
 from shiplap.rewrite import Match, NearMiss
-from shiplap.rewrite.shipped import attention, rms_norm
+from shiplap.rewrite.shipped import rms_norm
+from shiplap.rewrite.shipped.attention import Attention
+from shiplap.rewrite.shipped.region import region_of
 from shiplap.rewrite.shipped.rotary import Rotary
-from shiplap.rewrite.trail import named
+from shiplap.rewrite.trail import CASTS, named
 
 ROTARY = re.compile(
     r"in (?:_?rotate_|_?apply_rotary_emb$|apply_rotary_pos_emb_interleave$|apply_rotary_position_embeddings$)"
@@ -32,14 +39,38 @@ ROTARY = re.compile(
 def rotates(node: torch.fx.Node) -> bool:
     """Whether a model exchanges the elements of pairs there: its own function says so, not the rewrite."""
     lines = [line for line in (node.meta.get("stack_trace") or "").splitlines() if line.startswith("  File")]
-    return named(node) in ("cat", "stack", "view_as_complex") and bool(lines) and bool(ROTARY.search(lines[-1]))
+    mixes = named(node) == "view_as_complex" or (named(node) in ("cat", "stack") and len(node.all_input_nodes) > 1)
+    return mixes and bool(lines) and bool(ROTARY.search(lines[-1]))
 
 
-WANTED = {
-    "attention": lambda n: named(n) == "softmax",
-    "rms_norm": lambda n: named(n) == "rsqrt",
-    "rotary": rotates,
-}
+def attends(node: torch.fx.Node) -> bool:
+    """Whether a softmax has scores from a product of two activations, and its weights go into a product with one."""
+    region = region_of(node) if named(node) in ("softmax", "_softmax") else None
+    return region is not None and region.attends
+
+
+def norms(node: torch.fx.Node) -> bool:
+    """Whether ``node`` is the root of a mean of squares of what no mean was subtracted from: no layer or L2 norm."""
+    if named(node) not in ("rsqrt", "sqrt", "pow") or (named(node) == "pow" and node.args[1] not in (0.5, -0.5)):
+        return False
+    at: Any = node.args[0]
+    for names in (("add",), ("mean",), ("pow", "square", "mul")):
+        while named(at) in CASTS:
+            at = at.args[0]
+        if named(at) not in names:
+            return False
+        operands = [n for n in at.all_input_nodes if named(n) != "full"]
+        if not operands:
+            return False
+        at = operands[0]
+        if named(at) == "mul" and names == ("mean",) and len(at.all_input_nodes) != 1:
+            return False
+    while named(at) in CASTS:
+        at = at.args[0]
+    return not (named(at) == "sub" and any(named(n) == "mean" for n in at.all_input_nodes))
+
+
+WANTED: dict[str, Callable[[torch.fx.Node], bool]] = {"attention": attends, "rms_norm": norms, "rotary": rotates}
 
 
 def tensors(result: Any) -> list[torch.Tensor]:
@@ -47,16 +78,34 @@ def tensors(result: Any) -> list[torch.Tensor]:
     return [t for t in held if isinstance(t, torch.Tensor)]
 
 
-def look(model: Any, inputs: dict[str, Any]) -> tuple[list[Any], dict[str, int], float]:
-    """The outcomes, how many places there may be, and the largest difference relative to the largest result."""
-    outcomes: list[Any] = []
-    places = dict.fromkeys(WANTED, 0)
+@dataclass
+class Looked:
+    """What was seen of one model: what the rewrites did, for each the places that there are and those that matched."""
+
+    outcomes: list[Any]
+    places: dict[str, int]
+    hits: dict[str, int]
+    error: float = 0.0
+
+    def silent(self, rewrite: str) -> int:
+        """How many places neither match nor have a near miss."""
+        misses = sum(isinstance(o, NearMiss) and o.rewrite == rewrite for o in self.outcomes)
+        return max(self.places[rewrite] - self.hits[rewrite] - misses, 0)
+
+
+def look(model: Any, inputs: dict[str, Any]) -> Looked:
+    """Compile ``model`` with the rewrites. The error is the largest difference relative to the largest result."""
+    seen = Looked([], dict.fromkeys(WANTED, 0), dict.fromkeys(WANTED, 0))
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        for rewrite, wanted in WANTED.items():
-            places[rewrite] += sum(wanted(n) for n in gm.graph.nodes)
-        for made in (*attention, rms_norm, Rotary(always=True)):
-            outcomes.extend(made.apply(gm.graph))
+        there = {name: {n.name for n in gm.graph.nodes if wanted(n)} for name, wanted in WANTED.items()}
+        for made in (Attention(always=True), rms_norm, Rotary(always=True)):
+            outcomes = list(made.apply(gm.graph))
+            matched = [set(o.nodes) for o in outcomes if isinstance(o, Match)]
+            unlisted = sum(not nodes & there[made.name] for nodes in matched)
+            seen.hits[made.name] += len(matched)
+            seen.places[made.name] += len(there[made.name]) + unlisted
+            seen.outcomes.extend(outcomes)
         gm.graph.lint()
         gm.recompile()
         return gm.forward
@@ -65,7 +114,8 @@ def look(model: Any, inputs: dict[str, Any]) -> tuple[list[Any], dict[str, int],
     with torch.no_grad():
         pairs = zip(tensors(torch.compile(model, backend=backend)(**inputs)), tensors(model(**inputs)), strict=True)
         errors = [float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in pairs]
-    return outcomes, places, max(errors, default=0.0)
+    seen.error = max(errors, default=0.0)
+    return seen
 
 
 def chosen(wanted: list[str]) -> dict[str, Callable[[], Built]]:
@@ -79,7 +129,7 @@ def chosen(wanted: list[str]) -> dict[str, Callable[[], Built]]:
 
 
 def main() -> None:
-    totals, models = {name: [0, 0] for name in WANTED}, 0
+    totals, models = {name: [0, 0, 0] for name in WANTED}, 0
     for name, build in chosen(sys.argv[1:]).items():
         torch.manual_seed(0)
         try:
@@ -87,19 +137,20 @@ def main() -> None:
             with torch.no_grad():
                 model(**inputs)
         except Exception as e:  # a package that is not here, or a type that cannot be built from sizes alone
-            print(f"{name:32} not here: {e}"[:120])
+            print(f"{name:32} not here: {e}".replace("\n", " ")[:120])
             continue
-        outcomes, places, error = look(model, inputs)
+        seen = look(model, inputs)
         models += 1
         shown = []
         for rewrite, total in totals.items():
-            hits = sum(isinstance(o, Match) and o.rewrite == rewrite for o in outcomes)
-            total[0], total[1] = total[0] + hits, total[1] + places[rewrite]
-            shown.append(f"{rewrite} {hits} of {places[rewrite]}")
-        print(f"{name:32} {', '.join(shown)}, results differ by {error:.1e}", flush=True)
-        for miss in (o for o in outcomes if isinstance(o, NearMiss)):
+            counts = (seen.hits[rewrite], seen.places[rewrite], seen.silent(rewrite))
+            total[:] = [a + b for a, b in zip(total, counts, strict=True)]
+            shown.append(f"{rewrite} {counts[0]} of {counts[1]}" + (f" ({counts[2]} SILENT)" if counts[2] else ""))
+        print(f"{name:32} {', '.join(shown)}, results differ by {seen.error:.1e}", flush=True)
+        for miss in (o for o in seen.outcomes if isinstance(o, NearMiss)):
             print(f"    {miss}")
-    print(f"{models} models: {', '.join(f'{n} {hits} of {of}' for n, (hits, of) in totals.items())}")
+    summed = (f"{name} {hit} of {of}, {silent} silent" for name, (hit, of, silent) in totals.items())
+    print(f"{models} models: {', '.join(summed)}")
 
 
 if __name__ == "__main__":

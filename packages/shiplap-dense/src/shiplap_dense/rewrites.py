@@ -1,6 +1,6 @@
 """Rewrites that put our dense ops into models: what surrounds the product goes into the template's kernel.
 
-``linear_activation``, ``norm_linear``, ``int8_linear`` are functions that return rewrites, for
+``linear_activation``, ``gated_linear``, ``norm_linear``, ``int8_linear`` are functions that return rewrites, for
 ``sl.rewrites(*linear_activation(), ...)``. ``always=True`` places an op where its template is not expected to pay, too.
 """
 
@@ -18,7 +18,7 @@ import shiplap as sl
 from shiplap.extend.rewriting import FoldedNorm, PatternRewrite, Program, Rewrite, conv_norm, no_ops
 from shiplap_dense.functional import conv2d, matmul, matmul_int8
 
-__all__ = ["conv_norm_dense", "int8_linear", "linear_activation", "norm_linear"]
+__all__ = ["conv_norm_dense", "gated_linear", "int8_linear", "linear_activation", "norm_linear"]
 
 Rewrites = tuple[Rewrite, ...]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -51,6 +51,45 @@ def _activated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], 
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return act(matmul(x, weight.t(), bias))
+
+    return pattern, replacement
+
+
+def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
+    """SwiGLU and GEGLU, ``silu(linear(x, gate)) * linear(x, up)``, also as the halves of one linear layer.
+
+    Our product for the gate, with the activation and the multiplication in its epilogue. On GPUs.
+    """
+    pays = None if always else _on_gpu
+    gates = {name: ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh")}
+    made = [sl.rewrite(*_gated(act), name=f"gated_{name}", pays=pays) for name, act in gates.items()]
+    for half, last in (("first", False), ("last", True)):
+        named = ((f"gated_{name}_{half}_half", act) for name, act in gates.items())
+        made += [sl.rewrite(*_split(act, last), name=name, where="n % 2 == 0", pays=pays) for name, act in named]
+    return tuple(made)
+
+
+def _gated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    def pattern(x: Float[Tensor, "*b k"], gate: Float[Tensor, "n k"], up: Float[Tensor, "n k"]) -> Tensor:
+        return act(F.linear(x, gate)) * F.linear(x, up)
+
+    def replacement(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        return act(matmul(x, gate.t())) * F.linear(x, up)
+
+    return pattern, replacement
+
+
+def _split(act: Callable[[Tensor], Tensor], last: bool) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """One linear layer, whose first or last half is the gate."""
+
+    def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
+        halves = F.linear(x, weight, bias).chunk(2, -1)
+        return act(halves[last]) * halves[not last]
+
+    def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        weights = weight.chunk(2)
+        biases = (None, None) if bias is None else bias.chunk(2)
+        return act(matmul(x, weights[last].t(), biases[last])) * F.linear(x, weights[not last], biases[not last])
 
     return pattern, replacement
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shiplap.compat.passes import capture
 from shiplap.rewrite import Match
 from shiplap.rewrite.shipped import attention, rms_norm
+from shiplap.rewrite.shipped.attention import Attention
 from tests.rewrite.specimens import near, outcomes
 
 LOWEST = torch.finfo(torch.float32).min
@@ -71,12 +73,35 @@ def args() -> list[Tensor]:
     return [torch.randn(s, generator=g) for s in (*(((2, 3, 5, 4),) * 3), (1, 3, 5, 5), (2, 1, 5, 5))]
 
 
-@pytest.mark.parametrize("model", [t5, gpt2, timm, falcon, gpt_oss, flint, xlnet], ids=lambda f: f.__name__)
+def gemma2(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Scores that tanh caps."""
+    scores = torch.tanh(torch.matmul(q, k.transpose(2, 3)) * 0.5 / 30.0) * 30.0 + mask
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(weights, v).transpose(1, 2).contiguous()
+
+
+def conformer(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Weights that are set to 0 where scores were masked, which a row that is masked as a whole sees."""
+    hidden = ((mask > 0) | (torch.arange(5) == 0)[:, None]).eq(1)
+    scores = (torch.matmul(q, k.permute(0, 1, 3, 2)) + bias).masked_fill(hidden, LOWEST)
+    return torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0) @ v
+
+
+def longt5(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Dots in an einsum stand for the leading dims."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    scores = torch.einsum("...qhd,...khd->...hqk", q, k) + bias
+    return torch.einsum("...hqk,...khd->...qhd", F.softmax(scores, -1), v).sin()
+
+
+@pytest.mark.parametrize(
+    "model", [t5, gpt2, timm, falcon, gpt_oss, flint, xlnet, gemma2, conformer, longt5], ids=lambda f: f.__name__
+)
 def test_it_is_found_and_computes_the_same(model: Callable[..., Tensor]) -> None:
     given, placed = args(), list[Any]()
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        placed.extend(attention[0].apply(gm.graph))
+        placed.extend(Attention(always=True).apply(gm.graph))
         gm.graph.lint()
         gm.recompile()
         return gm.forward
@@ -87,6 +112,22 @@ def test_it_is_found_and_computes_the_same(model: Callable[..., Tensor]) -> None
     assert [type(o) for o in placed] == [Match], placed
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     assert got.stride() == expected.stride()
+
+
+def test_capped_scores_are_computed_in_blocks_where_that_pays() -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.softmax(torch.tanh(q @ k.mT / 30.0) * 30.0, -1) @ v
+
+    q, k, v = (torch.randn(1, 5, 1000, 4) for _ in "qkv")
+    with torch.no_grad():
+        captured = capture(model, [q, k, v], "pre-grad", dynamic=False)
+        graph, given = captured.graph, [(q, k, v)[int(role)] for role in captured.roles.values()]
+        (match,) = attention[0].apply(graph)
+        assert isinstance(match, Match), match
+        assert sum("tanh" in name for name in match.made) == 5
+        graph.lint()
+        got = torch.fx.GraphModule({}, graph)(*given)
+    torch.testing.assert_close(got[0], model(q, k, v), rtol=1e-5, atol=1e-6)
 
 
 class Scaled(torch.nn.Module):

@@ -18,6 +18,7 @@ from itertools import chain, repeat
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch
 from torch._inductor import config, custom_graph_pass
 from torch.fx import Graph, Node
 
@@ -231,9 +232,10 @@ def capture(
         seen.append(graph)
         raise _Stop
 
-    options: dict[str, Any] = dict.fromkeys(PLACES.values())
+    options: dict[str, Any] = {**dict.fromkeys(PLACES.values()), "fx_graph_cache": False}
     options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: Pass(note, lambda: "capture")}
-    with preserving_state(), suppress(_Stop), warnings.catch_warnings():
+    uncached = functorch.patch(enable_autograd_cache=False)  # nothing ends up there, and a key reads all of torch
+    with preserving_state(), suppress(_Stop), uncached, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = [t.detach().requires_grad_(t.requires_grad) for t in tensors]  # marks stay on a tensor
         for t in own if dynamic else ():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ __all__ = [
     "value",
 ]
 
+TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 
 value = fx.node_value
@@ -355,9 +357,10 @@ def operator_name(node: Node) -> str:
 
 
 def source_line(node: Node) -> str:
-    """``file:line`` of the user's call, empty where the compiler does not know."""
+    """``file:line`` of the user's call, the last one that is not torch's own; empty where the compiler knows none."""
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
-    return ":".join(frames[-1]) if frames else ""
+    own = [f for f in frames if not f[0].startswith(TORCH)]
+    return ":".join((own or frames)[-1]) if frames else ""
 
 
 def describe(node: Any) -> str:

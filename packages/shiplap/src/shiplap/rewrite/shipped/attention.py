@@ -24,11 +24,16 @@ from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
 from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.program import Program, proving
-from shiplap.rewrite.shipped import einsum, sinks
+from shiplap.rewrite.shipped import capped, einsum, sinks, zeroed
 from shiplap.rewrite.shipped.attention_programs import programs
-from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of
+from shiplap.rewrite.shipped.missed import missed, over_last, written_out
+from shiplap.rewrite.shipped.region import region_of
+from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of, steps_of
 
 __all__ = ["Attention", "attention"]
+
+
+MASKS = frozenset({"fill", "keep"})
 
 
 class Attention(Rewrite):
@@ -50,9 +55,12 @@ class Attention(Rewrite):
     def programs(self) -> Iterator[Program]:
         return programs()
 
+    def may_match(self, graph: Graph) -> bool:
+        return super().may_match(graph) or any(map(written_out, graph.nodes))
+
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         for node in list(graph.nodes):
-            if trail.named(node) in ("softmax", "_softmax") and _over_last(node):
+            if trail.named(node) in self.anchors or written_out(node):
                 try:
                     outcome = self._at(graph, node)
                 except Obstructed as e:
@@ -61,6 +69,8 @@ class Attention(Rewrite):
                     yield outcome
 
     def _at(self, graph: Graph, softmax: Node) -> Outcome | None:
+        if trail.named(softmax) not in self.anchors or not over_last(softmax):
+            return _missed(softmax)
         above: Scores | Obstructed | None
         try:
             above = scores_of(softmax.args[0] if softmax.args else softmax.kwargs["input"], softmax)
@@ -68,8 +78,7 @@ class Attention(Rewrite):
             above = e
         below = _weighted(softmax)
         if above is None or below is None:
-            _require_no_attention(softmax)
-            return None
+            return _missed(softmax)
         for side in (above, below):
             if isinstance(side, Obstructed):
                 raise side
@@ -81,22 +90,22 @@ class Attention(Rewrite):
         held = _held(above, below)
         if reason := _unfit(held):
             raise Obstructed(below.out, *reason)
-        biased = any(step.kind in ("add", "fill", "keep") for step in above.steps)
-        if above.blocks_gradients and torch.is_grad_enabled() and (held[0].requires_grad or held[1].requires_grad):
-            what = (
-                "the mask is filled in, which lets no gradient through; a row that is masked as a whole would have one"
-            )
-            fix = "add torch.finfo(scores.dtype).min to the scores instead, or rewrite the model under torch.no_grad()"
-            raise Obstructed(below.out, "gradient", what, fix, 2)
-        if not (self.always or proving.get()) and (reason_of_cost := _declined(held, biased, above.sink)):
-            raise Obstructed(below.out, "cost", reason_of_cost)
-        _require_same_sink(above, below)
+        biased = any(step.kind in ("add", *MASKS) for step in above.steps)
+        _require_same_mask(above, below)
+        if capped.is_capped(above) and not {s.kind for s in above.steps} <= {"cap", "scale", "stretch", "add", *MASKS}:
+            what = "tanh caps the scores, and a view or a sink follows: that is computed in no blocks of rows"
+            raise Obstructed(below.out, "operator", what, capped.FLEX, 2)
+        if above.blocks_gradients or below.mask is not None:
+            _require_no_gradients(below.out, held)
         shape = tuple(value(softmax).shape)
-        plan = _Plan(above, shape, tuple(value(below.out).shape), below.spelled)
+        if not (self.always or proving.get()):
+            _require_gain(below.out, above, held, shape, biased)
+        _require_same_sink(above, below)
+        plan = _Plan(above, shape, tuple(value(below.out).shape), below.spelled, masked=below.mask is not None)
         nodes = [*above.nodes, softmax, *below.nodes]
         bound = [("q", describe(above.q)), ("k", describe(above.k)), ("v", describe(below.v))]
         tensors = [step.given for step in above.steps]
-        args = [above.q, above.k, below.v, *tensors]
+        args = [above.q, above.k, below.v, *tensors, *([] if below.mask is None else [below.mask])]
         return place(graph, self.level, self.name, plan, args, [below.out], nodes, bound)
 
     def _near(self, e: Obstructed) -> NearMiss:
@@ -105,54 +114,35 @@ class Attention(Rewrite):
         )
 
 
-def _over_last(node: Node) -> bool:
-    held = value(node)
-    dims = [a for a in (*node.args[1:2], node.kwargs.get("dim")) if isinstance(a, int)]
-    return isinstance(held, Tensor) and held.dim() >= 2 and bool(dims) and dims[0] % held.dim() == held.dim() - 1
+def _missed(softmax: Node) -> NearMiss | None:
+    """Raise what keeps a softmax from being an attention that is understood. Nothing where it weighs no activations."""
+    region = region_of(softmax)
+    if region is not None:
+        raise missed(region, lambda n: steps_of(n) is not None, _handed_to_values)
+    return None
 
 
-def _require_no_attention(softmax: Node) -> None:
-    """Raise where a softmax has products not far above and below it, and calls in between that are not understood."""
-    above, below = _nearest_product(softmax, up=True), _nearest_product(softmax, up=False)
-    if not above or not below or above[0].all_input_nodes == below[0].all_input_nodes:
-        return
-    strange = next((n for n in (*above[1:], *below[1:]) if not _understood(n)), None)
-    if strange is not None:
-        what = f"{strange.name} ({operator_name(strange)}) lies between the softmax and a product of attention"
-        fix = "leave this attention as it is: no fused kernel has a place for it"
-        raise Obstructed(strange, "operator", what, fix)
-
-
-def _understood(node: Node) -> bool:
-    return trail.idle(node) or _keeps_matrix(node) or trail.named(node) in ("permute", "transpose")
-
-
-def _nearest_product(start: Node, *, up: bool, most: int = 6) -> list[Node]:
-    """A product of two computed tensors that ``start`` is computed from, or goes into, with the calls in between."""
-    paths = [[n] for n in (start.all_input_nodes if up else start.users)]
-    while paths:
-        path = paths.pop(0)
-        at = path[-1]
-        held = value(at)
-        if not (isinstance(held, Tensor) and held.dim() >= 3 and at.op.startswith("call")):
-            continue
-        if trail.named(at) in PRODUCTS and all(value(n).dim() >= 3 for n in at.all_input_nodes):
-            return [at, *path[:-1]]
-        if len(path) < most:
-            paths += [[*path, n] for n in (at.all_input_nodes if up else at.users)]
-    return []
+def _handed_to_values(node: Node) -> bool:
+    return trail.idle(node) or _keeps_matrix(node) or bool(sinks.dropped(node))
 
 
 class _Weighted:
     """The product with the values: ``out`` is ``weights @ v``, and ``nodes`` hand the weights on to it.
 
-    The last ``dropped`` columns of the weights are left out. ``spelled`` says how an einsum takes them.
+    The last ``dropped`` columns of the weights are left out. ``spelled`` says how an einsum takes them. ``mask`` says
+    where they were set to 0.
     """
 
     def __init__(
-        self, out: Node, v: Node, nodes: list[Node], dropped: int = 0, spelled: einsum.Spelled | None = None
+        self,
+        out: Node,
+        v: Node,
+        nodes: list[Node],
+        dropped: int = 0,
+        spelled: einsum.Spelled | None = None,
+        mask: Node | None = None,
     ) -> None:
-        self.out, self.v, self.nodes, self.dropped, self.spelled = out, v, nodes, dropped, spelled
+        self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
 
 def _held(above: Scores, below: _Weighted) -> list[Tensor]:
@@ -173,9 +163,32 @@ def _require_same_sink(above: Scores, below: _Weighted) -> None:
     raise Obstructed(below.out, "operator", what, fix, 2)
 
 
+def _require_gain(out: Node, above: Scores, held: Sequence[Tensor], shape: Sequence[Any], biased: bool) -> None:
+    if capped.is_capped(above):
+        if reason := capped.declined(held, shape):
+            raise Obstructed(out, "cost", reason, capped.FLEX, 2)
+    elif reason := _declined(held, biased, above.sink):
+        raise Obstructed(out, "cost", reason)
+
+
+def _require_no_gradients(out: Node, held: Sequence[Tensor]) -> None:
+    if torch.is_grad_enabled() and (held[0].requires_grad or held[1].requires_grad):
+        what = "the mask is filled in, which lets no gradient through; a row that is masked as a whole would have one"
+        fix = "add torch.finfo(scores.dtype).min to the scores instead, or rewrite the model under torch.no_grad()"
+        raise Obstructed(out, "gradient", what, fix, 2)
+
+
+def _require_same_mask(above: Scores, below: _Weighted) -> None:
+    """Raise where weights are set to 0 by a mask that the scores were not filled in by."""
+    plain = below.spelled is None and below.dropped == 0 and not any(step.kind == "view" for step in above.steps)
+    if below.mask is not None and not (plain and zeroed.masks_scores(below.mask, above.steps)):
+        what = f"the weights are set to 0 where {below.mask.name} is true; the scores are masked otherwise"
+        raise Obstructed(below.nodes[0], "operator", what, "mask the scores alone, before the softmax", 2)
+
+
 def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
     """Where the weights are multiplied by the values. None where they meet no product at all."""
-    node, nodes, dropped = softmax, list[Node](), 0
+    node, nodes, dropped, mask = softmax, list[Node](), 0, None
     while True:
         reader = trail.only_reader(node)
         if reader is None:
@@ -183,10 +196,14 @@ def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
         given = trail.operands(reader)
         if trail.named(reader) in PRODUCTS and len(given) == 2:
             if given[0] is node and isinstance(given[1], Node):
-                return _Weighted(reader, given[1], [*nodes, reader], dropped)
+                return _Weighted(reader, given[1], [*nodes, reader], dropped, None, mask)
             return Obstructed(reader, "operator", "the weights are its second operand; attention multiplies them first")
         if spelled := einsum.of_values(reader, node):
-            return _Weighted(reader, spelled.second, [*nodes, reader], dropped, spelled)
+            return _Weighted(reader, spelled.second, [*nodes, reader], dropped, spelled, mask)
+        if mask is None and (mask := zeroed.zeroing(reader, node)) is not None:
+            node = reader
+            nodes.append(reader)
+            continue
         if more := sinks.dropped(reader):
             node, dropped = reader, dropped + more
             nodes.append(reader)
@@ -253,12 +270,21 @@ def _declined(held: Sequence[Any], biased: bool, sink: int) -> str:
 
 
 class _Plan:
-    """The function that is traced in place of the steps: of q, k, v and the tensors of the steps."""
+    """The function that is traced in place of the steps: of q, k, v and the tensors of the steps.
+
+    If ``masked``, the last tensor is a mask, and rows that it masks as a whole are 0.
+    """
 
     def __init__(
-        self, scores: Scores, shape: tuple[Any, ...], out: tuple[Any, ...], spelled: einsum.Spelled | None = None
+        self,
+        scores: Scores,
+        shape: tuple[Any, ...],
+        out: tuple[Any, ...],
+        spelled: einsum.Spelled | None = None,
+        *,
+        masked: bool = False,
     ) -> None:
-        self.scores, self.shape, self.out, self.spelled = scores, shape, out, spelled
+        self.scores, self.shape, self.out, self.spelled, self.masked = scores, shape, out, spelled, masked
         self.viewed = any(step.kind == "view" for step in scores.steps)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
@@ -266,9 +292,11 @@ class _Plan:
             q, k = q.permute(self.scores.orders[0]), k.permute(self.scores.orders[1])
         if self.spelled is not None:
             v = v.permute(self.spelled.orders[1])
+        if capped.is_capped(self.scores):
+            return self._in_blocks(q, k, v, given)
         k = k if self.scores.natural else k.transpose(-1, -2)
         scale, bias = self.scores.scale, None
-        for step, tensor in zip(self.scores.steps, given, strict=True):
+        for step, tensor in zip(self.scores.steps, given[:-1] if self.masked else given, strict=True):
             if step.kind == "scale":
                 scale, bias = scale * step.number, None if bias is None else bias * step.number
             elif step.kind == "stretch":
@@ -282,9 +310,18 @@ class _Plan:
             q, k = (t.expand(*self.scores.lead, *t.shape[-2:]).reshape(*lead, *t.shape[-2:]) for t in (q, k))
             v = v.reshape(*lead, *v.shape[-2:])
         out = _attended(q, k, v, bias, scale)
+        if self.masked:
+            out = out.masked_fill(zeroed.rows_of(given[-1]), 0.0)
         if self.spelled is not None:
             out = out.permute(self.spelled.out)
         return out.reshape(self.out) if self.viewed else out
+
+    def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, given: tuple[Any, ...]) -> Tensor:
+        k = k.transpose(-1, -2) if self.scores.natural else k
+        out = capped.attended(q, k, v, self.scores, given[:-1] if self.masked else given)
+        if self.masked:
+            out = out.masked_fill(zeroed.rows_of(given[-1]), 0.0)
+        return out if self.spelled is None else out.permute(self.spelled.out)
 
 
 def _changed(step: Step, bias: Tensor | None, given: Any) -> Tensor | None:

@@ -45,6 +45,13 @@ def _kept(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return scores.softmax(-1) @ v
 
 
+def _zeroed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Row 0 is masked as a whole."""
+    hidden = (mask > 0.5) | (torch.arange(5) == 0)[:, None]
+    weights = F.softmax((q @ k.mT).masked_fill(hidden, LOWEST), -1).masked_fill(hidden, 0.0)
+    return weights @ v
+
+
 def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=1.0, alpha=0.35)
     weights = F.softmax(scores.view(2, 3, 5, 7) + mask, dim=-1).view(6, 5, 7)
@@ -57,6 +64,11 @@ def _of_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _by_temperature(q: Tensor, k: Tensor, v: Tensor, by: Tensor) -> Tensor:
     return F.softmax((q @ k.transpose(-2, -1)) * by, -1) @ v
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.tanh(q @ k.transpose(2, 3) * 0.35 / 5.0) * 5.0 + mask
+    return F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
 
 
 def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
@@ -88,9 +100,14 @@ def programs() -> Iterator[Program]:
     yield Program(_in_batches, batches, "baddbmm and views")
     yield Program(_of_one_head, drawn((2, 5, 8), (2, 7, 8), (2, 7, 6)), "three dims")
     yield Program(_by_temperature, drawn(q, k, v, (3, 1, 1)), "a learned temperature")
+    yield Program(_capped, drawn(q, k, v, (2, 1, 5, 7), dtype=torch.bfloat16), "capped scores, bfloat16")
     yield Program(_with_a_sink, drawn(q, k, v, (2, 1, 5, 7), (3,)), "a sink")
     yield Program(_by_einsum, drawn((5, 2, 3, 8), (7, 2, 3, 8), (7, 2, 3, 6), (2, 1, 5, 7)), "by einsum")
-    masks: tuple[tuple[Callable[..., Tensor], tuple[int, ...]], ...] = ((_filled, (2, 1, 5, 7)), (_kept, (5, 7)))
+    masks: tuple[tuple[Callable[..., Tensor], tuple[int, ...]], ...] = (
+        (_filled, (2, 1, 5, 7)),
+        (_kept, (5, 7)),
+        (_zeroed, (2, 1, 5, 7)),
+    )
     for fn, shape in masks:
         yield Program(fn, drawn(q, k, v, shape), fn.__name__, train=False)
-    yield Program(_scaled_scores, drawn(q, k, v, (1, 3, 5, 7)), "a mask for each head, dynamic", dynamic=(2, 5, 7))
+    yield Program(_scaled_scores, drawn(q, k, v, (1, 3, 5, 7)), "a mask for each head, dynamic", dynamic=(5, 7))

@@ -35,11 +35,26 @@ def _terms(node: Node) -> tuple[list[str], str, list[Node]] | None:
         return None
     left, _, out = given[0].replace(" ", "").partition("->")
     terms = left.split(",")
-    if len(terms) != 2 or "." in given[0] or any(len(set(t)) != len(t) for t in (*terms, out)):
+    if "..." in left and len(terms) == 2:
+        terms, out = _named(terms, out, flat)
+    if len(terms) != 2 or "." in "".join((*terms, out)) or any(len(set(t)) != len(t) for t in (*terms, out)):
         return None
     if not all(isinstance(n, Node) and isinstance(value(n), Tensor) for n in flat):
         return None
     return terms, out, flat
+
+
+def _named(terms: list[str], out: str, operands: list[Any]) -> tuple[list[str], str]:
+    """The same with letters in place of dots, where dots stand for as many dims in both operands."""
+    held = [value(n) if isinstance(n, Node) else None for n in operands]
+    counts = {
+        h.dim() - len(t) + 3 if "..." in t and isinstance(h, Tensor) else -1 for t, h in zip(terms, held, strict=True)
+    }
+    spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in "".join((*terms, out))]
+    if len(counts) != 1 or not 0 <= (count := counts.pop()) <= len(spare):
+        return terms, out
+    letters = "".join(spare[:count])
+    return [t.replace("...", letters) for t in terms], out.replace("...", letters)
 
 
 def of_scores(node: Any) -> Spelled | None:

@@ -16,7 +16,7 @@ from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normal import arguments
 from shiplap.rewrite.shipped import einsum, sinks
 
-__all__ = ["PRODUCTS", "Obstructed", "Scores", "Step", "scores_of"]
+__all__ = ["PRODUCTS", "Obstructed", "Scores", "Step", "scores_of", "steps_of"]
 
 PRODUCTS = frozenset({"matmul", "bmm"})
 FILLS = ("masked_fill", "masked_fill_", "where")
@@ -38,7 +38,7 @@ class Step:
 
     ``kind``: ``scale`` by a number, ``stretch`` by a tensor that is constant along the keys, ``add`` a tensor times a
     number, ``fill`` with a number where a mask is true, ``keep`` what is there where it is true, ``view`` with other
-    leading dims, ``sink`` joins ``number`` columns to the scores.
+    leading dims, ``sink`` joins ``number`` columns to the scores, ``cap`` by tanh.
     """
 
     kind: str
@@ -91,7 +91,7 @@ def scores_of(top: Any, reader: Node, depth: int = 0) -> Scores | None:
     if spelled := einsum.of_scores(top):
         lead = tuple(value(top).shape[:-2])
         return Scores(top, spelled.first, spelled.second, True, 1.0, lead, [], [top], spelled.orders)
-    step = _step(top)
+    step = steps_of(top)
     if step is None:
         _require_no_product(top, depth)
         return None
@@ -128,13 +128,15 @@ def _for_dtype(reader: Node, node: Node) -> bool:
     return trail.idle(reader) and reader.args[0] is not node
 
 
-def _step(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
+def steps_of(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
     """What ``node`` does to scores: for each operand that may be the scores, that operand and the step. None if it is
     nothing that attention knows."""
     name = trail.named(node).removeprefix("i") if trail.named(node) in ("iadd", "imul", "itruediv", "isub") else ""
     name = name or trail.named(node).removesuffix("_")
     if trail.idle(node):
         return [(node.args[0], [None])]
+    if name == "tanh" and len(given := trail.operands(node)) == 1:
+        return [(given[0], [Step("cap")])]
     if scaled := trail.factor(node):
         return [(scaled[0], [Step("scale", None, scaled[1])])]
     given = trail.operands(node)
@@ -286,12 +288,6 @@ def _require_no_product(top: Node, depth: int) -> None:
 
 
 def _no_place(node: Node) -> tuple[str, str]:
-    if trail.named(node) == "tanh":
-        return (
-            "tanh caps the scores, and scaled_dot_product_attention has no cap",
-            "torch.nn.attention.flex_attention has one: pass a score_mod, with attn_implementation='flex_attention' "
-            "in transformers",
-        )
     return (
         f"{node.name} ({operator_name(node)}) lies between the product of queries and keys and the softmax",
         "write it as a mask that is added to the scores, or as a factor of the queries",

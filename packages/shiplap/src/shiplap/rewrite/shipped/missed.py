@@ -1,0 +1,128 @@
+"""What keeps a softmax that weighs activations from being an attention that a fused kernel computes, in words.
+
+Every such place has a sentence: it names the call that differs, and what would make it match, or that nothing would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+from torch.fx import Node
+
+from shiplap.rewrite import trail
+from shiplap.rewrite.graph import mutates, operator_name, value
+from shiplap.rewrite.shipped.region import Region
+from shiplap.rewrite.shipped.scores import Obstructed
+
+__all__ = ["missed", "over_last", "written_out"]
+
+Understood = Callable[[Node], bool]
+
+FIXES = {
+    "cat": "join the keys (or the values) before the product, and multiply once",
+    "stack": "join the keys (or the values) before the product, and multiply once",
+    "pad": "pad the keys (or the values) before the product, and mask what was padded",
+    "tanh": "torch.nn.attention.flex_attention takes a score_mod that caps",
+    "as_strided": "write the windows as a dim of queries and keys, or as a mask: flex_attention takes a block mask",
+    "max": "multiply by the weights of the softmax themselves: a choice of one is no weighted mean",
+    "scatter_": "multiply by the weights of the softmax themselves: a choice of one is no weighted mean",
+    "masked_fill": "mask the scores alone, before the softmax",
+    "getitem": "cut the keys (or the values) before the product, not the scores or the weights",
+    "mul": "write the factor as a bias that is added to the scores, or multiply the queries or values by it",
+}
+NOTHING = "nothing would make it match: leave it to torch.compile"
+
+
+def over_last(node: Node) -> bool:
+    """Whether a softmax is over the last dim of at least two."""
+    held = value(node)
+    given = [a for a in (*node.args[1:2], node.kwargs.get("dim")) if isinstance(a, int)]
+    return isinstance(held, Tensor) and held.dim() >= 2 and bool(given) and given[0] % held.dim() == held.dim() - 1
+
+
+def written_out(node: Node) -> bool:
+    """Whether ``node`` is ``exp(x) / sum(exp(x))``: a softmax by hand."""
+    given = trail.operands(node) if trail.named(node) in ("div", "truediv", "divide") else []
+    top, total = map(trail.handed_on, given) if len(given) == 2 else (None, None)
+    return (
+        trail.named(top) == "exp"
+        and isinstance(total, Node)
+        and trail.named(total) == "sum"
+        and bool(total.all_input_nodes)
+        and trail.handed_on(total.all_input_nodes[0]) is top
+    )
+
+
+def missed(region: Region, above: Understood, below: Understood) -> Obstructed:
+    """Why ``region`` does not match. ``above`` and ``below``: whether a call on the way is one that attention has.
+
+    All that differs is named, in the order in which it is computed; the line is that of the first.
+    """
+    first, *others = list(_unlike(region, above, below)) or [_spelled(region)]
+    if not others or first.fix == NOTHING:
+        return first
+    reason = "; besides, ".join(e.reason for e in (first, *others))
+    fix = "; ".join(dict.fromkeys(e.fix for e in (first, *others)))
+    return Obstructed(first.node, first.obstacle, reason, fix, first.fitting)
+
+
+def _unlike(region: Region, above: Understood, below: Understood) -> Iterator[Obstructed]:
+    softmax, by_hand = region.softmax, written_out(region.softmax)
+    if region.scores is None:
+        what = "the scores of this softmax come from no product of queries and keys"
+        yield Obstructed(softmax, "operator", what, NOTHING)
+    elif region.learned:
+        what = (
+            f"the scores come from {_called(region.scores)}, a product of an activation and a weight of the model, "
+            "not of queries and keys"
+        )
+        yield Obstructed(region.scores, "operator", what, NOTHING)
+    if (strange := next((n for n in region.above if not above(n) and not _part(n, by_hand)), None)) is not None:
+        what = f"{_called(strange)} lies between the product of queries and keys and the softmax"
+        yield Obstructed(strange, "operator", what, _fix(strange, "write it as a bias that is added to the scores"))
+    if by_hand:
+        what = f"the softmax is written out as exp(x) / sum(exp(x)), at {_called(softmax)}"
+        yield Obstructed(softmax, "operator", what, "call torch.softmax(x, -1), which also keeps large scores finite")
+    elif not over_last(softmax):
+        what = f"the softmax is not over the last dim of the scores, {_shape(softmax)}, where attention has the keys"
+        yield Obstructed(softmax, "constant", what, "put the keys last: softmax(queries @ keys.mT, dim=-1)")
+    if (strange := next((n for n in region.below if not below(n)), None)) is not None:
+        what = f"{_called(strange)} lies between the softmax and the product with the values"
+        yield Obstructed(strange, "operator", what, _fix(strange, "move it behind the product"), 2)
+    read = (softmax, *region.below)
+    for writer in (u for n in read for u in n.users if mutates(u) and u.args[:1] == (n,)):
+        what = f"{_called(writer)} writes to the weights"
+        yield Obstructed(writer, "mutation", what, "write the call without the underscore, which returns a copy", 2)
+    if len(region.outs) > 1:
+        names = ", ".join(n.name for n in region.outs)
+        what = f"the weights go into {len(region.outs)} products, {names}; attention has one"
+        yield Obstructed(softmax, "user", what, "join the values, and multiply once", 2)
+
+
+def _part(node: Node, by_hand: bool) -> bool:
+    return by_hand and trail.named(node) == "exp"
+
+
+def _spelled(region: Region) -> Obstructed:
+    """Every call is one that attention has: one of the products is written otherwise."""
+    assert region.scores is not None
+    known = ("matmul", "bmm", "baddbmm")
+    at = next((n for n in (region.scores, region.out) if trail.named(n) not in known), region.out)
+    wanted = "queries @ keys.mT" if at is region.scores else "weights @ values"
+    what = f"{_called(at)} computes the product, of {_shape(at)}, in another way than {wanted} does"
+    return Obstructed(at, "operator", what, f"write it as {wanted}, tokens and heads of each in the same dims", 2)
+
+
+def _fix(node: Node, otherwise: str) -> str:
+    name = trail.named(node)
+    return FIXES.get(name, FIXES.get(f"{name}_", FIXES.get(name.removesuffix("_"), otherwise)))
+
+
+def _called(node: Node) -> str:
+    return f"{node.name} ({operator_name(node)})"
+
+
+def _shape(node: Node) -> str:
+    held = value(node)
+    return f"[{', '.join(map(str, held.shape))}]" if isinstance(held, Tensor) else node.name

@@ -1,0 +1,52 @@
+"""Weights that are set to 0 behind the softmax where the scores were masked, as Conformers and CPM-Ant do.
+
+A masked weight is 0 already, except in a row that is masked as a whole: its weights are equal, or not numbers. So only
+the results of such rows change, and they become 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from shiplap.rewrite import trail
+from shiplap.rewrite.graph import value
+from shiplap.rewrite.normal import arguments, called
+from shiplap.rewrite.shipped.scores import Step
+
+PURE = frozenset({"eq", "ne", "view", "unsqueeze", "logical_not", "invert", "to", "expand", "tensor", "bool"})
+
+__all__ = ["masks_scores", "rows_of", "zeroing"]
+
+
+def zeroing(node: Node, weights: Node) -> Node | None:
+    """The mask where ``node`` sets ``weights`` to 0 by it. None for any other call."""
+    given = trail.operands(node)
+    if trail.named(node) != "masked_fill" or len(given) != 3 or given[0] is not weights:
+        return None
+    mask, held = given[1], value(weights)
+    kept = isinstance(mask, Node) and value(mask).dim() <= held.dim() and trail.same_shape(value(node), held)
+    return mask if kept and trail.constant(given[2]) == 0 else None
+
+
+def masks_scores(mask: Node, steps: Sequence[Step]) -> bool:
+    """Whether one of ``steps`` fills the scores in by the same mask, perhaps computed a second time."""
+    return any(step.kind == "fill" and _same(step.given, mask) for step in steps)
+
+
+def _same(a: Any, b: Any, depth: int = 8) -> bool:
+    """Whether two nodes are one, or calls of one function with the same arguments."""
+    if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
+        return a is b or (type(a) is type(b) and bool(a == b))
+    if not depth or trail.named(a) not in PURE or called(a) != called(b):
+        return False
+    left, right = arguments(a), arguments(b)
+    return left.keys() == right.keys() and all(_same(left[n], right[n], depth - 1) for n in left)
+
+
+def rows_of(mask: Tensor) -> Tensor:
+    """Which rows of the scores ``mask`` masks as a whole."""
+    return mask.bool().all(-1, keepdim=True)
