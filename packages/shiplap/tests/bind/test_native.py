@@ -353,9 +353,9 @@ def test_redeclaring_an_op_drops_the_native_code_and_attaches_again(ops, counted
 
 def test_what_is_generated_for_a_kernel_is_described_once_and_again_for_other_facts(ops):
     first = {e.op.spec.name: e.native for e in make_plan(ops.mix).entries.values()}
-    again = {e.op.spec.name: e.native for e in make_plan(ops.keep).entries.values()}
-    assert first.keys() == again.keys()
-    assert all(again[name] is kept for name, kept in first.items())
+    renewed = {e.op.spec.name: e.native for e in make_plan(ops.keep).entries.values()}
+    assert first.keys() == renewed.keys()
+    assert all(renewed[name] is kept for name, kept in first.items())
     assert native_source(list(first.values())) == native_source([replace(kept) for kept in first.values()])
     ops.bump.kernel("cpu", sl.cabi(ops.library, "bump"), dtypes=("float32", "float64"))
     changed = {e.op.spec.name: e.native for e in make_plan(ops.mix).entries.values()}
