@@ -9,7 +9,7 @@ from typing import Any
 from shiplap.op.spec import Arg
 from shiplap.referee.mine import Mined
 
-__all__ = ["FEW", "HUGE", "MILLION", "ORDERS", "RICH", "lengths", "odd_values", "together"]
+__all__ = ["FEW", "HUGE", "MILLION", "ORDERS", "RICH", "leading", "lengths", "odd_values", "together"]
 
 LADDER = (63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097)
 LONGEST, MOST = 1 << 17, 48  # a size that a sample may have, and how many are derived
@@ -39,6 +39,12 @@ def together(names: list[str]) -> Iterator[dict[str, int]]:
         yield {**dict.fromkeys(names, 130), name: 1030}
     for single, name in islice(permutations(names, 2), 8):
         yield from ({single: 1, name: size} for size in (257, 2049))
+
+
+def leading(names: Iterable[str]) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Sizes of dims that stand for any number of dims: beyond one tile in two, and three and four of them."""
+    for name in names:
+        yield from ({name: sizes} for sizes in ((65, 63), (3, 2, 5), (2, 1, 3, 2)))
 
 
 def odd_values(arg: Arg, mined: Mined) -> list[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator
-from itertools import chain, cycle, product
+from itertools import chain, cycle, islice, product
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from shiplap.op.binding import Binding, shape_of
 from shiplap.op.opaque import sample as sample_object
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
-from shiplap.referee.lengths import FEW, MILLION, ORDERS, RICH, lengths, odd_values, together
+from shiplap.referee.lengths import FEW, MILLION, ORDERS, RICH, leading, lengths, odd_values, together
 from shiplap.referee.mine import Mined, mine
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import tensors
@@ -247,11 +247,11 @@ class Samples:
                     yield from self._cases(sized.but(values=kind) for kind in kinds)
 
     def tiles(self) -> Iterator[Case]:
-        """Each dim around tiles, thresholds and powers of two up to 4,096, then all dims beyond one tile at once.
-
-        A dim stops growing where one sample has taken ``SLOW`` seconds of processor time.
-        """
+        """Dims around tiles, thresholds and powers of two up to 4,096, each until it is ``SLOW``, and all at once."""
         kinds = free_dims(self.spec)
+        fixed = [name for name, kind in kinds.items() if kind != "variadic"]
+        for wanted in (*islice(together(fixed), 2), *leading(kinds.keys() - set(fixed))):
+            yield from self._afforded(self._resized(wanted))  # whatever time the rest takes
         orders, turns, end = cycle(ORDERS), cycle(range(max(2, len(kinds)))), time.process_time() + RICH
         for size in lengths(self.mined):
             next(turns)  # so that each dim has its turn
@@ -264,12 +264,10 @@ class Samples:
                     yield from self._afforded(chain([case], self._ordered(case, next(orders)) if ordered else ()))
                 if time.process_time() - began > 2 * SLOW:
                     self._slow_from[name] = size
-        for name in (name for name, kind in kinds.items() if kind == "variadic"):
-            yield from self._resized({name: (65, 63)})
-        for wanted in together([name for name, kind in kinds.items() if kind != "variadic"]):
+        for wanted in together(fixed):
             for case in self._resized(wanted) if time.process_time() < end else ():
-                many = min(wanted.values()) > 1
-                yield from self._afforded(chain([case], self._ordered(case, next(orders)) if many else ()))
+                ordered = self._ordered(case, next(orders)) if min(wanted.values()) > 1 else ()
+                yield from self._afforded(chain([case], ordered))
         yield from self._afforded(chain(self.grains(), self.millions()))
 
     def _ordered(self, case: Case, order: str) -> Iterator[Case]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import decimal
 import gc
 import locale
@@ -9,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable
@@ -50,6 +53,8 @@ def observe(op: Op, case: Case) -> Observation:
     call(op, case.fresh())  # what happens once - a library loaded, a table made - is no leak and no fault
     if repeated := _sets_repeatedly(first.loaded, lambda: call(op, case.fresh())):
         return Observation(f"each call changes {repeated}")
+    if printed := _printed(lambda: call(op, case.fresh())):
+        return Observation(f"each call writes to standard output: {printed!r:.80}", fix="remove what the kernel prints")
     runs: list[tuple[str, Callable[[], Any]]] = [("a call", lambda: call(op, case.fresh()))]
     if not has_backward(op, case):
         runs.append(("a call and its backward", lambda: _backward(op, case)))
@@ -70,29 +75,72 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
-    """Whether a call sets the environment as the first one did, which may have been a library that it loaded."""
-    for name, before, after in loaded:
-        if name != "the environment":
+    """Whether a call changes again what the first one changed, which may have been a library that it loaded."""
+    for name, before, _ in loaded:
+        write = WRITTEN.get(name)
+        if write is None:
             continue
-        moved = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
-        now = {key: os.environ.get(key) for key in moved}
+        now = process_state()[name]
         try:
-            _set_variables({key: before.get(key) for key in moved})
+            write(before)
             run()
-            repeated = sorted(key for key in moved if os.environ.get(key) != before.get(key))
+            after = process_state()[name]
         finally:
-            _set_variables(now)
-        if repeated:
-            return f"{name}: {', '.join(repeated)}"
+            write(now)
+        if after != before:
+            moved = sorted(k for k in {*before, *after} if before.get(k) != after.get(k)) if name == ENVIRONMENT else []
+            return f"{name}: {', '.join(moved)}" if moved else f"{name} from {_brief(before)} to {_brief(after)}"
     return ""
 
 
-def _set_variables(values: dict[str, str | None]) -> None:
-    for key, value in values.items():
-        if value is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = value
+def _set_environment(values: dict[str, str]) -> None:
+    for key in {*os.environ, *values}:
+        if key not in values:
+            del os.environ[key]
+        elif os.environ.get(key) != values[key]:
+            os.environ[key] = values[key]
+
+
+def _set_filters(filters: list[Any]) -> None:
+    warnings.resetwarnings()
+    warnings.filters.extend(filters)  # type: ignore[attr-defined]  # a list, that the stubs call a sequence
+
+
+def _set_handlers(handlers: list[Any]) -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in zip(HANDLED, handlers, strict=True):
+            if handler is not None:  # None: it was not set by Python
+                signal.signal(number, handler)
+
+
+ENVIRONMENT = "the environment"
+WRITTEN: dict[str, Callable[[Any], object]] = {
+    ENVIRONMENT: _set_environment,
+    "warning filters": _set_filters,
+    "signal handlers": _set_handlers,
+    "locale": partial(locale.setlocale, locale.LC_ALL),
+    "the module search path": partial(sys.path.__setitem__, slice(None)),
+}
+
+
+def _printed(run: Callable[[], Any]) -> str:
+    """What a call writes to standard output, by Python or by C."""
+    flush = ctypes.CDLL(None).fflush
+    sys.stdout.flush()
+    flush(None)
+    kept = os.dup(1)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            with contextlib.redirect_stdout(open(1, "w", closefd=False)) as out:
+                run()
+                out.flush()
+            flush(None)
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+        file.seek(0)
+        return file.read(200).decode(errors="replace")
 
 
 def _kept(run: Callable[[], Any], read: Callable[[], Any], write: Callable[[Any], Any], values: Iterable[Any]) -> str:
@@ -207,7 +255,7 @@ def _of_python() -> dict[str, Any]:
 def _of_the_system() -> dict[str, Any]:
     linux = sys.platform == "linux"
     return {
-        "the environment": dict(os.environ),
+        ENVIRONMENT: dict(os.environ),
         "the working directory": os.getcwd(),
         "open files": len(os.listdir("/proc/self/fd")) if linux else 0,
         "signal handlers": [signal.getsignal(number) for number in HANDLED],
