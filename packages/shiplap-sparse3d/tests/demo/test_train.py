@@ -25,7 +25,9 @@ def test_the_seed_decides_and_losses_fall() -> None:
         fit([slope()], RECIPE, seed, lambda stage, done, total, note: seen.append((done, total)), compiled=False)
         for seed in (0, 0, 1)
     ]
-    assert runs[0].losses == runs[1].losses != runs[2].losses
+    first, same, other = (torch.tensor(run.losses) for run in runs)
+    torch.testing.assert_close(first, same, rtol=1e-3, atol=1e-4)  # products on several threads differ in the last bit
+    assert (first - other).abs().max() > 1e-2
     assert runs[0].losses[-1] < 0.7 * runs[0].losses[0]
     assert seen[: RECIPE.steps + 1] == [(i, RECIPE.steps) for i in range(RECIPE.steps + 1)]
     assert 500 <= runs[0].points[0] <= runs[0].points[1] <= 4000

@@ -119,6 +119,7 @@ STEPS = [  # as the module op/op.py tells them: what was compiled from the decla
     "ShortCut.__call__",
     "is_dynamo_compiling",
     "Served.execute",
+    "Served.serve_call",
     "bind",
     "Binding.__init__",
     "Served.pick",

@@ -52,9 +52,15 @@ __all__ = [
 
 
 def register(overload: Any, lower: Callable[..., Any]) -> None:
-    """Register ``lower`` as the lowering of ``overload``. A second registration replaces the first."""
-    if hasattr(lowering, "user_lowerings"):  # since 2.13; asked first
-        lowering.user_lowerings[overload] = lower
+    """Register ``lower`` as the lowering of ``overload``. A second registration replaces the first.
+
+    Lowerings of users are asked first, since torch 2.13. One that returns None has declined, and the next one is asked:
+    for an op without results both would call the op.
+    """
+    if hasattr(lowering, "user_lowerings"):
+        lowering.user_lowerings.pop(overload, None)
+        if overload._schema.returns:
+            lowering.user_lowerings[overload] = lower
     lowering.lowerings.pop(overload, None)
     lowering.register_lowering(overload, type_promotion_kind=None)(lower)
 

@@ -111,13 +111,18 @@ def _start(op: Served) -> Callable[..., Result]:
             return op.serve(call, kernel)
         asked = _asked(op, kernel, call)
         outs, rerun = kernel.start(call)
-        if rerun is not None and choices.observer is None:
+        if rerun is not None and choices.observer is None and not _unlisted(op, call):
             if len(ready) >= LIMIT:
                 ready.clear()
             ready[key] = _asking(asked, rerun, op.execute) if asked else rerun
         return result_of(outs)
 
     return start
+
+
+def _unlisted(op: Served, call: Binding) -> bool:
+    """Whether a table is in force that lacks the call: ``SHIPLAP_STRICT``, set later, makes that an error."""
+    return choices.active and isinstance(choices.find(op, call), choices.Missing)
 
 
 def _asked(op: Served, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
