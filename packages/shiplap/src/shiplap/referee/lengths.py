@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, permutations
 from typing import Any
 
@@ -41,10 +41,12 @@ def together(names: list[str]) -> Iterator[dict[str, int]]:
         yield from ({single: 1, name: size} for size in (257, 2049))
 
 
-def leading(names: Iterable[str]) -> Iterator[dict[str, tuple[int, ...]]]:
+def leading(names: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Sizes of dims that stand for any number of dims: beyond one tile in two, and three and four of them."""
     for name in names:
-        yield from ({name: sizes} for sizes in ((65, 63), (3, 2, 5), (2, 1, 3, 2)))
+        yield {name: (65, 63)}
+        yield {name: (3, 2, 5)}
+        yield {name: (2, 1, 3, 2)}
 
 
 def odd_values(arg: Arg, mined: Mined) -> list[Any]:

@@ -250,7 +250,8 @@ class Samples:
         """Dims around tiles, thresholds and powers of two up to 4,096, each until it is ``SLOW``, and all at once."""
         kinds = free_dims(self.spec)
         fixed = [name for name, kind in kinds.items() if kind != "variadic"]
-        for wanted in (*islice(together(fixed), 2), *leading(kinds.keys() - set(fixed))):
+        first: Iterator[dict[str, Any]] = chain(islice(together(fixed), 2), leading(n for n in kinds if n not in fixed))
+        for wanted in first:
             yield from self._afforded(self._resized(wanted))  # whatever time the rest takes
         orders, turns, end = cycle(ORDERS), cycle(range(max(2, len(kinds)))), time.process_time() + RICH
         for size in lengths(self.mined):
@@ -266,8 +267,8 @@ class Samples:
                     self._slow_from[name] = size
         for wanted in together(fixed):
             for case in self._resized(wanted) if time.process_time() < end else ():
-                ordered = self._ordered(case, next(orders)) if min(wanted.values()) > 1 else ()
-                yield from self._afforded(chain([case], ordered))
+                turned = self._ordered(case, next(orders)) if min(wanted.values()) > 1 else ()
+                yield from self._afforded(chain([case], turned))
         yield from self._afforded(chain(self.grains(), self.millions()))
 
     def _ordered(self, case: Case, order: str) -> Iterator[Case]:
