@@ -61,6 +61,8 @@ class _Run(Protocol):
     def __call__(self, ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]: ...
 
 
+# One argument, for each costs time: the call, its keywords, and how its arguments and results nest.
+_How: TypeAlias = tuple[Record, dict[str, Value], Nest, list[Nest]]
 _SetUp: TypeAlias = Callable[[Context, Args, Result], None]  # keeps what of a call its backward needs
 
 
@@ -126,17 +128,19 @@ def _recorders(
     """What records a call of the op, at large and at one level of torch.func. ``changes``: the places of arguments that
     are written to, which come behind the outputs and carry the error of a missing backward."""
     run, set_up = _make_backward(spec, backward) if backward is not None else _missing_backward(spec)
-    without = _places(spec)
+    without, traced = _places(spec), spec.traced
+    special = bool(without or traced or changes)
 
-    def forward(
-        ctx: Context, call: Record, kwargs: dict[str, Value], nest: Nest, made: list[Nest], *flat: Value
-    ) -> Result:
+    def forward(ctx: Context, how: _How, *flat: Value) -> Result:
+        call, kwargs, nest, made = how
         ctx.shiplap_nest, args = nest, cast("Args", _nested(flat, nest))
         output = call(*args, **kwargs)
         set_up(ctx, spec.complete(args, kwargs), output)
+        if not special:
+            return output
         if without:
             ctx.mark_non_differentiable(*_tensors(_named(output, without)))
-        if spec.traced:
+        if traced:
             output, ctx.shiplap_made = _flat_results(spec, output)
             made.append(ctx.shiplap_made)
         if not changes:
@@ -147,9 +151,9 @@ def _recorders(
 
     def gradients(ctx: Context, *grads: Tensor) -> tuple[Gradient, ...]:
         nest = ctx.shiplap_nest
-        of_results = _nested(grads, ctx.shiplap_made) if spec.traced else grads
-        answers = run(ctx, _nested(ctx.needs_input_grad[4:], nest), *cast("tuple[Tensor, ...]", of_results))
-        return (None, None, None, None, *(answers if nest is None else _flat(answers)))
+        of_results = _nested(grads, ctx.shiplap_made) if traced else grads
+        answers = run(ctx, _nested(ctx.needs_input_grad[1:], nest), *cast("tuple[Tensor, ...]", of_results))
+        return (None, *(answers if nest is None else _flat(answers)))
 
     name, members = f"{spec.opname}_backward", {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
     return transforms.function(name, members), transforms.level_function(name, members)
@@ -192,11 +196,13 @@ def make_autograd(
         nest = [len(a) if isinstance(a, (list, tuple)) else None for a in args] if listed else None
         made: list[Nest] = []
         if not transformed:
-            result = function.apply(below, kwargs, nest, made, *flat)
-            return _results(result, made) if made or not changes else _first(result, len(spec.outputs))
+            result = function.apply((below, kwargs, nest, made), *flat)
+            if made:
+                return _results(result, made)
+            return _first(result, len(spec.outputs)) if changes else result
         if changes:
             raise _ungraded(spec, "a gradient was requested by a transform of torch.func")
-        return _results(transforms.apply_at_level(at_level, at_this_level(keys), kwargs, nest, made, *flat), made)
+        return _results(transforms.apply_at_level(at_level, (at_this_level(keys), kwargs, nest, made), *flat), made)
 
     return _with_detached(spec, autograd) if spec.detached else autograd
 
