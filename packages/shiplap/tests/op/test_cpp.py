@@ -51,21 +51,37 @@ def library(tmp_path_factory):
     return ctypes.CDLL(str(folder / "e.so"))
 
 
+def both(library, index, a, b, v):
+    """The value in Python and in C++, None for a refusal."""
+    try:
+        want = int(Expr.parse(EXPRESSIONS[index], "")({"a": a, "b": b, "v": v}))
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        want = None
+    out, values = ctypes.c_int64(), (ctypes.c_int64 * max(1, len(v)))(*v)
+    numbers = ctypes.c_int64(a), ctypes.c_int64(b), values, ctypes.c_int64(len(v))
+    return want, out.value if getattr(library, f"e{index}")(*numbers, ctypes.byref(out)) else None
+
+
 @pytest.mark.parametrize("index", range(len(EXPRESSIONS)), ids=EXPRESSIONS)
 def test_same_value_or_same_refusal(library, index):
-    expr = Expr.parse(EXPRESSIONS[index], "")
-    function = getattr(library, f"e{index}")
     for a in (-7, -1, 0, 1, 3, 8, 9):
         for b in (-4, -1, 0, 1, 3, 5):
             for v in ([], [4], [3, -2], [1, 2, 3]):
-                try:
-                    want = int(expr({"a": a, "b": b, "v": v}))
-                except (ArithmeticError, LookupError, TypeError, ValueError):
-                    want = None
-                out = ctypes.c_int64()
-                values = (ctypes.c_int64 * max(1, len(v)))(*v)
-                done = function(ctypes.c_int64(a), ctypes.c_int64(b), values, ctypes.c_int64(len(v)), ctypes.byref(out))
-                assert (out.value if done else None) == want, (a, b, v)
+                want, got = both(library, index, a, b, v)
+                assert got == want, (a, b, v)
+
+
+@pytest.mark.parametrize("index", range(len(EXPRESSIONS)), ids=EXPRESSIONS)
+def test_no_other_value_where_64_bits_are_too_few(library, index):
+    ends = (-(2**63), -(2**62), -1, 0, 1, 3, 2**32, 2**62 + 1, 2**63 - 1)
+    for a in ends:
+        for b in ends:
+            for v in ([a, b], [b, 0, a]):
+                want, got = both(library, index, a, b, v)
+                assert got in (want, None), (a, b, v)
+                exact = EXPRESSIONS[index] in ("cdiv(a, b)", "gcd(a, b)", "pow2ceil(a)", "a % b", "prod(a, b, 2)")
+                if exact and want is not None and -(2**63) <= want < 2**63 and b > 0:
+                    assert got == want, (a, b, v)
 
 
 def test_text():

@@ -37,7 +37,7 @@ def op(request, tmp_path_factory):
     folder, name = tmp_path_factory.mktemp("doors"), f"doors_{request.param}"
     (folder / "cache").mkdir(mode=0o700)
 
-    @sl.op(f"{name}::product", requires=["k >= 0"])
+    @sl.op(f"{name}::product", requires=["k >= 0", "4 * k <= 400"])
     def product(x: Float[Tensor, "n c"], y: Float[Tensor, "c m"], k: int = 1) -> Float[Tensor, "n m"]:
         return 0 * k * (x @ y)
 
@@ -115,6 +115,27 @@ def test_what_a_kernel_cannot_write_to_is_refused_by_name(op, kind, graded):
         else:
             with pytest.raises(ArgumentError, match="SL212"):
                 registered(X, Y, out=None)
+
+
+@pytest.mark.parametrize("called_before", [False, True])
+def test_of_two_faults_the_same_one_is_named(op, called_before):
+    """Also by the code of a call that has succeeded before, which looks at addresses first."""
+    if called_before:
+        op(X, Y)
+    with torch.no_grad():
+        for door, call in doors(op).items():
+            with pytest.raises(ArgumentError) as caught:
+                call(X[0], Y.to_sparse())
+            assert caught.value.id == "SL201", door
+
+
+def test_a_number_that_needs_more_than_64_bits_keeps_no_precondition(op):
+    """4 * 2**62 is 0 for a processor."""
+    with torch.no_grad():
+        for door, call in doors(op).items():
+            with pytest.raises(ArgumentError) as caught:
+                call(X, Y, 2**62)
+            assert caught.value.id == "SL208", door
 
 
 @pytest.mark.parametrize("kind", ["sparse", "nested", "jagged"])

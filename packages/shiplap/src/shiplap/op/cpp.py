@@ -11,9 +11,9 @@ from shiplap.op.expr import Expr
 __all__ = ["quote", "to_cpp"]
 
 _ARITHMETIC: dict[type[ast.operator], str] = {
-    ast.Add: "({} + {})",
-    ast.Sub: "({} - {})",
-    ast.Mult: "({} * {})",
+    ast.Add: "shiplap::add({}, {})",
+    ast.Sub: "shiplap::sub({}, {})",
+    ast.Mult: "shiplap::mul({}, {})",
     ast.FloorDiv: "shiplap::floordiv({}, {})",
     ast.Mod: "shiplap::floormod({}, {})",
 }
@@ -37,7 +37,7 @@ def quote(text: str) -> str:
 def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
     """``expr`` in terms of ``shiplap/native.h``; ``variable`` gives the C++ name of a dim or argument.
 
-    Integer arithmetic is int64_t; ``//`` and ``%`` floor as Python's do.
+    Numbers are int64_t, and what needs more bits on the way has no value. ``//`` and ``%`` floor as Python's do.
     """
 
     def text(node: ast.expr) -> str:
@@ -49,7 +49,7 @@ def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
             case ast.Name(id=name):
                 return variable(name)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return f"(-{text(operand)})"
+                return f"shiplap::sub(int64_t{{0}}, {text(operand)})"
             case ast.BinOp(left=left, op=operator, right=right):
                 return _ARITHMETIC[type(operator)].format(text(left), text(right))
             case ast.Call(func=ast.Name(id=name), args=args):

@@ -182,7 +182,9 @@ def source(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouch
         ]
     if remembers:
         lines += [
-            f"    key = ({''.join(f'{part}, ' for part in map(_part, spec.args))})",
+            "    try:",
+            f"        key = ({''.join(f'{part}, ' for part in map(_part, spec.args))})",
+            f"    except RuntimeError: {dispatched}",  # a tensor without strides, which the checks will name
             "    rerun = ready.get(key)",
             f"    if rerun is not None and choices.observer is None: return rerun(({given},))",
         ]

@@ -121,24 +121,56 @@ inline Refusal& refusal() {
 
 // ---------------------------------------------------------------------------------------------------- dim expressions
 
-// An expression without a value, such as n // 0. The check whose expression it is says which.
+// An expression without a value: n // 0, or a number beyond 64 bits on the way. The check whose expression it is says
+// which. Python computes with numbers of any length; no value here is one that differs from its.
 struct NoValue : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 [[noreturn, gnu::cold, gnu::noinline]] inline void no_value(const char* why) { throw NoValue(why); }
+inline int64_t fits(bool beyond, int64_t value) {
+  if (beyond) [[unlikely]] no_value("a number beyond 64 bits");
+  return value;
+}
 
+inline int64_t add(int64_t a, int64_t b) {
+  int64_t sum;
+  const bool beyond = __builtin_add_overflow(a, b, &sum);
+  return fits(beyond, sum);
+}
+inline int64_t sub(int64_t a, int64_t b) {
+  int64_t difference;
+  const bool beyond = __builtin_sub_overflow(a, b, &difference);
+  return fits(beyond, difference);
+}
+inline int64_t mul(int64_t a, int64_t b) {
+  int64_t product;
+  const bool beyond = __builtin_mul_overflow(a, b, &product);
+  return fits(beyond, product);
+}
 inline int64_t floordiv(int64_t a, int64_t b) {
   if (b == 0) no_value("division by zero");
-  if (b == -1) return static_cast<int64_t>(0 - static_cast<uint64_t>(a));  // the processor traps where a has no negative
+  if (b == -1) return sub(0, a);  // the processor traps where a has no negative
   const int64_t q = a / b;
   return q * b != a && ((a < 0) != (b < 0)) ? q - 1 : q;
 }
-inline int64_t floormod(int64_t a, int64_t b) { return a - floordiv(a, b) * b; }
-inline int64_t cdiv(int64_t a, int64_t b) { return floordiv(a + b - 1, b); }
-inline int64_t gcd(int64_t a, int64_t b) { return std::gcd(a, b); }
+inline int64_t floormod(int64_t a, int64_t b) {
+  if (b == 0) no_value("division by zero");
+  if (b == -1) return 0;
+  const int64_t r = a % b;
+  return r != 0 && ((r < 0) != (b < 0)) ? r + b : r;
+}
+// (a + b - 1) // b
+inline int64_t cdiv(int64_t a, int64_t b) {
+  return b > 0 ? floordiv(a, b) + (floormod(a, b) != 0) : floordiv(sub(add(a, b), 1), b);
+}
+inline int64_t gcd(int64_t a, int64_t b) {
+  const auto magnitude = [](int64_t v) { return v < 0 ? 0 - static_cast<uint64_t>(v) : static_cast<uint64_t>(v); };
+  const uint64_t common = std::gcd(magnitude(a), magnitude(b));
+  return fits(common >> 63 != 0, static_cast<int64_t>(common));
+}
 inline int64_t pow2ceil(int64_t a) {
   int64_t p = 1;
-  while (p < a) p *= 2;
+  while (p < a) p = mul(p, 2);
   return p;
 }
 inline int64_t item(const List& v, int64_t i) {
@@ -147,7 +179,15 @@ inline int64_t item(const List& v, int64_t i) {
   return v[static_cast<size_t>(i < 0 ? i + size : i)];
 }
 inline int64_t len(const List& v) { return static_cast<int64_t>(v.size()); }
-inline int64_t prod(const List& v) { return std::accumulate(v.begin(), v.end(), int64_t{1}, std::multiplies<int64_t>()); }
+template <class Values>
+int64_t product(const Values& values) {
+  int64_t made = 1;
+  for (const int64_t v : values)
+    if (v == 0) return 0;  // however large the others are
+  for (const int64_t v : values) made = mul(made, v);
+  return made;
+}
+inline int64_t prod(const List& v) { return product(v); }
 inline int64_t min(const List& v) {
   if (v.empty()) no_value("an empty list");
   return *std::min_element(v.begin(), v.end());
@@ -164,7 +204,7 @@ inline int64_t broadcast(const List& v) {
 template <class... T>
 int64_t broadcast(int64_t a, T... rest) { return broadcast(List{a, static_cast<int64_t>(rest)...}); }
 template <class... T>
-int64_t prod(int64_t a, T... rest) { return (a * ... * rest); }
+int64_t prod(int64_t a, T... rest) { return product(std::initializer_list<int64_t>{a, static_cast<int64_t>(rest)...}); }
 template <class... T>
 int64_t min(int64_t a, T... rest) { return std::min({a, static_cast<int64_t>(rest)...}); }
 template <class... T>

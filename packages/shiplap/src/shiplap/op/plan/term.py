@@ -183,7 +183,8 @@ def values_of(expr: Expr, names: Names) -> Text:
 
 
 def fallible(expr: Expr, names: Names) -> bool:
-    """Whether the expression may have no value, as where it divides by zero or looks beyond the end of a list."""
+    """Whether the expression may have no value: where it divides by zero, looks beyond the end of a list, or needs more
+    than 64 bits on the way."""
     if any(names.scalars.get(n, "int") not in ("int", "bool") or n in names.spread for n in expr.names):
         return True
     return any(map(_may_fail, ast.walk(ast.parse(expr.source, mode="eval"))))
@@ -193,12 +194,12 @@ def _may_fail(node: ast.AST) -> bool:
     match node:
         case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=divisor):
             return not (isinstance(divisor, ast.Constant) and divisor.value)
+        case ast.UnaryOp(operand=operand):
+            return not isinstance(operand, ast.Constant)
         case ast.Call(func=ast.Name(id="cdiv"), args=[_, divisor]):
             return not (isinstance(divisor, ast.Constant) and divisor.value)
         case ast.Call(func=ast.Name(id=name), args=args):
-            return name not in ("prod", "gcd", "pow2ceil", "broadcast", "min", "max") or (
-                len(args) < 2 and name in ("min", "max")
-            )
-        case ast.Subscript():
+            return name not in ("broadcast", "min", "max") or (len(args) < 2 and name in ("min", "max"))
+        case ast.BinOp() | ast.Subscript():
             return True
     return False
