@@ -11,7 +11,7 @@ from shiplap.cached import cached_property
 from shiplap.errors import ShiplapError
 from shiplap.op.binding import Binding
 from shiplap.op.plan.build import argument_steps, sharing_steps
-from shiplap.op.plan.kinds import IsKind, arranged, is_empty_text, mismatch
+from shiplap.op.plan.kinds import IsKind, arranged, mismatch
 from shiplap.op.plan.outputs import OutputPlan
 from shiplap.op.plan.python import Writer, compile_function, loose
 from shiplap.op.plan.rules.tensors import Dense
@@ -72,18 +72,20 @@ class CallPlan:
     def misfit(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> ShiplapError | None:
         """What is wrong with a call that failed below its checks, as its checks would say it; raises SL209."""
         values = arranged(self.spec, self.schema, args, kwargs)
-        unlike = [(a, got) for a in self.spec.args if a.name in values and (got := mismatch(a, values[a.name]))]
-        for arg, got in unlike:
-            if not is_empty_text(values[arg.name]):
-                return IsKind(self.spec.name, arg).broken(got)
+        accepted: ShiplapError | None = None
+        for arg in self.spec.args:
+            if arg.name in values and (got := mismatch(arg, value := values[arg.name])):
+                wrong = IsKind(self.spec.name, arg).broken(got)
+                if not isinstance(value, str) or value:
+                    return wrong
+                accepted = accepted or wrong  # torch takes it for an empty list, and the checks for what they find
         try:
             self.bind([values.get(a.name, a.default) for a in self.spec.args])
         except ShiplapError as e:
             return e
         except Exception:  # of a nested tensor, which has no sizes
-            if wrong := self._without_strides(values):
-                return wrong
-        return next((IsKind(self.spec.name, a).broken(got) for a, got in unlike), None)
+            return self._without_strides(values) or accepted
+        return accepted
 
     def _without_strides(self, values: Mapping[str, Value]) -> ShiplapError | None:
         for arg in self.spec.tensors:

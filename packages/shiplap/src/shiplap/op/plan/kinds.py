@@ -16,7 +16,7 @@ from shiplap.op.plan.term import Term, Text
 from shiplap.op.spec import Arg, OpSpec
 from shiplap.op.values import Value
 
-__all__ = ["IsKind", "arranged", "is_empty_text", "mismatch"]
+__all__ = ["IsKind", "arranged", "mismatch"]
 
 
 def is_int(value: object) -> bool:
@@ -62,11 +62,6 @@ def is_bool(value: object) -> bool:
 
 def too_large(value: object) -> bool:
     return type(value) is int and not -(2**63) <= value < 2**63
-
-
-def is_empty_text(value: object) -> bool:
-    """Whether torch takes the value for a list of numbers, an empty one, and checks the call with it."""
-    return isinstance(value, str) and not value
 
 
 def kind_of(value: object) -> str:
