@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from shiplap.op import Op
+from shiplap.op.values import Args
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import Difference, Reduction, close, reduction
 from shiplap.referee.rounding import allowance, unit
 from shiplap.referee.run import reference, reference64, run, widen
 from shiplap.referee.unordered import canonical, matched
 
-__all__ = ["against_reference", "narrowest", "settle"]
+__all__ = ["against_reference", "against_run", "narrowest", "settle"]
 
 
 def against_reference(
@@ -36,6 +37,30 @@ def against_reference(
     args = tree_map(widen, case.args)
     sums = reduction(op.spec, case.env)
     return settle(got, own, wide, sums, lambda: reference(op, args), op.spec.tolerated)
+
+
+def against_run(
+    op: Op,
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    sums: Reduction,
+    again: Callable[[Callable[[Op, Args], tuple[Tensor, ...]]], Sequence[Tensor]],
+) -> Difference:
+    """The difference between results and ``own``, those of another run of the op, beyond the rounding of both.
+
+    ``again`` makes them with another function of the op and its arguments in the place of the op.
+    """
+    difference = close(got, own, [widen(t) for t in own], sums, tolerance=op.spec.tolerated)
+    if not difference.problem or op.spec.random:
+        return difference
+    return settle(
+        got,
+        own,
+        again(reference64),
+        sums,
+        lambda: again(lambda op, args: reference(op, tree_map(widen, args))),
+        op.spec.tolerated,
+    )
 
 
 def unlike(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:

@@ -28,8 +28,9 @@ from shiplap.audit.check import Check, Observation
 from shiplap.audit.trace import traced
 from shiplap.op import Op
 from shiplap.referee.case import Case
-from shiplap.referee.compare import Reduction, bitwise, close, reduction
-from shiplap.referee.run import call, effects, last_line, reference, reference64, tensors
+from shiplap.referee.compare import Reduction, bitwise, close
+from shiplap.referee.judge import against_reference
+from shiplap.referee.run import call, effects, last_line, reference, tensors
 from shiplap.referee.samples import Samples
 
 WARM, REPLAYS, ROUNDS = 3, 3, 12
@@ -91,8 +92,7 @@ class _Trial:
         return sample if sample is not None and sample.form == self.case.form else None
 
     def differs(self, got: tuple[Tensor, ...], case: Case) -> str:
-        own, wide = reference(self.op, case.args), reference64(self.op, case.args)
-        return close(got, own, wide, reduction(self.op.spec, case.env)).problem
+        return against_reference(self.op, case, got).problem
 
     def replayed(self, recording: Recording, case: Case) -> str:
         """What is wrong after a replay with the values of ``case``."""

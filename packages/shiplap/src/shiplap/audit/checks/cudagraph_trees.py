@@ -20,8 +20,8 @@ from shiplap.audit.checks.cuda_graph import WARM, kept_out
 from shiplap.compat.graphs import cudagraph_inputs, cudagraph_skips
 from shiplap.op import Op
 from shiplap.referee.case import Case
-from shiplap.referee.compare import close, reduction
-from shiplap.referee.run import call, effects, reference, reference64
+from shiplap.referee.judge import against_reference
+from shiplap.referee.run import call, effects
 from shiplap.referee.samples import Samples, other
 
 CALLS = 5  # torch warms up, records, then replays
@@ -103,8 +103,7 @@ def _compiled(op: Op, case: Case, note: str) -> Observation:
 
 def _differs(op: Op, case: Case, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
     args = (*case.args[:moving], x, *case.args[moving + 1 :])
-    own, wide = reference(op, args), reference64(op, args)
-    return close(got, own, wide, reduction(op.spec, case.env)).problem
+    return against_reference(op, Case(case.recipe, case.seed, args, case.env, case.device), got).problem
 
 
 def _staged(op: Op, case: Case) -> Observation:

@@ -20,7 +20,7 @@ from shiplap.op import Arg, Op, Output
 from shiplap.op.binding import shape_of
 from shiplap.op.returned import made_of
 from shiplap.referee.case import Case
-from shiplap.referee.compare import close, reduction
+from shiplap.referee.judge import against_reference
 from shiplap.referee.run import call, effects, outputs, reference, split
 from shiplap.referee.samples import Samples
 from shiplap.referee.sizes import environment
@@ -102,7 +102,7 @@ def _real(op: Op, case: Case) -> tuple[str, str]:
             args[position] = _spread_out(value, dim)
             got = effects(op, tuple(args), call(op, tuple(args)))
             expected = reference(op, case.args)
-            difference = close(got, expected, expected, reduction(op.spec, case.env))
+            difference = against_reference(op, case, got, expected)
             if difference.problem:
                 return f"{arg.name} with strides {args[position].stride()}: {difference.problem}", ""
             spread.append(arg.name)

@@ -13,9 +13,10 @@ from itertools import chain, islice
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.op.sharding import ShardingRule
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.compare import close, reduction
-from shiplap.referee.run import call, last_line, run, widen
+from shiplap.referee.case import Case
+from shiplap.referee.compare import reduction
+from shiplap.referee.judge import against_run
+from shiplap.referee.run import call, last_line, run
 from shiplap.referee.samples import Samples
 from shiplap.shard.derive import known_rules, unknown
 from shiplap.shard.simulate import NotAdmitted, chunks, cut_size, merge, shards
@@ -71,8 +72,7 @@ def _compared(op: Op, rule: ShardingRule, case: Case, sizes: Sequence[int]) -> t
         return f"the outputs do not fit together: {last_line(e)}", 0.0
     whole = run(op, case)
     got = [g.to(w.dtype) for g, w in zip(got, whole, strict=True)]
-    wide = list(tree_map(widen, whole))
-    difference = close(got, list(whole), wide, reduction(op.spec, case.env), tolerance=op.spec.tolerated)
+    difference = against_run(op, got, whole, reduction(op.spec, case.env), lambda body: body(op, case.args))
     return difference.problem, difference.error
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.referee.case import Case
-from shiplap.referee.compare import close, reduction
-from shiplap.referee.judge import against_reference
+from shiplap.referee.compare import reduction
+from shiplap.referee.judge import against_reference, against_run
 from shiplap.referee.run import run
 from shiplap.referee.samples import Samples, other
 
@@ -55,7 +55,8 @@ def observe(op: Op, case: Case) -> Observation:
             return Observation(f"on another thread: {problem}")
 
     def agrees(which: int, got: tuple[Tensor, ...]) -> str:
-        return close(got, expected[which], expected[which], reduction(op.spec, case.env)).problem
+        sums = reduction(op.spec, case.env)
+        return against_run(op, got, expected[which], sums, lambda body: body(op, pair[which].args)).problem
 
     def caller(which: int) -> str:
         rounds = ROUNDS if case.numel < 1 << 14 else 2
