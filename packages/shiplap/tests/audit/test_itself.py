@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
+import shiplap as sl
 from shiplap.audit import audit
 from shiplap_testing.effort import sampled
 from tests.audit.itself import OPS
@@ -24,3 +28,30 @@ LOOKED = ("numerics", "edges", "special", "gradient")
 def test_a_function_of_torch_is_right_by_its_own_reference(name, seed):
     findings = audit(OPS[name], checks=LOOKED, seed=4242 + seed, budget_s=600)
     assert [f"{f.check}: {f.evidence} ({f.input})" for f in findings if f.verdict != "ok"] == []
+
+
+def test_a_row_number_into_no_rows_is_no_fault_in_any_check():
+    found = audit(OPS["embedding"], checks=("fake", "edges"), seed=4242, budget_s=600)
+    assert [(f.verdict, "1 samples set aside" in f.evidence) for f in found] == [("ok", True)] * 2
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0.0, "ok"), (0.01, "fail")])
+def test_other_threads_may_round_in_another_order(ns, off, verdict):
+    """1000 is added and taken away: the order of a sum shows in the last three digits, and a fault beyond them."""
+
+    @sl.op(f"{ns}::centred")
+    def centred(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        far = x + 1000
+        return far - far.mean(0, keepdim=True)
+
+    @centred.kernel("cpu")
+    def by_threads(x, *, out):
+        far = x + 1000
+        if torch.get_num_threads() == 1:
+            mean = far.mean(0, keepdim=True)
+        else:
+            mean = (far[::2].sum(0, keepdim=True) + far[1::2].sum(0, keepdim=True)) / max(1, len(far)) + off
+        torch.sub(far, mean, out=out)
+
+    found = audit(centred, checks=("determinism", "threads"), seed=4242, budget_s=600)
+    assert found[-1].verdict == verdict, found[-1].evidence
