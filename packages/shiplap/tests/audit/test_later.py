@@ -15,6 +15,8 @@ MISSED = {
     "tangent of the second argument alone": "transforms",
     "pooling of sliced channels-last images": "edges",
     "a view of an argument that is returned": "fresh",
+    "halves rounded away from zero": "numerics",
+    "gradient of a clamp without its ends": "gradient",
 }
 
 

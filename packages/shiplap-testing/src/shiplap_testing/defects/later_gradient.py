@@ -60,6 +60,23 @@ gradient(
 )
 
 
+def _cut(ends):
+    def cut_gradient(grad, saved, needs):
+        inside = saved.x.abs() <= 6 if ends else saved.x.abs() < 6
+        return {"x": torch.where(inside, grad, 0)}
+
+    return backward(cut_gradient)
+
+
+gradient(
+    "gradient of a clamp without its ends",
+    "where a number is exactly at the limit, torch passes the gradient on",
+    of(unary("cut", lambda x: x.clamp(-6, 6)), _cut(False)),
+    of(unary("cut", lambda x: x.clamp(-6, 6)), _cut(True)),
+    same_grad(lambda: (torch.tensor([[1.0, 6.0]]),)),
+)
+
+
 def _chunks(rest):
     def product_gradient(grad, saved, needs):
         k = len(saved.a)

@@ -25,6 +25,15 @@ values(
 )
 
 
+values(
+    "halves rounded away from zero",
+    "C's roundf, where torch rounds halves to even",
+    of(unary("rounded", torch.round), filled(lambda x: (x.abs() + 0.5).floor().copysign(x))),
+    of(unary("rounded", torch.round), filled(torch.round)),
+    same(lambda: (torch.tensor([[0.5, 1.5]]),)),
+)
+
+
 def peaked(ns):
     @sl.op(f"{ns}::peaked", requires="c >= 1")
     def peaked(x: M) -> M:

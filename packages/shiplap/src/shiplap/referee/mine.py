@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from shiplap.op import Op
+from shiplap.referee.values import AROUND
 
-__all__ = ["Mined", "mine", "numbers"]
+__all__ = ["Mined", "around", "mine", "numbers"]
 
 DEEP, MANY = 6, 400  # how far values and helpers are followed, and how many functions
+FAR, MOST = 1e4, 8  # what is no threshold of values, and how many are
 LONGEST = 40  # characters of a string that may be a mode
 SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 LARGEST_FILE = 200_000
@@ -48,6 +50,13 @@ def mine(op: Op) -> Mined:
     floats = {v for v in inputs if type(v) is float and v == v and abs(v) < 1e30}
     strings = {v for v in inputs if isinstance(v, str) and 0 < len(v) <= LONGEST and " " not in v and "\n" not in v}
     return Mined(tuple(sorted(ints)), tuple(sorted(floats)), tuple(sorted(strings)))
+
+
+def around(mined: Mined, scalars: Iterable[Any]) -> str:
+    """The kind of values (``values.AROUND``) at numbers of the code and at scalars; empty where there are none."""
+    given = [v for v in scalars if type(v) is float]
+    sizes = dict.fromkeys(abs(v) for v in (*given, *mined.floats, *mined.ints) if 0 < abs(v) < FAR)
+    return AROUND + " ".join(f"{v:.17g}" for v in list(sizes)[:MOST]) if sizes else ""
 
 
 def numbers(text: str) -> list[int]:

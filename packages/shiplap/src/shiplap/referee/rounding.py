@@ -1,8 +1,9 @@
 """Estimate how far rounding errors can carry a result: run the reference in float64 with enlarged rounding errors.
 
 Each operator that the reference runs gets its inputs and its outputs changed by a random relative error of the size of
-the kernel's own rounding. The variation of the result is then the error that a correct kernel of that precision may
-have: small where the arithmetic is well conditioned, and large where terms cancel. Fused operators are decomposed
+the kernel's own rounding; those that move, compare, choose or round to whole numbers do not: they are exact, and only
+what they are given may be off. The variation of the result is then the error that a correct kernel of that precision
+may have: small where the arithmetic is well conditioned, and large where terms cancel. Fused operators are decomposed
 first, since their inner roundings count as well.
 """
 
@@ -74,6 +75,8 @@ class _Rounding(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func._schema.name.removeprefix("aten::").rstrip("_") in EXACT:
+            return func(*args, **kwargs)
         if (plainer := decompositions().get(func)) is not None:
             with self:
                 result = plainer(*args, **kwargs)
@@ -106,6 +109,18 @@ def _rounds(t: Any) -> bool:
     return wide and t.numel() > 0 and not without_memory(t)
 
 
+# Each computes its result without a rounding error: on the same numbers, every kernel has to make the same decision.
+EXACT = frozenset(
+    (
+        *("round", "floor", "ceil", "trunc", "sign", "sgn", "signbit", "abs", "neg", "copysign", "heaviside"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "logical_not", "searchsorted", "bucketize"),
+        *("maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "relu", "threshold", "hardtanh"),
+        *("max", "min", "amax", "amin", "argmax", "argmin", "sort", "argsort", "topk", "where", "masked_fill"),
+        *("clone", "copy", "cat", "stack", "index", "index_select", "gather", "take", "flip", "roll", "repeat"),
+        *("constant_pad_nd", "tril", "triu", "embedding", "masked_select", "repeat_interleave", "lift_fresh"),
+        *("_to_copy", "scalar_tensor", "full", "ones", "zeros", "arange", "rand", "randn", "randint", "randperm"),
+    )
+)
 SCANS = ("aten::cumsum", "aten::cumprod", "aten::logcumsumexp")
 SCATTERS = ("aten::index_add", "aten::scatter_add", "aten::index_put", "aten::scatter_reduce", "aten::index_reduce")
 

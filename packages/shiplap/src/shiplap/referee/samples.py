@@ -25,7 +25,7 @@ from shiplap.op.opaque import sample as sample_object
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
 from shiplap.referee.lengths import FEW, MILLION, ORDERS, RICH, leading, lengths, odd_values, together
-from shiplap.referee.mine import Mined, mine
+from shiplap.referee.mine import Mined, around, mine
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import tensors
 from shiplap.referee.sizes import EDGES, LIMIT, environment, free_dims, scalar_candidates, search, some
@@ -200,8 +200,8 @@ class Samples:
         """One scalar at a time, negative, zero, large, and around the literals in the code of reference and kernels."""
         yield from self._scalars({a.name: odd_values(a, self.mined) for a in self.spec.scalars})
         flags = [a.name for a in self.spec.scalars if a.scalar == "bool"][:3]
-        for values in product((False, True), repeat=len(flags)) if len(flags) > 1 else ():
-            yield from self._cases([self.base.but(scalars=dict(zip(flags, values, strict=True)))])
+        chosen = product((False, True), repeat=len(flags)) if len(flags) > 1 else ()
+        yield from self._cases(self.base.but(scalars=dict(zip(flags, values, strict=True))) for values in chosen)
 
     def _scalars(self, tried: dict[str, list[Any]]) -> Iterator[Case]:
         for arg in self.spec.scalars:
@@ -220,6 +220,11 @@ class Samples:
     def mined(self) -> Mined:
         """Constants in the code of the op."""
         return mine(self.op)
+
+    def thresholds(self) -> Iterator[Case]:
+        """Values at the numbers in the code of the op and among its scalars, where it may decide."""
+        if kind := around(self.mined, dict(self.base.scalars).values()) if self.op.sampler is None else "":
+            yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[Case]:
         """Lists of tensors of no, one and three members."""
@@ -338,7 +343,7 @@ class Samples:
             times = {n: 8 * step * v if type(v) is int else v for n, v in base.items()}
             for wanted in (sizes, *({n: v} for n, v in sizes.items()), times):
                 case = next(self._resized(wanted), None)
-                if case is not None and _dims(case) > _dims_of(self.base):
+                if case is not None and _dims(case.recipe) > _dims(self.base):
                     count -= 1
                     yield case
                     break
@@ -391,9 +396,5 @@ def _plain(case: Case) -> bool:
     return all(flags)
 
 
-def _dims(case: Case) -> int:
-    return _dims_of(case.recipe)
-
-
-def _dims_of(recipe: Recipe) -> int:
+def _dims(recipe: Recipe) -> int:
     return sum(v for _, v in recipe.sizes if type(v) is int)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["DATA", "KINDS", "SPECIAL", "draw"]
+__all__ = ["AROUND", "DATA", "KINDS", "SPECIAL", "draw"]
 
 POOL = 4_194_301  # numbers drawn for a large tensor
 KINDS = ("normal", "ties", "descending", "zeros", "large")
@@ -37,6 +37,7 @@ SPECIAL = (
     "ends",
 )
 """Kinds of values that break a kernel which is right for normal ones; the last three are about integers."""
+AROUND = "around "  # and numbers after it: at a threshold, and next to it on both sides
 DATA = ("below zero", "extreme", "ends")  # of integers that are no row numbers
 
 
@@ -45,7 +46,7 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng:
 
     ``ties``: few distinct values, zeros among them; ``descending``: the reverse of what sorted code expects;
     ``large``: magnitudes around 1e3; the kinds of ``SPECIAL`` are what their names say. Integers leave their range
-    for the kinds of ``DATA`` only.
+    for the kinds of ``DATA`` only. ``around 0.5 6``: these numbers of either sign, and their neighbours in the dtype.
     """
     if kind == "normal" and dtype.is_floating_point and math.prod(shape) > 2 * POOL:
         return _large(shape, dtype, rng)
@@ -74,20 +75,20 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
     def uniform(low: float, high: float) -> Tensor:
         return torch.rand(values.shape, generator=rng, dtype=torch.float64) * (high - low) + low
 
+    if kind.startswith(AROUND):
+        return _around(kind, values, finfo.eps, rng)
     if kind == "ties":
         return torch.randint(-1, 2, values.shape, generator=rng).double() / 2
     if kind in ("descending", "ascending"):
         return values.flatten().sort(descending=kind == "descending").values.reshape(values.shape)
-    if kind == "nan":
-        return values.masked_fill(some(0.05), math.nan)
     if kind == "peaks":
         return _peaks(values, rng)
     if kind == "masked":  # as attention does it: places of -inf, and rows of nothing else
         whole = torch.rand((*values.shape[:-1], 1) if values.dim() else (), generator=rng) < 0.3
         return values.masked_fill(some(0.4) | whole, -math.inf)
-    if kind == "infinite":
-        return torch.where(some(0.05), values.sign() * math.inf, values)
     makers: dict[str, Callable[[], Tensor]] = {
+        "nan": lambda: values.masked_fill(some(0.05), math.nan),
+        "infinite": lambda: torch.where(some(0.05), values.sign() * math.inf, values),
         "zeros": lambda: torch.zeros_like(values),
         "large": lambda: values * 1e3,
         "negative zero": lambda: torch.where(some(0.5), -0.0, 0.0),
@@ -104,6 +105,13 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
         "whole": lambda: (values * 4).round(),
     }
     return makers[kind]() if kind in makers else values
+
+
+def _around(kind: str, values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
+    """The numbers of the kind, with the signs of ``values``, and their neighbours in a dtype."""
+    pool = torch.tensor([float(v) for v in kind.removeprefix(AROUND).split()], dtype=torch.float64)
+    chosen = pool[torch.randint(len(pool), values.shape, generator=rng)].copysign(values)
+    return chosen * (1 + eps * torch.randint(-1, 2, values.shape, generator=rng))
 
 
 def _peaks(values: Tensor, rng: torch.Generator) -> Tensor:

@@ -60,6 +60,7 @@ def cases(samples: Samples) -> Iterable[Case]:
     kinks = (samples.base.but(values=kind) for kind in KINKS)
     yield from chain(samples.plain(), wide, samples.optionals(), samples.scalars(), grown, transposed, islice(rows, 4))
     yield from chain(islice(empty, 3), samples.dtypes(), samples.lists(), filter(None, map(samples.make, kinks)))
+    yield from samples.thresholds()
     narrow = [c.recipe for c in samples.dtypes() if set(dict(c.recipe.dtypes).values()) & {"float16", "bfloat16"}]
     yield from filter(None, (samples.make(r.but(values=kind)) for r in narrow for kind in NARROW_KINDS))
     odd = (c for c in samples.odd_scalars() if not outsized(samples.op, c))

@@ -19,7 +19,7 @@ from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
-    yield from chain(samples.lists(), samples.odd_scalars(), samples.special())
+    yield from chain(samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special())
 
 
 def observe(op: Op, case: Case) -> Observation:
