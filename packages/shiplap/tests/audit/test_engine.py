@@ -42,6 +42,7 @@ def _(x):
     return x * 3
 
 
+@pytest.mark.long  # tests/audit/test_zoo.py audits sound ops as a whole
 def test_a_good_op_passes_every_check_within_a_minute():
     """Of its own processes: what else the machine does is not counted."""
     began, seen = sum(os.times()[:4]), []
