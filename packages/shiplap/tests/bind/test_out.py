@@ -160,6 +160,7 @@ def test_torch_ops_say_what_is_wrong(op):
 
 
 @pytest.mark.parametrize("dynamic", sampled((False, True), long=["False"]))
+@pytest.mark.parametrize("scale", sampled(("native", "python"), long=["python"]), indirect=True)
 def test_compiled(scale, fresh_compiler, dynamic):
     def f(x, y, info):
         scale.out(x.sin(), 3, out=(y, info))

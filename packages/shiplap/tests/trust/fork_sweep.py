@@ -1,4 +1,4 @@
-"""A child forked at lines of a build, whose parent ends at once: ``python fork_sweep.py FOLDER STEP``, each STEP-th line.
+"""A child forked at each STEP-th line of a build, whose parent ends at once: ``python fork_sweep.py FOLDER STEP``.
 
 An flock goes with the last process that has the file open. So a child that another thread forks while a binding is
 built must have closed the lock file, wherever the build was, or a child that lives long would hold the lock.
