@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import runpy
+import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 
+from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY, searched
 
 __all__ = ["NO_SUCH_CELL", "cell", "device", "main", "outcomes", "table"]
@@ -52,8 +56,13 @@ def main() -> None:
 
     if _backend() == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(_backend(), timeout=timedelta(seconds=60))
-    rank, world = dist.get_rank(), dist.get_world_size()
+    store = os.environ.get("SHIPLAP_RANKS_STORE")
+    method, rank, world = (
+        f"file://{store}" if store else "env://",
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+    )
+    dist.init_process_group(_backend(), method, timedelta(seconds=60), world, rank)
     reported = {}
     for name in sys.argv[1:] or list(_cells):
         everyone: list[str] = [""] * world
@@ -80,17 +89,8 @@ def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
 
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> dict[str, str]:
     """What the cells of ``module`` say on ``world`` processes that share one group, started once for all of them."""
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), "-m", module, *cells]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": searched()}
-    done = subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=timeout,
-        cwd=REPOSITORY,
-    )
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": searched()}
+    done = python("-m", "shiplap_testing.ranks", world, int(timeout), module, *cells, env=environment, timeout=timeout)
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert lines, done.stderr[-3000:]
     reported: dict[str, str] = json.loads(lines[-1][len(MARK) :])
@@ -98,6 +98,42 @@ def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> 
         if not outcome.startswith(("equal", "refused")):
             print(name, outcome, done.stderr[-6000:], sep="\n")
     return reported
+
+
+def _start(world: int, seconds: int, module: str, cells: list[str]) -> int:
+    """Run ``module`` on ``world`` ranks that are forked from here, where torch has been imported; 1 if one failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [_rank(rank, world, seconds, Path(folder, "store"), [module, *cells]) for rank in range(world)]
+        failed = 0
+        while ranks:
+            pid, status = os.wait()
+            ranks.remove(pid)
+            failed |= int(status != 0)
+            for other in ranks if status else ():  # which would wait for the one that has ended
+                os.kill(other, signal.SIGKILL)
+        return failed
+
+
+def _rank(rank: int, world: int, seconds: int, store: Path, arguments: list[str]) -> int:
+    """The id of a process that runs the module of ``arguments`` as ``rank``, for so many seconds at most."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        signal.alarm(seconds)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        os.environ["SHIPLAP_RANKS_STORE"] = str(store)
+        torch.set_num_threads(1)
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def table(column: str) -> dict[str, str]:
@@ -113,3 +149,7 @@ def table(column: str) -> dict[str, str]:
         elif column in heading and not set(values[0]) <= {"-", ":"}:
             rows[values[0].strip("`")] = values[heading.index(column)]
     return rows
+
+
+if __name__ == "__main__":
+    sys.exit(_start(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]))

@@ -24,9 +24,11 @@ def saxpy():
 def test_a_c_kernel_costs_less_than_its_call(saxpy):
     assert saxpy.subject == "zoo_good::saxpy"
     assert saxpy.binding in ("native", "python")
-    cards = (saxpy, cost(good.saxpy), cost(good.saxpy))  # of a busy machine one of three may be wrong
-    assert all(card.raw_ns > 0 for card in cards)
-    assert any(card.raw_ns < card.eager_ns for card in cards)
+    assert saxpy.raw_ns > 0
+    card = saxpy
+    for _ in range(2):  # of a busy machine one of three may be wrong
+        card = card if card.raw_ns < card.eager_ns else cost(good.saxpy)
+    assert 0 < card.raw_ns < card.eager_ns
     assert saxpy.compiled_ns >= 0  # a slope: noise may take it to 0
     assert saxpy.captured_ns is None
     assert any(n.startswith("captured: graphs are captured on a CUDA device") for n in saxpy.notes)

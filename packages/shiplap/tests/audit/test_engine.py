@@ -42,6 +42,7 @@ def _(x):
     return x * 3
 
 
+@pytest.mark.long  # tests/audit/test_zoo.py audits sound ops as a whole
 def test_a_good_op_passes_every_check_within_a_minute():
     """Of its own processes: what else the machine does is not counted."""
     began, seen = sum(os.times()[:4]), []
@@ -80,7 +81,7 @@ def test_the_smallest_failing_sample_is_shown():
     assert "x float32(5,)" in finding.input
 
 
-@pytest.mark.parametrize(("check", "op"), [("numerics", wrong), ("compile", None)])
+@pytest.mark.parametrize(("check", "op"), [("numerics", wrong), pytest.param("compile", None, marks=pytest.mark.long)])
 def test_a_reproducer_fails_the_same_way_in_another_process(tmp_path: Path, check: str, op):
     if op is None:  # evidence in a series of samples
         from tests.audit.test_compiler import pins as op

@@ -66,8 +66,8 @@ def compute(x):
     [
         (crash, "crashed with SIGSEGV"),
         (leave, "the process exited with status 0"),
-        (fill, "memory exhausted"),
-        (wait, "deadlock"),
+        pytest.param(fill, "memory exhausted", marks=pytest.mark.long),  # these: tests/referee/test_isolate.py
+        pytest.param(wait, "deadlock", marks=pytest.mark.long),
         pytest.param(compute, "hangs", marks=pytest.mark.long),
     ],
 )

@@ -35,6 +35,7 @@ LONG = (
     "negative zero",
     "gradient of ties",
     "mask of two among three",
+    "k cut at 64",
 )
 assert power_gradient.M is not None  # they add to PAIRS
 assert power_places.Image is not None

@@ -103,6 +103,7 @@ def test_one_file_is_loaded_by_one_call_without_shiplap(packed, tmp_path):
     assert "shiplap:" not in done.stderr
 
 
+@pytest.mark.long  # headers of ATen: ten seconds of a compiler
 def test_one_file_is_loaded_by_one_call_without_python(packed, tmp_path):
     torch_home, program = Path(torch.__file__).parent, tmp_path / "deploy"
     include = ["-isystem", torch_home / "include", "-isystem", torch_home / "include/torch/csrc/api/include"]

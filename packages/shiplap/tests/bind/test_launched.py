@@ -183,6 +183,7 @@ def test_forms_are_compiled_for_a_device_that_is_not_here(ns, tmp_path, monkeypa
         assert "image_0" not in chosen.native.source()
 
 
+@pytest.mark.long
 def test_a_deployed_library_carries_them(tmp_path, monkeypatch):
     """One file, without kernel libraries: binding, launches and cubins. On a machine without CUDA it loads, too."""
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))

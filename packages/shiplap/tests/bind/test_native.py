@@ -231,13 +231,18 @@ def test_a_dtype_that_the_kernel_does_not_take_runs_the_reference(ops, counted):
     assert counted == ["mix"]
 
 
-def test_gradients_and_compiled_code_use_it(ops, counted, fresh_compiler):
-    f = torch.compile(lambda x: ops.mix(x.T, None, 2, mode="z")[0].sin(), fullgraph=True)
+@pytest.mark.parametrize(
+    ("wrapped", "after"),
+    [
+        pytest.param(False, lambda y: y, id="Python"),  # no loops are generated around the call: no C++ is compiled
+        pytest.param(True, torch.sin, id="C++", marks=pytest.mark.long),
+    ],
+)
+def test_gradients_and_compiled_code_use_it(ops, counted, fresh_compiler, wrapped, after):
+    f = torch.compile(lambda x: after(ops.mix(x.T, None, 2, mode="z")[0]), fullgraph=True)
     x = torch.randn(3, 4)
-    torch.testing.assert_close(f(x), (x.T * 2).sin())
-    with torch._inductor.config.patch(cpp_wrapper=True):
-        compat.reset_compiler()
-        torch.testing.assert_close(f(x), (x.T * 2).sin())
+    with torch._inductor.config.patch(cpp_wrapper=wrapped):
+        torch.testing.assert_close(f(x), after(x.T * 2))
     ops.mix(x.requires_grad_(), None, 2)
     assert not counted
 

@@ -127,6 +127,7 @@ def test_redeclaring_drops_both(step):
     assert step.native is not None, "attached again at the first call"
 
 
+@pytest.mark.long
 def test_only_cuda(ns, tmp_path, monkeypatch):
     step = declare(f"{ns}::step")
     step.kernel("cuda", sl.cabi(compile_c(tmp_path, "step", {"step": step}, BODY), "step"), dtypes="float32")

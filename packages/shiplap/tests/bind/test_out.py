@@ -9,6 +9,7 @@ import shiplap as sl
 from shiplap.bind import native
 from shiplap.errors import ArgumentError
 from shiplap_testing.build import compile_c
+from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
 
 BODY = """
@@ -158,7 +159,8 @@ def test_torch_ops_say_what_is_wrong(op):
         torch.ops.out_test.scale__out(x, y=y[:2], info=info)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", sampled((False, True), long=["False"]))
+@pytest.mark.parametrize("scale", sampled(("native", "python"), long=["python"]), indirect=True)
 def test_compiled(scale, fresh_compiler, dynamic):
     def f(x, y, info):
         scale.out(x.sin(), 3, out=(y, info))

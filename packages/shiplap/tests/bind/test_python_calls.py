@@ -138,6 +138,7 @@ def test_modes_gradients_and_the_dispatcher(op: Any) -> None:
     assert any(name in e.key for e in profile.key_averages()), "a profiler sees the call"
 
 
+@pytest.mark.long
 def test_native_code_takes_over_and_gives_back(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHIPLAP_NATIVE")
     native.build(op)

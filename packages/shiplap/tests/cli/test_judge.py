@@ -57,6 +57,7 @@ def test_a_wrong_one_is_refused_with_the_input(run: Any, files: Any) -> None:
     assert "on 12x16 drawn" in result.stdout
 
 
+@pytest.mark.long
 def test_one_file_for_both_is_incomplete(run: Any, files: Any) -> None:
     (files / "both.py").write_text(REFERENCE + CANDIDATE.replace("LEAST", "0"))
     both = str(files / "both.py")

@@ -21,6 +21,7 @@ from shiplap.dtypes import of
 from shiplap.op.declare import read_spec
 from shiplap.op.plan import CallPlan
 from shiplap_headers import include_dir
+from shiplap_testing.effort import sampled
 
 CLASSES = {"Float": Float, "Int32": Int32, "Shaped": Shaped}
 TOKENS = ["a", "b", "c", "3", "_", "2*a", "a+b", "k", "cdiv(b,2)", "a-1", "b//k", "ks[0]"]
@@ -28,7 +29,7 @@ DIMS = [{}, {}, {"c": "a * k"}, {"c": "b // k"}, {"d": "max(a, b)"}, {"d": "prod
 REQUIRES = [(), ("k >= 1",), ("k % 2 == 0 and k > 0",), ("p > 0.5",), ("min(ks) >= 1",), ("mode == 'x'", "ks[1] < 3")]
 REALS = [0.1, 1e-5, -1e22, 3.0, float("inf"), float("nan"), -0.0, 123456789.125, 1e16, 1e-4]
 OUTPUTS = ["a", "a+1", "a-2", "3", "k"]
-SEED, DECLARATIONS, CALLS = 20261122, 30, 50
+SEED, DECLARATIONS, CALLS = 20261122, (16, 60), 150
 
 TENSOR = """
 #include "shiplap/base.h"
@@ -199,11 +200,11 @@ def function(plan: CallPlan, number: int) -> str:
 """
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+@pytest.fixture(scope="module", params=sampled(DECLARATIONS, long=[str(DECLARATIONS[-1])]))
+def compiled(request, tmp_path_factory):
     """Declarations, and the library that checks their calls."""
     rng, plans = random.Random(SEED), list[CallPlan]()
-    while len(plans) < DECLARATIONS:
+    while len(plans) < request.param:
         if (plan := declare(rng, len(plans))) is not None:
             plans.append(plan)
     folder = tmp_path_factory.mktemp("agreement")

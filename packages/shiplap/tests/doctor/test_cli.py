@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 from shiplap.doctor import Diagnosis, Place, diagnose
 from shiplap.doctor.show import diagnosis_html, near, show
 from shiplap.doctor.trace import Trace, read
-from shiplap_testing.forked import python
 from tests.doctor.programs import write
 
 SCRIPT = """
@@ -39,16 +37,12 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["doctor", *arguments])
 
 
-def shiplap(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As a user starts it."""
-    return python("-m", "shiplap.cli", "doctor", *arguments, cwd=directory)
-
-
-def test_text_and_page(tmp_path: Path) -> None:
+def test_text_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     write(tmp_path, SCRIPT)
-    done = shiplap(tmp_path, "--html", "doctor.html", "--", sys.executable, "program.py", "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("hello --json\n")
+    monkeypatch.chdir(tmp_path)
+    done = run("--html", "doctor.html", "--", sys.executable, "program.py", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert capfd.readouterr().out == "hello --json\n"
     assert "1. program.py:4  zlib.crc32" in done.stdout
     assert re.search(r"^  > +4      zlib\.crc32", done.stdout, re.MULTILINE)
     assert "  fix      declare the call with @sl.op" in done.stdout

@@ -60,6 +60,7 @@ def test_a_crash_leaves_what_was_seen_until_then_and_a_trace_that_the_user_asked
     assert len(list(wanted.glob("shiplap-doctor-*/*.log"))) == 1
 
 
+@pytest.mark.long
 def test_a_program_that_compiles_nothing(tmp_path: Path) -> None:
     diagnosis = run(tmp_path, "import torch; torch.compile(lambda x: x, backend='eager')")
     assert (diagnosis.compiled, diagnosis.breaks, diagnosis.exit_code, diagnosis.ok) == (0, (), 0, False)

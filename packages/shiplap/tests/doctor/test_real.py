@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from shiplap.doctor import Diagnosis, examine
-from shiplap_testing.effort import sampled
 from tests.doctor.programs import lines
 
-pytestmark = pytest.mark.slow
+# Most of their time is what they import. Programs of ours: tests/doctor/test_cli.py, test_examine.py, test_causes.py.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 REAL = Path(__file__).with_name("real")
 NEEDS = {"ode": "torchdiffeq", "graphs": "torch_geometric", "transformers_models": "transformers", "matching": "scipy"}
 
@@ -88,9 +88,6 @@ EXPECTED = {
 }
 
 
-LONG = ("graphs", "transformers_models", "ode")  # most of their time is what they import
-
-
 @dataclass(frozen=True)
 class Run:
     """What the doctor said of one program, and what torch logged about graph breaks by itself in the same run."""
@@ -100,7 +97,7 @@ class Run:
     log: str
 
 
-@pytest.fixture(scope="module", params=sampled(EXPECTED, long=LONG))
+@pytest.fixture(scope="module", params=EXPECTED)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     name: str = request.param
     if find_spec(NEEDS[name]) is None:

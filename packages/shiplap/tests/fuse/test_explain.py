@@ -101,6 +101,7 @@ def test_templates_off_shows_the_fallback():
     assert "extern_kernels.mm" in [k.name for k in explanation.kernels]
 
 
+@pytest.mark.long  # tests/fuse/test_lower.py
 def test_a_wrong_template_is_named_with_its_evidence():
     with switches(qmm, only="STEPS=K / 2"), pytest.warns(sl.ShiplapNotice, match="is wrong and is not used"):
         explanation = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments(31))

@@ -19,6 +19,7 @@ import shiplap as sl
 from shiplap.compat import lowering
 from shiplap.fuse import explain, fusion_choices, select, switches
 from shiplap.op import digest
+from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 from tests.fuse import targets
 from tests.fuse.targets import BROKEN, CRASHING, FAST_AND_WRONG, GOOD, qmm
@@ -59,12 +60,12 @@ def compiled(*args: torch.Tensor, **options: Any) -> Any:
     return fusion_choices("fusetest::qmm")[-1]
 
 
-@pytest.mark.parametrize("bad", [FAST_AND_WRONG, BROKEN], ids=["wrong", "does not compile"])
-def test_what_is_not_proven_is_passed_over(bad):
-    only(bad, GOOD)
+def test_what_is_not_proven_is_passed_over():
+    """One that is wrong and one that does not compile."""
+    only(FAST_AND_WRONG, BROKEN, GOOD)
     with pytest.warns(sl.ShiplapNotice, match=r"fusetest::qmm: qmm\(.*\) is (wrong|broken) and is not used"):
         made = compiled(*arguments())
-    assert [v.status for v in made.verdicts] == ["wrong" if bad is FAST_AND_WRONG else "broken", "ok"]
+    assert [v.status for v in made.verdicts] == ["wrong", "broken", "ok"]
     assert made.chosen == f"qmm({', '.join(f'{k}={v}' for k, v in sorted(GOOD.items()))})"
 
 
@@ -89,35 +90,35 @@ def test_the_verification_can_fail(monkeypatch):
     assert float((got - layer(*args)).norm() / layer(*args).norm()) > 1e-2
 
 
-def test_switches_are_controls():
-    only(GOOD)
-    args = arguments()
+def fused(*args: torch.Tensor) -> tuple[int, int]:
+    """How many kernels come from a template, and how many epilogues are fused into one."""
     from torch._dynamo.utils import counters
 
-    by_switch = {}
-    for name, keywords in (("on", {}), ("apart", {"fusion": False}), ("off", {"templates": False})):
-        torch._dynamo.reset()
-        counters.clear()
-        with switches(qmm, **keywords):
-            made = compiled(*args)
-        inductor = counters["inductor"]
-        by_switch[name] = (
-            inductor["cpp_templated_kernel_counter"],
-            inductor["cpp_epilogue_fusion_counter"],
-            made.chosen,
-        )
-    assert by_switch["on"][:2] == (1, 1)
-    assert by_switch["apart"][:2] == (1, 0)
-    assert by_switch["off"] == (0, 0, "reference")
+    counters.clear()
+    compiled(*args)
+    inductor = counters["inductor"]
+    return inductor["cpp_templated_kernel_counter"], inductor["cpp_epilogue_fusion_counter"]
+
+
+SWITCHED = {"on": ({}, (1, 1)), "apart": ({"fusion": False}, (1, 0)), "off": ({"templates": False}, (0, 0))}
+
+
+@pytest.mark.parametrize("name", sampled(SWITCHED, long=["apart", "off"]))  # these: tests/fuse/test_explain.py
+def test_switches_are_controls(name):
+    only(GOOD)
+    keywords, counts = SWITCHED[name]
+    with switches(qmm, **keywords):
+        assert fused(*arguments()) == counts
+    assert (fusion_choices("fusetest::qmm")[-1].chosen == "reference") == (name == "off")
+
+
+def test_a_template_may_decline_to_be_fused(monkeypatch):
+    only(GOOD)
     asked = []
     declines = {"fuses": lambda sizes: bool(asked.append(dict(sizes)))}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(qmm.templates, "cpu", [dataclasses.replace(t, **declines) for t in qmm.templates["cpu"]])
-        torch._dynamo.reset()
-        counters.clear()
-        compiled(*args)
-    assert counters["inductor"]["cpp_epilogue_fusion_counter"] == 0
-    assert asked
+    monkeypatch.setitem(qmm.templates, "cpu", [dataclasses.replace(t, **declines) for t in qmm.templates["cpu"]])
+    args = arguments()
+    assert fused(*args) == (1, 0)
     assert asked[0]["m"] == len(args[0])
 
 

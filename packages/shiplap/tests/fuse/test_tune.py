@@ -86,17 +86,27 @@ def test_a_template_that_runs_in_compiled_code_only_is_measured_and_used(tmp_pat
     assert measure.benchmarks == before
 
 
+def prefer(patch: pytest.MonkeyPatch, steps: str) -> None:
+    for place in ("shiplap.fuse.select", "shiplap.fuse.lower"):
+        patch.setattr(import_module(place), "preferred", lambda *a: f"qmm(BM=16, BN=64, STEPS={steps}, WRECK=0)")
+
+
 def test_the_choice_is_tried_before_the_first_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a choice compiled code takes the first one; and a choice does not stand for proof."""
+    only(GOOD, SMALL)
+    prefer(monkeypatch, "K")
+    assert run(neighbours=True).chosen.startswith("qmm(BM=16")
+
+
+@pytest.mark.long
+def test_without_a_choice_the_first_candidate_is_taken() -> None:
     only(GOOD, SMALL)
     assert run(neighbours=True).chosen.startswith("qmm(BM=32")
-    select = import_module("shiplap.fuse.select")
-    monkeypatch.setattr(select, "preferred", lambda *a: "qmm(BM=16, BN=64, STEPS=K, WRECK=0)")
-    lower = import_module("shiplap.fuse.lower")
-    monkeypatch.setattr(lower, "preferred", select.preferred)
-    assert run(neighbours=True).chosen.startswith("qmm(BM=16")
+
+
+@pytest.mark.long
+def test_a_choice_does_not_stand_for_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     only(GOOD, {**SMALL, "STEPS": "K / 2"})
-    monkeypatch.setattr(lower, "preferred", lambda *a: "qmm(BM=16, BN=64, STEPS=K / 2, WRECK=0)")
+    prefer(monkeypatch, "K / 2")
     with pytest.warns(sl.ShiplapNotice, match="is wrong and is not used"):
         made = run(neighbours=True)
     assert made.chosen.startswith("qmm(BM=32")

@@ -9,7 +9,7 @@ from shiplap.referee.process import Launcher
 from tests.judge.honest import HONEST, candidate_of, reference_of
 
 DOUBTED: dict[str, str] = {}  # at most one, with the reason
-SAMPLE = ("layer norm", "attention with an online softmax")
+SAMPLE = ("layer norm",)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_there_are_forty():
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_few_are_accepted(ruling_on, name):
+def test_a_sample_is_accepted(ruling_on, name):
     ruling = ruling_on(name)
     assert not ruling.reasons, ruling
     assert all(what.startswith("time of") for what, _ in ruling.missing), ruling.missing

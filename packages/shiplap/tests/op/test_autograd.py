@@ -251,14 +251,15 @@ def test_what_cannot_be_declared(ns):
         g.backward(lambda grad, saved, needs: {})
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 @pytest.mark.usefixtures("fresh_compiler")
-def test_leaf_and_non_leaf_inputs_agree_between_eager_and_compiled(affine):
+def test_leaf_and_non_leaf_inputs_agree_between_eager_and_compiled(affine, backend):
     x, w = tensors((3, 4), (5, 4))
 
     def fn(x, w):
         return affine(x * 2, w).square().sum()
 
-    for f in (fn, torch.compile(fn, backend="aot_eager", fullgraph=True), torch.compile(fn, fullgraph=True)):
+    for f in (fn, torch.compile(fn, backend=backend, fullgraph=True)):
         x.grad = w.grad = None
         f(x, w).backward()
         torch.testing.assert_close(x.grad, 8 * x.detach() @ w.detach().T @ w.detach())

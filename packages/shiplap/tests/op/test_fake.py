@@ -71,7 +71,7 @@ def test_data_dependent_sizes_compile(nonzero, backend):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_a_size_with_a_bound_breaks_no_graph_without_a_setting(nonzero, backend):
     """Neither ``fullgraph=True`` nor ``capture_dynamic_output_shape_ops``; a question about the size breaks there."""
 

@@ -37,7 +37,7 @@ def declare(ns):
     return conv
 
 
-@pytest.fixture(scope="module", params=["reference", "python", "native"])
+@pytest.fixture(scope="module", params=["reference", "python", pytest.param("native", marks=pytest.mark.long)])
 def conv(request, tmp_path_factory):
     """The op under each binding, after one good call: it has been compiled, and nothing of it has failed yet."""
     folder = tmp_path_factory.mktemp("frames")

@@ -3,6 +3,7 @@
 import inspect
 from types import FunctionType
 
+import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -79,9 +80,24 @@ def calls(draw):
     return fn, spec, (*args, env["k"])
 
 
+def examples(count):
+    return settings(deadline=None, max_examples=count, suppress_health_check=list(HealthCheck))
+
+
 @given(calls())
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@examples(50)
 def test_the_quick_function_agrees_with_the_careful_one(drawn):
+    quick_as_careful(drawn)
+
+
+@pytest.mark.long
+@given(calls())
+@examples(300)
+def test_the_quick_function_agrees_with_the_careful_one_on_more(drawn):
+    quick_as_careful(drawn)
+
+
+def quick_as_careful(drawn):
     _, spec, args = drawn
     plan = CallPlan(spec)
 
@@ -101,8 +117,19 @@ def test_the_quick_function_agrees_with_the_careful_one(drawn):
 
 
 @given(calls())
-@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@examples(15)
 def test_fake_and_real_agree(drawn):
+    fake_as_real(drawn)
+
+
+@pytest.mark.long
+@given(calls())
+@examples(100)
+def test_fake_and_real_agree_on_more(drawn):
+    fake_as_real(drawn)
+
+
+def fake_as_real(drawn):
     fn, spec, args = drawn
 
     def reference(*values):

@@ -37,7 +37,7 @@ def x():
     return torch.tensor([1.0, 2.0, -1.0])
 
 
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_integers_are_sizes_and_numbers(ops, x, backend):
     count = ops[0]
     compiled = torch.compile(lambda x: (x * count(x), x.new_zeros(count(x)), count(x)), backend=backend, fullgraph=True)

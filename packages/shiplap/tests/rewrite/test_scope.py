@@ -17,6 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import shiplap as sl
 from shiplap.compat.nodes import counted
 from shiplap.compat.passes import PLACES
+from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 
 CACHED = Path(__file__).with_name("cached.py")
@@ -71,7 +72,7 @@ def test_a_block():
     assert len(placed.matches) == 1  # outside of the block nothing happens
 
 
-@pytest.mark.parametrize("level", list(PLACES))
+@pytest.mark.parametrize("level", sampled(PLACES, long=["joint"]))
 def test_options_of_one_function(level):
     """Compiled later, and again for another size, backward included."""
     scope = sl.rewrites(made(level=level))
@@ -231,7 +232,7 @@ def caches():
     return hits
 
 
-@pytest.mark.parametrize("level", list(PLACES))
+@pytest.mark.parametrize("level", sampled(PLACES, long=["joint"]))
 def test_caches_hit_until_the_rewrite_is_edited(level):
     """``torch._dynamo.reset`` is as good as a new process here: only files are left."""
 

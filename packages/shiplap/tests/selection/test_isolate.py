@@ -11,25 +11,43 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.errors import ShiplapNotice
 from shiplap.selection import Isolation, Options, measure, recipe_of, select
+from shiplap.selection.candidate import label
 from shiplap_testing.forked import python
 from tests.selection import ops
 
 LONG = Options(seconds=300.0)  # on a busy machine, a process needs long to start
 
 
-def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only():
+ENDS = {
+    "crash": "ended by SIGSEGV",
+    "hang": "no answer for 6 s",
+    "exit": "ended with exit status 3",
+    "raise": "ValueError: never on sizes(n=64), dtypes(Float='float32')",
+    "late": "ended by SIGSEGV",
+}
+
+
+@pytest.mark.parametrize(
+    "ends", [("crash", "hang"), pytest.param(tuple(ENDS), marks=pytest.mark.long)], ids=["two of them", "all"]
+)
+def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only(ends):
     before = measure.benchmarks
+    tried = {"reference", *(f"hostile(HOW={how})" for how in (*ends, "print"))}
     with Isolation(timeout=6.0) as isolation:
-        choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench(), options=LONG)
-        assert isolation.hosts.started >= 6, "the reference's; one for the kernel, and one after each that ended it"
+        choice = select(
+            ops.hostile,
+            recipe_of(ops.hostile, (torch.randn(64),)),
+            candidates_of=lambda op, drawn: [c for c in ops.own(op, drawn) if label(c) in tried],
+            bench=isolation.bench(),
+            options=LONG,
+        )
+        processes = 2 + len(set(ends) - {"raise"})
+        assert isolation.hosts.started >= processes, "the reference's; the kernel's, and one after each that ended it"
         assert isolation.started == 0
     evidence = {f.evidence.partition(":")[0]: f.evidence.partition(": ")[2] for f in choice.findings}
-    assert evidence.keys() == {f"hostile(HOW={how})" for how in ("crash", "hang", "exit", "raise", "late")}
-    assert evidence["hostile(HOW=crash)"].startswith("ended by SIGSEGV")
-    assert evidence["hostile(HOW=hang)"].startswith("no answer for 6 s")
-    assert evidence["hostile(HOW=exit)"].startswith("ended with exit status 3")
-    assert evidence["hostile(HOW=raise)"] == "ValueError: never on sizes(n=64), dtypes(Float='float32')"
-    assert evidence["hostile(HOW=late)"].startswith("ended by SIGSEGV")
+    assert evidence.keys() == {f"hostile(HOW={how})" for how in ends}
+    for how in ends:
+        assert evidence[f"hostile(HOW={how})"].startswith(ENDS[how])
     assert choice.label in ("hostile(HOW=print)", "reference")
     assert measure.benchmarks == before, "nothing ran here"
 

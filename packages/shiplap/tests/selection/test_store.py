@@ -101,11 +101,12 @@ def test_8_writers_and_readers_lose_nothing_and_serve_nothing_wrong(store):
     assert not list(store.root.rglob("*.tmp"))
 
 
-def test_killed_writers_lose_nothing_that_was_reported_written(store):
+@pytest.mark.parametrize("times", [12, pytest.param(40, marks=pytest.mark.long)])
+def test_killed_writers_lose_nothing_that_was_reported_written(store, times):
     """Writers report each entry through a pipe after ``put`` returned, and are killed at random moments."""
     reported, number = set(), 0
     rng = random.Random(7)
-    for _ in range(40):
+    for _ in range(times):
         read_end, write_end = os.pipe()
         number += 1000
 
@@ -122,7 +123,7 @@ def test_killed_writers_lose_nothing_that_was_reported_written(store):
         while data := os.read(read_end, 4):
             reported.add(int.from_bytes(data, "little"))
         os.close(read_end)
-    assert len(reported) > 5  # how many depends on what a sync costs here
+    assert len(reported) > times // 8  # how many depends on what a sync costs here
     assert all(valid(store, n) is not None for n in reported)
     assert not [e for e in store.entries() if e.problem], "a kill leaves no half entry under an entry's name"
     left = list(store.rubbish())

@@ -20,6 +20,7 @@ from shiplap.selection.key import key_for
 from shiplap.selection.table import dump
 from shiplap.shipping import Extras, Request, package
 from shiplap_headers import include_dir
+from shiplap_testing.forked import python
 from shiplap_testing.support import fails
 
 pytest.importorskip("triton")
@@ -161,8 +162,7 @@ def test_both_ops_are_native_from_the_first_call_without_a_compiler(site, home, 
     env["PYTHONPATH"] = os.pathsep.join([str(site), env.get("PYTHONPATH", "")])
     for name in ("CXX", "CC", "SHIPLAP_TUNED", "SHIPLAP_NATIVE"):
         env.pop(name, None)
-    command = [sys.executable, "-W", "ignore", str(HERE / "extras_cases.py"), str(tmp_path / "libcuda.so")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = python("-W", "ignore", HERE / "extras_cases.py", tmp_path / "libcuda.so", env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(done.stdout)
     assert results["double"] == [True] * 3, "the choice of the wheel holds for the first call and for native ones"

@@ -23,6 +23,7 @@ from shiplap.op import registry
 from shiplap.shipping import Request, backend, package
 from shiplap.shipping.contents import fill
 from shiplap.shipping.tags import platform_tag
+from shiplap_testing import forked
 from shiplap_testing.paths import REPOSITORY
 from shiplap_testing.support import fails
 
@@ -30,7 +31,7 @@ HOOK = "import sys; from shiplap.shipping import backend; print(backend.build_wh
 
 
 def build(project: Path) -> Path:
-    """The wheel of ``project``, through the hook that a frontend calls."""
+    """The wheel of ``project``, through the hook that a frontend calls, in a process of its own as it does."""
     done = subprocess.run(
         [sys.executable, "-c", HOOK, "dist"], cwd=project, capture_output=True, text=True, check=False
     )
@@ -49,8 +50,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wheel(folder):
     """That of the example, built by scikit-build-core."""
-    shutil.copytree(REPOSITORY / "examples" / "wheel", folder / "project")
-    return build(folder / "project")
+    project = folder / "project"
+    shutil.copytree(REPOSITORY / "examples" / "wheel", project)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        return project / "dist" / backend.build_wheel("dist")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +107,7 @@ def test_the_op_is_native_from_the_first_call_without_a_compiler(site, tmp_path)
     env = {**os.environ, "PATH": str(tmp_path), "SHIPLAP_CACHE_DIR": str(tmp_path / "cache")}
     env["PYTHONPATH"] = os.pathsep.join([str(site), env.get("PYTHONPATH", "")])
     env.pop("CXX", None)
-    done = subprocess.run([sys.executable, "-c", USE], env=env, capture_output=True, text=True, check=False)
+    done = forked.python("-c", USE, env=env)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).is_relative_to(site / "rowscale" / installed.FOLDER)
 

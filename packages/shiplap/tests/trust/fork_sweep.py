@@ -1,4 +1,4 @@
-"""A child forked at every line of a build, whose parent ends at once: ``python fork_sweep.py FOLDER``.
+"""A child forked at each STEP-th line of a build, whose parent ends at once: ``python fork_sweep.py FOLDER STEP``.
 
 An flock goes with the last process that has the file open. So a child that another thread forks while a binding is
 built must have closed the lock file, wherever the build was, or a child that lives long would hold the lock.
@@ -50,11 +50,11 @@ def forked_at(number: int, root: Path, pipe: int) -> None:
     os._exit(4)
 
 
-def main(root: Path) -> int:
+def main(root: Path, step: int) -> int:
     """Print at which lines a child kept the lock; the status is 0 if there is none and lines were tried."""
     kept, number = list[int](), 0
     while True:
-        number += 1
+        number += step
         reading, writing = os.pipe()
         builder = os.fork()
         if not builder:
@@ -71,9 +71,9 @@ def main(root: Path) -> int:
             kept.append(number)
         if child:
             os.kill(int(child), signal.SIGKILL)
-    print(f"{number - 1} lines, status {code}, the lock was kept at {kept}")
+    print(f"{number - step} lines, status {code}, the lock was kept at {kept}")
     return int(code != 3 or bool(kept) or number < 10)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -10,6 +10,7 @@ import io
 import os
 import stat
 import warnings
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -180,8 +181,7 @@ class PassportWork:
     """The two files of a passport."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.written = [passport.describe(_op(), [], passport.Coverage(), None, seed=s, device="cpu") for s in (1, 2)]
+        self.folder, self.written = folder, _passports()
 
     def old(self) -> None:
         self.paths = passport.write(self.folder, self.written[0])
@@ -252,6 +252,12 @@ class RecordWork:
     def state(self) -> str:
         assert self.path.read_bytes().endswith(b"\n")
         return {1: "old", 2: "new"}[len(read_calls(self.path))]
+
+
+@cache
+def _passports() -> list[passport.Passport]:
+    """Two of one op, told apart by their seeds."""
+    return [passport.describe(_op(), [], passport.Coverage(), None, seed=s, device="cpu") for s in (1, 2)]
 
 
 def _op() -> sl.Op:

@@ -84,7 +84,7 @@ assert times > 5 and calls[0] > 16, (times, calls)
 
 def test_declaring_again_frees_nothing_that_a_call_uses():
     """6 of 6 such runs ended in a segmentation fault."""
-    done = python("-c", DECLARED_TWICE.replace("SECONDS", "3"), timeout=300)
+    done = python("-c", DECLARED_TWICE.replace("SECONDS", "1.5"), timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -104,7 +104,7 @@ CHANGES = ("same", "different", "attach", "tune", "everything")
 @pytest.mark.parametrize("change", sampled(CHANGES, long=CHANGES[:4]))
 def test_calls_survive_what_changes_under_them(storm, change):
     """A segmentation fault for another schema, and errors of torch for native code, until what torch has stayed."""
-    done = storm(change, 3, 8)
+    done = storm(change, 1.5, 8)
     assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
 
 
@@ -270,9 +270,10 @@ def test_a_child_forked_while_a_compiler_runs_keeps_no_lock(tmp_path, who):
             os.waitpid(pid, 0)
 
 
-def test_a_child_forked_at_any_line_of_a_build_keeps_no_lock(tmp_path):
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_a_child_forked_at_any_line_of_a_build_keeps_no_lock(tmp_path, step):
     """It did where the lock file was open and not listed yet: three lines."""
-    done = python(Path(__file__).with_name("fork_sweep.py"), tmp_path, timeout=600)
+    done = python(Path(__file__).with_name("fork_sweep.py"), tmp_path, step, timeout=600)
     assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
 
 
@@ -343,12 +344,13 @@ def test_no_property_of_the_core_has_a_lock():
     assert not locked, "shiplap.cached has one without"
 
 
-def test_children_forked_in_a_storm_do_not_hang(tmp_path):
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.long)])
+def test_children_forked_in_a_storm_do_not_hang(tmp_path, count):
     """A sample of what ``nox -s forks`` does for longer."""
     (tmp_path / "cache").mkdir(mode=0o700)
     environment = {**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path / "cache"), "SHIPLAP_NATIVE": "1"}
     program = Path(__file__).with_name("forks.py")
-    done = python(program, 8, 8, tmp_path, 17, env=environment, timeout=1200)
+    done = python(program, count, 8, tmp_path, 17, env=environment, timeout=1200)
     assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
 
 

@@ -124,7 +124,7 @@ def test_an_answer_without_an_end_fills_no_memory():
 
 def test_half_an_answer_is_waited_for_no_longer_than_a_run_may_take():
     """The rest of the line was waited for without a limit."""
-    with Isolation(timeout=0.5) as isolation:
+    with Isolation(timeout=0.1) as isolation:
         speaks(isolation, "os.write(1, b'{'); time.sleep(600)")
         with pytest.raises(Died, match="no answer for"):
             isolation._exchange("{}")
