@@ -31,8 +31,8 @@ def test_a_function_of_torch_is_right_by_its_own_reference(name, seed):
 
 
 def test_a_row_number_into_no_rows_is_no_fault_in_any_check():
-    found = audit(OPS["embedding"], checks=("fake", "edges"), seed=4242, budget_s=600)
-    assert [(f.verdict, "1 samples set aside" in f.evidence) for f in found] == [("ok", True)] * 2
+    findings = audit(OPS["embedding"], checks=("fake", "edges"), seed=4242, budget_s=600)
+    assert [(f.verdict, "1 samples set aside" in f.evidence) for f in findings] == [("ok", True)] * 2
 
 
 @pytest.mark.parametrize(("off", "verdict"), [(0.0, "ok"), (0.01, "fail")])
@@ -53,5 +53,5 @@ def test_other_threads_may_round_in_another_order(ns, off, verdict):
             mean = (far[::2].sum(0, keepdim=True) + far[1::2].sum(0, keepdim=True)) / max(1, len(far)) + off
         torch.sub(far, mean, out=out)
 
-    found = audit(centred, checks=("determinism", "threads"), seed=4242, budget_s=600)
-    assert found[-1].verdict == verdict, found[-1].evidence
+    findings = audit(centred, checks=("determinism", "threads"), seed=4242, budget_s=600)
+    assert findings[-1].verdict == verdict, findings[-1].evidence

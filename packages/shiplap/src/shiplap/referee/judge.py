@@ -44,11 +44,11 @@ def against_run(
     got: Sequence[Tensor],
     own: Sequence[Tensor],
     sums: Reduction,
-    again: Callable[[Callable[[Op, Args], tuple[Tensor, ...]]], Sequence[Tensor]],
+    repeated: Callable[[Callable[[Op, Args], tuple[Tensor, ...]]], Sequence[Tensor]],
 ) -> Difference:
     """The difference between results and ``own``, those of another run of the op, beyond the rounding of both.
 
-    ``again`` makes them with another function of the op and its arguments in the place of the op.
+    ``repeated`` makes them with another function of the op and its arguments in the place of the op.
     """
     difference = close(got, own, [widen(t) for t in own], sums, tolerance=op.spec.tolerated)
     if not difference.problem or op.spec.random:
@@ -56,9 +56,9 @@ def against_run(
     return settle(
         got,
         own,
-        again(reference64),
+        repeated(reference64),
         sums,
-        lambda: again(lambda op, args: reference(op, tree_map(widen, args))),
+        lambda: repeated(lambda op, args: reference(op, tree_map(widen, args))),
         op.spec.tolerated,
     )
 

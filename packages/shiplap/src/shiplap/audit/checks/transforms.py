@@ -82,10 +82,10 @@ def _vmapped(op: Op, case: Case, batched: list[str]) -> tuple[str, str]:
 def _unlike_the_loop(op: Op, case: Case, rows: Sequence[tuple[Any, ...]], got: Sequence[Tensor]) -> str:
     """How the results of vmap differ from those of one call a row, by more than rounding explains in both."""
     looped = _stacked(call(op, row) for row in rows)
-    again = against_run(
+    difference = against_run(
         op, got, looped, reduction(op.spec, case.env), lambda body: _stacked(body(op, row) for row in rows)
     )
-    return again.problem
+    return difference.problem
 
 
 def _stacked(rows: Iterable[Sequence[Tensor]]) -> list[Tensor]:

@@ -80,7 +80,7 @@ class CallPlan:
                     return wrong
                 accepted = accepted or wrong  # torch takes it for an empty list, and the checks for what they find
         try:
-            self.bind([values.get(a.name, a.default) for a in self.spec.args])
+            self.bind([values[a.name] if a.name in values else cast(Value, a.default) for a in self.spec.args])
         except ShiplapError as e:
             return e
         except Exception:  # of a nested tensor, which has no sizes
