@@ -31,4 +31,4 @@ def sampled(cases: Iterable[Any], *, long: Collection[str], name: Callable[[Any]
 
 
 EFFORTS = sampled(["some", "every"], long=["every"])
-"""Arguments of scripts that run many cases: ``some`` of them, drawn anew each time, or (``nox -s long``) ``every`` one."""
+"""Arguments of scripts with many cases: ``some``, often drawn anew each time, or (``nox -s long``) ``every`` one."""
