@@ -9,7 +9,9 @@ speak gloo; ``SHIPLAP_RANKS=nccl`` gives each a GPU. They are forked from one pr
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -91,7 +93,7 @@ def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> dict[str, str]:
     """What the cells of ``module`` say on ``world`` processes that share one group, started once for all of them."""
     program = "from shiplap_testing.ranks import launch; launch()"
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": searched()}
+    environment = {**os.environ, "PYTHONPATH": searched()}
     done = python("-c", program, world, timeout, module, *cells, env=environment, timeout=timeout + 60)
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert lines, done.stderr[-3000:]
@@ -121,8 +123,19 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    running = {_fork(rank, run) for rank in range(world)}
+    os.environ |= {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+    }
+    ready = multiprocessing.get_context("fork").Barrier(world)  # none leaves while another may still talk to it
+
+    def wait() -> None:
+        run()
+        ready.wait(limit)
+
+    running = {_fork(rank, wait, limit) for rank in range(world)}
     end, status = time.monotonic() + limit, 0
     while running:
         pid, ended = os.waitpid(-1, os.WNOHANG)
@@ -137,7 +150,7 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
         time.sleep(0 if pid else 0.02)
 
 
-def _fork(rank: int, run: Callable[[], None]) -> int:
+def _fork(rank: int, run: Callable[[], None], limit: float) -> int:
     """The pid of a new process that does ``run`` as ``rank``, and then ends."""
     pid = os.fork()
     if pid:
@@ -146,6 +159,7 @@ def _fork(rank: int, run: Callable[[], None]) -> int:
     try:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         torch.set_num_threads(1)
+        faulthandler.dump_traceback_later(limit * 0.9)  # where it waits, should it wait for ever
         run()
         status = 0
     except BaseException:
