@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from shiplap_testing.effort import EFFORTS
 from shiplap_testing.forked import interpreted, python
 
 pytest.importorskip("triton")
 
 
-def test_interpreted_kernels_give_the_bits_of_the_references():
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_interpreted_kernels_give_the_bits_of_the_references(effort):
     script = Path(__file__).with_name("triton_interpreted.py")
-    command = script, random.randrange(2**31)
+    command = script, random.randrange(2**31), effort
     done = interpreted(*command, timeout=300)
     assert done.stdout.endswith("agree\n"), f"{command}\n{done.stdout}{done.stderr}"
 

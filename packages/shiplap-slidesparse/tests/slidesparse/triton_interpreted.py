@@ -1,5 +1,6 @@
 """Run by test_triton.py in a process of its own: the Triton kernels of slidesparse, interpreted, on CPU tensors.
 
+``triton_interpreted.py SEED some|every``: some of the cases, which the seed draws, or every one.
 bfloat16 cannot be interpreted, and casts to float8 are not rounded to nearest there: it is given values that it has.
 """
 
@@ -12,6 +13,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 import random
 import sys
 import warnings
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +25,13 @@ from shiplap_slidesparse.cuda.finish import finish
 from shiplap_slidesparse.quantise import MIN_SCALE, quantise_weight
 
 GUARD = 77  # what outputs hold before: everything has to be written
+EVERY = sys.argv[2] == "every"
+T = TypeVar("T")
+
+
+def some(cases: Sequence[T], count: int) -> Sequence[T]:
+    """So many of the cases, or all of them."""
+    return cases if EVERY else random.sample(cases, count)
 
 
 def same(got: Tensor, want: Tensor, what: str) -> None:
@@ -82,21 +92,22 @@ CASES = (
 
 
 def activation_cases(rng: torch.Generator) -> None:
-    for case, (m, k, pairs) in enumerate(CASES):
+    for case, (m, k, pairs) in enumerate(some(CASES, 4)):
         x = rows_of(m, k, (torch.float32, torch.float16)[case % 2], rng)
         quantised(x, pairs)
         out = torch.full((-(-m // 16) * 16, formats.lifted_depth(k, pairs)), GUARD, dtype=x.dtype)
         activations.lift(x, pairs, out=out, BLOCK=64, num_warps=4)
         same(out, ops.lift.run_reference((x, pairs)), f"lift {m} x {k} pairs {pairs}")
-    for pairs in (2, 3, 4):
+    for pairs in some((2, 3, 4), 1):
         quantised(representable(5, random.randrange(1, 70), rng), pairs, torch.float8_e4m3fn)
     base = rows_of(12, 2 * 48 + 3, torch.float32, rng)
-    for view in (base[1:, 3::2], base.t()[:16, 2:], base[:, :1].expand(12, 48), base[4:5].expand(9, -1)):
+    views = base[1:, 3::2], base.t()[:16, 2:], base[:, :1].expand(12, 48), base[4:5].expand(9, -1)
+    for view in some(views, 2):
         quantised(view, 4)
     activations.WHOLE, kept = 32, activations.WHOLE  # rows that are longer than what is read at once
-    for pairs, k in ((2, 65), (3, 100), (4, 33), (8, 64)):
-        quantised(rows_of(9, k, torch.float32, rng), pairs)
-    quantised(representable(2, 100, rng), 4, torch.float8_e4m3fn)
+    for pairs, k in some(((2, 65), (3, 100), (4, 33), (8, 64)), 1):
+        quantised(rows_of(9 if EVERY else 3, k, torch.float32, rng), pairs)
+    quantised(representable(2, 100 if EVERY else 40, rng), 4, torch.float8_e4m3fn)
     activations.WHOLE = kept
     tiny = torch.tensor([[127 * MIN_SCALE, MIN_SCALE / 2, 0.0, -1e-45]])
     quantised(tiny, 2)

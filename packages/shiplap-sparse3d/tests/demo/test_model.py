@@ -14,7 +14,7 @@ from shiplap_sparse3d.demo.scan import Scan
 from shiplap_sparse3d.demo.tiles import Look, Tile, make_tile
 from shiplap_sparse3d.demo.train import Recipe, loss_of, parameters
 
-SIZES = 600, 1500, 4000, 9000
+SIZES = 600, 1000, 1600, 2500
 LEVELS, CHANNELS = 3, 8
 
 

@@ -6,7 +6,6 @@ import functools
 import importlib
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap_sparse3d.demo import DemoResult, DemoSettings
+from shiplap_sparse3d.demo import DemoResult, DemoSettings, evaluate
 from shiplap_sparse3d.demo.scan import Scan
+from shiplap_sparse3d.demo.score import iou
 from shiplap_sparse3d.demo.tiles import Look, random_tiles
 from shiplap_sparse3d.demo.train import Recipe
 
@@ -36,13 +36,17 @@ SMALL = Recipe(steps=3, levels=2, channels=4)
 
 
 class Ran:
-    """One short run: its result, folder, progress, and the thread counts before and after."""
+    """One short run on ``scan``: its result, folder, progress, and the thread counts before and after."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, scan: Scan, folder: Path) -> None:
         self.stages: list[tuple[str, int, int]] = []
         self.folder, self.before = folder / "new" / "report", torch.get_num_threads()
         settings = DemoSettings(quick=True, out=self.folder, audit=False)
-        self.result: DemoResult = demo.run(settings, lambda stage, done, total, note: self.note(stage, done, total))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(demo, "QUICK", SMALL)
+            patch.setattr(demo, "load", lambda: scan)
+            patch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+            self.result: DemoResult = demo.run(settings, lambda stage, done, total, note: self.note(stage, done, total))
         self.after = torch.get_num_threads()
 
     def note(self, stage: str, done: int, total: int) -> None:
@@ -50,26 +54,30 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(scan: Scan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "QUICK", SMALL)
-        patch.setattr(demo, "load", lambda: scan)
-        patch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-        yield Ran(tmp_path_factory.mktemp("demo"))
+def ran(part: Scan, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return Ran(part, tmp_path_factory.mktemp("demo"))
 
 
-def test_the_result_has_every_number(ran: Ran) -> None:
+@pytest.mark.long
+def test_the_result_on_the_whole_scan(scan: Scan, tmp_path: Path) -> None:
+    parsed = Ran(scan, tmp_path).result.json()
+    assert (parsed["graphs"], parsed["graph_breaks"], parsed["recompiles"]) == (1, 0, 0)
+    assert parsed["baseline_iou"] == pytest.approx(0.71, abs=0.005)
+    assert parsed["training_points"] + parsed["held_out_points"] == 110_000
+
+
+def test_the_result_has_every_number(ran: Ran, part: Scan, part_held: Tensor) -> None:
     parsed = json.loads(json.dumps(ran.result.json()))
     assert set(parsed) >= REQUIRED
     assert parsed["graph_breaks"] == 0
     assert parsed["graphs"] == 1
     assert parsed["recompiles"] == 0
     assert 0 <= parsed["iou"] <= 1
-    assert parsed["baseline_iou"] == pytest.approx(0.71, abs=0.005)
+    assert parsed["baseline_iou"] == pytest.approx(iou(evaluate.baseline(part)[part_held], part.ground[part_held]))
     assert min(parsed[name] for name in ("points_per_s", "compiled_ms", "eager_ms", "compile_s", "train_s")) > 0
     assert parsed["audits"] == {}
     assert len(parsed["losses"]) == SMALL.steps
-    assert parsed["training_points"] + parsed["held_out_points"] == 110_000
+    assert (parsed["training_points"], parsed["held_out_points"]) == (int((~part_held).sum()), int(part_held.sum()))
 
 
 def test_two_files_and_nothing_else(ran: Ran) -> None:
@@ -129,13 +137,13 @@ def test_no_held_out_point_is_trained_on(monkeypatch: pytest.MonkeyPatch, scan: 
     assert all(float(area.xyz[:, 0].max()) < float(scan.xyz[held, 0].min()) for area in areas)
 
 
-def test_tiles_do_not_depend_on_held_out_points(monkeypatch: pytest.MonkeyPatch, scan: Scan, held: Tensor) -> None:
+def test_tiles_do_not_depend_on_held_out_points(monkeypatch: pytest.MonkeyPatch, part: Scan, part_held: Tensor) -> None:
     """Deleted, or with other heights and labels: the tiles of the training stay as they are, to the bit."""
-    expected = drawn(areas_of(monkeypatch, scan))
-    xyz, ground = scan.xyz.clone(), scan.ground.clone()
-    xyz[held, 2], ground[held] = -1000, ~ground[held]
+    expected = drawn(areas_of(monkeypatch, part))
+    xyz, ground = part.xyz.clone(), part.ground.clone()
+    xyz[part_held, 2], ground[part_held] = -1000, ~ground[part_held]
     assert all(map(torch.equal, drawn(areas_of(monkeypatch, Scan(xyz, ground))), expected))
-    rest = scan.take(~held)
+    rest = part.take(~part_held)
     nothing = torch.zeros(len(rest), dtype=torch.bool)
     assert all(map(torch.equal, drawn(areas_of(monkeypatch, rest, nothing)), expected))
 

@@ -1,8 +1,13 @@
-"""Pooling kernels under Triton's interpreter against the references: python interpret_pool.py. A process of its own."""
+"""Pooling kernels under Triton's interpreter against the references, in a process of its own.
+
+``interpret_pool.py some|every``: values of one dtype, drawn anew each time, or of every one.
+"""
 
 from __future__ import annotations
 
 import os
+import random
+import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -81,7 +86,8 @@ def told(op, *args, **outs):
 if __name__ == "__main__":
     rng = torch.Generator().manual_seed(torch.seed() % 2**31)
     over.PART, pool.TILE = 32, 512  # several parts and blocks of few rows
-    for dtype in (torch.float32, torch.float16, torch.float64):
+    dtypes = torch.float32, torch.float16, torch.float64
+    for dtype in dtypes if sys.argv[1] == "every" else (random.choice(dtypes),):
         for m, n, k, c in ((0, 3, 8, 4), (1, 1, 1, 1), (40, 25, 8, 3), (20, 0, 4, 5)):
             over_tables(rng, dtype, m, n, k, c)
         for n, c, scenes in ((0, 3, 2), (1, 1, 1), (90, 5, 3)):

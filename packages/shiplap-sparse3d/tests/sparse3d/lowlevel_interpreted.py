@@ -1,4 +1,7 @@
-"""Run by test_sparse3d_lowlevel_triton.py in a process of its own: the Triton kernels, interpreted, on CPU tensors."""
+"""Run by test_lowlevel_triton.py in a process of its own: the Triton kernels, interpreted, on CPU tensors.
+
+``lowlevel_interpreted.py SEED some|every``: every third sample of each op, or all of them.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +80,9 @@ def late_errors() -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore", sl.ShiplapNotice)  # the launcher says that the interpreter launches otherwise
     late_errors()
+    seed, step = int(sys.argv[1]), 1 if sys.argv[2] == "every" else 3
     for op in OPS:  # bf16 is wrong in the interpreter
-        differing = disagreements(op, seed=int(sys.argv[1]), without=(torch.bfloat16,))
+        differing = disagreements(op, seed=seed, without=(torch.bfloat16,), step=step)
         status.poll(CPU)
         assert not differing, f"{op}: {differing}"
     print("agree")

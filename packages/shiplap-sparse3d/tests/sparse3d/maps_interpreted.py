@@ -1,7 +1,7 @@
-"""Run by test_sparse3d_maps.py in a process of its own: the Triton kernels, interpreted, on CPU tensors.
+"""Run by test_maps.py in a process of its own: the Triton kernels, interpreted, on CPU tensors.
 
-``maps_interpreted.py SEED [FOLDER]``: each case says that it agrees, or what does not. Modules in ``FOLDER`` stand
-before those of the package: wrong ones, which must not agree.
+``maps_interpreted.py SEED some|every [FOLDER]``: each case says that it agrees, or what does not. Of the sizes of a
+case the seed draws ``some``. Modules in ``FOLDER`` stand before those of the package: wrong ones, which must not agree.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 import math
+import random
 import sys
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ import shiplap as sl
 from shiplap.op.expr import Expr
 from shiplap_sparse3d import bounded, cuda, ops, planning
 
-cuda.__path__[:0] = sys.argv[2:]  # before its modules are imported
+cuda.__path__[:0] = sys.argv[3:]  # before its modules are imported
 
 from shiplap_sparse3d.cuda import HASH, PLAN, SORT, coords, lookup, sort, status, tables, unique  # noqa: E402
 
@@ -38,6 +40,12 @@ WORKSPACES = {
     "out_coords_bounded": (coords, None),
 }
 GUARD = 64  # bytes behind a workspace that nobody may touch
+T = TypeVar("T")
+
+
+def some(sizes: Sequence[T], count: int) -> Sequence[T]:
+    """So many of the sizes, or all of them."""
+    return sizes if sys.argv[2] == "every" else random.sample(sizes, count)
 
 
 def voxels(rng: torch.Generator, rows: int, grid: list[int], scenes: int = 2, padding: float = 0.0) -> torch.Tensor:
@@ -71,13 +79,14 @@ def run(op: Any, *args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def submanifold(rng: torch.Generator) -> None:
-    for rows, grid, kernel, dilation, padding in (
+    sizes = (
         (40, [4, 5, 6], [5, 2, 4], [1, 3, 2], 0.1),
         (0, [4, 4, 4], [3, 3, 3], [1, 1, 1], 0.0),
         (1, [1, 1, 1], [3, 3, 3], [1, 1, 1], 0.0),
         (135, [7, 5, 6], [3, 3, 1], [1, 1, 1], 0.2),  # more than one tile of a counting sort
         (30, [2**21 - 1, 2**20, 2**20], [1, 3, 2], [2**31 - 1, 1, 2**20], 0.1),
-    ):
+    )
+    for rows, grid, kernel, dilation, padding in some(sizes, 2):
         at = voxels(rng, rows, grid, padding=padding) if math.prod(grid) < 10**6 else far(rng, rows, grid)
         at = torch.cat([at.new_zeros(1, 4), at])[1:]  # an offset
         for lookup.NEAR in (1024, 0):  # compared with each other, and through the hash
@@ -95,11 +104,12 @@ def far(rng: torch.Generator, rows: int, grid: list[int]) -> torch.Tensor:
 
 
 def steps(rng: torch.Generator) -> None:
-    for rows, window in (
+    sizes = (
         (0, [[3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1]]),
         (50, [[3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1]]),
         (60, [[2, 3, 1], [2, 1, 3], [0, 1, 0], [1, 2, 3]]),
-    ):
+    )
+    for rows, window in some(sizes, 1):
         grid = [9, 8, 10]
         at = voxels(rng, rows, grid, padding=0.1)
         reached = ops.out_coords.reference(at, grid, *window)
@@ -115,10 +125,10 @@ def steps(rng: torch.Generator) -> None:
 
 
 def sorts(rng: torch.Generator) -> None:
-    for parts, b, taps in ((1, 0, 5), (3, 1, 27), (2, 700, 40), (9, 2000, 27), (4, 30, 3), (1, 3, 0)):
+    for parts, b, taps in some(((1, 0, 5), (3, 1, 27), (2, 700, 40), (9, 2000, 27), (4, 30, 3), (1, 3, 0)), 3):
         masks = torch.randint(0, 2**31 - 1, (b, parts), generator=rng).int().t()
         run(ops.tap_blocks, masks & torch.randint(0, 2**31 - 1, (parts, 1), generator=rng).int(), taps)
-    for m, k in ((0, 27), (1, 9), (64, 5), (1200, 5), (135, 40), (90, 1)):
+    for m, k in some(((0, 27), (1, 9), (64, 5), (1200, 5), (135, 40), (90, 1)), 2):
         table = torch.where(torch.rand(m, k, generator=rng) < 0.3, torch.randint(0, 9, (m, k), generator=rng), -1).int()
         for parts in sorted({-(-k // 31), -(-k // 9), -(-k // 3)}):
             run(ops.sort_table, table, parts, 1 << 18)
@@ -130,19 +140,20 @@ def points(rng: torch.Generator) -> None:
     """Distinct rows, and means of those that share one; some segments are empty, and rows are views."""
     for n in (0, 1, 700):
         rows = torch.randint(-3, 4, (n, 4), generator=rng).int()
-        for at in (rows, rows.new_zeros(4, n).t().copy_(rows), rows * 2**13):
+        for at in some((rows, rows.new_zeros(4, n).t().copy_(rows), rows * 2**13), 1):
             for got, want in zip(unique.unique_coords(at), ops.unique_coords.reference(at), strict=True):
                 assert torch.equal(got, want), "unique_coords"
         if n:
             corners = torch.cat([rows[:1].fill_(-(2**31)), torch.full((1, 4), 2**31 - 1, dtype=torch.int32)])
             with pytest.raises(sl.ShiplapError, match=r"span \(4294967296(, 4294967296){3}\) cells"):
                 unique.unique_coords(corners)
-        for m, c, dtype in (
+        sizes = (
             (9, 5, torch.float32),
             (60, 150, torch.float64),
             (3, 1, torch.float16),
             (2, 0, torch.float32),
-        ):
+        )
+        for m, c, dtype in some(sizes, 1):
             index = torch.randint(0, m - 1, (n,), generator=rng).int()
             feats = torch.randn(2 * n, c, generator=rng).to(dtype)[::2]
             args = feats, index, torch.bincount(index, minlength=m).int()
@@ -176,7 +187,8 @@ def told(match: str, op: Any, *args: Any) -> None:
 def late_errors(rng: torch.Generator) -> None:
     at = torch.tensor([[0, 1, 1, 1], [0, 2, 2, 2], [1, 3, 3, 3], [0, 0, 1, 2]], dtype=torch.int32)
     arguments = [4, 4, 4], [3, 3, 3], [1, 1, 1]
-    for row, match in (([0, 2, 2, 2], "duplicate"), ([0, 4, 0, 0], "outside"), ([-2, 0, 0, 0], "outside")):
+    rows = ([0, 2, 2, 2], "duplicate"), ([0, 4, 0, 0], "outside"), ([-2, 0, 0, 0], "outside")
+    for row, match in some(rows, 1):
         bad = at.clone()
         bad[3] = torch.tensor(row)
         for lookup.NEAR in (1024, 0):
@@ -190,6 +202,7 @@ def late_errors(rng: torch.Generator) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", sl.ShiplapNotice)  # the launcher says that the interpreter launches otherwise
+    random.seed(int(sys.argv[1]))
     generator = torch.Generator().manual_seed(int(sys.argv[1]))
     for case in (late_errors, points, submanifold, steps, sorts):
         try:

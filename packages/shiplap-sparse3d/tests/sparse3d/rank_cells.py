@@ -129,7 +129,7 @@ def run_fsdp(
 cell("FSDP2, root")(partial(run_fsdp, stages=False))
 cell("FSDP2, each stage")(partial(run_fsdp, stages=True))
 cell("FSDP2, bfloat16 policy")(partial(run_fsdp, stages=True, narrow=True))
-cell("FSDP2, compiled")(partial(run_fsdp, stages=True, jit=True))
+cell("FSDP2, compiled", long=True)(partial(run_fsdp, stages=True, jit=True))
 
 
 def _save_products(ctx, op, *args, **kwargs):

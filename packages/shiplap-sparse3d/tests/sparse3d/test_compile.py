@@ -68,7 +68,7 @@ def step(net: nn.Module, x: sparse3d.SparseTensor, run) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("build", "tables", "mode"),
     [
-        (subm, "built in the graph", "training"),
+        pytest.param(subm, "built in the graph", "training", marks=pytest.mark.long),
         (u_net, "built in the graph", "training"),
         pytest.param(others, "built in the graph", "training", marks=pytest.mark.long),
         pytest.param(u_net, "built in the graph", "eval", marks=pytest.mark.long),

@@ -33,7 +33,16 @@ def scenes(name: str) -> list[tuple[object, ...]]:
 @pytest.fixture(
     params=sampled(
         SPECIMENS,
-        long=("VoxelResBackBone8x", "SparseEncoder", "UNetV2", "VoxelBackBone8x", "PillarRes18", "VoxelNeXt", "SpUNet"),
+        long=(
+            "PTv3",
+            "VoxelResBackBone8x",
+            "SparseEncoder",
+            "UNetV2",
+            "VoxelBackBone8x",
+            "PillarRes18",
+            "VoxelNeXt",
+            "SpUNet",
+        ),
     )
 )
 def name(request):

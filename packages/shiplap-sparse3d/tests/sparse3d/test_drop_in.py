@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +15,7 @@ import shiplap as sl
 import shiplap_sparse3d.flexgemm as flex_gemm
 import shiplap_sparse3d.spconv as facade
 from shiplap_sparse3d.drop_in import drop_in
+from shiplap_testing.forked import python
 
 # What OpenPCDet, mmdet3d, Pointcept, TRELLIS, TRELLIS.2, second.pytorch and CenterPoint import or read.
 CONVS = [f"{kind}Conv{d}d" for kind in ("SubM", "Sparse", "SparseInverse") for d in (1, 2, 3)]
@@ -141,11 +141,10 @@ print(__name__, sys.argv[1:], y.features.shape[1], len(cells) == len(y.features)
 def test_a_program_runs_unedited(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    command = [sys.executable, "-m", "shiplap_sparse3d.drop_in", str(script), "--epochs", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-m", "shiplap_sparse3d.drop_in", script, "--epochs", "3")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[0] == "__main__ ['--epochs', '3'] 5 True"
-    alone = subprocess.run([*command[:3]], capture_output=True, text=True, check=False)
+    alone = python("-m", "shiplap_sparse3d.drop_in")
     assert (alone.returncode, alone.stdout[:6]) == (2, "usage:")
 
 

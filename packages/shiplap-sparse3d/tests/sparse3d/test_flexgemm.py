@@ -166,7 +166,7 @@ def test_the_compiled_call_is_the_legacy_call(algorithm, fresh_compiler):
         out = sparse_submanifold_conv3d(feats, weight=weight, bias=bias, config=config)
         return sparse_submanifold_conv3d(out.relu(), weight=weight, config=config).square().mean()
 
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True)
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
     for n in (40, 90):
         x = scene(n, GRID, 4)
         leaves = [x.feats, torch.randn(4, 3, 3, 3, 4).double(), torch.randn(4).double()]

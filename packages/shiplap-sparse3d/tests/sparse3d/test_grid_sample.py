@@ -181,7 +181,7 @@ def test_training_through_it_is_one_graph(fresh_compiler):
         both = [sparse3d.grid_sample_3d(feats, coords, FULL, queries, mode) for mode in ("trilinear", "nearest")]
         return (both[0] * both[1].relu()).sum()
 
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True)
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
     for n, count in ((20, 5), (70, 12)):
         x = scene(n, tuple(SHAPE), 4, dtype=torch.float32)
         feats, queries = x.feats.requires_grad_(), torch.rand(2, count, 3) * 5

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from shiplap_testing.effort import EFFORTS
 from shiplap_testing.forked import interpreted
 
 pytest.importorskip("triton")
 
 
-def test_interpreted_kernels_agree_with_the_references_and_tell_what_was_wrong():
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_interpreted_kernels_agree_with_the_references_and_tell_what_was_wrong(effort):
     script = Path(__file__).with_name("lowlevel_interpreted.py")
-    command = script, random.randrange(2**31)
+    command = script, random.randrange(2**31), effort
     done = interpreted(*command, timeout=300)
     assert done.stdout.endswith("agree\n"), f"{command}\n{done.stdout}{done.stderr}"

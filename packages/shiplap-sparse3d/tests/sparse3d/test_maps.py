@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 import shiplap_sparse3d
+from shiplap_testing.effort import EFFORTS
 from shiplap_testing.forked import interpreted
 
 CASES = ("late_errors", "points", "submanifold", "steps", "sorts")
@@ -36,8 +37,9 @@ def describe(*args: str) -> dict[str, str]:
     return lines
 
 
-def test_interpreted_kernels_agree_with_the_references_and_tell_what_was_wrong():
-    assert describe() == dict.fromkeys(CASES, "agrees")
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_interpreted_kernels_agree_with_the_references_and_tell_what_was_wrong(effort):
+    assert describe(effort) == dict.fromkeys(CASES, "agrees")
 
 
 def test_a_slip_in_a_kernel_does_not_agree(tmp_path):
@@ -46,7 +48,7 @@ def test_a_slip_in_a_kernel_does_not_agree(tmp_path):
         text = (place if place.exists() else source).read_text()
         assert text.count(right) == 1, f"{file} no longer says {right}"
         place.write_text(text.replace(right, wrong))
-    verdicts = describe(str(tmp_path))
+    verdicts = describe("every", str(tmp_path))
     assert all(verdict.startswith("differs: ") for verdict in verdicts.values()), verdicts
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap_sparse3d import pooling
+from shiplap_testing.effort import EFFORTS
 from shiplap_testing.forked import interpreted
 from tests.sparse3d.scenes import at, scene
 
@@ -147,9 +148,10 @@ def test_what_is_refused():
         sparse3d.global_pool(feats, coords, 3, "median")
 
 
-def test_triton_kernels_agree_with_the_references():
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_triton_kernels_agree_with_the_references(effort):
     """In a process of its own, under Triton's interpreter."""
-    done = interpreted("-m", "tests.sparse3d.interpret_pool")
+    done = interpreted("-m", "tests.sparse3d.interpret_pool", effort)
     assert done.stdout.endswith("pooling kernels agree\n"), done.stderr
 
 

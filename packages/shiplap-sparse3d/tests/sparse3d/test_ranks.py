@@ -16,6 +16,7 @@ from shiplap_testing import ranks
 from tests.sparse3d.scenes import scene
 
 EXPECTED = ranks.table("sparse3d")
+LONG = ("FSDP2, compiled",)
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +24,14 @@ def reported() -> dict[str, str]:
     return ranks.outcomes("tests.sparse3d.rank_cells")
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name not in LONG])
 def test_two_ranks_do_what_the_page_says(name, reported):
     assert reported.get(name, ranks.NO_SUCH_CELL) == EXPECTED[name]
+
+
+@pytest.mark.long
+def test_two_ranks_do_what_the_page_says_for_longer():
+    assert ranks.outcomes("tests.sparse3d.rank_cells", *LONG) == {name: EXPECTED[name] for name in LONG}
 
 
 def test_every_combination_is_on_the_page(reported):

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +17,7 @@ from shiplap_sparse3d.survey import predict as prediction
 from shiplap_sparse3d.survey import run as running
 from shiplap_sparse3d.survey.folder import Folder
 from shiplap_testing.effort import sampled
+from shiplap_testing.forked import python
 from tests.survey.conftest import classes_of
 from tests.survey.models import VOXEL, UNet, build, shifted
 
@@ -143,34 +138,14 @@ def test_features_with_context_see_the_same_neighbours(corner: Path, tmp_path: P
 # --- interruptions and workers
 
 
-def start(source: Path, out: Path, *more: str, **environment: str) -> subprocess.Popen[bytes]:
-    program = "from shiplap.cli.__main__ import main; main()"
-    command = [sys.executable, "-c", program, "survey", source, out, "--model", f"{MODEL}:model", "--tile", "16", *more]
-    where = MODEL.parents[2]
-    return subprocess.Popen(command, cwd=where, env={**os.environ, **environment}, stderr=subprocess.PIPE)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("times", sampled([1, 10], long=["10"]))
 def test_killed_at_random_and_resumed(times: int, corner: Path, untiled: Path, tmp_path: Path) -> None:
     """The output is the same file, byte for byte."""
-    out, folder, draw = tmp_path / "out.laz", tmp_path / "out.laz.survey", random.Random(0)
-    kills = 0
-    while kills < times:
-        job = start(corner, out)
-        while not (folder / "survey.json").exists() and job.poll() is None:
-            time.sleep(0.02)
-        time.sleep(draw.uniform(0, 0.8))
-        if job.poll() is None:
-            job.send_signal(signal.SIGKILL)
-            kills += 1
-        _, message = job.communicate()
-        assert job.returncode in (0, -signal.SIGKILL), message
-        if job.returncode == 0:
-            out.unlink()
-    done, message = start(corner, out), b""
-    _, message = done.communicate()
-    assert done.returncode == 0, message
+    out = tmp_path / "out.laz"
+    done = python("-m", "tests.survey.killed", times, corner, out, MODEL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"killed {times} times, and whole"
     assert out.read_bytes() == untiled.read_bytes()
     assert [p.name for p in tmp_path.iterdir()] == ["out.laz"]
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +9,11 @@ import torch
 
 from shiplap import ShiplapError
 from shiplap_sparse3d.survey import Manifest, SurveyModel, epoch_order, prepare, train
+from shiplap_testing.forked import python
 from tests.survey.models import VOXEL, UNet
 
 pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
-
-HERE = Path(__file__).parent
 
 
 def fresh() -> SurveyModel:
@@ -90,33 +85,29 @@ def test_a_checkpoint_of_another_network(corner: Path, folder: Path, tmp_path: P
             train(manifest(corner, folder), path, epochs=1)
 
 
-WORKER = """
+WORKERS = """
+import os
 import sys
 from pathlib import Path
 import torch
 from tests.survey.test_train import manifest
 from shiplap_sparse3d.survey import train
+from shiplap_testing.ranks import together
 corner, folder, out = map(Path, sys.argv[1:])
-torch.set_num_threads(1)
-opened = manifest(corner, folder)
-train(opened, out / "net.pt", epochs=1)
-import os
-torch.save(opened.model.net.state_dict(), out / f"rank{os.environ['RANK']}.pt")
+
+def work():
+    opened = manifest(corner, folder)
+    train(opened, out / "net.pt", epochs=1)
+    torch.save(opened.model.net.state_dict(), out / f"rank{os.environ['RANK']}.pt")
+
+together(2, work, 200)
 """
 
 
 @pytest.mark.slow
 def test_two_workers_end_with_the_same_parameters(corner: Path, folder: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": path}
-    command = [sys.executable, "-c", WORKER, corner, folder, tmp_path]
-    jobs = [subprocess.Popen(command, env={**shared, "RANK": str(rank)}, stderr=subprocess.PIPE) for rank in (0, 1)]
-    for job in jobs:
-        _, message = job.communicate(timeout=200)
-        assert job.returncode == 0, message
+    done = python("-c", WORKERS, corner, folder, tmp_path, timeout=260)
+    assert done.returncode == 0, done.stderr
     one, two = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
     assert all(torch.equal(one[name], two[name]) for name in one)
     start = fresh().net.state_dict()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["sampled"]
+__all__ = ["EFFORTS", "sampled"]
 
 
 def sampled(cases: Iterable[Any], *, long: Collection[str], name: Callable[[Any], str] = str) -> list[Any]:
@@ -28,3 +28,7 @@ def sampled(cases: Iterable[Any], *, long: Collection[str], name: Callable[[Any]
     if cases and all(name(case) in long for case in cases):
         raise ValueError("every case is marked long: make test would run none")
     return [pytest.param(case, marks=pytest.mark.long) if name(case) in long else case for case in cases]
+
+
+EFFORTS = sampled(["some", "every"], long=["every"])
+"""Arguments of scripts with many cases: ``some``, often drawn anew each time, or (``nox -s long``) ``every`` one."""

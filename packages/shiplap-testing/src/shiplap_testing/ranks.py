@@ -3,39 +3,47 @@
 A module of cells has functions under ``@cell("name")`` and ends in ``main()``. ``outcomes("its.module")`` runs all of
 them in one group of processes and returns what each cell reported: *equal* with the tolerance that it compared with, or
 *refused* with the id of the error. A cell must say the same on every rank. The ranks are processes on the CPU that
-speak gloo; ``SHIPLAP_RANKS=nccl`` gives each a GPU.
+speak gloo; ``SHIPLAP_RANKS=nccl`` gives each a GPU. They are forked from one process that has imported all they need:
+``torchrun`` would let each of them, and itself, import torch once more. ``torchrun -m its.module`` does the same.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import multiprocessing
 import os
-import runpy
 import signal
+import socket
 import sys
-import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
+from importlib import import_module
 
 import torch
 
 from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY, searched
 
-__all__ = ["NO_SUCH_CELL", "cell", "device", "main", "outcomes", "table"]
+__all__ = ["NO_SUCH_CELL", "cell", "device", "launch", "main", "outcomes", "table", "together"]
 
 MARK = "outcomes of cells: "
 NO_SUCH_CELL = "–"  # what the table says where a combination makes no sense
 _cells: dict[str, Callable[[int, int], str]] = {}
+_long: set[str] = set()
 
 
-def cell(name: str) -> Callable[[Callable[[int, int], str]], Callable[[int, int], str]]:
-    """Make ``function(rank, world)`` the cell ``name``. It returns a tolerance as text, or raises."""
+def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str]], Callable[[int, int], str]]:
+    """Make ``function(rank, world)`` the cell ``name``. It returns a tolerance as text, or raises.
+
+    A ``long`` one runs where it is named only.
+    """
 
     def add(function: Callable[[int, int], str]) -> Callable[[int, int], str]:
         _cells[name] = function
+        _long.update({name} if long else ())
         return function
 
     return add
@@ -56,15 +64,10 @@ def main() -> None:
 
     if _backend() == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    store = os.environ.get("SHIPLAP_RANKS_STORE")
-    method, rank, world = (
-        f"file://{store}" if store else "env://",
-        int(os.environ["RANK"]),
-        int(os.environ["WORLD_SIZE"]),
-    )
-    dist.init_process_group(_backend(), method, timedelta(seconds=60), world, rank)
+    dist.init_process_group(_backend(), timeout=timedelta(seconds=60))
+    rank, world = dist.get_rank(), dist.get_world_size()
     reported = {}
-    for name in sys.argv[1:] or list(_cells):
+    for name in sys.argv[1:] or [name for name in _cells if name not in _long]:
         everyone: list[str] = [""] * world
         dist.all_gather_object(everyone, _say(_cells[name], rank, world))
         reported[name] = everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
@@ -89,8 +92,9 @@ def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
 
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> dict[str, str]:
     """What the cells of ``module`` say on ``world`` processes that share one group, started once for all of them."""
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": searched()}
-    done = python("-m", "shiplap_testing.ranks", world, int(timeout), module, *cells, env=environment, timeout=timeout)
+    program = "from shiplap_testing.ranks import launch; launch()"
+    environment = {**os.environ, "PYTHONPATH": searched()}
+    done = python("-c", program, world, timeout, module, *cells, env=environment, timeout=timeout + 60)
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert lines, done.stderr[-3000:]
     reported: dict[str, str] = json.loads(lines[-1][len(MARK) :])
@@ -100,33 +104,63 @@ def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> 
     return reported
 
 
-def _start(world: int, seconds: int, module: str, cells: list[str]) -> int:
-    """Run ``module`` on ``world`` ranks that are forked from here, where torch has been imported; 1 if one failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [_rank(rank, world, seconds, Path(folder, "store"), [module, *cells]) for rank in range(world)]
-        failed = 0
-        while ranks:
-            pid, status = os.wait()
-            ranks.remove(pid)
-            failed |= int(status != 0)
-            for other in ranks if status else ():  # which would wait for the one that has ended
+def launch() -> None:
+    """The program that ``outcomes`` starts; number of ranks, seconds that they may take, module, cells."""
+    world, limit, (module, *cells) = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    import_module(module)
+    sys.argv = [module, *cells]
+    together(world, main, limit)
+
+
+def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
+    """Fork ``world`` ranks out of this process, which has used no threads yet, and wait until each has ``run``.
+
+    They find what ``torchrun`` says in their environment.
+
+    Raises:
+        SystemExit: the status of a rank that failed, or that they took more than ``limit`` seconds; none is left.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+    }
+    ready = multiprocessing.get_context("fork").Barrier(world)  # none leaves while another may still talk to it
+
+    def wait() -> None:
+        run()
+        ready.wait(limit)
+
+    running = {_fork(rank, wait, limit) for rank in range(world)}
+    end, status = time.monotonic() + limit, 0
+    while running:
+        pid, ended = os.waitpid(-1, os.WNOHANG)
+        running -= {pid}
+        if pid and ended:
+            status = status or abs(os.waitstatus_to_exitcode(ended))
+        if status or time.monotonic() > end:
+            for other in running:
                 os.kill(other, signal.SIGKILL)
-        return failed
+                os.waitpid(other, 0)
+            raise SystemExit(status or f"{len(running)} of {world} ranks took more than {limit:.0f} s")
+        time.sleep(0 if pid else 0.02)
 
 
-def _rank(rank: int, world: int, seconds: int, store: Path, arguments: list[str]) -> int:
-    """The id of a process that runs the module of ``arguments`` as ``rank``, for so many seconds at most."""
+def _fork(rank: int, run: Callable[[], None], limit: float) -> int:
+    """The pid of a new process that does ``run`` as ``rank``, and then ends."""
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        signal.alarm(seconds)
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-        os.environ["SHIPLAP_RANKS_STORE"] = str(store)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         torch.set_num_threads(1)
-        sys.argv = arguments
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        faulthandler.dump_traceback_later(limit * 0.9)  # where it waits, should it wait for ever
+        run()
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -149,7 +183,3 @@ def table(column: str) -> dict[str, str]:
         elif column in heading and not set(values[0]) <= {"-", ":"}:
             rows[values[0].strip("`")] = values[heading.index(column)]
     return rows
-
-
-if __name__ == "__main__":
-    sys.exit(_start(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]))

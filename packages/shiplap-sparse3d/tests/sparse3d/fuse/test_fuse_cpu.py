@@ -39,6 +39,10 @@ def test_a_block_is_one_kernel_for_any_number_of_voxels():
         assert fusion_choices("sparse3d::conv")[-1].chosen == "conv(BM=256, BN=64)"
         for rows in (7, 256, 700):
             same(compiled, block, case(rows, 20, 35), 2e-6)
+        args = case(300, 20, 35)
+        args[2][170, 5] = 300
+        with pytest.raises(RuntimeError, match=r"SL211[\s\S]*a table entry outside \[-1, 300\)"):
+            compiled(*args)
         assert counted() == (1, 1)
 
 
@@ -71,6 +75,7 @@ def test_training_has_a_template_in_each_direction():
     assert [d.chosen.split("(")[0] for d in fusion_choices("sparse3d::conv")[-2:]] == ["conv", "conv"]
 
 
+@pytest.mark.long
 def test_a_bad_table_is_an_error_and_not_a_crash():
     def graph(feats, weight, table):
         return torch.relu(sparse3d.conv(feats, weight, table))
@@ -91,19 +96,18 @@ def test_what_the_template_does_not_take_and_the_default_is_the_kernel():
     order = torch.arange(60, dtype=torch.int32)[None]
     masks = torch.full((1, 1), 2**27 - 1, dtype=torch.int32)
     refused = {
-        "2 groups of channels": lambda: sparse3d.conv(feats, weight[:, :, :4], table, groups=2) + 1,
-        "a sorted table: those are for GPUs": lambda: sparse3d.conv(feats, weight, table, None, order, masks) + 1,
-        "torch.float64 is neither float32 nor bfloat16": lambda: (
-            sparse3d.conv(feats.double(), weight.double(), table) + 1
-        ),
-        "m = 0": lambda: sparse3d.conv(feats, weight, table[:0]) + 1,
+        "2 groups of channels": lambda: sparse3d.conv(feats, weight[:, :, :4], table, groups=2),
+        "a sorted table: those are for GPUs": lambda: sparse3d.conv(feats, weight, table, None, order, masks),
+        "torch.float64 is neither float32 nor bfloat16": lambda: sparse3d.conv(feats.double(), weight.double(), table),
+        "m = 0": lambda: sparse3d.conv(feats, weight, table[:0]),
     }
-    for reason, call in refused.items():
-        torch.compiler.reset()
-        torch.testing.assert_close(torch.compile(call, fullgraph=True, dynamic=False)(), call())
-        made = fusion_choices("sparse3d::conv")[-1]
-        assert (made.chosen, [v.detail for v in made.verdicts]) == ("reference", [reason])
-    check(lambda *args: sparse3d.conv(*args) + 1, feats, weight, table, bias)
-    made = fusion_choices("sparse3d::conv")[-1]
-    assert (made.chosen, made.reason) == ("reference", "templates are chosen by measurement only: mode='max-autotune'")
+
+    def graph():
+        return [call() + 1 for call in refused.values()], sparse3d.conv(feats, weight, table, bias) + 1
+
+    torch.testing.assert_close(torch.compile(graph, fullgraph=True, dynamic=False)(), graph())
+    *others, default = fusion_choices("sparse3d::conv")[-5:]
+    assert [made.chosen for made in (*others, default)] == ["reference"] * 5
+    assert [[v.detail for v in made.verdicts] for made in others] == [[reason] for reason in refused]
+    assert default.reason == "templates are chosen by measurement only: mode='max-autotune'"
     assert counted() == (0, 0)

@@ -7,22 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from shiplap_testing.effort import EFFORTS
 from shiplap_testing.forked import interpreted
 
 pytest.importorskip("triton")
 
 
-@pytest.fixture(scope="module")
-def cases() -> dict[str, dict]:
+@pytest.fixture(scope="module", params=EFFORTS)
+def cases(request) -> dict[str, dict]:
     script = Path(__file__).with_name("triton_cases.py")
-    done = interpreted(script)
+    done = interpreted(script, request.param)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {case["name"]: case for case in rows}
 
 
-def test_every_case_is_the_reference(cases):
-    assert len(cases) >= 25
+def test_every_case_is_the_reference(cases, request):
+    assert len(cases) >= (25 if request.node.callspec.params["cases"] == "every" else 10)
     assert {name: c["error"] for name, c in cases.items() if not c["error"] <= c["tolerance"]} == {}
 
 
