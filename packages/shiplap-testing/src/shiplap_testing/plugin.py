@@ -50,6 +50,7 @@ LONG = (
     "gpu/test_zoo_gpu",
     "sparse3d/gpu/test_package",
     "slidesparse/gpu/test_models",
+    "backend/runtime/test_load",  # builds the device: files that need it would wait if they came at the same time
     "tests/test_examples",
     "contributing/test_howtos",
     "dense/test_fuse_cpp",
