@@ -66,7 +66,6 @@ def missing(tree: ast.Module) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
 def test_an_example_parses_and_uses_names_that_exist(example: Path) -> None:
     tree = ast.parse(example.read_text(encoding="utf-8"))
-    assert used(tree), "an example of something else"
     assert missing(tree) == set()
     said = ast.get_docstring(tree) or ""
     assert f" examples/{example.name}" in said, "the docstring says how it is run"
