@@ -83,7 +83,27 @@ def test_out_variant() -> None:
     assert done.stdout.endswith("the caller owns what the kernel wrote\n")
 
 
+FIRST = """
+import runpy
+import shiplap as sl
+example = runpy.run_path("examples/first_op.py")
+example["compile_it"]()
+for finding in sl.audit(example["rms_norm"], checks=("schema", "numerics", "gradient"), budget_s=600):
+    print(f"{finding.verdict:5} {finding.check:20} {finding.evidence}")
+"""
+
+
 def test_first_op() -> None:
+    """With three checks of its audit; all take as long as the rest of these examples."""
+    done = run("-c", FIRST)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "compiled into one graph" in done.stdout
+    assert all(f"ok    {check}" in done.stdout for check in ("schema", "numerics", "gradient"))
+    assert "fail" not in done.stdout
+
+
+@pytest.mark.long
+def test_first_op_with_its_whole_audit() -> None:
     shown = output("first_op.py")
     assert "compiled into one graph" in shown
     assert "ok    compile" in shown
