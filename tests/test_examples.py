@@ -67,8 +67,8 @@ def missing(tree: ast.Module) -> set[tuple[str, str]]:
 def test_an_example_parses_and_uses_names_that_exist(example: Path) -> None:
     tree = ast.parse(example.read_text(encoding="utf-8"))
     assert missing(tree) == set()
-    said = ast.get_docstring(tree) or ""
-    assert f" examples/{example.name}" in said, "the docstring says how it is run"
+    described = ast.get_docstring(tree) or ""
+    assert f" examples/{example.name}" in described, "the docstring says how it is run"
 
 
 def test_a_name_that_is_not_there_is_seen() -> None:
