@@ -1,4 +1,7 @@
-"""A kernel goes into a model that nobody edits: declare what it replaces, and put it into force."""
+"""A kernel goes into a model that nobody edits: declare what it replaces, and put it into force.
+
+Run it: python examples/rewrite.py
+"""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,7 @@
-"""A model of Hugging Face transformers with 6:8 weights: converted while it is loaded, saved, loaded reloaded."""
+"""A model of Hugging Face transformers with 6:8 weights: converted while it is loaded, saved, loaded again.
+
+Run it: python examples/slidesparse_llama.py
+"""
 
 import tempfile
 from pathlib import Path

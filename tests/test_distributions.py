@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from tests.projects import COMPILED, PUBLISHED
 
+from shiplap_testing.effort import sampled
 from shiplap_testing.environment import BUILD, Environment, build, ours, with_requirements
 from shiplap_testing.paths import REPOSITORY
 
@@ -94,7 +95,7 @@ def test_what_builds_our_distributions_has_no_torch() -> None:
         assert set(ours(package)) == {"shiplap-headers", "shiplap", package}
 
 
-@pytest.mark.parametrize("package", COMPILED)
+@pytest.mark.parametrize("package", sampled(COMPILED, long=("shiplap-slidesparse",)))
 def test_a_family_configures_from_its_source_distribution(built: Built, tmp_path: Path, package: str) -> None:
     """CMake finds the module of shiplap-headers and every source; ``nox -s distributions`` also compiles them."""
     environment = Environment(tmp_path / "builder", with_requirements(*BUILD))

@@ -1,7 +1,13 @@
-"""Every example runs as its reader would run it, and shows what its page says it shows."""
+"""Every example runs as its reader would run it, and shows what its page says it shows.
+
+Each is a process that imports and most of them compile: ``make test`` runs the first op and the cheapest, and looks at
+the names that the others use.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import re
 import shutil
@@ -31,6 +37,45 @@ def test_no_example_is_forgotten() -> None:
     assert names == {name.removeprefix("test_") for name in globals() if name.startswith("test_") and name[5:] in names}
 
 
+def used(tree: ast.Module) -> set[tuple[str, str]]:
+    """(module, name) of what a program takes from our packages: ``from m import n``, and ``a.n`` for an imported a."""
+    taken, modules = set[tuple[str, str]](), dict[str, str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            ours = [alias for alias in node.names if alias.name.partition(".")[0].startswith("shiplap")]
+            modules |= {alias.asname: alias.name for alias in ours if alias.asname}
+            taken |= {(alias.name, "") for alias in ours}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shiplap"):
+            taken |= {(str(node.module), alias.name) for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            taken.add((modules[node.value.id], node.attr))
+    return taken
+
+
+def missing(tree: ast.Module) -> set[tuple[str, str]]:
+    """What of ``used`` is not there; a name may be that of a module."""
+    return {
+        (module, name)
+        for module, name in used(tree)
+        if not hasattr(importlib.import_module(module), name or "__name__")
+        and importlib.util.find_spec(f"{module}.{name}") is None
+    }
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_an_example_parses_and_uses_names_that_exist(example: Path) -> None:
+    tree = ast.parse(example.read_text(encoding="utf-8"))
+    assert missing(tree) == set()
+    described = ast.get_docstring(tree) or ""
+    assert f" examples/{example.name}" in described, "the docstring says how it is run"
+
+
+def test_a_name_that_is_not_there_is_seen() -> None:
+    tree = ast.parse("import shiplap as sl\nfrom shiplap import op, nothing\nsl.op('a::b'), sl.gone()\n")
+    assert missing(tree) == {("shiplap", "nothing"), ("shiplap", "gone")}
+
+
 def test_out_variant() -> None:
     done = run("examples/out_variant.py")
     assert done.returncode == 0, done.stderr
@@ -38,7 +83,27 @@ def test_out_variant() -> None:
     assert done.stdout.endswith("the caller owns what the kernel wrote\n")
 
 
+FIRST = """
+import runpy
+import shiplap as sl
+example = runpy.run_path("examples/first_op.py")
+example["compile_it"]()
+for finding in sl.audit(example["rms_norm"], checks=("schema", "numerics", "gradient"), budget_s=600):
+    print(f"{finding.verdict:5} {finding.check:20} {finding.evidence}")
+"""
+
+
 def test_first_op() -> None:
+    """With three checks of its audit; all take as long as the rest of these examples."""
+    done = run("-c", FIRST)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "compiled into one graph" in done.stdout
+    assert all(f"ok    {check}" in done.stdout for check in ("schema", "numerics", "gradient"))
+    assert "fail" not in done.stdout
+
+
+@pytest.mark.long
+def test_first_op_with_its_whole_audit() -> None:
     shown = output("first_op.py")
     assert "compiled into one graph" in shown
     assert "ok    compile" in shown
@@ -73,6 +138,7 @@ def test_adopt_foreign_op() -> None:
     assert "fresh: output 0 shares memory with the next call's output 0" in shown
 
 
+@pytest.mark.long
 def test_data_dependent() -> None:
     shown = output("data_dependent.py")
     assert "most common of [5, 5, 2, 2, 2, 9]: 2" in shown
@@ -83,6 +149,7 @@ def test_gather_rows() -> None:
     assert output("gather_rows.py") == "gather does what it declares\n"
 
 
+@pytest.mark.long
 def test_tune_op() -> None:
     shown = output("tune_op.py")
     assert "m<=1024, k<=256, n<=64\n" in shown
@@ -91,6 +158,7 @@ def test_tune_op() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.long
 def test_fuse() -> None:
     assert output("fuse.py").splitlines() == [
         "template ('fused::scaled_mm', 'aten.add', 'aten.gelu')",
@@ -114,6 +182,7 @@ def test_sparse3d() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.long
 def test_flexgemm() -> None:
     assert output("flexgemm.py") == "848 voxels, 339 after a step of 2, 100 points sampled\n"
 
@@ -132,6 +201,7 @@ def test_slidesparse() -> None:
     assert lines[3] == "compiled into one graph"
 
 
+@pytest.mark.long
 def test_slidesparse_llama() -> None:
     pytest.importorskip("transformers")
     shown = output("slidesparse_llama.py")
@@ -149,6 +219,7 @@ def test_survey() -> None:
     assert last < first
 
 
+@pytest.mark.long
 def test_language() -> None:
     shown = output("language.py").splitlines()
     assert len(shown) == 5
@@ -208,6 +279,7 @@ def ranks(*rows: str) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in done.stdout.splitlines())
 
 
+@pytest.mark.long
 def test_two_rows_of_many_devices() -> None:
     shown = ranks("DDP, static_graph", "DTensor, no rule")
     assert re.fullmatch(r"\d+ bytes of gradients, the same weights", shown["DDP, static_graph"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -9,6 +10,7 @@ import pytest
 from tests.contributing.howto import PAGES, Copy, blocks
 
 from shiplap import __version__
+from shiplap_testing.effort import sampled
 from shiplap_testing.paths import REPOSITORY
 
 # The most files that a contributor writes, and the most that a command of the page renews.
@@ -45,7 +47,22 @@ def test_every_page_is_followed() -> None:
     assert {*PAGES} == {*MOST, "release"}
 
 
-@pytest.mark.parametrize("page", MOST)
+@pytest.mark.parametrize("page", [*MOST, "release"])
+def test_the_blocks_of_every_page_fit(copy: Copy, page: str) -> None:
+    """Without the commands: each block has its place in the repository, and what it makes of a module is Python."""
+    for block in blocks(PAGES[page]):
+        file = copy.root / block.file
+        if block.file and (block.rule == "a new file" or file.exists()):  # else a command of the page makes it
+            copy.write(block)
+            if file.suffix == ".py":
+                ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+# Their commands run audits, compilers and tools for 10 s and more.
+LONG = ("audit-check", "backend-overload", "kernel-family", "cli-verb")
+
+
+@pytest.mark.parametrize("page", sampled(MOST, long=LONG))
 def test_a_page_works_to_the_letter(copy: Copy, page: str) -> None:
     copy.follow(PAGES[page])
     written, generated = MOST[page]

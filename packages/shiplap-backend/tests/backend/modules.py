@@ -1,6 +1,7 @@
 """Every module of torch's database on the device and on the CPU: run as a program, since torch's tests want a process.
 
-``python modules.py DIRECTORY`` prints one JSON value: how many cases there were, and what was wrong.
+``python modules.py DIRECTORY SAMPLES`` prints one JSON value: how many cases there were, and what was wrong. SAMPLES is
+how many inputs of a module are taken, in each mode.
 """
 
 from __future__ import annotations
@@ -20,15 +21,13 @@ from shiplap.compat.device_tests import module_infos
 from shiplap.compat.trees import leaves, map_leaves
 from shiplap_backend.sweep import load
 
-SAMPLES = 2  # of a module, in each mode
 
-
-def cases() -> Iterator[tuple[str, Any, Any]]:
+def cases(samples: int) -> Iterator[tuple[str, Any, Any]]:
     """Name, a module on the CPU, and the arguments of its forward."""
     for name, info in sorted(module_infos().items()):
         for training in (True, False) if info.train_and_eval_differ else (True,):
             options = {"device": "cpu", "dtype": torch.float32, "requires_grad": False, "training": training}
-            for sample in info.module_inputs_func(info, **options)[:SAMPLES]:
+            for sample in info.module_inputs_func(info, **options)[:samples]:
                 if sample.forward_input is not None:
                     torch.manual_seed(0)
                     made = sample.constructor_input
@@ -63,11 +62,11 @@ def difference(module: Any, arguments: Any, device: str) -> str:
     return ""
 
 
-def main(package: Path) -> None:
+def main(package: Path, samples: int) -> None:
     device, wrong, count = load(package), [], 0
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for name, module, arguments in cases():
+    for name, module, arguments in cases(samples):
         try:
             called(copy.deepcopy(module), copy.deepcopy(arguments))
         except Exception:  # the CPU has no such case
@@ -83,4 +82,4 @@ def main(package: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from shiplap_testing.effort import sampled
+
 from .conftest import FULL
 from .models import MODELS
 
@@ -33,7 +35,7 @@ def distance(got: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, long=("resnet50", "bert-base")))
 def test_a_model_is_the_cpus(dev: Any, device: str, name: str) -> None:
     pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -1,4 +1,7 @@
-"""Compiles a template's configs for Hopper as ``sl.tune`` does, without a GPU, in threads. Run by test_direct.py."""
+"""Compiles a template's configs for Hopper as ``sl.tune`` does, without a GPU, in threads. Run by test_direct.py.
+
+``python compiled_ahead.py N``: the first N of them.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,7 @@ sizes = {"n": 100, "m": 100, "k": 3, "g": 1, "ci": 16, "co": 16, "reflect": Fals
 args = gathered.sampler(generator, sizes, torch.float16, torch.device("cpu"))
 call = gathered.bind(args)
 listed = [c for c in candidates(gathered, "cpu", call.env)[1:] if not c.bound.refuses(call)]
+listed = listed[: int(sys.argv[1])]
 with ThreadPoolExecutor(2) as pool:
     list(pool.map(lambda candidate: candidate.precompile(args), listed))
 ahead = len(compiled)

@@ -29,28 +29,38 @@ pytest.importorskip("triton")
 SCRIPT = Path(__file__).parent / "direct_cases.py"
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def cases(home: Path, *options: str) -> dict[str, dict[str, Any]]:
     """A process of its own: Triton reads once whether it interprets."""
-    home = tmp_path_factory.mktemp("direct")
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"), "SHIPLAP_CACHE_DIR": str(home / "shiplap")}
-    done = interpreted("-W", "ignore", SCRIPT, env=env)
+    done = interpreted("-W", "ignore", SCRIPT, *options, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {row.pop("name"): row for row in rows}
 
 
-def test_what_is_compiled_ahead_is_what_a_launch_looks_up(tmp_path):
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return cases(tmp_path_factory.mktemp("direct"), "--sample")
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """With all checks of the audit, and all compiled cases."""
+    return cases(tmp_path_factory.mktemp("direct"))
+
+
+@pytest.mark.parametrize("number", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_what_is_compiled_ahead_is_what_a_launch_looks_up(tmp_path, number):
     """For Hopper, by Triton's compiler, in threads: no GPU is needed up to the launch."""
     script = Path(__file__).parent / "compiled_ahead.py"
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = python("-W", "ignore", script, env=env)
+    done = python("-W", "ignore", script, number, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     parsed = json.loads(done.stdout)
-    assert parsed["candidates"] == parsed["ahead"] == len(parsed["binaries"]) == 3, "one kernel each"
+    assert parsed["candidates"] == parsed["ahead"] == len(parsed["binaries"]) == number, "one kernel each"
     assert min(parsed["binaries"]) > 1000
     assert parsed["at launch"] == 0
-    assert parsed["of another size"] == 3, "which this counts"
+    assert parsed["of another size"] == number, "which this counts"
 
 
 RIGHT = [
@@ -148,12 +158,15 @@ def test_a_choice_is_what_eager_calls_run(results):
     assert results["chosen too wide"]["picked"] == second, "a choice that does not take the call is not forced on it"
 
 
-AUDITED = ["schema", "numerics", "addresses", "fresh", "large"]
-
-
-@pytest.mark.parametrize("check", AUDITED)
+@pytest.mark.parametrize("check", ["numerics", "addresses"])
 def test_the_audit_runs_it_like_any_kernel(results, check):
     assert results[f"audit {check}"]["verdict"] == "ok", results[f"audit {check}"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("check", ["schema", "numerics", "addresses", "fresh", "large"])
+def test_each_check_of_the_audit_runs_it_like_any_kernel(everything, check):
+    assert everything[f"audit {check}"]["verdict"] == "ok", everything[f"audit {check}"]
 
 
 def test_new_sizes_compile_nothing(results):
@@ -166,9 +179,17 @@ def test_a_table_is_built_once_for_the_sizes_that_it_looks_at(results):
     assert results["tables"] == {"tables": 2, "looked_at": ["dilation", "kh", "kw", "padding"]}
 
 
-@pytest.mark.parametrize("name", ["fused", "fused reflected", "fused groups"])
-def test_the_same_source_is_fused_by_inductor(results, name):
-    result = results[name]
+def test_the_same_source_is_fused_by_inductor(results):
+    fused(results["fused"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["fused reflected", "fused groups"])
+def test_the_same_source_is_fused_by_inductor_in_more_cases(everything, name):
+    fused(everything[name])
+
+
+def fused(result: dict[str, Any]) -> None:
     assert "failed" not in result, result
     assert [k[:16] for k in result["kernels"]] == ["triton_tem_fused"]
     assert result["error"] < 1e-6

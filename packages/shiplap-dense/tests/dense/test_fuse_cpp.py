@@ -45,15 +45,27 @@ MATRIX: dict[str, tuple[Callable[..., Any], int]] = {  # what follows y, and how
 }
 
 
-FEWER = ("transposed", "raw and reshaped", "raw and siblings", "cast", "mixed with its sum")
+FEWER = (
+    "transposed",
+    "siblings",
+    "raw and reshaped",
+    "raw and siblings",
+    "cast",
+    "reduction after",
+    "mixed with its sum",
+)
+DYNAMIC = ("raw and siblings", "raw and reshaped", "cast")
 
 
 @pytest.mark.parametrize(
     ("dynamic", "name"),
     [
         *(pytest.param(False, name, marks=[pytest.mark.long] if name in FEWER else []) for name in MATRIX),
-        *(pytest.param(True, name, marks=pytest.mark.long) for name in ("raw and siblings", "raw and reshaped")),
-        (True, "cast"),
+        *(
+            pytest.param(True, name, marks=pytest.mark.long)
+            for name in ("raw and siblings", "raw and reshaped", "cast")
+        ),
+        (True, "bias and gelu"),
     ],
 )
 def test_epilogues_of_the_int8_product(dynamic, name):
@@ -115,6 +127,12 @@ def convolution(x, w, b):
     return relu(dense.conv2d(x, w, b, 2, 1))
 
 
+def test_a_convolution():
+    check(convolution, channels_last(2, 20, 9, 8), channels_last(70, 20, 3, 3), torch.randn(70))
+    assert counted() == (1, 1)
+
+
+@pytest.mark.long
 def test_convolutions():
     def graph(x, w, b, y, c):
         cut = dense.conv2d(y[:, :16], w[:, :16], c, 1, (2, 0), (2, 1))  # channels cut out: taps are not side by side

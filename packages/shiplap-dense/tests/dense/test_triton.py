@@ -15,15 +15,24 @@ pytest.importorskip("triton")
 SCRIPT = Path(__file__).parent / "triton_cases.py"
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def ran(home: Path, *names: str) -> dict[str, dict[str, Any]]:
     """A process of its own: Triton reads once whether it interprets."""
-    home = tmp_path_factory.mktemp("triton")
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"), "SHIPLAP_CACHE_DIR": str(home / "shiplap")}
-    done = interpreted("-W", "ignore", SCRIPT, env=env)
+    done = interpreted("-W", "ignore", SCRIPT, *names, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {row.pop("name"): row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What no test marked ``long`` asks for."""
+    return ran(tmp_path_factory.mktemp("triton"), *(name for name in FUSED if name not in LONG), *ALONE)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return ran(tmp_path_factory.mktemp("triton"))
 
 
 # One kernel each: everything around the product is inside.
@@ -47,11 +56,33 @@ FUSED = [
     "conv dilated",
     "twice one buffer",
 ]
+# Each is compiled and interpreted for a second; what the others are is another template, or another kind of neighbour.
+LONG = (
+    "prologue",
+    "cast",
+    "transposed views",
+    "offset views",
+    "one row",
+    "three dims",
+    "seed",
+    "conv dilated",
+)
+# Those that have tests of their own.
+ALONE = ("reduction after", "no rows", "fusion off", "templates off", "bf16", "training", "planted bug")
 
 
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", [name for name in FUSED if name not in LONG])
 def test_one_kernel_with_the_values_of_eager(results, name):
-    result = results[name]
+    one_kernel(name, results[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG)
+def test_one_kernel_with_the_values_of_eager_in_more_cases(everything, name):
+    one_kernel(name, everything[name])
+
+
+def one_kernel(name: str, result: dict[str, Any]) -> None:
     assert "failed" not in result, result["failed"]
     if name == "twice one buffer":  # two arguments are views of one buffer: the floor, and no wrong kernel
         assert result["chosen"] == ["reference"]

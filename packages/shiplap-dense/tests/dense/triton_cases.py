@@ -1,4 +1,7 @@
-"""The shipped Triton templates, rendered, fused and interpreted: one JSON line a case. Run by test_triton.py."""
+"""The shipped Triton templates, rendered, fused and interpreted: one JSON line a case. Run by test_triton.py.
+
+``python triton_cases.py [NAME ...]``: the cases of these names; without any, all.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,13 @@ def shrink() -> None:
         op.templates["cpu"] = [dataclasses.replace(t, configs=({**SMALL, **more.get(t.name, {})},)) for t in triton]
 
 
+def asked(name: str) -> bool:
+    return name in (sys.argv[1:] or [name])
+
+
 def case(name: str, fn: Callable[..., Any], *args: Tensor, dynamic: bool = False) -> None:
+    if not asked(name):
+        return
     before = len(fusion_choices())
     try:
         _, error, kernels = interpreted.run(fn, *args, dynamic=dynamic)
@@ -97,6 +106,9 @@ def other_cases() -> None:
     x, w = last(2, 16, 10, 11), last(24, 16, 3, 3)
     case("conv", lambda x, w, c: relu(dense.conv2d(x, w, c, stride=2, padding=1)), x, w, torch.randn(24))
     case("conv dilated", lambda x, w: relu(dense.conv2d(x, w, stride=(1, 2), dilation=2)), x, w)
+
+
+def training() -> None:
     a, b = torch.randn(40, 30, requires_grad=True), torch.randn(30, 20, requires_grad=True)
     before = len(fusion_choices())
     torch._dynamo.reset()
@@ -113,3 +125,5 @@ if __name__ == "__main__":
     shrink()
     matmul_cases()
     other_cases()
+    if asked("training"):
+        training()

@@ -50,6 +50,7 @@ LONG = (
     "gpu/test_zoo_gpu",
     "sparse3d/gpu/test_package",
     "slidesparse/gpu/test_models",
+    "backend/runtime/test_load",  # builds the device: files that need it would wait if they came at the same time
     "tests/test_examples",
     "contributing/test_howtos",
     "dense/test_fuse_cpp",
@@ -123,15 +124,24 @@ def vector_instructions(request: pytest.FixtureRequest) -> None:
     """A worker of a whole run tries once what its compiler and CPU can do, and the processes that tests start do not.
 
     Inductor tries it in each process, and without a cache from the past that is 3 s: a minute where many workers do so
-    on a cold machine. Tests that need an accelerator do without.
+    on a cold machine. Of the sets of a CPU the worker tries the best, as Inductor itself takes no other. Tests that
+    need an accelerator do without.
     """
     on_cpu = any(not item.get_closest_marker("gpu") for item in request.session.items)
-    if on_cpu and hasattr(request.config, "workerinput"):
-        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+    if on_cpu and hasattr(request.config, "workerinput") and _best_set_works():
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-        best = next(iter(valid_vec_isa_list()), None)
-        if best:  # it compiles, loads and runs
-            os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+def _best_set_works() -> bool:
+    """Whether the best vector instructions compile, load and run; on x86 no others are tried after these."""
+    from torch._inductor import config, cpu_vec_isa
+
+    flags = cpu_vec_isa.x86_isa_checker()
+    listed = [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in flags for flag in str(isa).split())]
+    if listed and listed[0]:
+        config.cpp.vec_isa_ok = True
+        return True
+    return bool(next(iter(cpu_vec_isa.valid_vec_isa_list()), None))
 
 
 # Tests of a minute or so on an accelerator: they are spread one by one, and begin before all others.

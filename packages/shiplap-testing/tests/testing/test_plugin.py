@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from shiplap_testing.forked import python
 
 TESTS = """
@@ -29,6 +31,7 @@ def ran(folder: Path, *options: str) -> str:
     return python(*command, cwd=folder).stdout
 
 
+@pytest.mark.long
 def test_a_worker_whose_device_is_broken_is_replaced(tmp_path):
     shown = ran(tmp_path, "-n", "1", "--dist", "loadfile")
     assert "the answer was wrong" in shown
