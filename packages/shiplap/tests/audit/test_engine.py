@@ -96,7 +96,9 @@ def test_a_reproducer_fails_the_same_way_in_another_process(tmp_path: Path, chec
 
 def test_a_reproducer_finds_an_op_in_a_file(tmp_path: Path):
     file = tmp_path / "my_ops.py"
-    file.write_text(Path(__file__).read_text().split("def test_a_good_op")[0].replace("audit_engine::", "audit_file::"))
+    file.write_text(
+        Path(__file__).read_text().split("\n@pytest.mark.long")[0].replace("audit_engine::", "audit_file::")
+    )
     op = find(str(file), "audit_file::wrong")
     assert find(str(file), "audit_file::wrong") is op
     (finding,) = audit(op, checks=["numerics"], seed=5)

@@ -54,8 +54,8 @@ def test_choices_as_json(run: Any) -> None:
     assert choice["time"] > 0
 
 
-def test_from_a_profile_to_a_table(process: Any, run: Any, tmp_path: Path) -> None:
-    """Record, tune (in a process, and its candidates in others), freeze."""
+def test_from_a_profile_to_a_table(process: Any, tmp_path: Path) -> None:
+    """In processes, as a user would: record, tune (isolated), freeze."""
     with record(tmp_path / "calls.jsonl"):
         for n in (3, 60, 3):
             ops.mm(torch.randn(16, n), torch.randn(n, 16))
@@ -63,8 +63,8 @@ def test_from_a_profile_to_a_table(process: Any, run: Any, tmp_path: Path) -> No
     assert done.returncode == 1, done.stderr
     parsed = json.loads(done.stdout)["choices"]
     assert {c["bucket"] for c in parsed} == {"m<=16, k<=4, n<=16", "m<=16, k<=64, n<=16"}
-    done = run("freeze", "tests.selection.ops", "-o", tmp_path / "tuned.json")
-    assert done.exit_code == 0, done.stderr
+    done = process("freeze", "tests.selection.ops", "-o", tmp_path / "tuned.json")
+    assert done.returncode == 0, done.stderr
     assert done.stderr == f"wrote {tmp_path}/tuned.json: 2 choices\n"
     assert len(table.read(tmp_path / "tuned.json")) == 2
 

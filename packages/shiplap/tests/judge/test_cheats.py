@@ -69,10 +69,13 @@ def test_a_cheat_is_refused(judged, name):
 
 @pytest.mark.parametrize("name", sampled(HONEST, long=[n for n in HONEST if n != "in place"]))
 def test_an_honest_kernel_is_accepted(judged, name):
+    """A machine that does much else may leave a time without a number; that is no reason against the kernel."""
     ruling = judged(HONEST[name], rounds=5)
-    assert ruling.word == "accepted", ruling
+    assert not ruling.reasons, ruling
+    assert all(what.startswith("time of") for what, _ in ruling.missing), ruling
+    assert ruling.word == ("incomplete" if ruling.missing else "accepted"), ruling
     assert ruling.calls > 100
-    assert 0 < ruling.at_least < ruling.speedup
+    assert ruling.missing or 0 < ruling.at_least < ruling.speedup
 
 
 def test_a_file_that_a_cheat_may_not_write_is_not_there(judged, tmp_path):
