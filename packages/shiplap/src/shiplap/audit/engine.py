@@ -25,7 +25,7 @@ from shiplap.referee.run import last_line
 
 __all__ = ["BUDGET_S", "audit", "card_of"]
 
-BUDGET_S = 60.0
+BUDGET_S = 300.0
 MOST_DEATHS = 4  # of one op, after which the rest of its checks is left
 RETRY = Limits(busy_s=5.0, idle_s=3.0)  # for a sample that has ended one process already
 SHRINK_S = 8.0

@@ -21,7 +21,7 @@ from shiplap.audit.checks import CHECKS
 from shiplap.audit.checks.stateless import located
 from shiplap.audit.cost import CostCard, cost
 from shiplap.audit.digest import deep_digest, libraries, packages
-from shiplap.audit.engine import audit
+from shiplap.audit.engine import BUDGET_S, audit
 from shiplap.audit.finding import Finding
 from shiplap.audit.symbols import compilers
 from shiplap.audit.verdict import judge
@@ -173,7 +173,7 @@ def issue(
     device: str = "cpu",
     seed: int | None = None,
     checks: Iterable[str] | None = None,
-    budget_s: float = 60.0,
+    budget_s: float = BUDGET_S,
 ) -> Passport:
     """Audit and measure ``op``. With ``folder``, also write the passport there (see ``write``).
 

@@ -132,7 +132,7 @@ def command(
     signed_by: Annotated[
         Path | None, typer.Option("--signed-by", metavar="KEY", help="Verify signatures with this public key (PEM).")
     ] = None,
-    budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Seconds for one op.")] = 60.0,
+    budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Seconds for one op.")] = 300.0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Ops audited at once.")] = 1,
 ) -> None:
     """Hold declared ops to their declarations: values, gradients, strides, aliasing, bounds, compilation.
