@@ -10,31 +10,21 @@ import random
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from shiplap.cli.app import main
 from shiplap_sparse3d import survey  # noqa: F401 - the processes share what it imports
+from shiplap_testing.forked import child
 
 
 def start(source: str, out: Path, model: str) -> int:
     """The pid of ``shiplap survey SOURCE OUT``."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
+
+    def run() -> None:
         sys.argv = ["shiplap", "survey", source, str(out), "--model", f"{model}:model", "--tile", "16"]
         main()
-        status = 0
-    except SystemExit as e:
-        status = e.code if isinstance(e.code, int) else int(e.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+
+    return child(run)
 
 
 def status_of(pid: int, options: int = 0) -> int | None:

@@ -23,11 +23,11 @@ import tempfile
 import traceback
 import types
 import warnings
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # As paths.py has it: run as a script, this file imports nothing of ours.
 REPOSITORY = Path(os.environ.get("SHIPLAP_TEST_ROOT") or Path(__file__).parents[4]).resolve()
@@ -124,9 +124,24 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, 
     random.seed()
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.modules["__main__"] = types.ModuleType("__main__")
+    _ended(partial(_program, arguments), atexit._run_exitfuncs)
+
+
+def child(run: Callable[[], object]) -> int:
+    """The pid of a process forked from this one that calls ``run`` and ends, with the status of ``SystemExit``, 1 for
+    any other exception, else 0. What was registered to run at exit is this process's own, and does not run there.
+    """
+    pid = os.fork()
+    if not pid:
+        _ended(run)
+    return pid
+
+
+def _ended(run: Callable[[], object], last: Callable[[], object] = lambda: None) -> NoReturn:
+    """Call ``run`` and ``last``, and end this process as Python would."""
     status = 1
     try:
-        _program(arguments)
+        run()
         status = 0
     except SystemExit as e:
         status = e.code if isinstance(e.code, int) else int(e.code is not None)
@@ -135,7 +150,7 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, 
     except BaseException:
         traceback.print_exc()
     finally:
-        atexit._run_exitfuncs()
+        last()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

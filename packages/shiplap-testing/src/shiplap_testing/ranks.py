@@ -20,11 +20,12 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 
 import torch
 
-from shiplap_testing.forked import python
+from shiplap_testing.forked import child, python
 from shiplap_testing.paths import REPOSITORY, searched
 
 __all__ = ["NO_SUCH_CELL", "cell", "device", "launch", "main", "outcomes", "table", "together"]
@@ -135,7 +136,7 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
         run()
         ready.wait(limit)
 
-    running = {_fork(rank, wait, limit) for rank in range(world)}
+    running = {child(partial(_as_rank, rank, wait, limit)) for rank in range(world)}
     end, status = time.monotonic() + limit, 0
     while running:
         pid, ended = os.waitpid(-1, os.WNOHANG)
@@ -150,24 +151,12 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
         time.sleep(0 if pid else 0.02)
 
 
-def _fork(rank: int, run: Callable[[], None], limit: float) -> int:
-    """The pid of a new process that does ``run`` as ``rank``, and then ends."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        torch.set_num_threads(1)
-        faulthandler.dump_traceback_later(limit * 0.9)  # where it waits, should it wait for ever
-        run()
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+def _as_rank(rank: int, run: Callable[[], None], limit: float) -> None:
+    """Do ``run`` as ``rank``."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(limit * 0.9)  # where it waits, should it wait for ever
+    run()
 
 
 def table(column: str) -> dict[str, str]:
