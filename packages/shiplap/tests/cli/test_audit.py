@@ -26,6 +26,11 @@ def test_good_ops_leave_status_0(run: Any) -> None:
     assert "noisy" not in result.stdout
 
 
+def test_the_command_plans_with_as_many_seconds_as_the_function(run: Any) -> None:
+    """The command names the number itself: it loads no audit before it runs one."""
+    assert f"[default: {AUDIT.BUDGET_S}]" in run("audit", "--help").stdout
+
+
 def test_a_failure_leaves_status_1_and_its_fix(process: Any) -> None:
     done = process("audit", BROKEN, "--check", "fresh", "--seed", "3")
     assert done.returncode == 1, done.stderr

@@ -10,7 +10,7 @@ from shiplap.audit.finding import Finding
 from shiplap.audit.target import script
 from shiplap.errors import ShiplapError
 from shiplap.op import Op
-from shiplap.referee.case import Case, describe
+from shiplap.referee.case import Case, describe, tree_map
 from shiplap.referee.run import last_line, needs_builder, reference, unwritten
 from shiplap.referee.samples import Samples
 
@@ -139,9 +139,12 @@ class Check:
 
 
 def _refusal(op: Op, case: Case) -> str:
-    """Why the reference refuses a sample: a row number into no rows is our guess, and no fault of the op."""
+    """Why the reference refuses a sample: a row number into no rows is our guess, and no fault of the op.
+
+    It is asked on the CPU, since a row number out of range would end the process on another device.
+    """
     try:
-        reference(op, case.args)
+        reference(op, tree_map(lambda t: t.cpu(), case.args))
     except Exception as e:
         return last_line(e)
     return ""

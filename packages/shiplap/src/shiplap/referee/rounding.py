@@ -75,7 +75,8 @@ class _Rounding(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func._schema.name.removeprefix("aten::").rstrip("_") in EXACT:
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        if name in EXACT and func._overloadname != "decimals":  # round to decimals multiplies and divides
             return func(*args, **kwargs)
         if (plainer := decompositions().get(func)) is not None:
             with self:
