@@ -23,7 +23,7 @@ Data: TypeAlias = bool | int | float | str | list["Data"] | dict[str, "Data"] | 
 
 @dataclass(frozen=True)
 class Limits:
-    """``size`` in bytes, ``depth`` of nesting, ``nodes`` with every alias written out."""
+    """``size`` in bytes, ``depth`` of nesting, ``nodes``: values and names, with every YAML alias written out."""
 
     size: int = 1 << 24
     depth: int = 64
@@ -43,8 +43,8 @@ def parse_json(content: bytes, limits: Limits = JSON) -> Data:
     if len(content) > limits.size:
         raise ValueError(f"longer than {limits.size} bytes")
     _check_brackets(content, limits.depth)
-    if content.count(b",") >= limits.nodes:
-        raise ValueError(f"more than {limits.nodes} values")
+    if content.count(b",") + content.count(b":") >= limits.nodes:
+        raise ValueError(f"more than {limits.nodes} values and names")
     try:
         data: Data = json.loads(
             content.decode(),  # json.loads would take UTF-16, too
