@@ -19,7 +19,7 @@ C = "int kernel(int n, float* to) {\n  for (int i = 0; i < n; ++i) {\n    to[i] 
 @pytest.fixture
 def power(monkeypatch):
     monkeypatch.syspath_prepend(str(POWER))
-    names = ("operators", "subjects", "judge", "page")
+    names = ("operators", "subjects", "judge", "page", "subjects_cuda")
     yield lambda name: __import__(name)
     for name in names:
         sys.modules.pop(name, None)
@@ -39,6 +39,24 @@ def test_statements_and_tokens_of_c_are_mutated_and_declarations_are_not(power):
     assert [m.before for m in planted if m.operator == "statement"] == ["to[i] += 2;"]
     assert ("<", "<=") in {(m.before, m.after) for m in planted}
     assert all(m.source != C for m in planted)
+
+
+def test_each_barrier_and_each_stream_is_taken_away_once(power):
+    operators = power("operators")
+    source = "  __syncthreads();\n  atomicAdd(&out[i % 3], x[i]);\n  f<<<1, 2, 0, STREAM>>>(p);\n  __syncthreads();\n"
+    planted = list(operators.sync_mutants(source))
+    assert [(m.line, m.after) for m in planted] == [(1, ";"), (4, ";"), (2, "out[i % 3] += x[i];"), (3, "0")]
+    assert len({m.source for m in planted} - {source}) == 4
+
+
+def test_every_subject_of_a_gpu_has_something_to_take_away(power):
+    subjects, judge = power("subjects_cuda"), power("judge")
+    for subject in subjects.SUBJECTS:
+        planted = judge.mutants(subject)
+        assert planted, subject.name
+        assert {part for part, _ in planted} == {"kernel"}
+        if subject.language == "triton":
+            compile(planted[0][1].source, subject.name, "exec")
 
 
 def test_a_mutant_that_differs_is_told_from_one_that_does_not(power, tmp_path):

@@ -36,15 +36,17 @@ def read(files: Iterable[Path]) -> list[dict[str, Any]]:
     return list({row["key"]: row for row in map(json.loads, lines)}.values())
 
 
-def everything(seed: int) -> list[tuple[Any, str, Any]]:
-    """All mutants of all subjects, shuffled: a run that is cut off has looked at some of each."""
+def everything(seed: int, device: str = "cpu") -> list[tuple[Any, str, Any]]:
+    """All mutants of all subjects of this device, shuffled: a run that is cut off has looked at some of each."""
     import subjects
     import subjects_c
+    import subjects_cuda
     import subjects_more
     import subjects_triton
     from judge import mutants
 
-    chosen = (*subjects.SUBJECTS, *subjects_more.SUBJECTS, *subjects_c.SUBJECTS, *subjects_triton.SUBJECTS)
+    rooms = (subjects, subjects_more, subjects_c, subjects_triton, subjects_cuda)
+    chosen = [subject for room in rooms for subject in room.SUBJECTS if subject.device == device]
     planted = [(subject, part, mutant) for subject in chosen for part, mutant in mutants(subject)]
     random.Random(seed).shuffle(planted)
     return planted
@@ -60,7 +62,7 @@ def work(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     number, of = map(int, options.share.split("/"))
     known = {row["key"] for row in read([options.results, *options.also])}
-    todo = [m for m in everything(options.seed) if key_of(*m) not in known]
+    todo = [m for m in everything(options.seed, options.device) if key_of(*m) not in known]
     with tempfile.TemporaryDirectory() as folder, options.results.open("ab", buffering=0) as file:
         originals = Originals(Path(folder), options.seed, options.results.with_suffix(".originals"))
         for subject, part, mutant in todo[number::of]:
@@ -74,12 +76,13 @@ def share_out(options: argparse.Namespace) -> None:
     """Start the processes, and wait for them; what is late is ended, and its mutant left for another run."""
     until = time.time() + options.seconds
     command = [sys.executable, "-W", "ignore", str(Path(__file__).parent), "--results", str(options.results)]
-    command += ["--seed", str(options.seed), "--until", str(until)]
+    command += ["--seed", str(options.seed), "--until", str(until), "--device", options.device]
+    prepared = PREPARED if options.device == "cpu" else {"SHIPLAP_NATIVE": "0"}
     command += [part for file in options.also for part in ("--with", str(file))]
     log = options.results.with_suffix(".log").open("wb")
     workers = [
         subprocess.Popen(
-            [*command, "--share", f"{i}/{options.jobs}"], env={**os.environ, **PREPARED}, stdout=log, stderr=log
+            [*command, "--share", f"{i}/{options.jobs}"], env={**os.environ, **prepared}, stdout=log, stderr=log
         )
         for i in range(options.jobs)
     ]
@@ -101,6 +104,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=20261122)
     parser.add_argument("--seconds", type=float, default=3600.0, help="0: write the page of what there is")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes")
+    parser.add_argument("--device", default="cpu", help="cuda: what synchronises kernels for a GPU is taken away")
     parser.add_argument("--share", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -8,15 +8,16 @@ import json
 import random
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from operators import Mutant, c_mutants, python_mutants
+from operators import Mutant, c_mutants, python_mutants, sync_mutants
 from subjects import Subject
 from torch import Tensor
 
-import shiplap as sl
 from shiplap.audit import audit
 from shiplap.op import Op
 from shiplap.referee.isolate import Death, Limits, stream
@@ -38,6 +39,7 @@ ORDER = (
     "threads",
     "transforms",
 )  # cheap ones first: one that fails is enough
+ON_DEVICE = ("numerics", "edges", "sizes", "special", "determinism", "kernels", "cuda_graph", "sanitizer:racecheck")
 INPUTS, RELATIVE = 1000, 1e-4
 SECONDS = 12.0  # of comparisons of one mutant with the original: an interpreted kernel sees fewer inputs
 BUDGET_S = 240.0  # of one check, on a machine that does other things too
@@ -46,6 +48,8 @@ BUDGET_S = 240.0  # of one check, on a machine that does other things too
 def mutants(subject: Subject) -> list[tuple[str, Mutant]]:
     """Every mutant of a subject, with the part that it changes."""
     of_kernel = c_mutants if subject.language == "c" else python_mutants
+    if subject.device != "cpu":
+        of_kernel = sync_mutants
     planted = [("kernel", m) for m in of_kernel(subject.kernel)]
     planted += [("backward", m) for m in python_mutants(subject.backward)] if subject.backward else []
     return list({m.source: (part, m) for part, m in planted}.values())
@@ -65,13 +69,18 @@ def load(subject: Subject, kernel: str, backward: str, namespace: str, folder: P
     module = sys.modules[namespace] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     op: Op = module.op
-    if subject.language == "c":
+    if subject.compiled:
         from shiplap_testing.build import compile_c
 
         at = folder / f"built_{namespace}"
         at.mkdir(exist_ok=True)
-        library = compile_c(at, "kernel", {"kernel": op}, "#include <stdlib.h>\n" + kernel)
-        op.kernel("cpu", sl.cabi(library, "kernel", strided=subject.strided))
+        compiler = {"c": "cc", "cuda": "nvcc"}[subject.language]
+        library = compile_c(at, "kernel", {"kernel": op}, "#include <stdlib.h>\n" + kernel, compiler=compiler)
+        bound = f"op.kernel({subject.device!r}, sl.cabi({str(library)!r}, 'kernel', strided={subject.strided!r})"
+        bound += f", workspace={subject.workspace!r})\n" if subject.workspace else ")\n"
+        exec(bound, vars(module))
+        with file.open("a") as text:  # for whoever imports it anew: compute-sanitizer
+            text.write(bound)
     return op
 
 
@@ -102,21 +111,36 @@ def _laid(x: Tensor, rng: random.Random) -> Tensor:
     return x.mT.contiguous().mT if x.dim() > 1 and rng.random() < 0.2 else x
 
 
-def differs(mutant: Op, original: Op, seed: int) -> tuple[bool, int]:
+def differs(mutant: Op, original: Op, seed: int, device: str = "cpu") -> tuple[bool, int]:
     """Whether any input shows the fault, in the result or in a gradient; and how many were looked at."""
     rng, end, looked = random.Random(seed), time.process_time() + SECONDS, 0
     for _ in range(20 * INPUTS):
-        args = drawn(original, rng)
+        args = [v.to(device) if isinstance(v, Tensor) else v for v in drawn(original, rng)]
         try:
             want = _results(original, args)
         except Exception:
             continue  # the declaration excludes it
         looked += 1
-        if _differs(_results(mutant, args), want):
+        with _elsewhere(device) if looked % 2 else nullcontext():
+            got = _results(mutant, args)
+        if _differs(got, want):
             return True, looked
         if looked == INPUTS or time.process_time() > end:
             break
     return False, looked
+
+
+@contextmanager
+def _elsewhere(device: str) -> Iterator[None]:
+    """On a stream of its own that is late; nothing on a CPU."""
+    if device == "cpu":
+        yield
+        return
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()) as _:
+        torch.cuda._sleep(2_000_000)
+        yield
+    torch.cuda.synchronize()
 
 
 def _results(op: Op, args: list[Any]) -> list[Tensor]:
@@ -127,7 +151,7 @@ def _results(op: Op, args: list[Any]) -> list[Tensor]:
         return [out.detach()]
     torch.manual_seed(1)
     inputs = [v for v in leaves if isinstance(v, Tensor) and v.requires_grad]
-    return [out.detach(), *torch.autograd.grad(out, inputs, torch.randn(out.shape))]
+    return [out.detach(), *torch.autograd.grad(out, inputs, torch.randn(out.shape).to(out.device))]
 
 
 def _differs(got: list[Tensor], want: list[Tensor]) -> bool:
@@ -159,7 +183,9 @@ class Originals:
         for name, looked, verdict, _ in map(json.loads, lines):
             if (name, looked) == (subject.name, check):
                 return bool(verdict != "fail")
-        (finding,) = audit(self.op(subject), checks=[check], seed=self.seed, budget_s=BUDGET_S)[:1]
+        (finding,) = audit(self.op(subject), checks=[check], seed=self.seed, budget_s=BUDGET_S, device=subject.device)[
+            :1
+        ]
         with self.notes.open("ab", buffering=0) as file:
             row = [subject.name, check, finding.verdict, finding.evidence[:160]]
             file.write(json.dumps(row).encode() + b"\n")
@@ -185,25 +211,25 @@ def judged(subject: Subject, mutant: Mutant, part: str, originals: Originals) ->
         op = load(subject, kernel, backward, f"mutant_{key}", folder)
     except Exception as e:
         return {**row, "fate": "stillborn", "why": type(e).__name__}
-    event = _compared(op, original, seed)
+    event = _compared(op, original, seed, subject.device)
     if event is not None and not event["differs"]:
         return {**row, "fate": "equal", "inputs": event["inputs"]}
     incomplete = []
-    for check in ORDER:
-        (finding,) = audit(op, checks=[check], seed=seed, budget_s=BUDGET_S)[:1]
+    for check in ORDER if subject.device == "cpu" else ON_DEVICE:
+        (finding,) = audit(op, checks=[check], seed=seed, budget_s=BUDGET_S, device=subject.device)[:1]
         if finding.verdict == "fail" and originals.passes(subject, check):
             return {**row, "fate": "killed", "by": check, "evidence": finding.evidence[:160]}
         incomplete += [check] if finding.verdict == "incomplete" else []
     return {**row, "fate": "survived", "incomplete": incomplete}
 
 
-def _compared(op: Op, original: Op, seed: int) -> dict[str, Any] | None:
+def _compared(op: Op, original: Op, seed: int, device: str) -> dict[str, Any] | None:
     """What the comparison found, or None if the mutant ended the process in which it ran."""
 
     def compare(send: Any) -> None:
         send({"kind": "case", "patience": 2 * SECONDS + 30})
         try:
-            different, looked = differs(op, original, seed)
+            different, looked = differs(op, original, seed, device)
             send({"kind": "found", "differs": different, "inputs": looked})
         except Exception as e:
             send({"kind": "found", "differs": True, "raised": type(e).__name__})

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-__all__ = ["Mutant", "c_mutants", "python_mutants"]
+__all__ = ["Mutant", "c_mutants", "python_mutants", "sync_mutants"]
 
 
 @dataclass(frozen=True)
@@ -198,3 +198,25 @@ def _without_statement(source: str, end: int) -> Mutant | None:
         return None
     line = source.count("\n", 0, start) + 1
     return Mutant("statement", line, statement[1], ";", source[:start] + ";" + source[end:])
+
+
+BARRIERS = r"__syncthreads|__syncwarp|__threadfence|__pipeline_wait_prior|cudaStreamWaitEvent|cudaMemsetAsync"
+SYNC = (  # what keeps threads, blocks and streams in order, and the same without it
+    (re.compile(rf"\b(?:{BARRIERS})\(.*?\);"), ";"),
+    (re.compile(r"atomicAdd\(&(.*?), ([\w\[\].]+)\);"), r"\1 += \2;"),
+    (re.compile(r"= atomicAdd\((\w+), (\w+)\)"), r"= (*\1)++"),
+    (re.compile(r"\bSTREAM(?=[>)])"), "0"),
+    (re.compile(r"tl\.debug_barrier\(\)"), "pass"),
+    (re.compile(r"tl\.atomic_add\((.*?), (\w+), (mask=.*?)\)\n"), r"tl.store(\1, tl.load(\1, \3) + \2, \3)\n"),
+    (re.compile(r"while tl\.atomic_cas\(.*?\) == 1:"), "while False:"),
+)
+
+
+def sync_mutants(source: str) -> Iterator[Mutant]:
+    """One mutant for each barrier, fence, atomic update and use of the caller's stream: the kernel without it."""
+    for pattern, replacement in SYNC:
+        for match in pattern.finditer(source):
+            after = match.expand(replacement)
+            line = source.count("\n", 0, match.start()) + 1
+            changed = source[: match.start()] + after + source[match.end() :]
+            yield Mutant("synchronisation", line, match.group().strip(), after.strip(), changed)

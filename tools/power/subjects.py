@@ -19,7 +19,7 @@ import shiplap as sl
 class Subject:
     """``declaration`` declares ``op``; ``kernel`` and ``backward`` are functions of these names, to be mutated.
 
-    The kernel is in Python, in Triton (with its launcher ``kernel``), or a C function of this name.
+    The kernel is in Python, in Triton (with its launcher ``kernel``), or a function of this name in C or CUDA C++.
     """
 
     name: str
@@ -28,14 +28,21 @@ class Subject:
     backward: str = ""
     language: str = "python"
     strided: tuple[str, ...] = ()
+    workspace: str = ""
+    device: str = "cpu"
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a compiler makes a library of the kernel."""
+        return self.language in ("c", "cuda")
 
     def module(self, kernel: str, backward: str, namespace: str) -> str:
-        """The whole file, with these versions of the two functions; without the kernel, if that is in C."""
+        """The whole file, with these versions of the two functions; without the kernel, if that is to be compiled."""
         bound = "op.backward(backward)\n" if backward else ""
-        if self.language != "c":
-            bound += "op.kernel('cpu', kernel)\n"
+        if not self.compiled:
+            bound += f"op.kernel('{self.device}', kernel)\n"
         head = HEAD + ("import triton\nimport triton.language as tl\n" if self.language == "triton" else "")
-        code = kernel if self.language != "c" else ""
+        code = "" if self.compiled else kernel
         return "\n".join([head, self.declaration.replace("NS", namespace), code, backward, bound])
 
 

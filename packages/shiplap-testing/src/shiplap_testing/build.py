@@ -9,6 +9,7 @@ from shiplap.op import Op
 from shiplap_headers import include_dir
 
 INCLUDE = include_dir()
+SUFFIX = {"cc": "c", "nvcc": "cu"}
 
 
 def compile_c(
@@ -20,13 +21,19 @@ def compile_c(
     compiler: str = "cc",
     configs: Mapping[str, Sequence[str]] | None = None,
 ) -> Path:
-    """``lib<name>.so`` in ``folder`` from ``body``, which sees the header of ``symbol → op``; raises on a warning."""
+    """``lib<name>.so`` in ``folder`` from ``body``, which sees the header of ``symbol → op``; raises on a warning.
+
+    ``compiler`` is a C compiler, a C++ compiler, or ``nvcc``, which compiles for the GPU that is there.
+    """
     text = header({symbol: op.spec for symbol, op in ops.items()}, name, configs)
     (folder / f"{name}.h").write_text(text)
-    source = folder / f"{name}.{'c' if compiler == 'cc' else 'cpp'}"
+    source = folder / f"{name}.{SUFFIX.get(compiler, 'cpp')}"
     source.write_text(f'#include "{name}.h"\n#include <stdio.h>\n#include <string.h>\nSL_SIGNATURES\n{body}')
     library = folder / f"lib{name}.so"
-    command = [compiler, "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-O1", "-shared", "-fPIC"]
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-O1", "-fPIC"]
+    command = [compiler, *warnings, "-shared"]
+    if compiler == "nvcc":
+        command = ["nvcc", "-O2", "-std=c++17", "-arch=native", "-Xcompiler", "-fPIC", "-shared"]
     done = subprocess.run(
         [*command, f"-I{INCLUDE}", "-o", library, source], capture_output=True, text=True, check=False
     )
