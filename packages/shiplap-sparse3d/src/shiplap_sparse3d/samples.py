@@ -29,7 +29,7 @@ def _voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
     return torch.stack([rest // grid[0], rest % grid[0], y, z], 1).int().to(device)
 
 
-MANY = 4096  # rows from which a table is drawn on its device, and looks like those of scans
+MANY = 4096  # rows from which a table is drawn on its device, and looks like those of scans; taps that are no window
 
 
 def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
@@ -38,6 +38,8 @@ def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) ->
         edge = round(taps ** (1 / 3))
         sheet = outputs == inputs and edge % 2 == 1 and edge**3 == taps
         return _sheet(rng, outputs, edge, device) if sheet else _spread(rng, outputs, inputs, taps, device)
+    if taps >= MANY and outputs:
+        return _spread(rng, outputs, inputs, taps, device)
     span = max(1, 2 * max(outputs, inputs))
     columns = [torch.randperm(span, generator=rng)[:outputs] for _ in range(taps)]
     table = torch.stack(columns, 1) if taps else torch.zeros(outputs, 0, dtype=torch.int64)

@@ -145,7 +145,17 @@ def _best_set_works() -> bool:
 
 
 # Tests of a minute or so on an accelerator: they are spread one by one, and begin before all others.
-ALONE = ("_audit", "every_config_of", "is_packaged", "for_eight_voxel_counts")
+ALONE = (
+    "_audit",
+    "every_config_of",
+    "is_packaged",
+    "is_captured_or",
+    "for_eight_voxel_counts",
+    "what_it_is_on_the_cpu",
+    "reduce_overhead",
+    "trains_on_cuda",
+    "test_compiled",
+)
 
 
 def _is_alone(nodeid: str) -> bool:

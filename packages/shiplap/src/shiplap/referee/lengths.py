@@ -9,10 +9,12 @@ from typing import Any
 from shiplap.op.spec import Arg
 from shiplap.referee.mine import Mined
 
-__all__ = ["FEW", "HUGE", "MILLION", "ORDERS", "RICH", "leading", "lengths", "odd_values", "together"]
+__all__ = ["FEW", "GRAIN", "HUGE", "LONG", "MILLION", "ORDERS", "RICH", "leading", "lengths", "odd_values", "together"]
 
 LADDER = (63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097)
 LONGEST, MOST = 1 << 17, 48  # a size that a sample may have, and how many are derived
+LONG = 4096  # terms of a long sum
+GRAIN = 70_001  # elements: two pieces of a parallel loop, and a rest
 MILLION = (1 << 20) + 77_001
 ORDERS = ("ascending", "descending", "constant")
 RICH = 10.0  # seconds of processor time after which a series of sizes comes without its rarer members

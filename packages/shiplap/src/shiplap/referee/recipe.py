@@ -47,6 +47,11 @@ class Recipe:
         return [not (arg.absent and i == 1 and count == 3) for i in range(count)]
 
     @property
+    def total(self) -> int:
+        """The sum of all sizes."""
+        return sum(v for _, v in self.sizes if type(v) is int)
+
+    @property
     def drawn(self) -> str:
         """What the values depend on: everything but the layout, so that two layouts hold the same values."""
         return str(replace(self, layouts=()))

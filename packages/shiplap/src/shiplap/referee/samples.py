@@ -24,7 +24,7 @@ from shiplap.op.binding import Binding, shape_of
 from shiplap.op.opaque import sample as sample_object
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
-from shiplap.referee.lengths import FEW, MILLION, ORDERS, RICH, leading, lengths, odd_values, together
+from shiplap.referee.lengths import FEW, GRAIN, LONG, MILLION, ORDERS, RICH, leading, lengths, odd_values, together
 from shiplap.referee.mine import Mined, around, mine
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import tensors
@@ -33,8 +33,6 @@ from shiplap.referee.values import KINDS, SPECIAL, draw
 
 __all__ = ["Samples", "other", "sample"]
 
-LONG = 4096  # terms of a long sum
-GRAIN = 70_001  # elements: two pieces of a parallel loop, and a rest
 MOST = 1 << 21  # elements of all arguments of a sample
 KEPT = 1 << 14  # elements of a sample that is kept
 SLOW = 1.0  # seconds of processor time for one sample
@@ -110,10 +108,12 @@ class Samples:
         key = str(recipe)
         if key in self._known:
             return self._known[key]
+        began = time.process_time()
         try:
             case = self.build(recipe)
         except Exception:
             case = None
+        self._note(case, began)
         if case is None or case.numel < KEPT:
             self._known[key] = case
         return case
@@ -288,8 +288,12 @@ class Samples:
                 continue
             began = time.process_time()
             yield case
-            if case.numel > LONG:
-                self._pace = max(self._pace, (time.process_time() - began) / case.numel)
+            self._note(case, began)
+
+    def _note(self, case: Case | None, began: float) -> None:
+        """How long a large sample took: to be made, or in the hands of the check that asked for it."""
+        if case is not None and case.numel > LONG:
+            self._pace = max(self._pace, (time.process_time() - began) / case.numel)
 
     def millions(self) -> Iterator[Case]:
         """More than 2^20 elements: counters, grids and buffers of a fixed size end below that."""
@@ -343,14 +347,14 @@ class Samples:
             times = {n: 8 * step * v if type(v) is int else v for n, v in base.items()}
             for wanted in (sizes, *({n: v} for n, v in sizes.items()), times):
                 case = next(self._resized(wanted), None)
-                if case is not None and _dims(case.recipe) > _dims(self.base):
+                if case is not None and case.recipe.total > self.base.total:
                     count -= 1
                     yield case
                     break
 
     def _resized(self, sizes: dict[str, Any]) -> Iterator[Case]:
         direct = self.base.but(sizes=sizes)
-        if self._elements(direct) > MOST:
+        if (elements := self._elements(direct)) > MOST or elements * self._pace > 4 * SLOW:
             return
         if self.make(direct) is not None:
             yield from self._cases([direct])
@@ -394,7 +398,3 @@ def _plain(case: Case) -> bool:
     flags: list[bool] = []
     tree_map(lambda t: flags.append(t.is_contiguous() and t.storage_offset() == 0), case.args)
     return all(flags)
-
-
-def _dims(recipe: Recipe) -> int:
-    return sum(v for _, v in recipe.sizes if type(v) is int)
