@@ -29,17 +29,15 @@ def _voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
     return torch.stack([rest // grid[0], rest % grid[0], y, z], 1).int().to(device)
 
 
-MANY = 4096  # rows from which a table is drawn on its device, and looks like those of scans; taps that are no window
+MANY = 4096  # rows from which a table is drawn on its device, and looks like those of scans; also for many taps
 
 
 def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
     """``int32 [outputs, taps]``: about half the entries set, no input twice under one tap."""
-    if outputs >= MANY:
+    if outputs and max(outputs, inputs, taps) >= MANY:
         edge = round(taps ** (1 / 3))
-        sheet = outputs == inputs and edge % 2 == 1 and edge**3 == taps
+        sheet = outputs == inputs >= MANY and edge % 2 == 1 and edge**3 == taps
         return _sheet(rng, outputs, edge, device) if sheet else _spread(rng, outputs, inputs, taps, device)
-    if taps >= MANY and outputs:
-        return _spread(rng, outputs, inputs, taps, device)
     span = max(1, 2 * max(outputs, inputs))
     columns = [torch.randperm(span, generator=rng)[:outputs] for _ in range(taps)]
     table = torch.stack(columns, 1) if taps else torch.zeros(outputs, 0, dtype=torch.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from jaxtyping import Bool, Float, Int32, Shaped
@@ -215,3 +217,41 @@ def test_sizes_are_tried_together_and_no_sample_exceeds_the_limit():
     cases = list(Samples(window, 0).tiles())
     assert max(case.numel for case in cases) <= MOST
     assert {case.recipe.values for case in cases} >= {"normal", "peaks", "ascending", "descending", "constant"}
+
+
+def test_a_builder_is_never_asked_for_a_result_beyond_any_memory():
+    """A number of rows is an integer like others, but 2^40 rows of a builder's table would take a machine for hours."""
+    asked = []
+
+    @sl.op("samples::rows_from_a_scalar", requires=("rows >= 0",))
+    def op(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "rows k"]:
+        return table.new_zeros(rows, table.shape[1])
+
+    @op.samples
+    def _(rng, sizes, dtype, device):
+        asked.append(sizes["rows"] * sizes["k"])
+        return torch.zeros(sizes["m"], sizes["k"], dtype=torch.int32), sizes["rows"]
+
+    drawn = Samples(op, 3)
+    assert len(list(drawn.odd_scalars())) >= 4
+    assert 100 <= max(asked) <= 1 << 28
+
+
+def test_a_builder_that_is_slow_is_asked_for_less():
+    asked = []
+
+    @sl.op("samples::slow_builder")
+    def op(x: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        return x * 2
+
+    @op.samples
+    def _(rng, sizes, dtype, device):
+        asked.append(sizes["n"] * sizes["k"])
+        if asked[-1] > 4096:
+            burn = time.process_time() + 5e-6 * asked[-1]
+            while time.process_time() < burn:
+                pass
+        return (torch.zeros(sizes["n"], sizes["k"]),)
+
+    assert list(Samples(op, 3).tiles())
+    assert 4096 < max(asked) < 900_000  # a million would take five seconds here

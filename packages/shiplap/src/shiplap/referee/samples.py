@@ -28,7 +28,7 @@ from shiplap.referee.lengths import FEW, GRAIN, LONG, MILLION, ORDERS, RICH, lea
 from shiplap.referee.mine import Mined, around, mine
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import tensors
-from shiplap.referee.sizes import EDGES, LIMIT, environment, free_dims, scalar_candidates, search, some
+from shiplap.referee.sizes import EDGES, LIMIT, affordable, environment, free_dims, scalar_candidates, search, some
 from shiplap.referee.values import KINDS, SPECIAL, draw
 
 __all__ = ["Samples", "other", "sample"]
@@ -85,7 +85,7 @@ class Samples:
         sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
         scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
         env = environment(self.spec, {**sizes, "...": (2,)}, scalars)
-        if env is None:
+        if env is None or not affordable(self.spec, env):
             raise error("SL502", where=self.spec.name, got=str(recipe), expected="sizes that the declaration admits")
         return env
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice, product
@@ -13,13 +14,14 @@ from shiplap.op.binding import shape_of
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = ["EDGES", "LIMIT", "environment", "free_dims", "ones", "scalar_candidates", "search", "some"]
+__all__ = ["EDGES", "LIMIT", "affordable", "environment", "free_dims", "ones", "scalar_candidates", "search", "some"]
 
 EDGES = (0, 1, 15, 16, 17, 31, 33)  # empty, single, and around the vector and tile widths of every device we know
 FIRST = (5, 3, 2, 4, 6, 7)  # distinct and small: two dims that are mixed up never agree by accident
 REST = (4, 3, 2, 8, 16, 1, 32, 64, 128)
 VARIADIC = ((2,), (), (2, 3), (3, 1, 2))
 KINDS = ("name", "any", "variadic")
+RESULT = 1 << 28  # elements of one result of a generated sample
 LIMIT = 60_000  # combinations tried before giving up, about 0.4 s
 REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)  # a stride of 0, kernel[2] of a list of two
 
@@ -62,6 +64,12 @@ def environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, An
     except REFUSALS:
         return None
     return env if admitted else None
+
+
+def affordable(spec: OpSpec, env: Mapping[str, Any]) -> bool:
+    """Whether the results of such a call fit any machine: a number of rows is a scalar, too, and may be 2^40."""
+    known = {**env, **dict.fromkeys(spec.dynamic, 0)}
+    return all(math.prod(shape_of(out, known)) <= RESULT for out in spec.outputs)
 
 
 def scalar_candidates(arg: Arg) -> Sequence[Any]:
