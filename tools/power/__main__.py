@@ -117,7 +117,7 @@ def main() -> None:
     os.environ.update(PREPARED)
     from page import HAND, page
 
-    total = len(everything(options.seed))
+    total = len(everything(options.seed)) + len(everything(options.seed, "cuda"))
     text = page(read([options.results, *options.also]), total)
     written = options.page.read_text(encoding="utf-8") if options.page.exists() else ""
     _, heading, rest = written.partition(HAND)  # written by hand: the score takes hours
