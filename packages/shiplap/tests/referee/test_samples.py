@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from jaxtyping import Bool, Float, Int32, Shaped
+from jaxtyping import Bool, Float, Int32, Int64, Shaped
 from torch import Tensor
 
 import shiplap as sl
@@ -235,6 +235,23 @@ def test_a_builder_is_never_asked_for_a_result_beyond_any_memory():
     drawn = Samples(op, 3)
     assert len(list(drawn.odd_scalars())) >= 4
     assert 100 <= max(asked) <= 1 << 28
+
+
+def test_a_builder_is_asked_for_usual_scalars_and_the_call_has_the_huge_one():
+    asked = []
+
+    @sl.op("samples::remainder", requires=("by >= 1",))
+    def op(x: Int64[Tensor, "n"], by: int) -> Int64[Tensor, "n"]:
+        return x % by
+
+    @op.samples
+    def _(rng, sizes, dtype, device):
+        asked.append(sizes["by"])
+        return torch.randperm(sizes["by"], generator=rng)[: sizes["n"]], sizes["by"]
+
+    passed = [c.args[1] for c in Samples(op, 3).odd_scalars()]
+    assert {2**31 + 5, 2**40 + 1} <= set(passed)
+    assert max(asked) < 1 << 20
 
 
 def test_a_builder_that_is_slow_is_asked_for_less():

@@ -22,6 +22,7 @@ from shiplap.errors import ShiplapError, error
 from shiplap.op import Arg, Op, Output
 from shiplap.op.binding import Binding, shape_of
 from shiplap.op.opaque import sample as sample_object
+from shiplap.referee.builder import built, takes_values
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
 from shiplap.referee.lengths import FEW, GRAIN, LONG, MILLION, ORDERS, RICH, leading, lengths, odd_values, together
@@ -94,7 +95,7 @@ class Samples:
         env = self._env(recipe)
         digest = hashlib.sha256(f"{self.seed}|{recipe.drawn}".encode()).digest()
         rng = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
-        drawn = self._built(recipe, env, rng) if self.op.sampler else self._drawn(recipe, env, rng)
+        drawn = built(self.op, recipe, env, rng, self.device) if self.op.sampler else self._drawn(recipe, env, rng)
         args = tuple(self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True))
         return Case(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
 
@@ -124,16 +125,6 @@ class Samples:
             if str(recipe) not in seen and (case := self.make(recipe)) is not None:
                 seen.add(str(recipe))
                 yield case
-
-    def _built(self, recipe: Recipe, env: dict[str, Any], rng: torch.Generator) -> tuple[Any, ...]:
-        assert self.op.sampler is not None
-        floats = [n for n in dict(recipe.dtypes).values() if getattr(torch, n).is_floating_point]
-        wanted = {k: v for k, v in env.items() if k != "..."} | {"absent": recipe.absent}
-        if recipe.values != "normal" and takes_values(self.op):
-            wanted["values"] = recipe.values
-        made = self.op.sampler(rng, wanted, getattr(torch, floats[0]) if floats else torch.float32, self.device)
-        args = tuple(list(v) if isinstance(v, tuple) else v for v in made)
-        return (*args, *(a.default for a in self.spec.args[len(args) :]))
 
     def _drawn(self, recipe: Recipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
         positive = [v for v in env.values() if type(v) is int and v > 0]
@@ -386,12 +377,6 @@ class Samples:
                 case = self.make(recipe.but(layouts={name: layout}))
                 if case is not None and not _plain(case):
                     yield case
-
-
-def takes_values(op: Op) -> bool:
-    """Whether the builder asks for the kind of values: ``sizes["values"]`` in its code."""
-    code = getattr(op.sampler, "__code__", None)
-    return code is not None and "values" in code.co_consts
 
 
 def _plain(case: Case) -> bool:
