@@ -24,8 +24,8 @@ def page(rows: list[dict[str, Any]], total: int) -> str:
         "that the audit did not draw (fewer, if 12 seconds are over). A mutant is *killed* if a check of the audit",
         "fails, and it *survives* if no check fails.",
         "A check that fails on the correct kernel kills none of its mutants. The kernels are written in Python, C and",
-        "Triton, which its interpreter runs on the CPU. Kernels that a GPU runs, in CUDA C++ (`cuda_...`) and in Triton",
-        "(`gpu_...`), lose what keeps their threads, blocks and streams in order: barriers, fences, atomic updates, the",
+        "Triton, which its interpreter runs on the CPU. Those that a GPU runs, in CUDA C++ (`cuda_...`) and in Triton",
+        "(`gpu_...`), lose what keeps threads, blocks and streams in order: barriers, fences, atomic updates, the",
         "caller's stream.",
         "",
         f"**The audit killed {fates['killed']} of the {counted} mutants that count ({share:.1f} %).** "
