@@ -265,7 +265,7 @@ def digests(op: Op) -> dict[str, str]:
     """By name: the op's identity and what it is made of, and the libraries of its C ABI kernels as files."""
     by_part = {"declaration": op.spec.digest, "op": op.identity, "reference": deep_digest(op.reference)}
     if op.gradient is not None:
-        by_part["gradient"] = deep_digest([op.gradient.fn, op.gradient.saves])
+        by_part["gradient"] = deep_digest([op.gradient.fn, op.gradient.saves, *(part.op for part in op.gradient.ops)])
     if op.sampler is not None:
         by_part["builder"] = deep_digest(op.sampler)
     for device, kernels in op.kernels.items():

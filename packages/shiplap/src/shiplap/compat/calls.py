@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
 from typing_extensions import ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 functorch_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
-_PLAIN = (Tensor, torch.nn.Parameter)
 is_zero: Callable[[Tensor], bool] = Tensor._is_zerotensor  # zeros that have no memory
 _KEYS: Any = torch._C.DispatchKey
 _quiet: Any = torch._C.DispatchKeySet(_KEYS.BackendSelect)
@@ -70,7 +70,7 @@ def builtin(overload: Overload) -> Callable[..., Any]:
 
 def _transformed() -> bool:
     """Whether a trace, autocast, torch.func or forward-mode AD (a level is open) has to see this thread's calls."""
-    if torch.compiler.is_compiling() or any_autocast() or functorch_transform() is not None:
+    if is_dynamo_compiling() or compiler._is_compiling_flag or any_autocast() or functorch_transform() is not None:
         return True
     return bool(forward._current_level >= 0)
 
@@ -104,7 +104,10 @@ def is_recorded_call(args: Sequence[Any]) -> bool:
     """Whether autograd alone has to see this call of plain tensors."""
     if _transformed() or not untouched():
         return False
-    return not any(isinstance(a, Tensor) and type(a) not in _PLAIN for a in args)
+    for a in args:  # a generator takes longer than what it asks
+        if isinstance(a, Tensor) and type(a) is not Tensor and type(a) is not Parameter:
+            return False
+    return True
 
 
 class ShortCut(Generic[P, R]):

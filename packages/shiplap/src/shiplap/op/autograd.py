@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from shiplap import dtypes
-from shiplap.compat import transforms
+from shiplap.compat import calls, transforms
 from shiplap.compat.library import Keys, Overload
 from shiplap.errors import ShiplapError, error
 from shiplap.op.gradient import Backward, Gradient, Shape, shape_of_value
+from shiplap.op.recorded import compile_recorder
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Result, Value
 
@@ -178,11 +179,15 @@ def make_autograd(
         return _by_keyword(spec, call) if keyed else call
 
     function, at_level = _recorders(spec, backward, changes)
+    plain = compile_recorder(spec, backward)
 
     def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
+        transformed = transforms.active()
+        if plain is not None and not transformed and not kwargs:
+            asked = torch.is_grad_enabled() and calls.any_requires_grad(*args)
+            return plain.apply(below, *args) if asked else below(*args)
         if keyed:
             args, kwargs = spec.complete(args, kwargs), {}
-        transformed = transforms.active()
         if transformed and transforms.carries_tangent((*args, *kwargs.values())):
             if changes:
                 raise _ungraded(spec, "a tangent was requested (forward mode)")

@@ -171,7 +171,7 @@ class Op(calls.ShortCut[P, R], Registered):
 
     @overload
     def backward(
-        self, fn: Gradient, *, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
+        self, fn: Gradient, *more: Op, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
     ) -> Gradient: ...
 
     @overload
@@ -182,7 +182,7 @@ class Op(calls.ShortCut[P, R], Registered):
     def backward(
         self,
         fn: Gradient | None = None,
-        *,
+        *more: Op,
         saves: Iterable[str] | None = None,
         surrogate: Surrogate | None = None,
     ) -> Gradient | Callable[[Gradient], Gradient]:
@@ -195,12 +195,20 @@ class Op(calls.ShortCut[P, R], Registered):
         ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient is then the
         derivative of that function and not the reference's, as in a straight-through estimator; so is a tangent, and
         the audit compares with it.
+
+        In place of a function, ``fn`` and ``more`` may be declared ops, each called where a gradient that it gives is
+        needed. Their arguments are called as what they are: ``grad`` or ``grad_<output>``, arguments and outputs of this
+        op. Their outputs are called ``grad_<argument>``. What they take is what is saved.
+
+        Raises:
+            DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration.
         """
         self._extend("gradient is")
         if fn is None:
             return lambda f: self.backward(f, saves=saves, surrogate=surrogate)
+        gradient = _read_backward(self.spec, (fn, *more), saves, surrogate)
         self.drop_native()
-        self.gradient = Backward.declare(self.spec, fn, saves, surrogate)
+        self.gradient = gradient
         self._renew()
         digest.refresh(self.spec.name)
         return fn
@@ -292,6 +300,21 @@ class Op(calls.ShortCut[P, R], Registered):
     def __repr__(self) -> str:
         devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
         return f"<shiplap op {self.spec.namespace}::{public_schema(self.spec)}; kernels {devices or 'none'}>"
+
+
+def _read_backward(
+    spec: OpSpec, parts: tuple[GradientFn, ...], saves: Iterable[str] | None, surrogate: Surrogate | None
+) -> Backward:
+    """The gradient as one function or as ops."""
+    ops = [part for part in parts if isinstance(part, Op)]
+    if not ops and len(parts) == 1:
+        return Backward.declare(spec, parts[0], saves, surrogate)
+    if len(ops) < len(parts):
+        got = ", ".join(str(getattr(part, "__name__", part)) for part in parts)
+        raise error("SL110", where=spec.name, got=got, expected="one function, or declared ops alone")
+    if saves is not None:
+        raise error("SL110", where=spec.name, got=f"saves={saves!r}", expected="no saves=: the ops take what is saved")
+    return Backward.by_ops(spec, ops, surrogate)
 
 
 def op(

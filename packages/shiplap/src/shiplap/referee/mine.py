@@ -69,6 +69,8 @@ def _roots(op: Op) -> Iterator[Any]:
     yield op.reference
     if op.gradient is not None:
         yield op.gradient.fn
+        for part in op.gradient.ops:
+            yield from _roots(part.op)
     for kernels in op.kernels.values():
         for kernel in kernels:
             yield from (kernel.function, kernel.supports)
