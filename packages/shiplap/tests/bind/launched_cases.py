@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 import shiplap as sl
+from shiplap.bind import native
 from shiplap.bind.launched import LaunchedKernel
 from shiplap.bind.launched_form import LaunchedForm
 from shiplap.bind.specialise import Numbers, key_of, read_key, with_constants
@@ -62,6 +64,13 @@ def reverse(sums, out, n, WIDTH: tl.constexpr):
     tl.store(out + n - 1 - at, tl.load(sums + at, mask=at < n), mask=at < n)
 
 
+@triton.jit
+def slope(grad_ptr, out, numel_grad, a, flag, WIDTH: tl.constexpr):
+    at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    value = tl.load(grad_ptr + at, mask=at < numel_grad) * a * 2
+    tl.store(out + at, tl.where(flag, -value, value), mask=at < numel_grad)
+
+
 @sl.op("launched::affine")
 def affine(
     x: Float[Tensor, "n m"], bias: Float[Tensor, "m"] | None = None, a: float = 2.0, shift: int = 0, flag: bool = False
@@ -69,6 +78,14 @@ def affine(
     y = x * a + shift
     y = (y if bias is None else y + bias) * 2
     return -y if flag else y
+
+
+@sl.op("launched::affine_x", outputs=("grad_x",))
+def affine_x(grad: Float[Tensor, "n m"], a: float, flag: bool) -> Float[Tensor, "n m"]:
+    return grad * (-2 * a if flag else 2 * a)
+
+
+affine.backward(affine_x)
 
 
 @sl.op("launched::turned")
@@ -81,6 +98,9 @@ AFFINE = sl.triton(
     grid=("n", "cdiv(m, BLOCK)"),
     constants={"TWICE": True},
     configs=[{"BLOCK": 32, "num_warps": 1}, {"BLOCK": 64, "num_warps": 2}],
+)
+SLOPE = sl.triton(
+    slope, grid="cdiv(numel_grad, WIDTH)", arguments={"out": "grad_x"}, constants={"WIDTH": 64, "num_warps": 1}
 )
 WORKSPACE = {"sums": ("float32", "0")}
 TURNED = sl.triton(squares, grid="cdiv(n, WIDTH)", arguments={"WIDTH": "min(pow2ceil(n), 64)"}, scratch=WORKSPACE).then(
@@ -229,6 +249,26 @@ def right(op: Any, args: tuple[Any, ...]) -> bool:
     return bool(got.shape == want.shape and torch.allclose(got, want, rtol=1e-6, atol=1e-6))
 
 
+def trained(device: Device, kernels: dict[Any, LaunchedKernel]) -> dict[str, Any]:
+    """Forward and backward of ``affine``, whose gradient has native code: what was launched, and by which Python."""
+    out: dict[str, Any] = {}
+    native.build(affine_x)
+    x, grad = torch.randn(3, 16, requires_grad=True), torch.randn(3, 16)
+    out["disagreements"] = agreement(kernels[affine], affine, (x.detach(), None, 3.0, 1, True))
+    out["disagreements"] += agreement(kernels[affine_x], affine_x, (grad, 3.0, True))
+    for _ in range(2):  # the second time everything is warm
+        first, names = len(device.launches), list[str]()
+        y = affine(x, None, 3.0, 1, True)
+        sys.setprofile(lambda frame, event, of, n=names: n.append(frame.f_code.co_name) if event == "call" else None)
+        torch.autograd.backward(y, grad)
+        sys.setprofile(None)
+        out["launches"] = [name for name, _ in device.launches[first:]]
+        out["frames"] = names[: names.index("launched")]  # from the engine to the driver
+    want = torch.autograd.grad(affine.reference(x, None, 3.0, 1, True), x, 2 * grad)[0]
+    out["right"] = bool(torch.allclose(x.grad, want))
+    return out
+
+
 def packed(kernel: LaunchedKernel, driver: ctypes.CDLL, x: Tensor) -> dict[str, Any]:
     """The function with its cubins inside, where nobody compiles: as in a program without Python."""
     text = f'#include "shiplap/triton.h"\n{kernel.native.source(packed=True)}'
@@ -258,12 +298,14 @@ def main() -> None:
     driver = ctypes.CDLL(str(compiled("cuda", (HERE / "fake_cuda.c").read_text(), "cc", "-Wl,-soname,libcuda.so.1")))
     device = Device(driver)
     affine.kernel("cuda", AFFINE)
+    affine_x.kernel("cuda", SLOPE)
     turned.kernel("cuda", TURNED, workspace="4 * n")
     kernels, libraries = dict[Any, LaunchedKernel](), dict[Any, ctypes.CDLL]()
-    for op, workspace in ((affine, None), (turned, "4 * n")):
+    for op, workspace in ((affine, None), (affine_x, None), (turned, "4 * n")):
         kernels[op], libraries[op] = generated(op, workspace)
     device.kernels = {
         "scaled": interpreter(kernels[affine], 0),
+        "slope": interpreter(kernels[affine_x], 0),
         "squares": interpreter(kernels[turned], 0),
         "reverse": interpreter(kernels[turned], 1),
     }
@@ -294,6 +336,9 @@ def main() -> None:
     results["threads"] = sorted({row[3] for _, row in device.launches})
     results["contexts"] = driver.fake_contexts()
 
+    results["trained"] = trained(device, kernels)
+    launches, loads = len(device.launches), driver.fake_loads()
+
     def compile_again(*args: object) -> None:
         raise AssertionError("a warm call asks nobody")
 
@@ -303,7 +348,7 @@ def main() -> None:
     with torch.no_grad():
         affine(base[:3, :16].contiguous())
         affine(base[:0])
-    results["warm"] = [len(device.launches) - results["launches"], driver.fake_loads() - results["loads"]]
+    results["warm"] = [len(device.launches) - launches, driver.fake_loads() - loads]
     results["uncompiled"] = refusal(affine, base[:3, :16].double())
     results["grid"] = refusal(affine, base[:1, :1].expand(1, 32 * 65536))
     driver.fake_fail(700)

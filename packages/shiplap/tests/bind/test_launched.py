@@ -53,6 +53,15 @@ def test_a_warm_call_asks_nobody(results):
     assert results["warm"] == [1, 0], "a launch, nothing loaded; an empty call launches nothing"
 
 
+def test_a_backward_is_launched_like_a_forward(results):
+    """A gradient that is declared as an op: between autograd's engine and the launch there is one function of Python."""
+    trained = results["trained"]
+    assert trained["disagreements"] == []
+    assert trained["right"]
+    assert trained["launches"] == ["scaled", "slope"]
+    assert trained["frames"] == []
+
+
 def test_a_kernel_that_is_declared_again_is_compiled_again(results):
     """The library may be the one of before: its launches are the same, and its forms are of another kernel."""
     assert results["declared again"] == [True, 1]

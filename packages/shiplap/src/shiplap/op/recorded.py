@@ -97,12 +97,14 @@ def _backward(spec: OpSpec, backward: Backward) -> list[str]:
 
 def _call(spec: OpSpec, backward: Backward, number: int) -> list[str]:
     """One op of the gradient, where anything that it gives is needed."""
-    part = backward.ops[number]
-    values = [f"g{at}" if at >= 0 else f"k_{n}" if spec.arg(n).scalar else f"v_{n}" for n, at in part.takes(spec)]
+    part, scalars = backward.ops[number], {a.name for a in spec.scalars}
+    takes = [(f"g{at}" if at >= 0 else f"k_{n}" if n in scalars else f"v_{n}") for n, at in part.takes(spec)]
+    named = [a.name if a.keyword_only else "" for a in part.op.spec.args]
+    values = [f"{name}={value}" if name else value for name, value in zip(named, takes, strict=True)]
     results = "".join(f"d_{name}, " for name in part.gives)
     called = f"op{number}({', '.join(values)})"
     if len(part.gives) == 1:
-        results, called, absent = f"d_{part.gives[0]}", called, "None"
+        results, absent = f"d_{part.gives[0]}", "None"
     else:
         absent = f"({'None, ' * len(part.gives)})"
     return [f"    {results} = {called} if {' or '.join(f'w_{name}' for name in part.gives)} else {absent}"]
