@@ -34,6 +34,26 @@ scale.kernel(
 # --8<-- [end:declare]
 
 
+# --8<-- [start:backward]
+@sl.op("launches::scale_x", outputs=("grad_x",))
+def scale_x(grad: Float[Tensor, "n m"], factor: float) -> Float[Tensor, "n m"]:
+    """The gradient of ``scale`` by ``x``."""
+    return grad * factor
+
+
+scale_x.kernel(
+    "cuda",
+    sl.triton(
+        scale_kernel,
+        grid=("n", "cdiv(m, BLOCK)"),
+        arguments={"x": "grad", "out": "grad_x", "stride_x_0": "stride_grad_0", "stride_x_1": "stride_grad_1"},
+        constants={"BLOCK": 256},
+    ),
+)
+scale.backward(scale_x)
+# --8<-- [end:backward]
+
+
 def ahead() -> None:
     # --8<-- [start:ahead]
     from shiplap.bind import compile_ahead
@@ -48,4 +68,6 @@ if __name__ == "__main__":
     ahead()
     x = torch.randn(4, 6)
     assert torch.equal(scale(x, 2.0), x * 2)  # the reference, or Triton's interpreter: there is no GPU
+    (gradient,) = torch.autograd.grad(scale(x.requires_grad_(), 2.0).sum(), x)
+    assert torch.equal(gradient, torch.full_like(x, 2))
     print("compiled for a device that need not be here")

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -249,6 +250,10 @@ def right(op: Any, args: tuple[Any, ...]) -> bool:
     return bool(got.shape == want.shape and torch.allclose(got, want, rtol=1e-6, atol=1e-6))
 
 
+def named(frame: FrameType) -> tuple[str, str]:
+    return frame.f_code.co_name, frame.f_code.co_filename
+
+
 def trained(device: Device, kernels: dict[Any, LaunchedKernel]) -> dict[str, Any]:
     """Forward and backward of ``affine``, whose gradient has native code: what was launched, and by which Python."""
     out: dict[str, Any] = {}
@@ -257,13 +262,14 @@ def trained(device: Device, kernels: dict[Any, LaunchedKernel]) -> dict[str, Any
     out["disagreements"] = agreement(kernels[affine], affine, (x.detach(), None, 3.0, 1, True))
     out["disagreements"] += agreement(kernels[affine_x], affine_x, (grad, 3.0, True))
     for _ in range(2):  # the second time everything is warm
-        first, names = len(device.launches), list[str]()
+        first, calls = len(device.launches), list[tuple[str, str]]()
         y = affine(x, None, 3.0, 1, True)
-        sys.setprofile(lambda frame, event, of, n=names: n.append(frame.f_code.co_name) if event == "call" else None)
+        sys.setprofile(lambda frame, event, of, into=calls: into.append(named(frame)) if event == "call" else None)
         torch.autograd.backward(y, grad)
         sys.setprofile(None)
         out["launches"] = [name for name, _ in device.launches[first:]]
-        out["frames"] = names[: names.index("launched")]  # from the engine to the driver
+    names = [name for name, file in calls if "shiplap" in file or "launched::" in file]
+    out["frames"] = names[: names.index("launched")]  # ours, up to the driver
     want = torch.autograd.grad(affine.reference(x, None, 3.0, 1, True), x, 2 * grad)[0]
     out["right"] = bool(torch.allclose(x.grad, want))
     return out
