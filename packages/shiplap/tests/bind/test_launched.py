@@ -54,7 +54,7 @@ def test_a_warm_call_asks_nobody(results):
 
 
 def test_a_backward_is_launched_like_a_forward(results):
-    """A gradient that is declared as an op: between autograd's engine and the launch there is one function of Python."""
+    """Of a gradient that is an op, Python has a generated function and the call of the op, and nothing of a launch."""
     trained = results["trained"]
     assert trained["disagreements"] == []
     assert trained["right"]

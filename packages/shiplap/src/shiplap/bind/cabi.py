@@ -23,7 +23,7 @@ from shiplap.codegen import CParameter
 from shiplap.errors import ShiplapError, error
 from shiplap.op.binding import Binding
 from shiplap.op.config import Values
-from shiplap.op.kernel import Implementation, Rerun, Terms
+from shiplap.op.kernel import Implementation, Refill, Rerun, Terms
 from shiplap.op.launch import scratch as fresh_scratch
 from shiplap.op.launch import workspace_size
 from shiplap.op.native import NativeForm
@@ -213,20 +213,33 @@ class CKernel(CFunctionKernel):
         return outs, self._rerun(call, outs) if self.repeats else None
 
     def _rerun(self, call: Binding, outs: Outputs) -> Rerun:
-        """Allocate outputs like ``outs``, put the addresses into a frame that no other call uses now, and run."""
-        pack, function, where = self._pack, self._loaded(), self.where
+        """Allocate outputs like ``outs``, and fill them."""
         made = [(tuple(o.shape), o.stride(), o.dtype) for o in outs]
+        refill, single, device = self._refill(call, outs), len(made) == 1, call.device
+
+        def rerun(args: Args) -> Result:
+            results = tuple([empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in made])
+            refill(args, results)
+            return results[0] if single else results
+
+        return rerun
+
+    def fill(self, call: Binding, outs: Outputs) -> Refill | None:
+        self.into(call, outs, None)
+        return self._refill(call, outs) if self.repeats else None
+
+    def _refill(self, call: Binding, outs: Outputs) -> Refill:
+        """Put the addresses of a call and of its outputs into a frame that no other call uses now, and run."""
+        pack, function, where = self._pack, self._loaded(), self.where
         count = len(self.spec.tensors)
         rest = [_argument(p, call.env, {}) for p in self.parameters[count + len(outs) :]]
         room, device = workspace_size(self.workspace, call), call.device
         values, holds = self.values, self._array  # of the config, at an address that has to stay alive
         free: list[Frame] = []
-        single = len(made) == 1
 
-        def rerun(args: Args, _holds: object = holds) -> Result:
+        def refill(args: Args, given_outs: Outputs, _holds: object = holds) -> None:
             tensors, _ = pack(args)
-            results = [empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in made]
-            tensors += results
+            tensors += given_outs
             given = fresh_scratch(room, device) if room else None
             try:
                 frame = free.pop()
@@ -238,9 +251,8 @@ class CKernel(CFunctionKernel):
             if status != SL_OK:
                 raise refusal(status, where, frame)
             free.append(frame)
-            return results[0] if single else tuple(results)
 
-        return rerun
+        return refill
 
     def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
         self.call_function(self._function or self._loaded(), call, tensors, extents, scratch)

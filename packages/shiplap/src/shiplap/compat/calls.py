@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from typing_extensions import ParamSpec, TypeVar
@@ -24,11 +25,13 @@ __all__ = [
     "R",
     "ShortCut",
     "builtin",
+    "is_compiling",
     "is_plain_call",
     "is_recorded_call",
     "is_zero",
     "untouched",
     "without_gradients",
+    "writing",
 ]
 
 P = ParamSpec("P", default=...)  # of the function that an op was declared from
@@ -39,6 +42,7 @@ forward: Any = forward_ad
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+_PLAIN = frozenset((Tensor, Parameter))
 functorch_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 is_zero: Callable[[Tensor], bool] = Tensor._is_zerotensor  # zeros that have no memory
 _KEYS: Any = torch._C.DispatchKey
@@ -75,6 +79,25 @@ def _transformed() -> bool:
     return bool(forward._current_level >= 0)
 
 
+def writing(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """``call``, then tell autograd what it wrote to, the arguments at ``places``: no backward may use what it saved of
+    them. Torch's own operators that write do so; kernels behind a C function, and torch's dispatcher, do not."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        for i in places:
+            if i < len(args) and args[i] is not None:
+                increment_version(args[i])
+        return result
+
+    return called
+
+
+def is_compiling() -> bool:
+    """Whether a trace has to see this call."""
+    return bool(is_dynamo_compiling() or compiler._is_compiling_flag)
+
+
 def without_gradients(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Call ``overload``, which records nothing, with gradients off where no argument requires one.
 
@@ -104,10 +127,8 @@ def is_recorded_call(args: Sequence[Any]) -> bool:
     """Whether autograd alone has to see this call of plain tensors."""
     if _transformed() or not untouched():
         return False
-    for a in args:  # a generator takes longer than what it asks
-        if isinstance(a, Tensor) and type(a) is not Tensor and type(a) is not Parameter:
-            return False
-    return True
+    kinds = {*map(type, args)} - _PLAIN
+    return not kinds or not any(issubclass(kind, Tensor) for kind in kinds)
 
 
 class ShortCut(Generic[P, R]):

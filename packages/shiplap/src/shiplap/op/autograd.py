@@ -172,6 +172,8 @@ def make_autograd(
     keyed = bool(changes) or any(a.keyword_only for a in spec.tensors)  # all go by position: such tensors count, too
     if keyed:
         below, reference = _by_keyword(spec, below), _by_keyword(spec, reference)
+    if changes:
+        below = calls.writing(below, changes)
     listed = any(a.many for a in spec.args)
 
     def at_this_level(keys: Keys | None) -> Record:

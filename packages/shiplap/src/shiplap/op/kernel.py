@@ -25,9 +25,20 @@ from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template
 from shiplap.op.values import Args, Outputs, Result, Supports
 
-__all__ = ["Implementation", "Kernel", "KernelKeywords", "Rerun", "Terms", "makers", "read_terms", "template_kernel"]
+__all__ = [
+    "Implementation",
+    "Kernel",
+    "KernelKeywords",
+    "Refill",
+    "Rerun",
+    "Terms",
+    "makers",
+    "read_terms",
+    "template_kernel",
+]
 
 Rerun: TypeAlias = Callable[[Args], Result]  # runs a call that differs from one before it in addresses alone
+Refill: TypeAlias = Callable[[Args, Outputs], None]  # the same into outputs that the caller owns
 
 
 class KernelKeywords(TypedDict, total=False):
@@ -104,6 +115,11 @@ class Kernel(ABC):
     def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run ``call``; and how to run calls that differ from it in addresses alone, if the kernel can say."""
         return self.run(call), None
+
+    def fill(self, call: Binding, outs: Outputs) -> Refill | None:
+        """:meth:`into` with a workspace of its own; and how to do so for calls that differ in addresses alone."""
+        self.into(call, outs, None)
+        return None
 
     def compile(self, call: Binding) -> None:
         """Compile what ``call`` launches without launching it. Several threads may do so in parallel."""

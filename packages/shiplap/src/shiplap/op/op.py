@@ -77,7 +77,7 @@ class Op(calls.ShortCut[P, R], Registered):
         """Call the op where autograd, a trace or a mode may have to see the call, or where it has keywords."""
         if self.separable and not kwargs and calls.is_recorded_call(args):
             return self.record(None, *args)
-        plain = self.separable and calls.is_plain_call(args, kwargs)
+        plain = self.separable and not self.spec.mutated and calls.is_plain_call(args, kwargs)
         result: Result = (calls.builtin(self.raw) if plain else self.overload)(*args, **kwargs)
         return result
 
@@ -197,8 +197,8 @@ class Op(calls.ShortCut[P, R], Registered):
         the audit compares with it.
 
         In place of a function, ``fn`` and ``more`` may be declared ops, each called where a gradient that it gives is
-        needed. Their arguments are called as what they are: ``grad`` or ``grad_<output>``, arguments and outputs of this
-        op. Their outputs are called ``grad_<argument>``. What they take is what is saved.
+        needed. Their arguments have the names of what they are: ``grad`` or ``grad_<output>``, or an argument or output
+        of this op. Their outputs are called ``grad_<argument>``. What they take is what is saved.
 
         Raises:
             DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from shiplap.compat import calls, transforms
 from shiplap.compat.library import Registrations
@@ -20,6 +21,7 @@ from shiplap.op.kernel import Kernel
 from shiplap.op.launch import workspace_size
 from shiplap.op.outputs import fit_outputs
 from shiplap.op.plan.outputs import scratch_name
+from shiplap.op.route_out import OutRoute, compile_out_route
 from shiplap.op.schema import schema
 from shiplap.op.serve import Served
 from shiplap.op.spec import OpSpec
@@ -64,6 +66,12 @@ class OutVariant:
         registrations.fake(name, self._fake)
         registrations.tell(name, op.refusal)
         self.overload = registrations.overload(name)
+        self.enter()
+
+    def enter(self) -> None:
+        """Set the ways past and below the dispatcher, where Python calls the kernels."""
+        self.direct = compile_out_route(self.op, self._check, dispatched=False)
+        self.short = compile_out_route(self.op, self._check, dispatched=True)
 
     def __call__(
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
@@ -71,6 +79,9 @@ class OutVariant:
         """Run into ``out``; ``keywords`` is the caller's own dict no longer."""
         if transforms.active():
             self._refuse_transform((*args, *keywords.values()))
+        elif self.direct is not None and workspace is None and not keywords and self._served(self.direct, args, out):
+            increment_version(out)
+            return out
         if len(self.names) == 1 and isinstance(out, Tensor):
             keywords[self.names[0]] = out
         else:
@@ -86,7 +97,20 @@ class OutVariant:
             outs, _ = self._taken(keywords)
             self._explain(args, keywords, outs, workspace, e)
             raise
+        if not calls.is_compiling():
+            increment_version(out)  # a backward that has saved what is written to has to know
         return out
+
+    def _served(self, direct: OutRoute, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
+        """Whether ``direct`` has served the call."""
+        outs = out if isinstance(out, (tuple, list)) else (out,)
+        if len(outs) != len(self.names) or len(args) > len(self.spec.args) or calls.is_compiling():
+            return False
+        if len(args) < len(self.spec.args):
+            if not self.spec.args[len(args)].has_default:
+                return False
+            args = self.spec.complete(args)
+        return direct(*args, *outs)
 
     def _refuse_transform(self, values: Args) -> None:
         """SL304 for a tangent or a gradient of torch.func: what the caller owns can have neither."""
@@ -127,8 +151,16 @@ class OutVariant:
 
     def execute(self, *args: Value, **kwargs: Value) -> None:
         """The real implementation where no native code serves."""
-        op, (written, scratch) = self.op, self._taken(kwargs)
-        call = op.plan.quick(*self.spec.complete(args, kwargs))
+        op = self.op
+        graded = torch.is_grad_enabled()
+        if graded and op.native is not None and not self.lists and not calls.any_requires_grad(*args, **kwargs):
+            calls.without_gradients(self.overload, args, kwargs)  # native code hands on what might have a gradient
+            return
+        written, scratch = self._taken(kwargs)
+        given = self.spec.complete(args, kwargs)
+        if self.short is not None and scratch is None and self.short(*given, *written):
+            return
+        call = op.plan.quick(*given)
         outs, kernel = self._check(call, written, scratch)
         with torch.no_grad():
             if kernel is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shiplap.op.binding import Binding
 from shiplap.op.config import Values
-from shiplap.op.kernel import Implementation, Kernel, Rerun, Terms
+from shiplap.op.kernel import Implementation, Kernel, Refill, Rerun, Terms
 from shiplap.op.launch import allocate_workspace, is_current, scratch, workspace_size
 from shiplap.op.outputs import empty_outputs, fit_outputs
 from shiplap.op.plan.outputs import scratch_name
@@ -96,9 +96,20 @@ class PythonKernel(Kernel):
         outs = self.run(call)
         if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
             return outs, None
-        room = workspace_size(self.workspace, call)
         made = [(name, o.shape, o.dtype) for name, o in zip(self.outputs, outs, strict=True)]
-        return outs, self._rerun(made, call.device, room)
+        return outs, self._rerun(made, call.device, workspace_size(self.workspace, call))
+
+    def fill(self, call: Binding, outs: Outputs) -> Refill | None:
+        self.into(call, outs, None)
+        if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
+            return None
+        room, device = workspace_size(self.workspace, call), call.device
+
+        def refill(args: Args, given: Outputs) -> None:
+            workspace = scratch(room, device) if self.wants_workspace else None
+            self._call(args, device, workspace, dict(zip(self.outputs, given, strict=True)))
+
+        return refill
 
     def _rerun(self, made: list[tuple[str, torch.Size, torch.dtype]], device: torch.device, room: int) -> Rerun:
         """Allocate the outputs ``made``, by name with shape and dtype, and run."""

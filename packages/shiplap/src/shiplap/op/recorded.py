@@ -1,8 +1,8 @@
-"""What records a plain call of an op: an ``autograd.Function`` of two straight-line functions, made from the declaration.
+"""What records a plain call of an op: an ``autograd.Function`` of two functions that are compiled from the declaration.
 
 A call that autograd has to see runs Python twice, forwards and backwards, however its kernels are launched. So both
-functions know the op: which arguments to save and where they are, which gradients are asked for, what may come back. The
-general recorder (``op/autograd.py``) serves lists of tensors, ops that write, results of other kinds, keyword-only
+functions know the op: which arguments to save and where they are, which gradients are asked for, what may come back.
+The general recorder (``op/autograd.py``) serves lists of tensors, ops that write, results of other kinds, keyword-only
 arguments and levels of ``torch.func``. Both hold the declared gradient to the same contract.
 """
 
@@ -71,7 +71,7 @@ def _forward(spec: OpSpec, backward: Backward) -> list[str]:
 
 
 def _backward(spec: OpSpec, backward: Backward) -> list[str]:
-    """Ask the declared gradient for what is needed, look at what comes back, and return it in the order of arguments."""
+    """Ask the declared gradient for what is needed, look at what comes back, return it in the order of arguments."""
     tensors, places = [a.name for a in spec.tensors], {a.name: i + 1 for i, a in enumerate(spec.args)}
     saved, grads = _saved(spec, backward), [f"g{i}" for i in range(len(spec.outputs))]
     kept = [f"k_{a.name}, " for a in spec.scalars] + [f"s_{name}, " for name in tensors]

@@ -58,6 +58,8 @@ class Registered(Served):
         composed = bool(self.spec.returned) or self.spec.view
         self.direct = calls.builtin(self.overload) if composed else route_of(self)
         self.short = None if composed else short_of(self)
+        if self.variant is not None:
+            self.variant.enter()
 
     def _differentiate(self) -> None:
         """(Re)build what autograd calls."""

@@ -26,7 +26,22 @@ from shiplap.op.serve import Served
 from shiplap.op.spec import Arg, OpSpec
 from shiplap.op.values import Args, Result, Supports, Value
 
-__all__ = ["Route", "compile_route", "route_of", "short_of", "source"]
+__all__ = [
+    "LIMIT",
+    "WIDEST",
+    "Route",
+    "asked_of",
+    "compile_route",
+    "is_simple",
+    "kind_of",
+    "part_of",
+    "route_of",
+    "short_of",
+    "source",
+    "stays_in_python",
+    "strange_of",
+    "unlisted",
+]
 
 Route: TypeAlias = Callable[..., Result]
 LIMIT = 4096  # calls remembered: each may have sizes of its own
@@ -44,18 +59,20 @@ _TYPES = {
 
 def route_of(op: Served) -> Route:
     """What a plain call of ``op`` runs: the shortest way to the kernels that are bound now."""
-    by_python = compile_route(op) or (compile_route(op, "cpu") if _stays(op, "cpu") else None)
-    return by_python or calls.builtin(op.raw if op.separable else op.overload)
+    by_python = compile_route(op) or (compile_route(op, "cpu") if stays_in_python(op, "cpu") else None)
+    plain = calls.builtin(op.raw if op.separable else op.overload)
+    places = [i for i, a in enumerate(op.spec.args) if a.mutated]
+    return by_python or (calls.writing(plain, places) if places else plain)
 
 
-def _stays(op: Served, device: str) -> bool:
+def stays_in_python(op: Served, device: str) -> bool:
     """Whether Python calls the C functions of ``op`` for good, and knows how calls are run again."""
     return op.native is None and any(k.stays and k.repeats for k in op.kernels.get(device, ()))
 
 
 def short_of(op: Served) -> Route | None:
     """What the dispatcher runs instead of ``op.execute`` for calls without gradients, where that remembers calls."""
-    return compile_route(op, "cpu", op.serve_call) if _stays(op, "cpu") else None
+    return compile_route(op, "cpu", op.serve_call) if stays_in_python(op, "cpu") else None
 
 
 def compile_route(op: Served, device: str = "cuda", otherwise: Route | None = None) -> Route | None:
@@ -64,7 +81,7 @@ def compile_route(op: Served, device: str = "cuda", otherwise: Route | None = No
     ``otherwise`` serves the calls that the function does not take, where the dispatcher has been there already.
     """
     kernels = op.kernels.get(device, [])
-    if op.spec.mutated or not kernels or not _simple(op.spec):
+    if op.spec.mutated or not kernels or not is_simple(op.spec):
         return None
     if not all(k.by_python or (device == "cpu" and k.stays) for k in kernels):
         return None
@@ -109,9 +126,9 @@ def _start(op: Served) -> Callable[..., Result]:
         kernel = op.pick(call)
         if kernel is None or key is None:
             return op.serve(call, kernel)
-        asked = _asked(op, kernel, call)
+        asked = asked_of(op, kernel, call)
         outs, rerun = kernel.start(call)
-        if rerun is not None and choices.observer is None and not _unlisted(op, call):
+        if rerun is not None and choices.observer is None and not unlisted(op, call):
             if len(ready) >= LIMIT:
                 ready.clear()
             ready[key] = _asking(asked, rerun, op.execute) if asked else rerun
@@ -120,12 +137,12 @@ def _start(op: Served) -> Callable[..., Result]:
     return start
 
 
-def _unlisted(op: Served, call: Binding) -> bool:
+def unlisted(op: Served, call: Binding) -> bool:
     """Whether a table is in force that lacks the call: ``SHIPLAP_STRICT``, set later, makes that an error."""
     return choices.active and isinstance(choices.find(op, call), choices.Missing)
 
 
-def _asked(op: Served, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
+def asked_of(op: Served, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
     """The ``supports`` of the kernels up to the one that was picked, and what each said of this call."""
     conditions = []
     for kernel in op.eager(picked.device):
@@ -148,7 +165,7 @@ def _asking(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Route) -> Re
     return checked
 
 
-def _simple(spec: OpSpec) -> bool:
+def is_simple(spec: OpSpec) -> bool:
     """Single tensors of real dtypes, for others may be marked as conjugated, and scalars that are always there."""
     if any(a.many for a in spec.args):
         return False
@@ -166,10 +183,10 @@ def source(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouch
     positional = [a for a in spec.args if not a.keyword_only]
     dispatched = f"return dispatcher({', '.join(map(variable, positional))})"
     fixed = [f"    {variable(a)} = defaults[{i}]" for i, a in enumerate(spec.args) if a.keyword_only]
-    strange = [_strange(a, device) for a in spec.args if a.tensor is not None]
+    strange = [strange_of(a, device) for a in spec.args if a.tensor is not None]
     integers = [a for a in spec.args if a.scalar in ("int", "list[int]")]
     numbers = [variable(a) if a.scalar == "int" else f"*{variable(a)}" for a in integers]
-    kinds = [_kind(a) for a in spec.args if a.scalar is not None and a.scalar != "int"]
+    kinds = [kind_of(a) for a in spec.args if a.scalar is not None and a.scalar != "int"]
     lines = [
         f"def route({parameters(positional)}):",
         *fixed,
@@ -183,7 +200,7 @@ def source(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouch
     if remembers:
         lines += [
             "    try:",
-            f"        key = ({''.join(f'{part}, ' for part in map(_part, spec.args))})",
+            f"        key = ({''.join(f'{part}, ' for part in map(part_of, spec.args))})",
             f"    except RuntimeError: {dispatched}",  # a tensor without strides, which the checks will name
             "    rerun = ready.get(key)",
             f"    if rerun is not None and choices.observer is None: return rerun(({given},))",
@@ -192,7 +209,7 @@ def source(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouch
     return "\n".join(lines)
 
 
-def _strange(arg: Arg, device: str) -> str:
+def strange_of(arg: Arg, device: str) -> str:
     """No plain tensor of this device type; views that negate, and zeros without memory, are the dispatcher's."""
     t = variable(arg)
     condition = (
@@ -201,15 +218,16 @@ def _strange(arg: Arg, device: str) -> str:
     return f"({t} is not None and ({condition}))" if arg.optional else condition
 
 
-def _kind(arg: Arg) -> str:
+def kind_of(arg: Arg) -> str:
     return f"type({variable(arg)}) is not {_TYPES[arg.scalar or '']}"
 
 
-def _part(arg: Arg) -> str:
+def part_of(arg: Arg, address: str = "") -> str:
     """What of an argument a launch depends on; floats as text, since -0.0 equals 0.0."""
     v = variable(arg)
     if arg.tensor is not None:
-        part = f"{v}.shape, {v}.stride(), {v}.dtype, {v}.get_device(), {v}.data_ptr() & 15"
+        address = address or f"{v}.data_ptr()"
+        part = f"{v}.shape, {v}.stride(), {v}.dtype, {v}.get_device(), {address} & 15"
         return f"{v} if {v} is None else ({part})" if arg.optional else part
     if arg.scalar in ("float", "list[float]"):
         return f"repr({v})"

@@ -19,7 +19,7 @@ from shiplap.op.plan.values import Scope
 from shiplap.op.spec import OpSpec, Output
 from shiplap.op.values import Args, EnvValue, Outputs
 
-__all__ = ["OutputPlan", "scratch_name"]
+__all__ = ["OutputPlan", "reach", "scratch_name"]
 
 SCRATCH = "scratch"  # the variable of the workspace
 
@@ -219,8 +219,9 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     """Whether the address ranges of two tensors meet."""
     if a.device != b.device or a.numel() == 0 or b.numel() == 0:
         return False
-    return a.data_ptr() < b.data_ptr() + _reach(b) and b.data_ptr() < a.data_ptr() + _reach(a)
+    return a.data_ptr() < b.data_ptr() + reach(b) and b.data_ptr() < a.data_ptr() + reach(a)
 
 
-def _reach(t: Tensor) -> int:
+def reach(t: Tensor) -> int:
+    """How many bytes lie between the first and the end of the last element of a tensor that has elements."""
     return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.itemsize
