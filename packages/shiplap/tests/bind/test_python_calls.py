@@ -138,6 +138,71 @@ def test_modes_gradients_and_the_dispatcher(op: Any) -> None:
     assert any(name in e.key for e in profile.key_averages()), "a profiler sees the call"
 
 
+def filled(op: Any, *args: Any, **keywords: Any) -> None:
+    """The out-variant, twice: the second call may be a remembered one."""
+    want = op.reference(*args)
+    for _ in range(2):
+        outs = tuple(torch.full_like(w, torch.nan) for w in want)
+        assert op.out(*args, out=outs, **keywords) is outs
+        for got, w in zip(outs, want, strict=True):
+            torch.testing.assert_close(got, w, rtol=0, atol=1e-12)
+
+
+def test_out_variants_are_remembered_by_all_that_they_depend_on(op: Any) -> None:
+    for n in (3, 0, 1, 8):
+        for bias in (True, False):
+            filled(op, *arguments(n, bias))
+            filled(op, *arguments(n, bias), 3, -0.0, [1, n])
+    x, b = arguments(16)
+    filled(op, x[::2], b[::2])
+    filled(op, x[1:9], b[3:11], 2)
+    filled(op, x, b, workspace=torch.empty(128, dtype=torch.uint8))
+    assert len(choices.ready_calls(f"{op.spec.name}, out")) >= 8
+    by_torch = getattr(torch.ops, op.spec.namespace).shifted__out
+    y, half = torch.empty(16, dtype=torch.float64), torch.empty(16, dtype=torch.float64)
+    by_torch(x, b, y=y, half=half)
+    torch.testing.assert_close(y, op.reference(x, b)[0])
+    with torch.profiler.profile() as profile:
+        op.out(x, b, out=(y, half))
+    assert any("shifted__out" in e.key for e in profile.key_averages()), "a profiler sees the call"
+
+
+def test_a_remembered_out_variant_looks_at_what_is_new(op: Any) -> None:
+    x, b = arguments(6)
+    outs = tuple(torch.empty(6, dtype=torch.float64) for _ in range(2))
+    whole = torch.empty(18, dtype=torch.float64)
+    for _ in range(2):
+        op.out(x, b, out=outs)
+        with fails("SL210", "'half'"):
+            op.out(x, b, out=(outs[0], outs[0]))
+        with fails("SL210", "'y'"):
+            op.out(x, b, out=(x, outs[1]))
+        with fails("SL210", "'half'"):
+            op.out(x, b, out=(whole[:6], whole[4:10]))
+        op.out(x, b, out=(whole[:6], whole[6:12]))
+        with fails("SL304"):
+            op.out(x.clone().requires_grad_(), b, out=outs)
+        with fails("SL212", "'y'"):
+            op.out(x, b, out=(outs[0][:5], outs[1]))
+        with fails("SL211", got="k is unlucky"):
+            op.out(x, b, 13, out=outs)
+        with pytest.raises(sl.ShiplapError):
+            op.out(x, b, out=outs[:1])
+        with fails("SL209", "'b'"):
+            op.out(x, out=outs)
+    calls: list[str] = []
+
+    @op.kernel("cpu")
+    def later(x: Tensor, b: Tensor | None, k: int, p: float, ks: list[int], *, y: Tensor, half: Tensor) -> None:
+        calls.append("later")
+        y.fill_(1), half.fill_(2)
+
+    for _ in range(2):
+        op.out(x, b, out=outs)
+    assert calls == ["later", "later"]
+    assert outs[0].sum() == 6
+
+
 @pytest.mark.long
 def test_native_code_takes_over_and_gives_back(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHIPLAP_NATIVE")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.library import Library
 
+from shiplap.compat.calls import writing
+
 if TYPE_CHECKING:
     from torch._C import DispatchKeySet
     from torch._ops import OpOverload
@@ -82,6 +84,8 @@ class Registrations:
             lower = getattr(getattr(torch.ops, self.namespace), self._named(raw).partition(".")[0])
             short: Implementation = getattr(lower, raw.partition(".")[2])._op
             short = getattr(short, "plain", short)
+            written = [i for i, a in enumerate(overload._schema.arguments) if a.is_write]
+            short = writing(short, written) if written else short
         for each in (overload,) if suffix else (packet, overload):
             told = _with_own_errors(each._op, refusal) if raw is None else _below_autograd(each._op, refusal, short)
             self._wrap(each, packet, told)
