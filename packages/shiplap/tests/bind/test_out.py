@@ -228,3 +228,20 @@ def test_an_argument_may_be_called_workspace(ns):
     f.out(torch.ones(2), out=y)
     assert y.tolist() == [2.0, 2.0]
     assert "workspace_=None" in str(f.variant.overload._schema)
+
+
+@pytest.mark.parametrize("scale", sampled(("native", "python"), long=["python"]), indirect=True)
+def test_gradients_in_compiled_code(scale, fresh_compiler):
+    """With gradients on, a call of which no tensor requires one is part of the graph; one that loses a gradient is not."""
+
+    def f(x, w, y, info):
+        scale.out(x, 3, out=(y, info))
+        return (y * w).sum()
+
+    x, w, (y, info) = torch.randn(3, 4), torch.randn(3, 4, requires_grad=True), outputs()
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    compiled(x, w, y, info).backward()
+    torch.testing.assert_close(w.grad, x * 3)
+    for _ in range(2):
+        with pytest.raises(Exception, match="SL304"):
+            torch.compile(f, backend="aot_eager")(x.clone().requires_grad_(), w, *outputs())

@@ -1,4 +1,4 @@
-"""What an op writes to: autograd is told, so that no backward uses a tensor that it saved and that has changed since."""
+"""What an op writes to: autograd is told, so that no backward uses what it saved of a tensor that has changed since."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ from shiplap.op.binding import Binding
 from shiplap.op.kernel import Kernel
 from shiplap.op.launch import workspace_size
 from shiplap.op.outputs import fit_outputs
-from shiplap.op.plan.outputs import scratch_name
+from shiplap.op.plan.outputs import requires_grad, scratch_name
 from shiplap.op.route_out import OutRoute, compile_out_route
 from shiplap.op.schema import schema
 from shiplap.op.serve import Served
@@ -77,7 +77,10 @@ class OutVariant:
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
     ) -> Tensor | Sequence[Tensor]:
         """Run into ``out``; ``keywords`` is the caller's own dict no longer."""
-        if transforms.active():
+        if calls.is_compiling():
+            if torch.is_grad_enabled() and requires_grad((*args, *keywords.values(), out)):
+                raise self._ungraded()  # in a graph nobody would see that the gradient is lost
+        elif transforms.active():
             self._refuse_transform((*args, *keywords.values()))
         elif self.direct is not None and workspace is None and not keywords and self._served(self.direct, args, out):
             increment_version(out)
@@ -116,8 +119,11 @@ class OutVariant:
         """SL304 for a tangent or a gradient of torch.func: what the caller owns can have neither."""
         graded = torch.is_grad_enabled() and calls.any_requires_grad(*values)
         if graded or transforms.carries_tangent(values):
-            got = "a gradient or a tangent was requested of an out-variant"
-            raise error("SL304", where=self.spec.name, got=got, expected="no gradient", fix="call the op without out=")
+            raise self._ungraded()
+
+    def _ungraded(self) -> ShiplapError:
+        got = "a gradient or a tangent was requested of an out-variant"
+        return error("SL304", where=self.spec.name, got=got, expected="no gradient", fix="call the op without out=")
 
     def _several(self, out: Tensor | Sequence[Tensor]) -> Outputs:
         many = isinstance(out, (list, tuple))

@@ -19,7 +19,7 @@ from shiplap.op.plan.values import Scope
 from shiplap.op.spec import OpSpec, Output
 from shiplap.op.values import Args, EnvValue, Outputs
 
-__all__ = ["OutputPlan", "reach", "scratch_name"]
+__all__ = ["OutputPlan", "reach", "requires_grad", "scratch_name"]
 
 SCRATCH = "scratch"  # the variable of the workspace
 
@@ -210,9 +210,10 @@ class OutputPlan:
         return [f"    dtype_{c} = dtypes[{c!r}]" for c in sorted(classes)]
 
 
-def requires_grad(values: Sequence[Tensor | Sequence[Tensor] | None]) -> bool:
+def requires_grad(values: Sequence[object]) -> bool:
     """Whether a tensor among these, also in a list, requires a gradient."""
-    return any(v.requires_grad if isinstance(v, Tensor) else v is not None and requires_grad(v) for v in values)
+    each = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
+    return any(isinstance(v, Tensor) and v.requires_grad for vs in each for v in vs)
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
