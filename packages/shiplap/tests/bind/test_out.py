@@ -232,7 +232,7 @@ def test_an_argument_may_be_called_workspace(ns):
 
 @pytest.mark.parametrize("scale", sampled(("native", "python"), long=["python"]), indirect=True)
 def test_gradients_in_compiled_code(scale, fresh_compiler):
-    """With gradients on, a call of which no tensor requires one is part of the graph; one that loses a gradient is not."""
+    """With gradients on, a call that loses none is part of the graph, and one that loses a gradient is refused."""
 
     def f(x, w, y, info):
         scale.out(x, 3, out=(y, info))

@@ -97,6 +97,30 @@ def test_the_choice_is_tried_before_the_first_candidate(monkeypatch: pytest.Monk
     assert run(neighbours=True).chosen.startswith("qmm(BM=16")
 
 
+def test_a_template_that_serves_eager_calls_is_measured_in_compiled_code_on_request() -> None:
+    """As a Triton template on a GPU: there is a kernel of its name."""
+    only(GOOD)
+
+    @qmm.kernel("cpu", name="qmm")
+    def twin(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return qmm.reference(x, w, scale)
+
+    try:
+        (eager,) = sl.tune(qmm, [SIZES], budget=200, isolate=False, progress=False)
+        (skipped,) = [f for f in eager.findings if f.check == "tune.candidates"]
+        assert skipped.evidence.startswith("qmm in compiled code: compiled code tries the choice for eager calls first")
+        eager, compiled = sl.tune(qmm, [SIZES], budget=200, isolate=False, progress=False, compiled=True)
+        assert not [f for f in eager.findings if f.check == "tune.candidates"]
+        assert (compiled.compiled, compiled.tried, compiled.origin) == (True, 2, "measured")
+        assert run(neighbours=True).reason.startswith("the choice of sl.tune; ")
+    finally:
+        qmm.kernels["cpu"] = [k for k in qmm.kernels["cpu"] if k.name != "qmm"]
+        qmm.enter()
+    only_eager = sl.tune(qmm, [SIZES], budget=200, isolate=False, progress=False, compiled=False)
+    assert [c.compiled for c in only_eager] == [False]
+    assert "qmm: runs in compiled code alone" in only_eager[0].findings[-1].evidence
+
+
 @pytest.mark.long
 def test_without_a_choice_the_first_candidate_is_taken() -> None:
     only(GOOD, SMALL)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shiplap.selection import Choice
     from shiplap.selection.calls import Call
     from shiplap.selection.engine import Request
+    from shiplap.selection.selector import Options
 
 __all__ = ["command", "values_of"]
 
@@ -28,6 +29,7 @@ Examples:
   shiplap tune mylib.ops:rms_norm --sizes n=4096,c=1024 --sizes n=1,c=1024 --device cuda
   shiplap tune mylib.ops --profile calls.jsonl          the ops of one module only
   shiplap tune mylib.ops:conv --sizes n=4096,kernel=[3,3,3] --dtype float16 --under-capture
+  shiplap tune mylib.ops:mm --sizes m=64,k=4096,n=4096 --device cuda --compiled     templates in compiled code, too
   shiplap tune --merge h100.json h200.json -o all.json  one table from those of several machines
 
 \b
@@ -56,6 +58,10 @@ def command(
         bool, typer.Option("--under-capture", help="Time CUDA graph replays; drop what cannot be captured.")
     ] = False,
     in_process: Annotated[bool, typer.Option("--in-process", help="Run candidates in this process.")] = False,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compiled/--eager-only", help="Measure templates in compiled code, too; or not at all there."),
+    ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the frozen tables TARGET (files or folders).")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="With --merge.")] = None,
     json: Annotated[
@@ -87,7 +93,10 @@ def command(
             if profile
             else _sized(targets or [], sizes or [], dtype, device or "cpu")
         )
-        choices = _tune(requests, budget, remeasure, "always" if under_capture else "auto", not in_process, quiet=json)
+        from shiplap.selection.selector import Options
+
+        options = Options(remeasure=remeasure, capture="always" if under_capture else "auto")
+        choices = _tune(requests, budget, options, not in_process, compiled, quiet=json)
     raise typer.Exit(_told(choices, budget, json=json))
 
 
@@ -130,13 +139,18 @@ def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
 
 
 def _tune(
-    requests: Sequence[Request], budget: str | None, remeasure: bool, capture: str, isolate: bool, *, quiet: bool
+    requests: Sequence[Request],
+    budget: str | None,
+    options: Options,
+    isolate: bool,
+    compiled: bool | None,
+    *,
+    quiet: bool,
 ) -> list[Choice]:
     from shiplap.selection.engine import tune_all
-    from shiplap.selection.selector import Options
 
-    options = Options(remeasure=remeasure, capture=capture)
-    return tune_all(requests, budget, options=options, isolate=isolate, progress=False if quiet else None)
+    progress = False if quiet else None
+    return tune_all(requests, budget, options=options, isolate=isolate, progress=progress, compiled=compiled)
 
 
 def show(choice: Choice) -> None:

@@ -83,7 +83,7 @@ def tune_templates(
     why = _compiled(asked, drawn)
     choice = asked.choice
     if choice is None:
-        names = ", ".join(t.name for t in templates(op, device))
+        names = ", ".join(t.name for each in templates(op, device) for t in each)
         if why:
             asked.findings.append(_skipped(op, f"{names}: the op cannot be compiled here: {why}", recipe))
         choice = _reference(op, drawn, asked.key, f"{names}: no candidate could be measured")

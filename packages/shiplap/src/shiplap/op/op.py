@@ -94,9 +94,8 @@ class Op(calls.ShortCut[P, R], Registered):
 
         ``workspace`` is a uint8 tensor of at least ``workspace_bytes(...)`` bytes, aligned to 64 bytes. Without
         ``workspace=``, shiplap allocates the scratch memory of the kernel. An argument that the kernel needs contiguous
-        is copied if it is not. No gradient is recorded, and autograd is told that ``out`` has changed. Where an argument
-        is a list of tensors, native code runs the call only where gradients are off: under ``torch.no_grad()`` or
-        ``torch.inference_mode()``.
+        is copied if it is not. No gradient is recorded, and autograd is told that ``out`` has changed. Native code runs
+        a call with lists of tensors only where gradients are off, under ``torch.no_grad()`` for example.
 
         Raises:
             ArgumentError: SL210, SL212 or SL213 for tensors that overlap, do not fit or are too small.

@@ -71,6 +71,7 @@ def tune(
     isolate: bool = True,
     timeout: float = 60.0,
     progress: bool | None = None,
+    compiled: bool | None = None,
 ) -> list[Choice]:
     """Find the fastest kernel and config for the calls that ``samples`` describe, and use them in this process.
 
@@ -91,11 +92,13 @@ def tune(
         isolate: whether candidates run in a separate process. True by default.
         timeout: the seconds after which a candidate is given up, 60 by default.
         progress: whether a progress bar is shown on stderr. By default it is shown if stderr is a terminal.
+        compiled: whether templates are measured in compiled code, too. By default only if some of them run nowhere
+            else, such as those in C++.
 
     Returns:
-        One choice for each bucket, in the order of ``samples``. An op with templates that run in compiled code only,
-        such as those in C++, has a second choice for each bucket: ``choice.compiled`` is True, and the candidates were
-        measured in a compilation of the op alone. ``findings`` name what was left out, with the reason.
+        One choice for each bucket, in the order of ``samples``. Where templates are measured in compiled code, a second
+        choice follows: ``choice.compiled`` is True, and the candidates were measured in a compilation of the op alone.
+        ``findings`` name what was left out, with the reason.
 
     Raises:
         ShiplapError: SL606 for integer arguments without a builder. SL608 inside an op, a backward pass, a trace or a
@@ -111,6 +114,7 @@ def tune(
         isolate=isolate,
         timeout=timeout,
         progress=progress,
+        compiled=compiled,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op
+from shiplap.referee.finding import Finding
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.sizes import environment, free_dims, scalar_candidates
 from shiplap.selection import graphs
@@ -59,22 +60,24 @@ def tune_all(
     isolate: bool = True,
     timeout: float = TIMEOUT,
     progress: bool | None = None,
+    compiled: bool | None = None,
 ) -> list[Choice]:
     """A choice for each bucket of ``requests``, in order. Under torch.distributed, rank 0 measures for all ranks.
 
-    If the op has templates that run in compiled code only, a choice among these follows that for eager calls.
+    If templates of the op are measured in compiled code (``compiled``, see :func:`shiplap.tune`), a choice among these
+    follows that for eager calls.
     """
     require_quiet("tune")
-    wanted = _works(_buckets(requests))
+    wanted = _works(_buckets(requests), compiled)
 
     def work() -> list[Choice]:
         seconds = seconds_of(budget)
         with shown(progress) as report, Isolation(timeout) as isolation:
             rest = options, isolation if isolate else None, report
             if seconds is None:
-                return _each(wanted, None, *rest)
+                return _explained(wanted, _each(wanted, None, *rest), compiled)
             with Deadline(seconds, isolation.close) as deadline:
-                return _each(wanted, deadline, *rest)
+                return _explained(wanted, _each(wanted, deadline, *rest), compiled)
 
     rank, count = ranks()
     if count == 1:
@@ -161,13 +164,23 @@ def _buckets(requests: Iterable[Request]) -> list[Request]:
     return list(by_bucket.values())
 
 
-def _works(requests: Iterable[Request]) -> list[Work]:
-    """What is measured for each request: eager calls, and compiled code where templates run nowhere else."""
+def _works(requests: Iterable[Request], compiled: bool | None) -> list[Work]:
+    """What is measured for each request: eager calls, and templates in compiled code."""
     works: list[Work] = []
     for op, recipe, device in requests:
         works.append((op, recipe, device, None))
-        works += [(op, recipe, device, tuner) for tuner in graphs.tuners if graphs.templates(op, device)]
+        works += [(op, recipe, device, tuner) for tuner in graphs.tuners if graphs.measured(op, device, compiled)]
     return works
+
+
+def _explained(works: Sequence[Work], made: Sequence[Choice], compiled: bool | None) -> list[Choice]:
+    """The choices, and those for eager calls with what was not measured in compiled code."""
+    told = []
+    for (op, recipe, device, tuner), choice in zip(works, made, strict=True):
+        why = "" if tuner is not None else graphs.left_out(op, device, compiled)
+        skipped = (Finding("tune.candidates", "skip", op.spec.name, why, str(recipe), ""),) if why else ()
+        told.append(choice.but(findings=(*choice.findings, *skipped)) if skipped else choice)
+    return told
 
 
 def _request(op: Op, sample: Any, device: str | None) -> Request:
