@@ -10,6 +10,7 @@ import pytest
 import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shiplap as sl
 from shiplap_testing.forked import interpreted, python
@@ -18,8 +19,9 @@ from shiplap_testing.support import fails
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from shiplap.bind.deploy import NAME, deploy  # noqa: E402
+from shiplap.bind.deploy import NAME, deploy, on_demand  # noqa: E402
 from shiplap.bind.launched import LaunchedKernel, compile_ahead  # noqa: E402
+from shiplap.shipping import model, package_model  # noqa: E402
 
 HERE = Path(__file__).parent
 
@@ -223,3 +225,46 @@ def test_an_op_without_a_cubin_is_not_deployed(copy, tmp_path):
 def declared_without(copy):
     copy.kernels.clear()
     return copy
+
+
+@triton.jit
+def doubled(x_ptr, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
+
+
+def test_a_package_carries_what_its_program_launches(ns, tmp_path, monkeypatch):
+    """For a device that is not here, up to the compilation of the model, which needs the device."""
+
+    @sl.op(f"{ns}::double")
+    def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    double.kernel("cuda", sl.triton(doubled, grid="cdiv(n, BLOCK)", constants={"BLOCK": 64}))
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return double(x.sin()) + 1
+
+    with FakeTensorMode():
+        x = torch.empty(32, device="cuda")
+        program = torch.export.export(Model(), (x,), dynamic_shapes={"x": {0: torch.export.Dim("n", min=3)}})
+    made = []
+
+    def keep(ops, where):
+        made.append(on_demand(ops, where))
+        return made[-1]
+
+    def compiled(*args):
+        raise RuntimeError("no device")
+
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(model, "compile_package", compiled)
+    monkeypatch.setattr(model, "on_demand", keep)
+    with fails("SL620", "doubled"):
+        package_model(program, tmp_path / "model.pt2")
+    with pytest.raises(RuntimeError, match="no device"):
+        package_model(program, tmp_path / "model.pt2", architectures=[90])
+    cubins = double.own("cuda")[0].native.cubins
+    assert len(cubins) == 2, "for multiples of 16, and for other sizes"
+    assert all(cubin.image in made[0].library.read_bytes() for cubin in cubins.values())

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,11 +24,13 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from shiplap.bind.deploy import Deployed, on_demand
+from shiplap.bind.launched import compile_call, launched
 from shiplap.bind.plan import compiler, make_plan
 from shiplap.codegen.environment import render
+from shiplap.compat.examples import concrete_calls
 from shiplap.compat.nodes import node_value, operator_name, overload_of
 from shiplap.compat.packages import compile_package
-from shiplap.errors import ShiplapError, error, writing
+from shiplap.errors import ArgumentError, ShiplapError, error, writing
 from shiplap.op import Op, registry
 from shiplap.op.fake import refuse_python
 
@@ -48,7 +51,11 @@ class PackedModel:
 
 
 def package_model(
-    program: torch.export.ExportedProgram, path: str | os.PathLike[str], *, options: Mapping[str, object] = _NONE
+    program: torch.export.ExportedProgram,
+    path: str | os.PathLike[str],
+    *,
+    options: Mapping[str, object] = _NONE,
+    architectures: Iterable[int] = (),
 ) -> PackedModel:
     """Compile ``program`` with AOTInductor into one file that carries the libraries of its ops.
 
@@ -60,6 +67,10 @@ def package_model(
         program: what ``torch.export.export`` returned.
         path: the file to write, ``model.pt2``.
         options: Inductor's settings by name, such as ``{"max_autotune": True}``.
+        architectures: the devices for which kernels of ``sl.triton`` go along, 90 for compute capability 9.0. The
+            default is the current device. The forms are those that the calls of the program need with the sizes of the
+            example; of a size that is a symbol also those for multiples of 16 and for odd numbers near that of the
+            example. What else the process has compiled goes along, too: see ``compile_ahead``.
 
     Raises:
         KernelError: SL307 for an op that only Python can run, before anything is compiled.
@@ -68,6 +79,7 @@ def package_model(
         CommandError: SL602 if the file cannot be written.
     """
     ops = _ops(program)
+    _compile_forms(program, tuple(architectures) or _here())
     target = Path(path)
     with tempfile.TemporaryDirectory(prefix="shiplap-model-") as scratch:
         made = on_demand(ops, str(target)) if ops else None
@@ -94,6 +106,25 @@ def _ops(program: torch.export.ExportedProgram) -> list[Op]:
         if op.spec.name not in needed and not (templates and _unbindable(op)):
             needed[op.spec.name] = op
     return [needed[name] for name in sorted(needed)]
+
+
+def _here() -> tuple[int, ...]:
+    """The architecture of the current device, if there is one."""
+    if not torch.cuda.is_available():
+        return ()
+    major, minor = torch.cuda.get_device_capability()
+    return (10 * major + minor,)
+
+
+def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[int, ...]) -> None:
+    """Compile what kernels of ``sl.triton`` need for the calls of the program."""
+    for op, node in _calls(program) if architectures else ():
+        if not launched(op):
+            continue
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
+        for call in concrete_calls(op.spec.complete(args, kwargs)):
+            with suppress(ArgumentError):  # sizes that the declaration excludes: no call has them
+                compile_call(op, op.bind(call), architectures)
 
 
 def _calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]:

@@ -1,0 +1,51 @@
+"""Calls of an exported program with sizes that are numbers: what a compiler has to know that specialises on sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, product
+from typing import Any
+
+import torch
+
+__all__ = ["ALIGNED", "concrete_calls"]
+
+ALIGNED = 16  # what compilers of kernels ask of sizes
+MOST = 16  # calls
+
+
+def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """``args``, fakes and symbols among them, with tensors without memory: first with the sizes of the example.
+
+    Then each symbol is once a multiple of 16 and once an odd number near that of the example, in all combinations, up
+    to 16 calls.
+    """
+    sizes = list(_sizes(args))
+    symbols = sorted({s for size in sizes for s in size.node.expr.free_symbols}, key=str)
+    known = {size.node.expr: size.node.hint for size in sizes if size.node.expr in symbols}
+    hints = [known.get(symbol) or ALIGNED for symbol in symbols]
+    variants = product(*[(-(-hint // ALIGNED) * ALIGNED, max(3, hint | 1)) for hint in hints])
+    for values in islice(dict.fromkeys([tuple(hints), *islice(variants, MOST)]), MOST):
+        yield tuple([_concrete(a, dict(zip(symbols, values, strict=True))) for a in args])
+
+
+def _sizes(args: Sequence[Any]) -> Iterator[Any]:
+    """The symbols of arguments, and of sizes and strides of tensors."""
+    for arg in args:
+        if isinstance(arg, torch.SymInt):
+            yield arg
+        elif isinstance(arg, torch.Tensor):
+            yield from _sizes([*arg.shape, *arg.stride()])
+        elif isinstance(arg, (list, tuple)):
+            yield from _sizes(arg)
+
+
+def _concrete(arg: Any, values: dict[Any, int]) -> Any:
+    if isinstance(arg, torch.SymInt):
+        return int(arg.node.expr.xreplace(values))
+    if isinstance(arg, torch.Tensor):
+        sizes, strides = ([_concrete(n, values) for n in each] for each in (arg.shape, arg.stride()))
+        return torch.empty_strided(sizes, strides, dtype=arg.dtype, device="meta")
+    if isinstance(arg, (list, tuple)):
+        return type(arg)([_concrete(each, values) for each in arg])
+    return arg
