@@ -218,9 +218,9 @@ def described(times: Times) -> dict[str, dict[str, float]]:
     return {n: {"median": round(statistics.median(v), 1), "least": round(min(v), 1)} for n, v in times.items()}
 
 
-def ratios(times: Times) -> dict[str, float]:
+def ratios(times: Times, titles: Mapping[str, tuple[str, str]] = RATIOS) -> dict[str, float]:
     """Medians of the ratios within a round: what disturbs a round disturbs both."""
-    pairs = {t: (times[a], times[b]) for t, (a, b) in RATIOS.items() if a in times and b in times}
+    pairs = {t: (times[a], times[b]) for t, (a, b) in titles.items() if a in times and b in times}
     return {
         title: round(statistics.median(a / b for a, b in zip(*pair, strict=True)), 3) for title, pair in pairs.items()
     }
