@@ -9,6 +9,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.referee import Reduction, close, reduction
+from shiplap.referee.judge import settle
 
 
 def test_terms_are_the_dims_that_no_output_has(ns):
@@ -61,3 +62,59 @@ def test_a_sum_that_overflows_may_end_as_infinity_or_as_nan_and_nothing_else_may
     assert "expected nan" in judged(3.0, nan, 8), "a number is no overflow"
     there = torch.tensor([inf], dtype=torch.float64)
     assert close([torch.tensor([nan])], [torch.tensor([inf])], [there], Reduction(8)).problem, "inf was in the input"
+
+
+def one_after_the_other(a, b):
+    """A product in float32 that adds term after term, as a plain kernel does."""
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for p in range(a.shape[1]):
+        total = total + a[:, p : p + 1] * b[p : p + 1]
+    return total
+
+
+def coarse(x):
+    """What TF32 keeps of a float32."""
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+ORDERED = {
+    "normal": lambda x, dim: x,
+    "ascending": lambda x, dim: x.sort(dim)[0],
+    "constant": lambda x, dim: torch.full_like(x, 0.1),
+    "positive": lambda x, dim: x.abs(),
+    "peaks": lambda x, dim: torch.where(torch.arange(x.shape[1]) == 3, 1e4, x) if dim else x,
+}
+
+
+@pytest.mark.parametrize("kind", ORDERED)
+@pytest.mark.parametrize("terms", [130, 1030, 4097])
+def test_a_plain_sum_in_float32_is_right_however_its_terms_lie_and_a_coarser_one_is_not(kind, terms):
+    a, b = ORDERED[kind](torch.randn(40, terms), 1), ORDERED[kind](torch.randn(terms, 30), 0)
+    wide = a.double() @ b.double()
+
+    def verdict(got):
+        return settle([got], [a @ b], [wide], Reduction(terms), lambda: [a.double() @ b.double()])
+
+    assert verdict(one_after_the_other(a, b)).problem == ""
+    assert verdict(coarse(a) @ coarse(b)).problem
+    assert verdict(a[:, :-1] @ b[:-1]).problem
+
+
+def test_a_plain_sum_over_two_dims_and_a_plain_convolution_are_right():
+    x, w = torch.randn(2, 300, 9, 9), torch.randn(3, 300, 3, 3)
+    x[:, 0], x[:, -1] = 1e4, -1e4
+    w[:, 0], w[:, -1] = 1.0, 1.0
+    total = torch.zeros(2, 9)
+    for c in range(300):
+        for i in range(9):
+            total = total + x[:, c, i]
+    wide = x.double().sum((1, 2))
+    checked = settle([total], [x.sum((1, 2))], [wide], Reduction(2700), lambda: [x.double().sum((1, 2))])
+    assert checked.problem == ""
+    planes = torch.zeros(2, 3, 7, 7)
+    for c in range(300):
+        planes = planes + torch.conv2d(x[:, c : c + 1], w[:, c : c + 1])
+    wide = torch.conv2d(x.double(), w.double())
+    own = torch.conv2d(x, w)
+    checked = settle([planes], [own], [wide], Reduction(2700), lambda: [torch.conv2d(x.double(), w.double())])
+    assert checked.problem == ""

@@ -1,0 +1,65 @@
+"""How large the partial sums of a reduction are: what a kernel that adds one term after the other rounds each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["carried"]
+
+PARTS = 8
+EQUAL = 1e-6  # relative difference of terms that a kernel rounds alike
+SURE = 0.25  # a sum of errors of one sign is at most that of halves of a unit, and needs no allowance for chance
+PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}  # where their factors begin
+
+Runs = tuple[list[Tensor], list[int]]  # sums of runs of terms, and how many terms each has
+
+
+def carried(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
+    """What the rounding errors of all partial sums are a share of, an element each for the result; None without sums.
+
+    That is the root of the sum of their squares, and where all terms are equal their sum, since rounding then errs to
+    one side. The sums of ``PARTS`` runs of terms stand for all partial sums. Source: Higham, Accuracy and Stability of
+    Numerical Algorithms, chapter 4.
+    """
+    made = _product(name, args) or _sum(name, args) or _convolution(name, func, args)
+    if made is None:
+        return None
+    runs, terms = torch.stack(made[0]), made[1]
+    each = runs / torch.tensor(terms, dtype=runs.dtype, device=runs.device).reshape(-1, *[1] * (runs.dim() - 1))
+    equal = ((each - each[0]).abs() <= EQUAL * each[0].abs()).all(0)
+    sums, share = runs.cumsum(0).abs(), sum(terms) / len(terms)
+    return torch.where(equal, sums.sum(0) * share * SURE, (sums.square().sum(0) * share).sqrt())
+
+
+def _product(name: str, args: Sequence[Any]) -> Runs | None:
+    if name not in PRODUCTS:
+        return None
+    a, b = args[PRODUCTS[name] : PRODUCTS[name] + 2]
+    left, right = a.chunk(PARTS, -1), b.chunk(PARTS, -1 if b.dim() == 1 else -2)
+    return [torch.matmul(x, y) for x, y in zip(left, right, strict=True)], [max(1, x.shape[-1]) for x in left]
+
+
+def _sum(name: str, args: Sequence[Any]) -> Runs | None:
+    if name not in ("sum", "mean") or not args[0].dim():
+        return None
+    x, asked = args[0], args[1] if len(args) > 1 else None
+    dims = [asked] if isinstance(asked, int) else list(asked or range(x.dim()))
+    keep, longest = bool(len(args) > 2 and args[2]), max(dims, key=lambda d: x.shape[d])
+    whole = max(1, prod(x.shape[d] for d in dims))
+    parts = x.chunk(PARTS, longest)
+    by = whole if name == "mean" else 1
+    terms = [max(1, prod(p.shape[d] for d in dims)) for p in parts]
+    return [p.sum(dims, keepdim=keep) / by for p in parts], terms
+
+
+def _convolution(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Runs | None:
+    """Of the channels of one group, if the caller names all arguments."""
+    if name != "convolution" or len(args) != 9 or args[6] or args[8] != 1:
+        return None
+    pairs = list(zip(args[0].chunk(PARTS, -args[1].dim() + 1), args[1].chunk(PARTS, 1), strict=True))
+    return [func(x, w, None, *args[3:]) for x, w in pairs], [max(1, prod(w.shape[1:])) for _, w in pairs]
