@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.library import Library
 
-from shiplap.compat.calls import writing
+from shiplap.compat.written import writing
 
 if TYPE_CHECKING:
     from torch._C import DispatchKeySet
