@@ -250,13 +250,13 @@ def test_a_package_carries_what_its_program_launches(ns, tmp_path, monkeypatch):
         x = torch.empty(32, device="cuda")
         program = torch.export.export(Model(), (x,), dynamic_shapes={"x": {0: torch.export.Dim("n", min=3)}})
 
-    def carried(ops, where):
+    def stopped(ops, where):
         raise RuntimeError("no device")
 
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
     with fails("SL620", "doubled"):
         package_model(program, tmp_path / "model.pt2")
-    monkeypatch.setattr(model, "on_demand", carried)
+    monkeypatch.setattr(model, "on_demand", stopped)
     with pytest.raises(RuntimeError, match="no device"):
         package_model(program, tmp_path / "model.pt2", architectures=[90])
     cubins = double.own("cuda")[0].native.cubins

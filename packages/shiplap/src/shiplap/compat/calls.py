@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
-from torch.autograd.graph import increment_version
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from typing_extensions import ParamSpec, TypeVar
@@ -31,7 +30,6 @@ __all__ = [
     "is_zero",
     "untouched",
     "without_gradients",
-    "writing",
 ]
 
 P = ParamSpec("P", default=...)  # of the function that an op was declared from
@@ -77,20 +75,6 @@ def _transformed() -> bool:
     if is_dynamo_compiling() or compiler._is_compiling_flag or any_autocast() or functorch_transform() is not None:
         return True
     return bool(forward._current_level >= 0)
-
-
-def writing(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """``call``, then tell autograd what it wrote to, the arguments at ``places``: no backward may use what it saved of
-    them. Torch's own operators that write do so; kernels behind a C function, and torch's dispatcher, do not."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        result = call(*args, **kwargs)
-        for i in places:
-            if i < len(args) and args[i] is not None:
-                increment_version(args[i])
-        return result
-
-    return called
 
 
 def is_compiling() -> bool:

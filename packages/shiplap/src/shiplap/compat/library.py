@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.library import Library
 
-from shiplap.compat.calls import writing
+from shiplap.compat.written import writing
 
 if TYPE_CHECKING:
     from torch._C import DispatchKeySet
@@ -84,7 +84,11 @@ class Registrations:
             lower = getattr(getattr(torch.ops, self.namespace), self._named(raw).partition(".")[0])
             short: Implementation = getattr(lower, raw.partition(".")[2])._op
             short = getattr(short, "plain", short)
-            written = [i for i, a in enumerate(overload._schema.arguments) if a.is_write]
+            written = [
+                i
+                for i, a in enumerate(overload._schema.arguments)
+                if a.alias_info is not None and a.alias_info.is_write
+            ]
             short = writing(short, written) if written else short
         for each in (overload,) if suffix else (packet, overload):
             told = _with_own_errors(each._op, refusal) if raw is None else _below_autograd(each._op, refusal, short)

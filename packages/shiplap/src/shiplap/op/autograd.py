@@ -13,6 +13,7 @@ from torch import Tensor
 from shiplap import dtypes
 from shiplap.compat import calls, transforms
 from shiplap.compat.library import Keys, Overload
+from shiplap.compat.written import writing
 from shiplap.errors import ShiplapError, error
 from shiplap.op.gradient import Backward, Gradient, Shape, shape_of_value
 from shiplap.op.recorded import compile_recorder
@@ -173,7 +174,7 @@ def make_autograd(
     if keyed:
         below, reference = _by_keyword(spec, below), _by_keyword(spec, reference)
     if changes:
-        below = calls.writing(below, changes)
+        below = writing(below, changes)
     listed = any(a.many for a in spec.args)
 
     def at_this_level(keys: Keys | None) -> Record:

@@ -88,9 +88,9 @@ def _calling(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
         grads = grad if isinstance(grad, tuple) else (grad,)
         result: dict[str, Gradient] = {}
         for part in ops:
-            if not any(getattr(needs, name) for name in part.gives):
+            if not any(vars(needs)[name] for name in part.gives):
                 continue
-            values = {name: grads[at] if at >= 0 else getattr(saved, name) for name, at in part.takes(spec)}
+            values = {name: grads[at] if at >= 0 else vars(saved)[name] for name, at in part.takes(spec)}
             made = part.op(**values)
             result.update(zip(part.gives, made if isinstance(made, (tuple, list)) else (made,), strict=True))
         return result

@@ -197,8 +197,8 @@ class Op(calls.ShortCut[P, R], Registered):
         the audit compares with it.
 
         In place of a function, ``fn`` and ``more`` may be declared ops, each called where a gradient that it gives is
-        needed. Their arguments have the names of what they are: ``grad`` or ``grad_<output>``, or an argument or output
-        of this op. Their outputs are called ``grad_<argument>``. What they take is what is saved.
+        needed. Their arguments are called ``grad`` or ``grad_<output>``, or like an argument or output of this op, and
+        their outputs ``grad_<argument>``. What they take is saved.
 
         Raises:
             DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration.
@@ -206,9 +206,8 @@ class Op(calls.ShortCut[P, R], Registered):
         self._extend("gradient is")
         if fn is None:
             return lambda f: self.backward(f, saves=saves, surrogate=surrogate)
-        gradient = _read_backward(self.spec, (fn, *more), saves, surrogate)
         self.drop_native()
-        self.gradient = gradient
+        self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate)
         self._renew()
         digest.refresh(self.spec.name)
         return fn
@@ -310,8 +309,7 @@ def _read_backward(
     if not ops and len(parts) == 1:
         return Backward.declare(spec, parts[0], saves, surrogate)
     if len(ops) < len(parts):
-        got = ", ".join(str(getattr(part, "__name__", part)) for part in parts)
-        raise error("SL110", where=spec.name, got=got, expected="one function, or declared ops alone")
+        raise error("SL110", where=spec.name, got=f"{parts}", expected="one function, or declared ops alone")
     if saves is not None:
         raise error("SL110", where=spec.name, got=f"saves={saves!r}", expected="no saves=: the ops take what is saved")
     return Backward.by_ops(spec, ops, surrogate)

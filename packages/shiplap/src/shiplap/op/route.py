@@ -17,6 +17,7 @@ import torch
 
 from shiplap import dtypes
 from shiplap.compat import calls
+from shiplap.compat.written import writing
 from shiplap.op import choices
 from shiplap.op.binding import Binding
 from shiplap.op.kernel import Kernel, Rerun
@@ -62,7 +63,7 @@ def route_of(op: Served) -> Route:
     by_python = compile_route(op) or (compile_route(op, "cpu") if stays_in_python(op, "cpu") else None)
     plain = calls.builtin(op.raw if op.separable else op.overload)
     places = [i for i, a in enumerate(op.spec.args) if a.mutated]
-    return by_python or (calls.writing(plain, places) if places else plain)
+    return by_python or (writing(plain, places) if places else plain)
 
 
 def stays_in_python(op: Served, device: str) -> bool:

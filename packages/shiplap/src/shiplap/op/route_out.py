@@ -71,7 +71,7 @@ def _device(op: Served) -> str:
 
 def _start(op: Served, check: Checked) -> Callable[[Args, Outputs, Hashable], bool]:
     """Serve a call, and remember how to serve it again if its kernel can say that."""
-    ready: dict[Hashable, Any] = choices.ready_calls(f"{op.spec.name}, out")  # type: ignore[assignment] # of its own
+    ready: dict[Hashable, Any] = choices.ready_calls(f"{op.spec.name}, out")
 
     def start(args: Args, given: Outputs, key: Hashable) -> bool:
         call = op.plan.quick(*args)

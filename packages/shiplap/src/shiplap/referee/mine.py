@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 from shiplap.op import Op
 from shiplap.referee.values import AROUND
@@ -70,7 +70,7 @@ def _roots(op: Op) -> Iterator[Any]:
     if op.gradient is not None:
         yield op.gradient.fn
         for part in op.gradient.ops:
-            yield from _roots(part.op)
+            yield from _roots(cast("Op", part.op))
     for kernels in op.kernels.values():
         for kernel in kernels:
             yield from (kernel.function, kernel.supports)
