@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from shiplap.compat.nodes import node_value
 
-__all__ = ["Parameter", "Signature", "operator_of", "signature_of"]
+__all__ = ["NUMPY_NAMES", "Parameter", "Signature", "operator_of", "signature_of"]
 
 
 class Parameter(NamedTuple):
@@ -29,6 +29,7 @@ Signature = dict[str, Parameter]
 
 VIEWS = frozenset({"view", "reshape", "_unsafe_view"})  # the same elements in the same order
 OPERATORS = {"truediv": "div", "mod": "remainder", "and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes these for its own
 HOMES = (torch, torch.nn.functional, torch._C._nn, torch.Tensor)
 
 
@@ -96,7 +97,7 @@ def _of_schema(overload: Any) -> Signature:
 def _fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     positional = [a for a in overload._schema.arguments if not a.kwarg_only]
     names = {"input" if a.name == "self" else a.name for a in overload._schema.arguments}
-    if len(args) > len(positional) or not set(kwargs) <= names:
+    if len(args) > len(positional) or not {NUMPY_NAMES.get(k, k) for k in kwargs} <= names:
         return False
     pairs = zip(positional, args, strict=False)
     return all(_takes(str(a.type), v) for a, v in pairs if v is not None)

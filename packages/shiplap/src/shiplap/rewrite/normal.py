@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.compat.operators import operator_of, signature_of
+from shiplap.compat.operators import NUMPY_NAMES, operator_of, signature_of
 from shiplap.rewrite.graph import value
 
 __all__ = ["COMMUTATIVE", "Dim", "arguments", "called"]
@@ -23,7 +23,8 @@ DIMS = ("dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim")
 OF_THE_RESULT = ("unsqueeze", "stack", "diag_embed")  # their dims are those of what they return
 SPREAD = ("view", "expand", "permute", "repeat", "tile", "flip")  # methods that take a list as several arguments
 NOISE = ("_stacklevel",)
-SAME = {"self": "input", "tensor": "input", "split_size_or_sections": "split_size"}  # torch.split has its own names
+# torch.split has its own names
+SAME = {"self": "input", "tensor": "input", "split_size_or_sections": "split_size", **NUMPY_NAMES}
 EMPTY = inspect.Parameter.empty
 
 CASTS = {"to", "type", "float", "half", "bfloat16", "double", "type_as"}

@@ -71,12 +71,14 @@ class Attention(Rewrite):
     def _at(self, graph: Graph, softmax: Node) -> Outcome | None:
         if trail.named(softmax) not in self.anchors or not over_last(softmax):
             return _missed(softmax)
+        top = softmax.args[0] if softmax.args else softmax.kwargs["input"]
+        below = _weighted(softmax)
+        tail = below.rescaled(top) if isinstance(below, _Weighted) else None
         above: Scores | Obstructed | None
         try:
-            above = scores_of(softmax.args[0] if softmax.args else softmax.kwargs["input"], softmax)
+            above = scores_of(top, softmax, beside=tail.nodes if tail else ())
         except Obstructed as e:
             above = e
-        below = _weighted(softmax)
         if above is None or below is None:
             return _missed(softmax)
         for side in (above, below):
@@ -84,6 +86,9 @@ class Attention(Rewrite):
                 raise side
         assert isinstance(above, Scores)
         assert isinstance(below, _Weighted)
+        if tail is not None:
+            above.steps.append(Step("rest", tail.sink, float(tail.kept)))
+            below.out, below.nodes = tail.out, [*below.nodes, *tail.nodes]
         return self._placed(graph, softmax, above, below)
 
     def _placed(self, graph: Graph, softmax: Node, above: Scores, below: _Weighted) -> Outcome:
@@ -144,6 +149,11 @@ class _Weighted:
     ) -> None:
         self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
+    def rescaled(self, scores: Any) -> sinks.Rescaled | None:
+        """How the result is rescaled by what a sink leaves of the scores, where it is as ``weights @ v`` made it."""
+        plain = not self.dropped and self.spelled is None and self.mask is None
+        return sinks.rescaled(self.out, scores) if plain else None
+
 
 def _held(above: Scores, below: _Weighted) -> list[Tensor]:
     """The fake queries, keys and values, as a product reads them."""
@@ -156,8 +166,10 @@ def _held(above: Scores, below: _Weighted) -> list[Tensor]:
 def _require_same_sink(above: Scores, below: _Weighted) -> None:
     """Raise where other columns are dropped than were joined, or scores are changed after that."""
     last = [step.kind for step in above.steps]
-    if below.dropped == above.sink and last.count("sink") == bool(above.sink) and not (above.sink and "view" in last):
-        return
+    several = last.count("sink") + last.count("rest") > 1
+    if below.dropped == above.sink and last.count("sink") == bool(above.sink) and not several:
+        if not (above.sinks and "view" in last):
+            return
     what = f"{above.sink} columns are joined to the scores at the end, and {below.dropped} of the weights dropped"
     fix = "join a sink to the scores last, and drop the same columns of the weights"
     raise Obstructed(below.out, "operator", what, fix, 2)
@@ -167,7 +179,7 @@ def _require_gain(out: Node, above: Scores, held: Sequence[Tensor], shape: Seque
     if capped.is_capped(above):
         if reason := capped.declined(held, shape):
             raise Obstructed(out, "cost", reason, capped.FLEX, 2)
-    elif reason := _declined(held, biased, above.sink):
+    elif reason := _declined(held, biased, above.sinks):
         raise Obstructed(out, "cost", reason)
 
 
@@ -252,7 +264,7 @@ def _unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
     return None
 
 
-def _declined(held: Sequence[Any], biased: bool, sink: int) -> str:
+def _declined(held: Sequence[Any], biased: bool, sink: bool) -> str:
     """Where torch has no fused kernel for CUDA that pays. Flash: 16 bits, one head dim of up to 256, no mask.
     Memory-efficient: masks too, but beyond 128 its accumulators leave the registers (head dim 1024: 0.34x of the
     written-out form), and float32 is slower than products in TF32 (0.81x, 12 heads of 64, 197 tokens, H200)."""
@@ -303,6 +315,8 @@ class _Plan:
                 q = q * tensor
             elif step.kind == "sink":
                 k, v, bias = sinks.with_sink(q, k, v, bias, tensor)
+            elif step.kind == "rest":
+                k, v, bias = sinks.with_sink(q, k, v, bias, tensor if step.number else tensor.unsqueeze(-1))
             else:
                 bias = _changed(step, bias, tensor)
         if self.viewed:

@@ -78,6 +78,13 @@ def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) ->
     return torch.matmul(weights[..., :-1], v)
 
 
+def _rescaled_by_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask
+    left = (torch.logsumexp(scores, dim=-1) - sink.view(1, -1, 1)).to(torch.float32).sigmoid()
+    out = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+    return out * left.unsqueeze(-1).to(out.dtype)
+
+
 def _by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     weights = F.softmax(torch.einsum("ibnd,jbnd->bnij", q, k) * 0.35 + mask, dim=3)
     return torch.einsum("bnij,jbnd->ibnd", weights, v).sin()
@@ -102,6 +109,7 @@ def programs() -> Iterator[Program]:
     yield Program(_by_temperature, drawn(q, k, v, (3, 1, 1)), "a learned temperature")
     yield Program(_capped, drawn(q, k, v, (2, 1, 5, 7), dtype=torch.bfloat16), "capped scores, bfloat16")
     yield Program(_with_a_sink, drawn(q, k, v, (2, 1, 5, 7), (3,)), "a sink")
+    yield Program(_rescaled_by_a_sink, drawn(q, k, v, (2, 1, 5, 7), (3,)), "rescaled by a sink")
     yield Program(_by_einsum, drawn((5, 2, 3, 8), (7, 2, 3, 8), (7, 2, 3, 6), (2, 1, 5, 7)), "by einsum")
     masks: tuple[tuple[Callable[..., Tensor], tuple[int, ...]], ...] = (
         (_filled, (2, 1, 5, 7)),

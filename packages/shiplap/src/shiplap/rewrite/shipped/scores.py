@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,8 @@ class Step:
 
     ``kind``: ``scale`` by a number, ``stretch`` by a tensor that is constant along the keys, ``add`` a tensor times a
     number, ``fill`` with a number where a mask is true, ``keep`` what is there where it is true, ``view`` with other
-    leading dims, ``sink`` joins ``number`` columns to the scores, ``cap`` by tanh.
+    leading dims, ``sink`` joins ``number`` columns to the scores, ``rest`` is a sink of one column that the result was
+    rescaled by, ``cap`` by tanh.
     """
 
     kind: str
@@ -73,13 +74,20 @@ class Scores:
         return int(self.steps[-1].number) if self.steps and self.steps[-1].kind == "sink" else 0
 
     @property
+    def sinks(self) -> bool:
+        """Whether there is a sink in any spelling."""
+        return any(s.kind in ("sink", "rest") for s in self.steps)
+
+    @property
     def blocks_gradients(self) -> bool:
         """Whether a number is filled in with which a row that is masked as a whole is still a row of weights."""
         return any(s.kind in ("fill", "keep") and s.number != -float("inf") for s in self.steps)
 
 
-def scores_of(top: Any, reader: Node, depth: int = 0) -> Scores | None:
+def scores_of(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] = ()) -> Scores | None:
     """The product above ``top``, which ``reader`` reads, and the steps from there. None if there is no product.
+
+    ``beside`` are calls that may read ``top`` as well.
 
     Raises:
         Obstructed: where there is a product above, and something that attention has no place for lies in between.
@@ -103,16 +111,17 @@ def scores_of(top: Any, reader: Node, depth: int = 0) -> Scores | None:
             break
     if below is None:
         return None
-    _require_only_reader(top, reader)
+    _require_only_reader(top, reader, beside)
     below.nodes.append(top)
     if (plain := sinks.shifted(top)) is not None:
         below.nodes.extend(sinks.maximum(trail.operands(top)[1], plain))
     return below
 
 
-def _require_only_reader(node: Node, reader: Node) -> None:
+def _require_only_reader(node: Node, reader: Node, beside: Collection[Node]) -> None:
     largest = sinks.maximum(trail.operands(reader)[1], node) if sinks.shifted(reader) is node else []
-    other = next((u for u in node.users if u is not reader and u not in largest and not _for_dtype(u, node)), None)
+    known = {reader, *largest, *beside}
+    other = next((u for u in node.users if u not in known and not _for_dtype(u, node)), None)
     if other is not None:
         who = "the graph returns it" if other.op == "output" else f"{other.name} reads it, too"
         raise Obstructed(

@@ -1,11 +1,13 @@
 """Attention sinks: a column of learned scores that takes weight from a row and adds no value (GPT-OSS, DeepSeek V4).
 
 Models join the column to the scores, take the softmax, and drop it again. The same is a key and a value of zeros, with
-the column as what is added to the score of that key.
+the column as what is added to the score of that key. Others multiply the result by ``sigmoid(logsumexp(scores) - sink)``
+(Granite), which is what the column leaves of each row.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +19,62 @@ from shiplap.rewrite import trail
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.normal import arguments
 
-__all__ = ["dropped", "joined", "maximum", "shifted", "with_sink"]
+__all__ = ["Rescaled", "dropped", "joined", "maximum", "rescaled", "shifted", "with_sink"]
 
 JOINS = ("cat", "concat", "concatenate")
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """``out`` is the product with the values times ``sigmoid(logsumexp(scores, -1) - sink)``, computed by ``nodes``.
+
+    ``kept``: whether the sink has a last dim of 1, as ``logsumexp`` with ``keepdim``.
+    """
+
+    out: Node
+    sink: Node
+    kept: bool
+    nodes: list[Node]
+
+
+def rescaled(product: Node, scores: Any) -> Rescaled | None:
+    """How the product of weights and values is rescaled by what a sink leaves of each row of ``scores``, if it is."""
+    out = trail.only_reader(product)
+    given = trail.operands(out) if out is not None and trail.named(out) in ("mul", "multiply") else []
+    others = [a for a in given if a is not product]
+    if out is None or len(given) != 2 or len(others) != 1:
+        return None
+    nodes, spread = [out], False
+    share = trail.handed_on(others[0], nodes)
+    if trail.named(share) == "unsqueeze" and arguments(share).get("dim") == value(share).dim() - 1:
+        nodes.append(share)
+        spread, share = True, trail.handed_on(trail.source(share), nodes)
+    left = _left_over(share, nodes)
+    lse = trail.handed_on(left[0], nodes) if left else None
+    if left is None or trail.named(lse) != "logsumexp":
+        return None
+    given_lse, rank = arguments(lse), value(product).dim()
+    dims, kept = given_lse.get("dim"), bool(given_lse.get("keepdim", False))
+    last = [dims] if isinstance(dims, int) else list(dims or ())
+    nodes.append(lse)
+    alone = all(n is out or len(n.users) == 1 for n in nodes)
+    if not alone or [int(d) for d in last] != [rank - 1] or kept is spread or given_lse.get("input") is not scores:
+        return None
+    return Rescaled(out, left[1], kept, nodes)
+
+
+def _left_over(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
+    """``lse`` and ``sink`` where ``share`` is ``sigmoid(lse - sink)``."""
+    if trail.named(share) != "sigmoid":
+        return None
+    difference = trail.handed_on(trail.source(share), [])
+    given = trail.operands(difference) if trail.named(difference) in ("sub", "subtract") else []
+    if len(given) != 2 or not all(isinstance(g, Node) for g in given):
+        return None
+    nodes.append(share)
+    trail.handed_on(trail.source(share), nodes)
+    nodes.append(difference)
+    return given[0], given[1]
 
 
 def joined(node: Node) -> tuple[Node, Node, int] | None:

@@ -1,0 +1,178 @@
+"""What keeps a value that is scaled by its own root mean square from being the RMS norm of torch, in words.
+
+``shipped/roots.py`` knows the spellings of the one formula. This module knows none: it follows the scale up through
+whatever calls, and if it comes from the squares (or the norm) of the very value that is scaled, says what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from shiplap.rewrite import trail
+from shiplap.rewrite.graph import mutates, operator_name, value
+from shiplap.rewrite.normal import arguments
+from shiplap.rewrite.shipped.roots import DIVISIONS, PRODUCTS, Missed, over_last, power, square_of
+
+__all__ = ["otherwise"]
+
+NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm", "linalg_norm"})
+BOUNDS = frozenset({"clamp", "clamp_min", "clip", "maximum", "max"})
+REDUCES = frozenset({"mean", "sum"})
+STEPS = PRODUCTS | DIVISIONS | BOUNDS | REDUCES | {"add", "sub", "view", "unsqueeze", "squeeze", "expand", "getitem"}
+SCALES = frozenset({"imul", "itruediv", "mul_", "div_"}) | PRODUCTS | DIVISIONS
+FAR = 12  # calls between a value and the squares that it is scaled by
+FORMULA = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)"
+
+
+@dataclass
+class _Trace:
+    """What was met on the way up from a scale: the first calls of each kind, the nearest to the scale first."""
+
+    squared: list[Node] = field(default_factory=list)
+    roots: list[Node] = field(default_factory=list)
+    bounds: list[Node] = field(default_factory=list)
+    added: list[Node] = field(default_factory=list)
+    norms: list[Node] = field(default_factory=list)
+    means: list[Node] = field(default_factory=list)
+    sized: bool = False
+    seen: set[Node] = field(default_factory=set)
+
+
+def otherwise(node: Node, known: Collection[Node]) -> Missed | None:
+    """Why ``node``, which scales a value by its root mean square, is not matched. None where it does no such thing, or
+    where the root is ``known``: that one has an outcome."""
+    if trail.named(node) == "normalize":
+        return _normalized(node)
+    if trail.named(node) not in SCALES or len(given := trail.operands(node)) != 2:
+        return None
+    for scaled, by in (given, given[::-1]) if trail.named(node) not in DIVISIONS else (given,):
+        if isinstance(scaled, Node) and isinstance(by, Node) and _broadcasts(by, scaled):
+            trace = _followed(by)
+            base = next((b for b in _bases(scaled) if b in trace.squared), None)
+            if base is not None and trace.seen.isdisjoint(known) and trace.sized and not _shifted(base):
+                return _named(node, trace)
+    return None
+
+
+def _bases(scaled: Node) -> list[Node]:
+    """What ``scaled`` may be a multiple of: itself, or a factor where it was multiplied by a weight before."""
+    at = trail.handed_on(scaled)
+    factors = at.all_input_nodes if trail.named(at) in PRODUCTS else []
+    return [at, *map(trail.handed_on, factors)]
+
+
+def _broadcasts(by: Node, scaled: Node) -> bool:
+    small, large = value(by), value(scaled)
+    if not (isinstance(small, Tensor) and isinstance(large, Tensor)) or small.dim() != large.dim():
+        return False
+    return bool(large.is_floating_point()) and any(_is_one(n) and not _is_one(m) for n, m in zip(small.shape, large.shape, strict=True))
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _followed(by: Node) -> _Trace:
+    trace, layer = _Trace(), [by]
+    for _ in range(FAR):
+        further: list[Node] = []
+        for node in layer:
+            if node not in trace.seen:
+                trace.seen.add(node)
+                further += _met(node, trace)
+        layer = further
+    return trace
+
+
+def _met(node: Node, trace: _Trace) -> list[Node]:
+    """Where a value comes from; ``trace`` notes what ``node`` is."""
+    name = trail.named(node)
+    if (x := square_of(node)) is not None:
+        trace.squared.append(trail.handed_on(x))
+        return []
+    if name in NORMS:
+        trace.norms.append(node)
+        trace.roots.append(node)
+        trace.squared.append(trail.handed_on(node.all_input_nodes[0]))
+        return []
+    if (step := power(node)) is not None:
+        if step[1] != -1:
+            trace.roots.append(node)
+        return [step[0]] if isinstance(step[0], Node) else []
+    if name not in STEPS and not trail.idle(node):
+        return []
+    trace.sized |= name == "mean" or trail.factor(node) is not None
+    if name in REDUCES:
+        trace.means.append(node)
+    if name in BOUNDS:
+        trace.bounds.append(node)
+    if name == "add":
+        trace.added.append(node)
+    return list(node.all_input_nodes)
+
+
+def _shifted(x: Node) -> bool:
+    return trail.named(x) == "sub"  # a mean was subtracted: a layer norm
+
+
+def _named(node: Node, trace: _Trace) -> Missed | None:
+    if not trace.roots:
+        return None
+    what, at, fix = "", node, f"write {FORMULA}, or call torch.nn.functional.rms_norm"
+    if mutates(node):
+        what, at = f"{_called(node)} writes to x itself", node
+        fix = f"write {FORMULA}, which returns a copy"
+    elif trace.bounds:
+        at = trace.bounds[0]
+        what = f"{_called(at)} bounds the root from below, where torch's rms_norm adds eps to the mean of squares"
+    elif trace.added and not _below_root(trace.added[0], trace.roots[0]):
+        at = trace.added[0]
+        what = f"{_called(at)} adds eps to the root, torch's rms_norm to the mean of squares under it"
+    elif trace.means and not over_last(trace.means[0]):
+        at, fix = trace.means[0], "normalise the last dim: torch's rms_norm has no other"
+        what = f"{_called(at)} is not over the last dim alone"
+    elif trace.norms:
+        at = trace.norms[0]
+        what = f"the root mean square is computed by {_called(at)}, without an eps under the root"
+    else:
+        what = f"{_called(node)} scales x by its root mean square in another order of calls than the formula"
+    return Missed(at, "operator", what, fix)
+
+
+def _below_root(added: Node, root: Node) -> bool:
+    """Whether ``root`` is taken of what ``added`` computes."""
+    stack, seen = [root], set[Node]()
+    while stack:
+        at = stack.pop()
+        if at is added:
+            return True
+        if at not in seen and len(seen) < FAR:
+            seen.add(at)
+            stack += at.all_input_nodes
+    return False
+
+
+def _normalized(node: Node) -> Missed | None:
+    """``normalize(x, dim) * sqrt(n)``: an RMS norm whose eps is a bound of the norm."""
+    given = arguments(node, ("p", "dim"))
+    dim, held = given.get("dim", 1), value(node)
+    if given.get("p", 2) != 2 or not isinstance(dim, int) or not isinstance(held, Tensor) or not held.dim():
+        return None
+    at: Node | None = node
+    while (at := trail.only_reader(at)) is not None and trail.idle(at):
+        pass
+    scaled = trail.factor(at) if at is not None else None
+    size = held.shape[dim % held.dim()]
+    if scaled is None or not isinstance(size, int) or abs(scaled[1] ** 2 - size) > 1e-6 * size:
+        return None
+    what = f"{_called(node)} bounds the norm from below, where torch's rms_norm adds eps to the mean of squares"
+    return Missed(node, "operator", what, f"write {FORMULA}, or call torch.nn.functional.rms_norm")
+
+
+def _called(node: Node) -> str:
+    return f"{node.name} ({operator_name(node)})"
