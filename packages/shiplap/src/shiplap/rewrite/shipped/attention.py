@@ -28,7 +28,7 @@ from shiplap.rewrite.shipped import capped, einsum, sinks, zeroed
 from shiplap.rewrite.shipped.attention_programs import programs
 from shiplap.rewrite.shipped.missed import missed, over_last, written_out
 from shiplap.rewrite.shipped.region import region_of
-from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of, steps_of
+from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of, steps_of, swaps_last
 
 __all__ = ["Attention", "attention"]
 
@@ -200,23 +200,30 @@ def _require_same_mask(above: Scores, below: _Weighted) -> None:
 
 def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
     """Where the weights are multiplied by the values. None where they meet no product at all."""
-    node, nodes, dropped, mask = softmax, list[Node](), 0, None
+    node, nodes, dropped, mask, turned = softmax, list[Node](), 0, None, False
     while True:
         reader = trail.only_reader(node)
         if reader is None:
             return _several_readers(node)
         given = trail.operands(reader)
         if trail.named(reader) in PRODUCTS and len(given) == 2:
-            if given[0] is node and isinstance(given[1], Node):
+            if given[0] is node and not turned and isinstance(given[1], Node):
                 return _Weighted(reader, given[1], [*nodes, reader], dropped, None, mask)
+            if given[1] is node and turned and isinstance(given[0], Node):
+                spelled = einsum.transposed(reader, given[0])
+                return _Weighted(reader, given[0], [*nodes, reader], dropped, spelled, mask)
             return Obstructed(reader, "operator", "the weights are its second operand; attention multiplies them first")
-        if spelled := einsum.of_values(reader, node):
+        if not turned and swaps_last(reader):
+            node, turned = reader, True
+            nodes.append(reader)
+            continue
+        if not turned and (spelled := einsum.of_values(reader, node)):
             return _Weighted(reader, spelled.second, [*nodes, reader], dropped, spelled, mask)
-        if mask is None and (mask := zeroed.zeroing(reader, node)) is not None:
+        if not turned and mask is None and (mask := zeroed.zeroing(reader, node)) is not None:
             node = reader
             nodes.append(reader)
             continue
-        if more := sinks.dropped(reader):
+        if not turned and (more := sinks.dropped(reader)):
             node, dropped = reader, dropped + more
             nodes.append(reader)
             continue

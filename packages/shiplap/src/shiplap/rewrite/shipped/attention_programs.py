@@ -85,6 +85,11 @@ def _rescaled_by_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Ten
     return out * left.unsqueeze(-1).to(out.dtype)
 
 
+def _of_channels(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    weights = (q.transpose(-2, -1) @ k * 0.35 + bias).softmax(dim=-1)
+    return (v @ weights.transpose(-1, -2)).flatten(1, 2)
+
+
 def _by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     weights = F.softmax(torch.einsum("ibnd,jbnd->bnij", q, k) * 0.35 + mask, dim=3)
     return torch.einsum("bnij,jbnd->ibnd", weights, v).sin()
@@ -110,6 +115,8 @@ def programs() -> Iterator[Program]:
     yield Program(_capped, drawn(q, k, v, (2, 1, 5, 7), dtype=torch.bfloat16), "capped scores, bfloat16")
     yield Program(_with_a_sink, drawn(q, k, v, (2, 1, 5, 7), (3,)), "a sink")
     yield Program(_rescaled_by_a_sink, drawn(q, k, v, (2, 1, 5, 7), (3,)), "rescaled by a sink")
+    channels = drawn((2, 3, 8, 5), (2, 3, 8, 7), (2, 3, 6, 7), (3, 5, 7))
+    yield Program(_of_channels, channels, "channels before tokens")
     yield Program(_by_einsum, drawn((5, 2, 3, 8), (7, 2, 3, 8), (7, 2, 3, 6), (2, 1, 5, 7)), "by einsum")
     masks: tuple[tuple[Callable[..., Tensor], tuple[int, ...]], ...] = (
         (_filled, (2, 1, 5, 7)),

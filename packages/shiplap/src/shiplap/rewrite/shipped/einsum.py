@@ -11,7 +11,7 @@ from torch.fx import Node
 from shiplap.rewrite import trail
 from shiplap.rewrite.graph import value
 
-__all__ = ["Spelled", "of_scores", "of_values"]
+__all__ = ["Spelled", "of_scores", "of_values", "transposed"]
 
 Order = tuple[int, ...]
 
@@ -90,6 +90,13 @@ def of_values(node: Any, weights: Node) -> Spelled | None:
     product = batch + rows + "".join(width)
     orders = (tuple(range(len(terms[0]))), _order(terms[1], batch + summed + "".join(width)))
     return Spelled(nodes[0], nodes[1], orders, _order(product, out))
+
+
+def transposed(product: Node, values: Node) -> Spelled:
+    """``product`` as ``values @ weights.mT``, where tokens are the last dim of the values and of the result."""
+    ranks = [value(values).dim(), value(product).dim()]
+    turned, out = ((*range(n - 2), n - 1, n - 2) for n in ranks)
+    return Spelled(product, values, ((), turned), out)
 
 
 def _order(given: str, wanted: str) -> Order:

@@ -16,7 +16,7 @@ from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normal import arguments
 from shiplap.rewrite.shipped import einsum, sinks
 
-__all__ = ["PRODUCTS", "Obstructed", "Scores", "Step", "scores_of", "steps_of"]
+__all__ = ["PRODUCTS", "Obstructed", "Scores", "Step", "scores_of", "steps_of", "swaps_last"]
 
 PRODUCTS = frozenset({"matmul", "bmm"})
 FILLS = ("masked_fill", "masked_fill_", "where")
@@ -244,7 +244,7 @@ def _product(node: Node) -> Scores | None:
     passed: list[Node] = []
     q, by = _unscaled(given[0], passed)
     k, also = _unscaled(given[1], passed)
-    natural = _swaps_last(k)
+    natural = swaps_last(k)
     if natural:
         passed.append(k)
         k, more = _unscaled(trail.source(k), passed)
@@ -274,7 +274,7 @@ def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
     return reached
 
 
-def _swaps_last(node: Node) -> bool:
+def swaps_last(node: Node) -> bool:
     """Whether ``node`` swaps the last two dims, however it is spelled."""
     if trail.named(node) != "transpose":
         return False
