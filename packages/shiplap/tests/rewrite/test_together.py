@@ -39,7 +39,7 @@ def _held(node: Node) -> str:
 def test_a_piece_of_one_trace_is_the_trace_of_the_program(made: Rewrite) -> None:
     batch = max(batches(iter(made.programs()), made.level), key=len)
     assert len(batch) > 3
-    pieces = pieces_of(batch, made.level, batch[0].train)
+    pieces = pieces_of(batch, made.level)
     assert pieces is not None
     for program, piece in list(zip(batch, pieces, strict=True))[:: max(1, len(batch) // 3)]:
         piece.graph.lint()
@@ -52,7 +52,7 @@ def test_programs_that_share_a_mode_are_captured_alone() -> None:
             return x.sin()
 
     programs = [Program(frozen, (torch.randn(2, 3),)), Program(lambda x: x.cos(), (torch.randn(2, 3),))]
-    assert pieces_of(programs, "pre-grad", True) is None
+    assert pieces_of(programs, "pre-grad") is None
 
 
 def test_a_program_that_is_no_graph_is_named() -> None:

@@ -219,6 +219,8 @@ def capture(
     Sizes of at least 2 are symbols if ``dynamic``, or if it lists them; equal ones are one symbol. Raises what
     torch raises for a function that cannot be one graph.
     """
+    from torch._dynamo import config as dynamo
+
     order: list[int | str] = []
     seen: list[Graph] = []
     symbols = () if isinstance(dynamic, bool) else dynamic
@@ -235,7 +237,8 @@ def capture(
     options: dict[str, Any] = {**dict.fromkeys(PLACES.values()), "fx_graph_cache": False}
     options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: Pass(note, lambda: "capture")}
     uncached = functorch.patch(enable_autograd_cache=False)  # nothing ends up there, and a key reads all of torch
-    with preserving_state(), suppress(_Stop), uncached, warnings.catch_warnings():
+    uncollected = dynamo.patch(run_gc_after_compile=False)  # with a compiler in memory that takes longer than a trace
+    with preserving_state(), suppress(_Stop), uncached, uncollected, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = [t.detach().requires_grad_(t.requires_grad) for t in tensors]  # marks stay on a tensor
         for t in own if dynamic else ():

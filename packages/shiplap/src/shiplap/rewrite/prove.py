@@ -185,7 +185,7 @@ def _trained(rewrite: Provable, program: Program) -> bool:
 
 def _captured(rewrite: Provable, batch: Sequence[Program]) -> Iterator[Captured]:
     """Each program of a batch as a graph, from one trace where that is possible."""
-    pieces = together.pieces_of(batch, rewrite.level, _trained(rewrite, batch[0])) if batch[1:] else None
+    pieces = together.pieces_of(batch, rewrite.level) if batch[1:] else None
     yield from pieces if pieces is not None else (_captured_alone(rewrite, program) for program in batch)
 
 

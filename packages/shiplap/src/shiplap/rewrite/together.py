@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["alone", "batches", "leaves", "pieces_of"]
 
-MOST = 12  # programs of one trace: what is captured after a first difference is captured in vain
+MOST = 24  # programs of one trace: what is captured after a first difference is captured in vain
 
 
 def batches(programs: Iterator[Program], level: Level) -> Iterator[list[Program]]:
@@ -37,7 +37,7 @@ def batches(programs: Iterator[Program], level: Level) -> Iterator[list[Program]
 
 
 def _beside(first: Program, second: Program, level: Level) -> bool:
-    return level == "pre-grad" and not first.dynamic and not second.dynamic and first.train == second.train
+    return level == "pre-grad" and not first.dynamic and not second.dynamic
 
 
 def leaves(tensors: Sequence[Tensor], train: bool) -> list[Tensor]:
@@ -53,14 +53,14 @@ def alone(program: Program, level: Level, train: bool) -> Captured:
     return capture(fn, leaves(tensors, train), level, dynamic=program.dynamic)
 
 
-def pieces_of(programs: Sequence[Program], level: Level, train: bool) -> list[Captured] | None:
-    """Each of ``programs`` as a graph, from one trace of all. None where that is not possible."""
+def pieces_of(programs: Sequence[Program], level: Level) -> list[Captured] | None:
+    """Each of ``programs``, which lie ahead of autograd, as a graph, from one trace. None where that is not possible."""
     from shiplap.compat.passes import capture
 
     parts = [p.of_tensors() for p in programs]
     ends = [sum(len(tensors) for _, tensors in parts[: i + 1]) for i in range(len(parts))]
     starts = [0, *ends[:-1]]
-    all_tensors = [t for _, tensors in parts for t in leaves(tensors, train)]
+    all_tensors = [t for p, (_, tensors) in zip(programs, parts, strict=True) for t in leaves(tensors, p.train)]
     try:
         captured = capture(_joined([fn for fn, _ in parts], starts, ends), all_tensors, level, dynamic=False)
     except Exception:  # whose fault it is shows when each is captured alone
