@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Sizes", "assert_in_graph", "check", "data_dependent", "holds", "is_size", "new_size", "not_one", "unknown"]
+__all__ = ["Sizes", "assert_in_graph", "check", "data_dependent", "equal", "holds", "is_size", "new_size", "not_one", "unknown"]
 
 
 def is_size(held: Any) -> bool:
@@ -96,6 +96,21 @@ def holds(condition: Any, *, may_guard: bool) -> bool:
 
         return statically_known_true(condition)
     return bool(condition)
+
+
+def equal(a: Any, b: Any, *, may_guard: bool) -> bool:
+    """Whether two sizes are equal, one by one where they are tuples.
+
+    Of two symbols that are equal in the call that is compiled for, this becomes a guard, if that is allowed. Different
+    ones become none.
+    """
+    if isinstance(a, tuple) or isinstance(b, tuple):
+        pairs = zip(a, b, strict=False) if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) else None
+        return pairs is not None and all(equal(x, y, may_guard=may_guard) for x, y in pairs)
+    if holds(a == b, may_guard=False):
+        return True
+    here = [n.node.hint if isinstance(n, torch.SymInt) else n for n in (a, b)]
+    return may_guard and None not in here and here[0] == here[1] and holds(a == b, may_guard=True)
 
 
 def data_dependent() -> type[Exception]:

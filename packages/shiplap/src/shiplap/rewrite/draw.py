@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, permutations
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Graph
 
@@ -16,7 +17,7 @@ from shiplap.op.plan import CallPlan
 from shiplap.op.source import source_digest
 from shiplap.referee.case import Case
 from shiplap.referee.recipe import Recipe
-from shiplap.referee.run import last_line
+from shiplap.referee.run import last_line, quiet
 from shiplap.referee.samples import Samples
 from shiplap.referee.sizes import free_dims, some
 from shiplap.referee.values import KINDS
@@ -36,6 +37,7 @@ STAND_IN = 0.7390851332151607  # a float argument while a pattern is traced: no 
 FLOATS = (1e-6, 1e-3, 0.125, 2.0, 16.0)  # tried where the guards do not admit the default of a float argument
 NARROW = floating(widest=16)
 OTHER = (*NARROW, "float64")  # than the base has: in ATen constants and casts name their dtype
+MOST_ORDERS = 24  # of the sizes of a sample
 RANKS = ((), (2, 3))  # of a variadic dim, besides the usual (2,)
 
 Given = Callable[[], Iterable[Sequence[Any]]]
@@ -44,8 +46,10 @@ Given = Callable[[], Iterable[Sequence[Any]]]
 class Drawn:
     """Arguments for one pattern, drawn from its annotations or given by its author."""
 
-    def __init__(self, signature: Signature, guards: Sequence[Guard], given: Given | None) -> None:
-        self.signature, self.guards, self.given = signature, guards, given
+    def __init__(
+        self, fn: Callable[..., Any], signature: Signature, guards: Sequence[Guard], given: Given | None
+    ) -> None:
+        self.fn, self.signature, self.guards, self.given = fn, signature, guards, given
         # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
         self.sampler = None
         self.spec = signature.spec(filter(None, (g.of_dims(signature.dim_at, signature.dims) for g in guards)))
@@ -63,6 +67,7 @@ class Drawn:
                 where=f"rewrite {self.signature.name!r}",
                 got="neither annotations nor samples",
                 expected="one of them",
+                fix='annotate every argument, as in x: Float[Tensor, "*b n"] and eps: float, or give samples=',
             )
         return Samples(self, SEED)  # type: ignore[arg-type]
 
@@ -106,7 +111,39 @@ class Drawn:
                     break
         floats = [a.name for a in self.spec.scalars if a.scalar == "float"]
         tried = (recipe.but(scalars=dict.fromkeys(floats, v)) for v in FLOATS)
-        return next((r for r in (recipe, *tried) if self._admitted(r)), recipe)
+        return self._running(next((r for r in (recipe, *tried) if self._admitted(r)), recipe))
+
+    def _running(self, recipe: Recipe) -> Recipe:
+        """``recipe``, with its sizes exchanged between dims if the pattern raises otherwise: a part of a head is no
+        longer than the head."""
+        sizes = {name: size for name, size in recipe.sizes if isinstance(size, int)}
+        orders = ({} if o == (*sizes.values(),) else dict(zip(sizes, o, strict=True)) for o in permutations(sizes.values()))
+        why = ""
+        for changed in islice(orders, MOST_ORDERS):
+            case = self._admitted(recipe.but(sizes=changed)) if changed else self.samples.make(recipe)
+            if case is None:
+                continue
+            if not (problem := self._raised(case)):
+                return recipe.but(sizes=changed)
+            why = why or f"it raises on {case.label}: {problem}"
+        if not why:
+            return recipe
+        raise error(
+            "SL804",
+            where=f"the pattern of rewrite {self.signature.name!r}",
+            got=why,
+            expected="a pattern that runs on sizes that its annotations admit",
+            fix='state the sizes that are meant, such as where="r <= d", or give samples=lambda: [(...)]',
+        )
+
+    def _raised(self, case: Case) -> str:
+        """What the pattern raises on these arguments. Empty where it returns."""
+        try:
+            with quiet(), torch.no_grad():
+                self.fn(*case.fresh())
+        except Exception as e:
+            return last_line(e)
+        return ""
 
     def _forms(self) -> Iterator[Recipe]:
         """What a pattern may look different for: the base, then each optional argument absent, sizes that broadcast at
@@ -177,7 +214,8 @@ class Drawn:
         yield from ({n: 0} for n in names)
 
     def _program(self, fn: Callable[..., Any], recipe: Recipe | None, **options: Any) -> Iterator[Program]:
-        if (case := self._admitted(recipe)) is not None:
+        case = self._admitted(recipe)
+        if case is not None and (options.get("fires", True) or not self._raised(case)):  # no model has what raises
             yield Program(fn, case.fresh(), case.label, **options)
 
     def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[Pattern]:

@@ -53,7 +53,7 @@ class PatternRewrite(Rewrite):
         self.signature = Signature(name, pattern)
         known = frozenset(self.signature.parameters) | self.signature.dims
         self.guards = tuple(Guard.parse(w, known, f"rewrite {name!r}") for w in where)
-        self._drawn = Drawn(self.signature, self.guards, samples)
+        self._drawn = Drawn(pattern, self.signature, self.guards, samples)
 
     def __repr__(self) -> str:
         return f"<rewrite {self.name} at {self.level}>"
@@ -110,14 +110,15 @@ class PatternRewrite(Rewrite):
         return self._near(*best) if best else None
 
     def _refused(self, pattern: Pattern, fit: Fit) -> Stop | None:
-        env, problem = self.signature.bind({**pattern.fixed, **fit.args})
+        may_guard = self.level != "post-grad"
+        env, problem = self.signature.bind({**pattern.fixed, **fit.args}, may_guard=may_guard)
         if problem:
             return Stop(fit.nodes[pattern.outputs[0]], *problem)
         if stop := check_sizes(pattern, fit, any_rank=bool(self.signature.args)) or check_users(pattern, fit):
             return stop
         at = fit.nodes[pattern.outputs[0]]
         for guard in self.guards:
-            if why := guard.refuses(env, may_guard=self.level != "post-grad"):
+            if why := guard.refuses(env, may_guard=may_guard):
                 return Stop(at, "guard", f"{guard.source} does not hold: {why}")
         why = "" if self.pays is None or proving.get() else self._costs(self.pays, env)
         return Stop(at, "cost", why) if why else None

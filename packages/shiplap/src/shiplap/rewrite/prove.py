@@ -176,7 +176,8 @@ def _silent(outcomes: Sequence[Outcome], seen: Callable[[str, str], _Seen]) -> _
     nearest = max(misses, key=lambda o: o.fitting, default=None)
     if nearest is None:
         return seen("fires", "the pattern is not found in its own program")
-    return seen(BY_OBSTACLE.get(nearest.obstacle, "fires"), nearest.reason)
+    replaced = nearest.reason.startswith("the replacement")  # all fits, and it would not stand where the pattern stood
+    return seen(BY_OBSTACLE.get(nearest.obstacle, "fires") if replaced else "fires", nearest.reason)
 
 
 def _trained(rewrite: Provable, program: Program) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.compat.sizes import holds
+from shiplap.compat.sizes import equal
 from shiplap.op.broadcast import broadcast_dims
 from shiplap.op.declare import read_arguments
 from shiplap.op.expr import Expr
@@ -59,8 +59,13 @@ class Signature:
             requires=tuple(Expr.parse(r, f"rewrite {self.name!r}, where") for r in requires),
         )
 
-    def bind(self, bound: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Obstacle, str] | None]:
-        """What guards may use - arguments and dims by name - or what a match must not be bound to, and why."""
+    def bind(
+        self, bound: Mapping[str, Any], *, may_guard: bool = False
+    ) -> tuple[dict[str, Any], tuple[Obstacle, str] | None]:
+        """What guards may use - arguments and dims by name - or what a match must not be bound to, and why.
+
+        ``may_guard``: that two symbols are one size may become a guard of the compiled code.
+        """
         env = {k: value(v) if isinstance(v, Node) else v for k, v in bound.items()}
         seen: dict[str, tuple[Any, str]] = {}
         for arg in self.args:
@@ -69,7 +74,8 @@ class Signature:
                 continue
             if not isinstance(held, Tensor):
                 return env, ("argument", f"{arg.name} would be {held!r}, the pattern takes {arg.tensor}")
-            problem = _dtype(arg, held, seen, bound[arg.name]) or _shape(arg, arg.tensor, held, seen, bound[arg.name])
+            node = bound[arg.name]
+            problem = _dtype(arg, held, seen, node) or _shape(arg, arg.tensor, held, seen, node, may_guard)
             if problem:
                 return env, problem
         return {**{k: v for k, (v, _) in seen.items() if k.isidentifier()}, **env}, None
@@ -88,7 +94,7 @@ def _dtype(arg: Arg, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any) 
 
 
 def _shape(
-    arg: Arg, kind: TensorType, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any
+    arg: Arg, kind: TensorType, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any, may_guard: bool
 ) -> tuple[Obstacle, str] | None:
     fixed = len(kind.dims) - kind.variadic
     if held.dim() < fixed or (held.dim() > fixed and not kind.variadic):
@@ -99,17 +105,11 @@ def _shape(
         sizes = sizes[len(got) if isinstance(got, tuple) else 1 :]
         if dim.kind in ("any", "expr") or dim.text == "...":
             continue
-        if dim.of and _equal(got, 1):
+        if dim.of and equal(got, 1, may_guard=False):
             continue
         name = dim.of or dim.text
         wanted, whose = (dim.size, "") if dim.kind == "fixed" else seen.setdefault(name, (got, arg.name))
-        if not _equal(got, wanted):
+        if not equal(got, wanted, may_guard=may_guard):
             origin = f", in {whose} it is {wanted}" if whose else f", the pattern has {wanted}"
             return "shape", f"{arg.name} is {describe(node)}: dim {dim.text} is {got}{origin}"
     return None
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
-    return holds(a == b, may_guard=False)

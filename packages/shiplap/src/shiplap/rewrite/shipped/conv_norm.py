@@ -76,7 +76,7 @@ class FoldedNorm(Rewrite):
     ) -> None:
         self.name, self.operator, self.conv, self.examples = name, operator, conv, examples
         self.written_out = {
-            dtype: (fn, Drawn(Signature(f"{name}_norm", fn), (), None)) for dtype, fn in written_out.items()
+            dtype: (fn, Drawn(fn, Signature(f"{name}_norm", fn), (), None)) for dtype, fn in written_out.items()
         }
         self.pays, self.always, self.gradient = pays, always, gradient
         self.anchors = frozenset({operator})
