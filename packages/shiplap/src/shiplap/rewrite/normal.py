@@ -16,7 +16,7 @@ from torch.fx import Node
 from shiplap.compat.operators import NUMPY_NAMES, operator_of, signature_of
 from shiplap.rewrite.graph import value
 
-__all__ = ["COMMUTATIVE", "Dim", "arguments", "called"]
+__all__ = ["COMMUTATIVE", "Dim", "arguments", "as_power", "called"]
 
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "logical_or", "bitwise_and", "bitwise_or"})
 DIMS = ("dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim")
@@ -25,6 +25,7 @@ SPREAD = ("view", "expand", "permute", "repeat", "tile", "flip")  # methods that
 NOISE = ("_stacklevel",)
 # torch.split has its own names
 SAME = {"self": "input", "tensor": "input", "split_size_or_sections": "split_size", **NUMPY_NAMES}
+POWERS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
 EMPTY = inspect.Parameter.empty
 
 CASTS = {"to", "type", "float", "half", "bfloat16", "double", "type_as"}
@@ -37,6 +38,22 @@ def called(node: Node) -> Any:
     if name in CASTS and _cast(node) is not None:
         return "to"
     return "transpose" if name in SWAPS and _swapped(node) is not None else name
+
+
+def as_power(node: Node) -> tuple[Node, float] | None:
+    """``(x, p)`` where ``node`` is ``x ** p`` in any spelling: ``x.square()`` and ``x * x``, ``x.rsqrt()``."""
+    name, given = called(node), node.args
+    if not given or not isinstance(given[0], Node):
+        return None
+    if name in POWERS and len(given) == 1 and not node.kwargs:
+        return given[0], POWERS[name]
+    if len(given) != 2 or node.kwargs:
+        return None
+    if name == "mul" and given[0] is given[1]:
+        return given[0], 2.0
+    exponent = given[1]
+    plain = isinstance(exponent, (int, float)) and not isinstance(exponent, bool)
+    return (given[0], float(exponent)) if name == "pow" and plain else None
 
 
 def _name(node: Node) -> Any:

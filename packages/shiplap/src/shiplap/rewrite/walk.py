@@ -14,7 +14,7 @@ from shiplap.compat.sizes import Sizes, is_size
 from shiplap.rewrite import trail
 from shiplap.rewrite.graph import describe, operator_name, value
 from shiplap.rewrite.match import Obstacle
-from shiplap.rewrite.normal import COMMUTATIVE, Dim, arguments, called
+from shiplap.rewrite.normal import COMMUTATIVE, Dim, arguments, as_power, called
 
 __all__ = ["Fit", "Pattern", "Stop", "check_sizes", "check_users", "complete", "walk", "ways"]
 
@@ -108,6 +108,10 @@ class _Walker:
             same = fit.nodes[want] is actual
             reason = f"{operator_name(user)} reads {_name(actual)}, the pattern {fit.nodes[want].name} again"
             return [fit if same else self._stop(fit, user, "operator", reason)]
+        if isinstance(actual, Node) and (bases := _same_power(want, actual)) is not None:
+            fit = fit.copy()
+            fit.nodes[want] = actual
+            return self.node(fit, *bases, actual)
         if not isinstance(actual, Node) or not actual.op.startswith("call") or called(actual) != called(want):
             reason = (
                 f"{_name(actual)} is {_what(actual)}; the pattern has {operator_name(want)} there{_hint(want, actual)}"
@@ -196,6 +200,14 @@ class _Walker:
         stopped = fit.copy()
         stopped.stop = fit.stop or Stop(node, obstacle, reason)
         return stopped
+
+
+def _same_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
+    """What two calls are the same power of, where they are spelled differently: ``x.pow(2)`` and ``x * x``."""
+    if not actual.op.startswith("call") or called(want) == called(actual):
+        return None
+    ours, theirs = as_power(want), as_power(actual)
+    return (ours[0], theirs[0]) if ours is not None and theirs is not None and ours[1] == theirs[1] else None
 
 
 def ways(pattern: Pattern, at: Node, known: Fit | None = None, output: int = 0) -> list[Fit]:
