@@ -94,9 +94,25 @@ def longt5(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tenso
     return torch.einsum("...hqk,...khd->...qhd", F.softmax(scores, -1), v).sin()
 
 
-@pytest.mark.parametrize(
-    "model", [t5, gpt2, timm, falcon, gpt_oss, flint, xlnet, gemma2, conformer, longt5], ids=lambda f: f.__name__
-)
+def granite(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """The result times what a sink leaves of each row."""
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.5 + mask
+    left = (torch.logsumexp(scores, dim=-1) - bias[0, :, 0, 0].view(1, -1, 1)).to(torch.float32).sigmoid()
+    out = torch.matmul(F.dropout(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), 0.1, False), v)
+    return (out * left.unsqueeze(-1).to(out.dtype)).transpose(1, 2).contiguous()
+
+
+def coatnet(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Channels before tokens."""
+    q, k, v = (t.transpose(-1, -2).contiguous() for t in (q, k, v))
+    weights = ((q * 0.5).transpose(-2, -1) @ k + bias).softmax(dim=-1)
+    return (v @ weights.transpose(-2, -1)).reshape(2, -1, 5).relu()
+
+
+MODELS = (t5, gpt2, timm, falcon, gpt_oss, flint, xlnet, gemma2, conformer, longt5, granite, coatnet)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda f: f.__name__)
 def test_it_is_found_and_computes_the_same(model: Callable[..., Tensor]) -> None:
     given, placed = args(), list[Any]()
 
@@ -112,6 +128,25 @@ def test_it_is_found_and_computes_the_same(model: Callable[..., Tensor]) -> None
     assert [type(o) for o in placed] == [Match], placed
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     assert got.stride() == expected.stride()
+
+
+def test_a_share_of_other_scores_is_no_sink() -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+        scores = q @ k.mT * 0.5
+        left = (torch.logsumexp(scores * 2, dim=-1, keepdim=True) - sink).sigmoid()
+        return (scores.softmax(-1) @ v) * left
+
+    miss = near(attention[0], model, *(torch.randn(2, 3, 5, 4) for _ in "qkv"), torch.randn(3, 1, 1))
+    assert miss.obstacle == "user"
+
+
+def test_weights_that_are_turned_on_the_wrong_side_are_a_near_miss() -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-1).transpose(-1, -2) @ v
+
+    miss = near(attention[0], model, *(torch.randn(2, 3, 5, 4) for _ in "qkv"))
+    assert miss.obstacle == "operator"
+    assert miss.fix
 
 
 def test_capped_scores_are_computed_in_blocks_where_that_pays() -> None:

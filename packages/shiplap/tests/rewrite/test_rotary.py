@@ -114,3 +114,17 @@ def test_long_sequences_are_looked_at_in_small() -> None:
 
 def test_it_is_proven() -> None:
     assert {f.verdict for f in rotary.findings} == {"ok"}
+
+
+def test_pairs_that_are_written_into_an_empty_tensor_are_a_near_miss() -> None:
+    def wan(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        out = torch.empty_like(x)
+        out[..., 0::2] = a * cos - b * sin
+        out[..., 1::2] = a * sin + b * cos
+        return out.type_as(x)
+
+    miss = near(rotary, wan, torch.randn(2, 3, 8), torch.randn(3, 4), torch.randn(3, 4))
+    assert miss.obstacle == "mutation"
+    assert "torch.stack" in miss.fix
+    assert miss.where.startswith(f"{__file__}:")

@@ -33,12 +33,45 @@ def diffusers(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor) -> Tensor:
     return hidden * F.gelu(second)
 
 
+def whole_gelu(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, up) * F.gelu(F.linear(x, gate))
+
+
+def glm(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor) -> Tensor:
+    first, second = F.linear(x, torch.cat((gate, up))).chunk(2, dim=-1)
+    return F.gelu(first) * second
+
+
+def tanh_first(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor) -> Tensor:
+    first, second = F.linear(x, torch.cat((gate, up)), bias).chunk(2, dim=-1)
+    return F.gelu(first, approximate="tanh") * second
+
+
+def swiglu(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor) -> Tensor:
+    hidden, second = F.linear(x, torch.cat((gate, up)), bias).chunk(2, dim=-1)
+    return hidden * F.silu(second)
+
+
+def tanh_last(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor) -> Tensor:
+    hidden, second = F.linear(x, torch.cat((gate, up))).chunk(2, dim=-1)
+    return hidden * F.gelu(second, approximate="tanh")
+
+
 MODELS = {
     llama: "gated_silu",
+    whole_gelu: "gated_gelu",
     t5: "gated_gelu_tanh",
     phi3: "gated_silu_first_half",
+    glm: "gated_gelu_first_half",
+    tanh_first: "gated_gelu_tanh_first_half",
+    swiglu: "gated_silu_last_half",
     diffusers: "gated_gelu_last_half",
+    tanh_last: "gated_gelu_tanh_last_half",
 }
+
+
+def test_every_pattern_has_a_model() -> None:
+    assert sorted(MODELS.values()) == sorted(r.name for r in gated_linear())
 
 
 def drawn() -> tuple[Tensor, ...]:
@@ -46,7 +79,7 @@ def drawn() -> tuple[Tensor, ...]:
     return tuple(torch.randn(s, generator=g) for s in ((2, 3, 6), (4, 6), (4, 6), (8,)))
 
 
-LONG = ("t5", "phi3", "diffusers")  # a proof of each takes seconds
+LONG = [f.__name__ for f in MODELS if f is not llama]  # a proof of each takes seconds
 
 
 @pytest.mark.parametrize("model", sampled(MODELS, long=LONG, name=lambda f: f.__name__), ids=lambda f: f.__name__)

@@ -212,7 +212,8 @@ def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
             if given[1] is node and turned and isinstance(given[0], Node):
                 spelled = einsum.transposed(reader, given[0])
                 return _Weighted(reader, given[0], [*nodes, reader], dropped, spelled, mask)
-            return Obstructed(reader, "operator", "the weights are its second operand; attention multiplies them first")
+            fix = "sum over the keys, the last dim of the weights: weights @ values, or values @ weights.mT"
+            return Obstructed(reader, "operator", f"{_product_of(turned)} sums over the queries", fix, 2)
         if not turned and swaps_last(reader):
             node, turned = reader, True
             nodes.append(reader)
@@ -237,6 +238,10 @@ def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
             return Obstructed(reader, "operator", what, fix, 2) if product is not None else None
         node = reader
         nodes.append(reader)
+
+
+def _product_of(turned: bool) -> str:
+    return "the product of the weights' transpose and the values" if turned else "the product of values and weights"
 
 
 def _several_readers(node: Node) -> Obstructed | None:

@@ -32,6 +32,7 @@ __all__ = ["Rotary", "rotary"]
 
 ENDS = frozenset({"add", "sub", "cat", "concat", "concatenate", "flatten", "view", *trail.CASTS})
 JOINS = frozenset({"cat", "concat", "concatenate", "stack", "roll", "flip", "view_as_complex"})
+EMPTY = frozenset({"empty_like", "empty", "new_empty", "zeros_like", "new_zeros"})
 PRODUCTS = frozenset({"mul", "multiply"})
 TRIED = 6  # values of the shape of a result from which it may be computed
 
@@ -76,7 +77,7 @@ class Rotary(Rewrite):
 
     name = "rotary"
     level: Level = "pre-grad"
-    anchors = JOINS
+    anchors = JOINS | EMPTY
 
     def __init__(self, *, always: bool = False) -> None:
         """``always``: also where what Inductor makes of the original is as fast."""
@@ -106,6 +107,9 @@ class Rotary(Rewrite):
             if gone.isdisjoint(piece.nodes):
                 gone.update(piece.nodes)
                 yield self._unknown(piece)
+        for node in graph.nodes:
+            if trail.named(node) in EMPTY and (writers := _writers(node)):
+                yield self._written(writers)
 
     def _at(self, graph: Graph, piece: Part, turn: Turn) -> Outcome:
         why = "" if self.always or proving.get() else _declined(piece, turn)
@@ -122,8 +126,29 @@ class Rotary(Rewrite):
         fix = "write it as x * cos + rotate_half(x) * sin, with cos and sin that broadcast to x"
         return self._near(piece.out, "operator", why, fix)
 
+    def _written(self, writers: Sequence[Node]) -> NearMiss:
+        into = trail.source(writers[0]).name
+        why = f"the two parts of each pair are written into {into}; a part of a graph that is compared writes nothing"
+        fix = "join them: torch.stack((a, b), -1).flatten(-2) for neighbours, torch.cat((a, b), -1) for halves"
+        return self._near(writers[0], "mutation", why, fix)
+
     def _near(self, at: Node, obstacle: Any, reason: str, fix: str) -> NearMiss:
         return NearMiss(self.name, self.level, at.name, source_line(at), obstacle, reason, 4, 5, fix)
+
+
+def _writers(empty: Node) -> list[Node]:
+    """The two calls that write sums of products into slices of the last dim of ``empty``. Empty for anything else."""
+    writers = [u for u in empty.users if trail.named(u) == "setitem" and u.args[0] is empty]
+    if len(writers) != 2:
+        return []
+    for writer in writers:
+        index = writer.args[1] if isinstance(writer.args[1], tuple) else (writer.args[1],)
+        made = trail.handed_on(writer.args[2])
+        if not isinstance(index[-1], slice) or trail.named(made) not in ("add", "sub"):
+            return []
+        if not any(trail.named(trail.handed_on(term)) in PRODUCTS for term in trail.operands(made)):
+            return []
+    return writers
 
 
 def _may_turn(out: Node) -> bool:
