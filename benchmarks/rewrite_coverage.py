@@ -39,7 +39,9 @@ ROTARY = re.compile(
 def rotates(node: torch.fx.Node) -> bool:
     """Whether a model exchanges the elements of pairs there: its own function says so, not the rewrite."""
     lines = [line for line in (node.meta.get("stack_trace") or "").splitlines() if line.startswith("  File")]
-    mixes = named(node) in ("view_as_complex", "empty_like") or (named(node) in ("cat", "stack") and len(node.all_input_nodes) > 1)
+    mixes = named(node) in ("view_as_complex", "empty_like") or (
+        named(node) in ("cat", "stack") and len(node.all_input_nodes) > 1
+    )
     return mixes and bool(lines) and bool(ROTARY.search(lines[-1]))
 
 

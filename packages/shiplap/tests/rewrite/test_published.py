@@ -22,6 +22,7 @@ from tests.rewrite.specimens import outcomes
 
 Fn = Callable[..., Tensor]
 
+
 def llama_norm(x: Float[Tensor, "*b n"], weight: Float[Tensor, "n"], eps: float) -> Tensor:
     wide = x.to(torch.float32)
     variance = wide.pow(2).mean(-1, keepdim=True)

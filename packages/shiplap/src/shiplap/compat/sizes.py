@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["Sizes", "assert_in_graph", "check", "data_dependent", "equal", "holds", "is_size", "new_size", "not_one", "unknown"]
+__all__ = [
+    "Sizes",
+    "assert_in_graph",
+    "check",
+    "data_dependent",
+    "equal",
+    "holds",
+    "is_size",
+    "new_size",
+    "not_one",
+    "unknown",
+]
 
 
 def is_size(held: Any) -> bool:

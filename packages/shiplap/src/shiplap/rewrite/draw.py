@@ -117,7 +117,9 @@ class Drawn:
         """``recipe``, with its sizes exchanged between dims if the pattern raises otherwise: a part of a head is no
         longer than the head."""
         sizes = {name: size for name, size in recipe.sizes if isinstance(size, int)}
-        orders = ({} if o == (*sizes.values(),) else dict(zip(sizes, o, strict=True)) for o in permutations(sizes.values()))
+        orders = (
+            {} if o == (*sizes.values(),) else dict(zip(sizes, o, strict=True)) for o in permutations(sizes.values())
+        )
         why = ""
         for changed in islice(orders, MOST_ORDERS):
             case = self._admitted(recipe.but(sizes=changed)) if changed else self.samples.make(recipe)

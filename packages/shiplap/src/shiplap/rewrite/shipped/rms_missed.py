@@ -70,7 +70,9 @@ def _broadcasts(by: Node, scaled: Node) -> bool:
     small, large = value(by), value(scaled)
     if not (isinstance(small, Tensor) and isinstance(large, Tensor)) or small.dim() != large.dim():
         return False
-    return bool(large.is_floating_point()) and any(_is_one(n) and not _is_one(m) for n, m in zip(small.shape, large.shape, strict=True))
+    return bool(large.is_floating_point()) and any(
+        _is_one(n) and not _is_one(m) for n, m in zip(small.shape, large.shape, strict=True)
+    )
 
 
 def _is_one(size: Any) -> bool:
