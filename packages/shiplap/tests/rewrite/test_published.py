@@ -6,7 +6,6 @@ As a user writes them at the first try: nothing was added to make a proof succee
 from __future__ import annotations
 
 import math
-
 from collections.abc import Callable
 
 import pytest

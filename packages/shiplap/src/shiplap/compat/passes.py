@@ -237,8 +237,9 @@ def capture(
     options: dict[str, Any] = {**dict.fromkeys(PLACES.values()), "fx_graph_cache": False}
     options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: Pass(note, lambda: "capture")}
     uncached = functorch.patch(enable_autograd_cache=False)  # nothing ends up there, and a key reads all of torch
-    uncollected = dynamo.patch(run_gc_after_compile=False)  # with a compiler in memory that takes longer than a trace
-    with preserving_state(), suppress(_Stop), uncached, uncollected, warnings.catch_warnings():
+    # A collection takes longer than a trace, and a shape that is met once costs more to remember than to compute.
+    brief = dynamo.patch(run_gc_after_compile=False, fake_tensor_cache_enabled=False)
+    with preserving_state(), suppress(_Stop), uncached, brief, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = [t.detach().requires_grad_(t.requires_grad) for t in tensors]  # marks stay on a tensor
         for t in own if dynamic else ():

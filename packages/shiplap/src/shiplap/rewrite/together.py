@@ -54,7 +54,7 @@ def alone(program: Program, level: Level, train: bool) -> Captured:
 
 
 def pieces_of(programs: Sequence[Program], level: Level) -> list[Captured] | None:
-    """Each of ``programs``, which lie ahead of autograd, as a graph, from one trace. None where that is not possible."""
+    """Each of ``programs`` as a graph, from one trace ahead of autograd. None where that is not possible."""
     from shiplap.compat.passes import capture
 
     parts = [p.of_tensors() for p in programs]

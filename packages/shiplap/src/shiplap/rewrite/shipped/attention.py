@@ -166,10 +166,9 @@ def _held(above: Scores, below: _Weighted) -> list[Tensor]:
 def _require_same_sink(above: Scores, below: _Weighted) -> None:
     """Raise where other columns are dropped than were joined, or scores are changed after that."""
     last = [step.kind for step in above.steps]
-    several = last.count("sink") + last.count("rest") > 1
-    if below.dropped == above.sink and last.count("sink") == bool(above.sink) and not several:
-        if not (above.sinks and "view" in last):
-            return
+    one = last.count("sink") + last.count("rest") < 2 and not (above.sinks and "view" in last)
+    if below.dropped == above.sink and last.count("sink") == bool(above.sink) and one:
+        return
     what = f"{above.sink} columns are joined to the scores at the end, and {below.dropped} of the weights dropped"
     fix = "join a sink to the scores last, and drop the same columns of the weights"
     raise Obstructed(below.out, "operator", what, fix, 2)

@@ -55,7 +55,7 @@ class Squares:
 
 @dataclass(frozen=True)
 class Missed:
-    """What keeps a place from being an RMS norm over the last dim: the node, the kind of obstacle, a sentence, a fix."""
+    """What keeps a place from being an RMS norm over the last dim: the node, the obstacle, a sentence and a fix."""
 
     node: Node
     obstacle: Obstacle
@@ -65,8 +65,10 @@ class Missed:
 
 @dataclass
 class _Mean:
-    """``square`` is averaged over its last dim by ``nodes``, which is ``kept`` or not. ``wrong`` is a call that averages
-    over other dims."""
+    """``square`` is averaged over its last dim by ``nodes``, which is ``kept`` or not.
+
+    ``wrong`` is a call that averages over other dims.
+    """
 
     square: Node
     nodes: list[Node]
@@ -132,10 +134,10 @@ def square_of(node: Any) -> Node | None:
 
 def _readers(node: Node) -> list[Node]:
     """Who reads ``node``, casts left out."""
-    found: list[Node] = []
+    readers: list[Node] = []
     for reader in node.users:
-        found += _readers(reader) if trail.idle(reader) and reader.args[0] is node else [reader]
-    return found
+        readers += _readers(reader) if trail.idle(reader) and reader.args[0] is node else [reader]
+    return readers
 
 
 def _unrooted(node: Any, nodes: list[Node]) -> tuple[Any, float]:

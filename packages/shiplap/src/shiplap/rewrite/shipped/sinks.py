@@ -1,8 +1,8 @@
 """Attention sinks: a column of learned scores that takes weight from a row and adds no value (GPT-OSS, DeepSeek V4).
 
 Models join the column to the scores, take the softmax, and drop it again. The same is a key and a value of zeros, with
-the column as what is added to the score of that key. Others multiply the result by ``sigmoid(logsumexp(scores) - sink)``
-(Granite), which is what the column leaves of each row.
+the column as what is added to the score of that key. Others multiply the result by
+``sigmoid(logsumexp(scores) - sink)`` (Granite), which is what the column leaves of each row.
 """
 
 from __future__ import annotations
