@@ -52,8 +52,9 @@ def as_power(node: Node) -> tuple[Node, float] | None:
     if name == "mul" and given[0] is given[1]:
         return given[0], 2.0
     exponent = given[1]
-    plain = isinstance(exponent, (int, float)) and not isinstance(exponent, bool)
-    return (given[0], float(exponent)) if name == "pow" and plain else None
+    if name != "pow" or not isinstance(exponent, (int, float)) or isinstance(exponent, bool):
+        return None
+    return given[0], float(exponent)
 
 
 def _name(node: Node) -> Any:

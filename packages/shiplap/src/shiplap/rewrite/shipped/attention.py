@@ -209,15 +209,15 @@ def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
             if given[0] is node and not turned and isinstance(given[1], Node):
                 return _Weighted(reader, given[1], [*nodes, reader], dropped, None, mask)
             if given[1] is node and turned and isinstance(given[0], Node):
-                spelled = einsum.transposed(reader, given[0])
-                return _Weighted(reader, given[0], [*nodes, reader], dropped, spelled, mask)
+                turn = einsum.transposed(reader, given[0])
+                return _Weighted(reader, given[0], [*nodes, reader], dropped, turn, mask)
             fix = "sum over the keys, the last dim of the weights: weights @ values, or values @ weights.mT"
             return Obstructed(reader, "operator", f"{_product_of(turned)} sums over the queries", fix, 2)
         if not turned and swaps_last(reader):
             node, turned = reader, True
             nodes.append(reader)
             continue
-        if not turned and (spelled := einsum.of_values(reader, node)):
+        if not turned and (spelled := einsum.of_values(reader, node)) is not None:
             return _Weighted(reader, spelled.second, [*nodes, reader], dropped, spelled, mask)
         if not turned and mask is None and (mask := zeroed.zeroing(reader, node)) is not None:
             node = reader

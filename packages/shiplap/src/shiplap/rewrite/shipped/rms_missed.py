@@ -165,9 +165,9 @@ def _normalized(node: Node) -> Missed | None:
     dim, held = given.get("dim", 1), value(node)
     if given.get("p", 2) != 2 or not isinstance(dim, int) or not isinstance(held, Tensor) or not held.dim():
         return None
-    at: Node | None = node
-    while (at := trail.only_reader(at)) is not None and trail.idle(at):
-        pass
+    at = trail.only_reader(node)
+    while at is not None and trail.idle(at):
+        at = trail.only_reader(at)
     scaled = trail.factor(at) if at is not None else None
     size = held.shape[dim % held.dim()]
     if scaled is None or not isinstance(size, int) or abs(scaled[1] ** 2 - size) > 1e-6 * size:

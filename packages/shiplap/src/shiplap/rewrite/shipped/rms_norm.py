@@ -39,7 +39,7 @@ class RmsNorm(Rewrite):
     @property
     def digest(self) -> str:
         functions = (RmsNorm.apply, RmsNorm._at, squares_of, _scaled, _weighted, _normed, otherwise)
-        return hashlib.sha256(" ".join(map(source_digest, functions)).encode()).hexdigest()[:16]
+        return hashlib.sha256(" ".join([source_digest(f) for f in functions]).encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
         return programs()
@@ -123,8 +123,9 @@ def _weighted_first(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
         return None
     passed.append(product)
     for one, weight in (given, given[::-1]):
-        alone = [n for n in passed if len(n.users) != 1]
-        if not alone and trail.handed_on(one, more := []) is x and _is_weight(weight, value(x).shape[-1]):
+        more: list[Node] = []
+        alone = all(len(n.users) == 1 for n in passed)
+        if alone and trail.handed_on(one, more) is x and _is_weight(weight, value(x).shape[-1]):
             return weight, [*passed, *more]
     return None
 

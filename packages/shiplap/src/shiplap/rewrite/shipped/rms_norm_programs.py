@@ -25,7 +25,7 @@ def _gemma(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _bare(x: Tensor, weight: Tensor) -> Tensor:
-    return (x / torch.sqrt(torch.mean(torch.square(x), axis=-1, keepdim=True) + 1e-5)).sin() * weight  # type: ignore[call-overload,no-any-return]
+    return (x / torch.sqrt(torch.mean(torch.square(x), axis=-1, keepdim=True) + 1e-5)).sin() * weight  # type: ignore[call-overload]
 
 
 def _cast_root(x: Tensor, weight: Tensor) -> Tensor:

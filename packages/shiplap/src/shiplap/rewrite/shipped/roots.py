@@ -126,10 +126,11 @@ def square_of(node: Any) -> Node | None:
         return given[0] if isinstance(given[0], Node) else None
     if name not in PRODUCTS or len(given) != 2 or not all(isinstance(g, Node) for g in given):
         return None
-    first, second = map(trail.handed_on, given)
-    if first is not second:
-        return None
-    return given[0] if given[0] is given[1] else first
+    plain: Node = given[0]
+    if plain is given[1]:
+        return plain
+    first: Node = trail.handed_on(plain)
+    return first if first is trail.handed_on(given[1]) else None
 
 
 def _readers(node: Node) -> list[Node]:

@@ -50,7 +50,7 @@ def rescaled(product: Node, scores: Any) -> Rescaled | None:
         nodes.append(share)
         spread, share = True, trail.handed_on(trail.source(share), nodes)
     left = _left_over(share, nodes)
-    lse = trail.handed_on(left[0], nodes) if left else None
+    lse: Any = trail.handed_on(left[0], nodes) if left else None
     if left is None or trail.named(lse) != "logsumexp":
         return None
     given_lse, rank = arguments(lse), value(product).dim()
