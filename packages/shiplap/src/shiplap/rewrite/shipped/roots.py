@@ -127,10 +127,10 @@ def square_of(node: Any) -> Node | None:
     if name not in PRODUCTS or len(given) != 2 or not all(isinstance(g, Node) for g in given):
         return None
     plain: Node = given[0]
-    if plain is given[1]:
-        return plain
     first: Node = trail.handed_on(plain)
-    return first if first is trail.handed_on(given[1]) else None
+    if trail.handed_on(given[1]) is not first:
+        return None
+    return plain if given[1] is given[0] else first
 
 
 def _readers(node: Node) -> list[Node]:
