@@ -111,10 +111,10 @@ def test_a_plain_sum_over_two_dims_and_a_plain_convolution_are_right():
     wide = x.double().sum((1, 2))
     checked = settle([total], [x.sum((1, 2))], [wide], Reduction(2700), lambda: [x.double().sum((1, 2))])
     assert checked.problem == ""
-    planes = torch.zeros(2, 3, 7, 7)
+    summed = torch.zeros(2, 3, 7, 7)
     for c in range(300):
-        planes = planes + torch.conv2d(x[:, c : c + 1], w[:, c : c + 1])
+        summed = summed + torch.conv2d(x[:, c : c + 1], w[:, c : c + 1])
     wide = torch.conv2d(x.double(), w.double())
     own = torch.conv2d(x, w)
-    checked = settle([planes], [own], [wide], Reduction(2700), lambda: [torch.conv2d(x.double(), w.double())])
+    checked = settle([summed], [own], [wide], Reduction(2700), lambda: [torch.conv2d(x.double(), w.double())])
     assert checked.problem == ""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["carried"]
+__all__ = ["rounded_sums"]
 
 PARTS = 8
 EQUAL = 1e-6  # relative difference of terms that a kernel rounds alike
@@ -19,7 +19,7 @@ PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "add
 Runs = tuple[list[Tensor], list[int]]  # sums of runs of terms, and how many terms each has
 
 
-def carried(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
+def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
     """What the rounding errors of all partial sums are a share of, an element each for the result; None without sums.
 
     That is the root of the sum of their squares, and where all terms are equal their sum, since rounding then errs to

@@ -20,7 +20,7 @@ from torch import Tensor
 from shiplap.compat.decompose import decompositions
 from shiplap.compat.modes import TorchDispatchMode, without_memory
 from shiplap.compat.trees import map_leaves
-from shiplap.referee.partial import carried
+from shiplap.referee.partial import rounded_sums
 
 __all__ = ["allowance", "unit"]
 
@@ -95,7 +95,7 @@ class _Rounding(TorchDispatchMode):
             return result
         args, kwargs = (map_leaves(self._off, values) for values in (args, kwargs))
         result = map_leaves(partial(self._off, growth=growth), func(*args, **kwargs))
-        if _rounds(result) and (sums := carried(name, func, args)) is not None:
+        if _rounds(result) and (sums := rounded_sums(name, func, args)) is not None:
             result += sums * (self._noise(sums, SHARE) - 1)
         return result
 
