@@ -57,7 +57,8 @@ def compared(make: Maker, device: str) -> str:
 
 def _run(case: Case, device: str, dtype: torch.dtype) -> tuple[Run, str]:
     """Run the model, and say what is wrong with its parameters."""
-    module, run = case.module, Run()
+    module: Any = case.module
+    run = Run()
     optimiser = torch.optim.SGD(module.parameters(), lr=RATE)
     before = {name: id(p) for name, p in module.named_parameters(remove_duplicate=False)}
     module.to(device)
@@ -113,9 +114,8 @@ def _differences(ours: Run, theirs: Run, exact: Run) -> Iterator[str]:
         values = [getattr(run, what) for run in (ours, theirs, exact)]
         for name in values[0]:
             least = everything * SMALL if what == "gradients" else 0.0
-            yield from _distance(
-                f"{'gradient of' if least else 'after the step'} {name}", *(v[name] for v in values), least
-            )
+            a, b, e = (v[name] for v in values)
+            yield from _distance(f"{'gradient of' if least else 'after the step'} {name}", a, b, e, least)
 
 
 def _distance(name: str, ours: Tensor, theirs: Tensor, exact: Tensor, least: float = 0.0) -> Iterator[str]:

@@ -74,6 +74,7 @@ def _bert() -> Case:
 def _t5() -> Case:
     from transformers import T5Config, T5ForConditionalGeneration
 
+    start: dict[str, Any] = {"decoder_start_token_id": 0}
     config = T5Config(
         vocab_size=WORDS,
         d_model=32,
@@ -82,7 +83,7 @@ def _t5() -> Case:
         num_layers=2,
         num_heads=4,
         dropout_rate=0.0,
-        decoder_start_token_id=0,
+        **start,
     )
     ids, labels = torch.randint(3, WORDS, (2, 9)), torch.randint(3, WORDS, (2, 6))
     more = {"input_ids": ids, "max_new_tokens": 5, "do_sample": False}
@@ -120,6 +121,7 @@ def _whisper() -> Case:
 def _vit() -> Case:
     from transformers import ViTConfig, ViTForImageClassification
 
+    classes: dict[str, Any] = {"num_labels": 5}
     config = ViTConfig(
         hidden_size=32,
         num_hidden_layers=2,
@@ -127,7 +129,7 @@ def _vit() -> Case:
         intermediate_size=48,
         image_size=32,
         patch_size=8,
-        num_labels=5,
+        **classes,
     )
     given = {"pixel_values": torch.randn(2, 3, 32, 32)}
     return Case(ViTForImageClassification(config), kwargs=given, train={"labels": torch.tensor([1, 2])}, loss=_loss)
@@ -136,7 +138,8 @@ def _vit() -> Case:
 def _resnet() -> Case:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    config = ResNetConfig(depths=[1, 2, 1], hidden_sizes=[16, 32, 48], embedding_size=8, num_labels=5)
+    classes: dict[str, Any] = {"num_labels": 5}
+    config = ResNetConfig(depths=[1, 2, 1], hidden_sizes=[16, 32, 48], embedding_size=8, **classes)
     given = {"pixel_values": torch.randn(2, 3, 32, 32)}
     return Case(ResNetForImageClassification(config), kwargs=given, train={"labels": torch.tensor([1, 2])}, loss=_loss)
 

@@ -56,7 +56,8 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden, _ = self.lstm(x)
         hidden, last = self.gru(hidden)
-        return self.out(hidden) + self.out(last[-1])[:, None]
+        result: Tensor = self.out(hidden) + self.out(last[-1])[:, None]
+        return result
 
 
 class Packed(nn.Module):
@@ -100,7 +101,8 @@ class Tied(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
-        return self.out(self.body(self.embed(source), self.embed(target), tgt_mask=mask))
+        result: Tensor = self.out(self.body(self.embed(source), self.embed(target), tgt_mask=mask))
+        return result
 
 
 class Experts(nn.Module):
@@ -134,7 +136,8 @@ class Messages(nn.Module):
         message = torch.relu(self.message(torch.cat([x[source], x[target]], -1)))
         total = x.new_zeros(len(x), 6).index_add(0, target, message)
         largest = x.new_zeros(len(x), 6).scatter_reduce(0, target[:, None].expand_as(message), message, "amax")
-        return self.update(torch.cat([x, total, largest], -1))
+        result: Tensor = self.update(torch.cat([x, total, largest], -1))
+        return result
 
 
 class Spectral(nn.Module):
@@ -147,7 +150,8 @@ class Spectral(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         modes = torch.fft.rfft(x)[..., :5]
-        return self.out(torch.fft.irfft(torch.einsum("bix,iox->box", modes, self.weight), n=x.shape[-1]))
+        result: Tensor = self.out(torch.fft.irfft(torch.einsum("bix,iox->box", modes, self.weight), n=x.shape[-1]))
+        return result
 
 
 class Sampler(nn.Module):
@@ -172,7 +176,8 @@ class Bag(nn.Module):
 
     def forward(self, words: Tensor, starts: Tensor) -> Tensor:
         bags = self.bag(words, starts)
-        return self.out(bags, bags.flip(0))
+        result: Tensor = self.out(bags, bags.flip(0))
+        return result
 
 
 MODELS: dict[str, Maker] = {

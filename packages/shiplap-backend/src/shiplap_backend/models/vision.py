@@ -44,7 +44,9 @@ class Detector(nn.Module):
         if not self.training:
             return self.detector(list(images))
         torch.manual_seed(0)  # it samples its proposals
-        return self.detector(list(images), [{"boxes": b, "labels": l} for b, l in zip(boxes, labels, strict=True)])
+        return self.detector(
+            list(images), [{"boxes": box, "labels": label} for box, label in zip(boxes, labels, strict=True)]
+        )
 
 
 def _detector() -> Case:

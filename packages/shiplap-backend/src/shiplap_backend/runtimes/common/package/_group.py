@@ -51,7 +51,7 @@ class HostWork(dist.Work):
         """The results as a future. It waits: what follows in the current stream may use them."""
         self.wait()
         results = _tensors(self._results)
-        places = sorted({t.device for t in results if t.device.type != "cpu"}, key=str)
+        places: list[int | str | torch.device] = list({t.device for t in results if t.device.type != "cpu"})
         future: torch.futures.Future[Any] = torch.futures.Future(devices=places)
         future.set_result(results)
         return future
@@ -64,7 +64,8 @@ class HostGroup(dist.ProcessGroup):
     """A process group of the device: each collective is Gloo's, on copies of the tensors in host memory."""
 
     def __init__(self, name: str, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
+        place: list[Any] = [rank, size]  # torch's stub has another signature, of what no class in Python derives from
+        super().__init__(*place)
         self._backend, self._called, self._described = name, "", ""
         self._host = dist.distributed_c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
@@ -82,16 +83,6 @@ class HostGroup(dist.ProcessGroup):
         self._described = text
 
     def getGroupDesc(self) -> str:
-        return self._described
-
-    @property
-    def group_name(self) -> str:
-        """The name that torch gave the group."""
-        return self._called
-
-    @property
-    def group_desc(self) -> str:
-        """What torch says of the group."""
         return self._described
 
 
