@@ -130,7 +130,7 @@ def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
         raise _wrong(path, mark.line + 1 if mark else 1, f"not YAML: {e.problem}", "valid YAML") from None
     except ValueError as e:
         raise _wrong(path, 1, str(e), "a readable metadata file in UTF-8") from None
-    named = data.get("ops") if isinstance(data, dict) else None
+    named: Any = data.get("ops") if isinstance(data, dict) else None
     for place, name in enumerate(named if isinstance(named, dict) else {}):
         if not isinstance(name, str):
             line = [n for keys, n in lines.items() if keys[0] == "ops" and len(keys) == 2][place]
