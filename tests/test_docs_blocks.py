@@ -76,7 +76,7 @@ BLOCKS = [b for p in PAGES for b in blocks_of(p.read_text("utf-8"), p.relative_t
 CODE = [block for block in BLOCKS if block.language in PYTHON + CONSOLE]
 UNMARKED = [block for block in CODE if not block.kind and not block.snippets]
 TESTS = "\n".join(p.read_text("utf-8") for p in (REPOSITORY / "tests").glob("*.py"))
-RUNTIMES = (REPOSITORY / "packages/shiplap-backend/tests/backend/test_outside.py").read_text("utf-8")
+RUNTIMES = (REPOSITORY / "packages/shiplap-backend/tests/backend/examples.py").read_text("utf-8")
 
 
 def name(block: Block) -> str:

@@ -1,4 +1,4 @@
-"""The OpInfo sweep of a built project: processes that may crash, and one verdict for each operator and dtype."""
+"""The sweep of a built project: processes that may crash, and one verdict for each operator and dtype, or model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from shiplap.extend import error
 from shiplap_backend.project import Project
 
-__all__ = ["STATES", "Verdict", "audit", "operators", "table"]
+__all__ = ["STATES", "Verdict", "audit", "models", "operators", "table"]
 
 State = Literal["native", "mixed", "fallback", "core", "refused", "fail", "crash", "left"]
 STATES: dict[State, str] = {
@@ -25,9 +25,10 @@ STATES: dict[State, str] = {
     "refused": "NotImplementedError that says why, and no value",
     "fail": "a wrong value or an unexpected error",
     "crash": "the process ended or hung",
-    "left": "not run: torch's own decorators skip it, or the CPU accepts no sample",
+    "left": "not run: torch's own decorators skip it, the CPU accepts no sample, or a package is missing",
 }
 _GRANULE = 168  # cases a process: an import costs 4 s, a crash another one
+_MODELS = 6  # models a process
 _PATIENCE = 900  # seconds for a process
 
 Case = tuple[str, str]  # operator, dtype
@@ -35,7 +36,7 @@ Case = tuple[str, str]  # operator, dtype
 
 @dataclass(frozen=True)
 class Verdict:
-    """One operator and dtype: where it ran, and what was wrong or why it did not run."""
+    """One operator, or model, and dtype: where it ran, and what was wrong or why it did not run."""
 
     op: str
     dtype: str
@@ -56,7 +57,7 @@ def operators(project: Project) -> list[str]:
         raise error(
             "SL906",
             where="the OpInfo database",
-            what="the sweep over the backend's operators cannot start",
+            what="the sweep over the device cannot start",
             got=end,
             expected="torch's test package",
             fix="install them: pip install expecttest hypothesis",
@@ -65,9 +66,19 @@ def operators(project: Project) -> list[str]:
     return names
 
 
+def models() -> list[str]:
+    """Names of the models that ``audit(models=True)`` knows."""
+    from shiplap_backend.models import MODELS
+
+    return sorted(MODELS)
+
+
 def _lines(project: Project, cases: Sequence[Case] | None, samples: int = 0) -> tuple[list[str], str]:
-    """Output lines of one process, and how it ended if it did not end well. Without ``cases``, the operators."""
-    arguments = ["--list"] if cases is None else ["--samples", str(samples)]
+    """Output lines of one process, and how it ended if it did not end well. Without ``cases``, the operators.
+
+    Without ``samples`` the cases are models.
+    """
+    arguments = ["--list"] if cases is None else ["--samples", str(samples)] if samples else ["--models"]
     command = [sys.executable, "-P", "-m", "shiplap_backend.sweep", str(project.package.resolve()), *arguments]
     try:
         run = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=_PATIENCE)
@@ -86,14 +97,26 @@ def audit(
     *,
     samples: int = 8,
     jobs: int = 1,
+    models: bool = False,
     tell: Callable[[str], object] = str,
 ) -> Iterator[Verdict]:
-    """Yield a verdict for each of ``names`` in each dtype that it has. SL906 if the device cannot be loaded at all."""
+    """Yield a verdict for each of ``names`` in each dtype that it has. SL906 if the device cannot be loaded at all.
+
+    Args:
+        project: one that is built.
+        names: of ``operators``, or of ``models``.
+        dtypes: short names; for models ``["f32"]``.
+        samples: at most so many of an operator.
+        jobs: processes at a time.
+        models: whether the names are of models.
+        tell: is called with the progress.
+    """
     cases = [(name, dtype) for name in names for dtype in dtypes]
-    batches = [cases[i : i + _GRANULE] for i in range(0, len(cases), _GRANULE)]
+    size, what = (_MODELS, "models") if models else (_GRANULE, "operators and dtypes")
+    batches = [cases[i : i + size] for i in range(0, len(cases), size)]
     with ThreadPoolExecutor(jobs) as pool:
-        for n, verdicts in enumerate(pool.map(lambda batch: _batch(project, batch, samples), batches)):
-            tell(f"{min((n + 1) * _GRANULE, len(cases))}/{len(cases)} operators and dtypes")
+        for n, verdicts in enumerate(pool.map(lambda b: _batch(project, b, 0 if models else samples), batches)):
+            tell(f"{min((n + 1) * size, len(cases))}/{len(cases)} {what}")
             yield from verdicts
 
 
@@ -114,7 +137,7 @@ def _batch(project: Project, cases: Sequence[Case], samples: int) -> list[Verdic
             raise error(
                 "SL906",
                 where=str(project.package),
-                what="the sweep over the backend's operators cannot start",
+                what="the sweep over the device cannot start",
                 got=end,
                 expected="a device that loads",
                 fix="run 'shiplap backend build' first",

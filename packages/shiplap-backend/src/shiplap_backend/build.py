@@ -68,7 +68,8 @@ def _rules(project: Project, target: Path) -> str:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     ours = [*project.runtime.include_dirs, project.generated.resolve()]
-    system = [*include_paths(), sysconfig.get_path("include"), *project.runtime.system_dirs()]
+    kineto = [f"{path}/kineto" for path in include_paths()[:1]]  # its headers include each other by name alone
+    system = [*include_paths(), *kineto, sysconfig.get_path("include"), *project.runtime.system_dirs()]
     libraries, sources = library_paths(), project.runtime.units
     return render(
         "build.ninja.jinja",

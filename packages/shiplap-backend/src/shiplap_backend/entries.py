@@ -17,10 +17,13 @@ Empty = Literal["fallback", "run"]
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Shape, strides and dtype of one output that no structured ``meta`` gives: a mode, or a list of sizes.
 
-    ``format`` names tensors of which one stored channels last makes the output so.
+    ``format`` names tensors of which one stored channels last makes the output so. The mode ``meta`` is of outputs
+    whose shape a structured ``meta`` gives, where the CPU's kernel chooses the memory format afterwards.
     """
 
-    mode: Literal["bypass", "broadcast", "matmul", "reduce", "concat", "transpose", "sizes", "iterator", "infer"]
+    mode: Literal[
+        "bypass", "broadcast", "matmul", "reduce", "concat", "transpose", "sizes", "iterator", "infer", "meta"
+    ]
     of: str = ""
     sizes: str = ""
     dtype: str = ""

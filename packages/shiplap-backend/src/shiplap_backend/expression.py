@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from shiplap.dtypes import in_aten
+from shiplap_backend.hidden import hidden
 from shiplap_backend.vendor import Functions, Parameter, VendorFunction, enum_values
 
 __all__ = ["DTYPES", "OPERATORS", "Compiler", "ExpressionError", "Typed", "Vocabulary", "nearest"]
@@ -103,9 +104,11 @@ class Compiler:
         """C++ of ``source`` as a value of kind ``expected``; ExpressionError says what is wrong with it."""
         try:
             tree = ast.parse(source.strip(), mode="eval").body
+            return self._as(self._visit(tree, expected), expected, tree)
         except SyntaxError as e:
             raise ExpressionError(f"not an expression: {e.msg}") from None
-        return self._as(self._visit(tree, expected), expected, tree)
+        except (RecursionError, MemoryError):
+            raise ExpressionError(f"{source.strip()[:40]!r}...: nested too deeply") from None
 
     def _visit(self, tree: ast.expr, expected: str) -> Typed:
         match tree:
@@ -229,6 +232,9 @@ class Compiler:
 
     def _operator(self, symbol: str, operands: list[ast.expr], expected: str = "any") -> Typed:
         values = [self._visit(o, expected) for o in operands]
+        numbers = [name for name, value in self.values.items() if value.kind not in ("tensor", "tensors")]
+        if why := hidden(symbol, operands, numbers):
+            raise ExpressionError(why)
         if any(v.kind == "node" for v in values):
             function = self.vocabulary.operators.get(symbol)
             if function is None:

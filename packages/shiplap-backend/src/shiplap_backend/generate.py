@@ -77,7 +77,8 @@ def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, D
             f"one of {', '.join(FAMILIES)}",
         )
     for unread in _UNREAD.get(FAMILIES[entry.template].file, ()):
-        if getattr(entry, unread):
+        of_meta = unread == "output" and all(rule.mode == "meta" for rule in entry.output.values())
+        if getattr(entry, unread) and not of_meta:
             raise wrong(
                 where, f"{name}: {unread!r}, which template {entry.template!r} does not read", "an entry without it"
             )

@@ -60,7 +60,7 @@ class _Mapping:
         w.decides = self._decides()
         w.compute = DTYPES.get(w.decides) or (f"opmath({w.decides})" if w.decides else "")
         w.outputs = [self._result(i, name) for i, name in enumerate(self._result_names())]
-        if self.family.file == "functional":
+        if self.family.graph:
             w.prepare = [p for i, n in enumerate(self._result_names()) for p in self._prepare(i, n)]
         if self.family.graph:
             w.lets = list(self._lets())
@@ -146,12 +146,20 @@ class _Mapping:
         return f"dtype_of({self.values[rule].code})"
 
     def _prepare(self, index: int, name: str) -> Iterator[str]:
-        """Statements that make or resize an output whose shape no structured ``meta`` gives."""
+        """Statements that make or resize an output, or that restride one whose shape a structured ``meta`` gave."""
         if self.d.kind == "inplace" or not self.d.returns:
             return
         rule = self.entry.output.get(name) or self.family.output
+        if self.family.file == "structured":
+            if rule is not None:
+                formats = ", ".join(self._tensor(name, "format", of) for of in rule.format)
+                yield f"restride({self._result(index, name)}, {formats});"
+            return
         if rule is None:
             raise wrong(self.where, f"{self.d.name}: output {name!r} has no rule", f"output: {{{name}: {{mode: ...}}}}")
+        if rule.mode == "meta":
+            expected = "another mode: no structured meta gives the shape"
+            raise wrong(self.where, f"{self.d.name}: output mode 'meta' of {name!r}", expected)
         if rule.mode in ("broadcast", "iterator", "infer"):
             yield from self._placed(index, name, rule)
             return
@@ -241,6 +249,8 @@ class _Mapping:
     def _updates(self) -> Iterator[tuple[str, str, str, str]]:
         """Arguments that are written besides the results: name, tensor, whether it is written, and what."""
         for name, update in self.entry.updates.items():
+            if name in self._result_names():
+                raise wrong(self.where, f"{self.d.name}, updates: {name!r} is an output", "an argument that is none")
             if self.values.get(name, Typed("", "")).kind != "tensor":
                 got = f"{self.d.name}, updates: {name!r}{nearest(name, self.values)}"
                 raise wrong(self.where, got, "a tensor argument")

@@ -130,6 +130,11 @@ def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
         raise _wrong(path, mark.line + 1 if mark else 1, f"not YAML: {e.problem}", "valid YAML") from None
     except ValueError as e:
         raise _wrong(path, 1, str(e), "a readable metadata file in UTF-8") from None
+    named: Any = data.get("ops") if isinstance(data, dict) else None
+    for place, name in enumerate(named if isinstance(named, dict) else {}):
+        if not isinstance(name, str):
+            line = [n for keys, n in lines.items() if keys[0] == "ops" and len(keys) == 2][place]
+            raise _wrong(path, line, f"a name that is {name!r}, a {type(name).__name__}", "an overload's name, a text")
     file = _converted(path, lines, data, _File, ())
     ops = {name: _converted(path, lines, raw, Entry, ("ops", name)) for name, raw in file.ops.items()}
     return msgspec.structs.replace(file, ops=ops), lines

@@ -69,7 +69,7 @@ class Runtime:
     def units(self) -> tuple[Path, ...]:
         """What is compiled besides generated code: the device core, and the vendor's own files."""
         own = (p for suffix in ("*.cpp", "*.c") for p in sorted(self.directory.glob(suffix)))
-        return (COMMON / "csrc" / "all.cpp", *own, *self.sources)
+        return (COMMON / "csrc" / "all.cpp", COMMON / "csrc" / "profiler.cpp", *own, *self.sources)
 
     @property
     def flags(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import sys
 import unittest
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,28 @@ def results(package: Path, cases: list[list[str]], samples: int) -> Iterator[dic
             yield {"op": name, "dtype": dtype, **_run(tests(case))}
 
 
+def of_models(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
+    """The same rows for models of ``shiplap_backend.models``, in float32."""
+    from shiplap_backend.models import MODELS
+    from shiplap_backend.models.compared import compared
+
+    device = load(package)
+    module = getattr(torch, device)
+    for name in names:
+        needs, make = MODELS[name]
+        seen, here = Evidence(), not needs or find_spec(needs) is not None
+        yield {"start": name, "dtype": "f32"}
+        if here:
+            module.reset_counters()
+            seen.samples = 1
+            try:
+                seen.failure = compared(make, device)
+            except Exception as e:
+                seen.failure = f"{type(e).__name__}: {str(e)[:300]}"
+            seen.count(module.counters())
+        yield {"op": name, "dtype": "f32", **_row(seen, "" if here else f"needs the package {needs!r}")}
+
+
 def _run(case: Any) -> dict[str, Any]:
     result = unittest.TestResult()
     case.run(result)
@@ -51,22 +74,31 @@ def _run(case: Any) -> dict[str, Any]:
     failure = seen.failure
     if not failure and not seen.refused:
         failure = "".join(text.strip().splitlines()[-1][:300] for _, text in (result.errors + result.failures)[:1])
+    seen.failure = failure
+    return _row(seen, "".join(reason for _, reason in result.skipped[:1]))
+
+
+def _row(seen: Evidence, skipped: str) -> dict[str, Any]:
     return {
         "samples": seen.samples,
         "native": sorted(seen.native),
         "fallback": seen.fallback,
-        "failure": failure,
+        "failure": seen.failure,
         "refused": seen.refused,
-        "skipped": "".join(reason for _, reason in result.skipped[:1]),
+        "skipped": skipped,
     }
 
 
 def main() -> None:
-    """``sweep PACKAGE --samples 8``, with ``[[op, dtype], ...]`` on stdin; ``--list`` prints the operators' names."""
+    """``sweep PACKAGE --samples 8``, with ``[[op, dtype], ...]`` on stdin; ``--list`` prints the operators' names.
+
+    With ``--models`` the names are of ``shiplap_backend.models``, and the dtype is f32.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("package", type=Path)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--models", action="store_true")
     options = parser.parse_args()
     out = sys.stdout
     sys.stdout = sys.stderr  # what operators print is not ours
@@ -76,7 +108,13 @@ def main() -> None:
         return
 
     def sweep() -> None:
-        for row in results(options.package, json.load(sys.stdin), options.samples):
+        cases = json.load(sys.stdin)
+        rows = (
+            of_models(options.package, [name for name, _ in cases])
+            if options.models
+            else results(options.package, cases, options.samples)
+        )
+        for row in rows:
             out.write(json.dumps(row) + "\n")
             out.flush()
 

@@ -38,7 +38,7 @@ def names_in(source: str) -> set[str]:
     """The names that an expression mentions; of what is no expression, none (its compiler says why)."""
     try:
         return {n.id for n in ast.walk(ast.parse(source.strip(), mode="eval")) if isinstance(n, ast.Name)}
-    except SyntaxError:
+    except (SyntaxError, RecursionError, MemoryError):
         return set()
 
 
@@ -60,6 +60,9 @@ def check_names(where: str, d: Declaration, entry: Entry, results: Sequence[str]
     for name in entry.inputs:
         if not inputs[name].tensor:
             raise wrong(where, f"{d.name}, inputs: {name!r} is no tensor", "a tensor argument")
+    for condition in entry.guard:
+        if not names_in(condition) & {*inputs, *results}:
+            raise wrong(where, f"{d.name}, guard: {condition!r} asks for no argument", "a condition of an argument")
     _check_outputs(where, d, entry, results)
     _check_lets(where, d, entry, {*inputs, *results})
 

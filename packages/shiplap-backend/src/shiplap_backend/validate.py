@@ -20,10 +20,10 @@ _READ = {
     "sizes": ("sizes",),
     "dtype": ("bypass", "broadcast", "matmul", "reduce", "concat", "transpose", "sizes"),
     "when": ("bypass", "matmul", "reduce", "concat", "transpose", "sizes"),
-    "format": ("matmul", "reduce", "concat", "transpose", "sizes"),
+    "format": ("matmul", "reduce", "concat", "transpose", "sizes", "meta"),
     "of": ("bypass", "matmul", "reduce", "concat", "transpose", "sizes", "iterator"),
 }
-_NEEDED = {"sizes": "sizes", "broadcast": "dtype", "iterator": "of"}
+_NEEDED = {"sizes": "sizes", "broadcast": "dtype", "iterator": "of", "meta": "format"}
 
 
 def check_target(target: Target, at: At) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +12,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+
+from shiplap_backend.models import MODELS as MODELS_OF_THE_AUDIT
+from shiplap_backend.models.compared import compared
+from tests.backend.profiling import NATIVE, NO_KERNELS
 
 sys.path.insert(0, os.environ["SHIPLAP_DISCRETE_PROJECT"])
 importlib.import_module("torch_mine").autoload()
@@ -83,6 +88,28 @@ def test_models_train_as_on_the_cpu(name: str, device: str) -> None:
     torch.testing.assert_close(train(device), train("cpu"), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", MODELS_OF_THE_AUDIT)
+def test_models_of_the_audit(name: str) -> None:
+    package, make = MODELS_OF_THE_AUDIT[name]
+    if package:
+        pytest.importorskip(package)
+    assert compared(make, "mine") == ""
+
+
+def test_norms_are_the_cpus() -> None:
+    """Torch's composite of a layer norm scales and shifts before it takes the mean off: 2e-3 where the CPU has 0."""
+    x = 300 + 100 * torch.randn(3, 1, generator=torch.Generator().manual_seed(0))
+    for size in (1, 5):
+        rows = x.expand(3, size).contiguous()
+        assert torch.equal(
+            nn.functional.layer_norm(rows.to("mine"), (size,)).cpu(), nn.functional.layer_norm(rows, (size,))
+        )
+    image = torch.randn(2, 3, 3, 4).permute(0, 3, 1, 2)
+    got, want = nn.functional.group_norm(image.to("mine"), 2), nn.functional.group_norm(image, 2)
+    assert got.stride() == want.stride()
+    assert torch.equal(got.cpu(), want)
+
+
 def test_a_model_over_both_devices() -> None:
     """Half of it on each: autograd copies the gradients back."""
 
@@ -107,3 +134,28 @@ def test_mixed_precision_and_checkpoints() -> None:
     scaler.step(optimiser)
     scaler.update()
     assert not torch.equal(before[0], model[0].weight.cpu())
+
+
+@pytest.mark.skipif(not NATIVE, reason=NO_KERNELS)
+def test_the_profiler_tells_when_kernels_ran() -> None:
+    """A kernel begins after the call that asked for it, on its own device and stream, one after the other."""
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.PrivateUse1]
+    stream, x, other = torch.Stream("mine:0"), torch.eye(200).to("mine:0"), torch.ones(8, device="mine:1")
+    mine.synchronize()
+    with torch.profiler.profile(activities=kinds) as profiled:
+        (x @ x @ x @ x).tanh()
+        with mine.stream(stream):
+            x.exp()
+        with mine.device(1):
+            other.exp()
+    events = list(profiled.events())
+    kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.PrivateUse1]
+    first = [e for e in kernels if (e.device_index, e.device_resource_id) == (0, 0)]
+    assert [e.name for e in first] == ["aten::mm.out"] * 3 + ["aten::tanh.out"]
+    for before, after in itertools.pairwise(first):
+        assert before.time_range.start < before.time_range.end <= after.time_range.start
+    rest = {(e.device_index, e.device_resource_id) for e in kernels if e.name == "aten::exp.out"}
+    assert rest == {(0, stream.stream_id), (1, 0)}
+    callers = [k.name for e in events for k in e.kernels]
+    assert callers.count("aten::mm.out") == 3
+    assert callers.count("aten::exp.out") == 2

@@ -11,6 +11,9 @@ import torch
 from shiplap_backend.build import build
 from shiplap_backend.project import Project, gen, new, open_project
 
+EXAMPLE = Path(__file__).parents[4] / "examples" / "runtime-tinyc"
+DISCRETE = EXAMPLE / "discrete"
+
 
 def built(config: pytest.Config, name: str, example: Path) -> Project:
     """The project of an example, generated and built in the cache of pytest.

@@ -53,7 +53,7 @@ def test_a_device_that_does_not_load_is_an_error(tmp_path: Path, monkeypatch: py
     class Project:
         package = tmp_path / "torch_nothing"
 
-    with pytest.raises(BackendError, match="sweep over the backend's operators cannot start"):
+    with pytest.raises(BackendError, match="sweep over the device cannot start"):
         list(audit.audit(Project(), ["add"], ["f32"]))  # type: ignore[arg-type]
 
 

@@ -86,6 +86,9 @@ def test_bad_input_is_answered(fresh: Path, tmp_path: Path) -> None:
         (["--dtypes", "f31"], "'f31'; did you mean 'f32'?"),
         (["--match", "("], "unterminated subpattern"),
         (["--match", "no such operator"], "no operator matches"),
+        (["--models", "--match", "no such model"], "no model matches"),
+        (["--models", "--ops", "gpt-2"], "'gpt-2'; did you mean 'gpt2'?"),
+        (["--models", "--dtypes", "f32,bf16"], "f32, in which models are compared"),
         (["--ops", "softmxa"], "did you mean 'softmax'?"),
         (["--ops", "relu"], "'relu'; did you mean 'nn.functional.relu'?"),
     ],
@@ -182,6 +185,30 @@ def test_audit_reports_what_the_sweep_found(project: Project, monkeypatch: pytes
     assert out.split("\n")[:2] == ["f32  native 1  fail 1", "fail  mm  f32  1 for 2"]
     _, err = run("audit", project.root, "--match", "nothing", status=2)
     assert "no operator matches 'nothing'" in err
+
+
+def test_audit_reports_every_model(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that are right: what a model left to the CPU is in the JSON."""
+    from shiplap_backend import project
+
+    asked: list[dict[str, Any]] = []
+    verdicts = [
+        audit.Verdict("gpt2", "f32", "native", 1),
+        audit.Verdict("vit-tiny", "f32", "left", 0, why="needs timm"),
+    ]
+
+    def swept(*arguments: Any, **options: Any) -> list[audit.Verdict]:
+        asked.append(options)
+        return verdicts
+
+    monkeypatch.setattr(project, "require_built", lambda _: None)
+    monkeypatch.setattr(audit, "audit", swept)
+    out, _ = run("audit", fresh, "--models", "--ops", "gpt2,vit-tiny")
+    assert out.splitlines()[:3] == ["f32  native 1  left 1", "native  gpt2  f32", "left  vit-tiny  f32  needs timm"]
+    assert asked[0]["models"] is True
+    assert [v["op"] for v in run("audit", fresh, "--models", "--json")["verdicts"]] == ["gpt2", "vit-tiny"]
+    verdicts[0] = audit.Verdict("gpt2", "f32", "fail", 1, why="result 0 is 1.0e-03 from float64, the CPU's 1.0e-07")
+    run("audit", fresh, "--models", status=1)
 
 
 def test_diff_of_locks(project: Project, tmp_path: Path) -> None:

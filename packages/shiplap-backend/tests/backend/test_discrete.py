@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.backend.examples import built
+from tests.backend.examples import DISCRETE, built
 
 pytestmark = pytest.mark.long  # building the device takes a minute; tests of the other runtimes are the sample
 
-EXAMPLE = Path(__file__).parents[4] / "examples" / "runtime-tinyc" / "discrete"
 CASES = [Path(__file__).with_name(name) for name in ("discrete_cases.py", "discrete_models.py")]
 NAMES = [
     node.name
@@ -31,7 +30,7 @@ NAMES = [
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> tuple[dict[str, set[str]], str]:
     """The outcomes of each case's parameters by the case's name, and what pytest printed."""
-    project = built(request.config, "discrete", EXAMPLE)
+    project = built(request.config, "discrete", DISCRETE)
     options = ("-q", "-rA", "-p", "no:cacheprovider", "-n", "0", "--tb=short")
     command = [sys.executable, "-m", "pytest", *options, *map(str, CASES)]
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "SHIPLAP_DISCRETE_PROJECT": str(project.root)}

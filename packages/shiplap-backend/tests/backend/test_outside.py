@@ -15,9 +15,8 @@ from shiplap_backend.generate import generate
 from shiplap_backend.metadata import load
 from shiplap_backend.project import gen, new, open_project
 from shiplap_backend.runtimes import names, runtime
-from tests.backend.examples import built
+from tests.backend.examples import EXAMPLE, built
 
-EXAMPLE = Path(__file__).parents[4] / "examples" / "runtime-tinyc"
 GOOD = (EXAMPLE / "runtime.py").read_text(encoding="utf-8")
 
 # runtime.py, id, line, part of `got`

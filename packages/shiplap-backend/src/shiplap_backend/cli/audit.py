@@ -21,6 +21,8 @@ Examples:
   shiplap backend audit torch-openvino --ops add,mm --samples 3  these, quickly
   shiplap backend audit torch-openvino --jobs 8                  several processes at a time
   shiplap backend audit torch-openvino --json > opinfo.json      every verdict, with its reason
+  shiplap backend audit torch-openvino --models                  whole models: inference and a training step
+  shiplap backend audit torch-openvino --models --match '^gpt2$' one of them
 
 \b
 The same test cases run under pytest: cd torch-openvino && pytest test_opinfo.py -k 'add and float32'
@@ -29,7 +31,7 @@ The same test cases run under pytest: cd torch-openvino && pytest test_opinfo.py
 Exit status:
   0  no wrong value and no crash
   1  a wrong value, an error or a crash
-  2  the device does not load, or no operator matches"""
+  2  the device does not load, or no operator or model matches"""
 
 
 def command(
@@ -39,9 +41,11 @@ def command(
     ops: Annotated[str, typer.Option("--ops", help="Exact names instead, separated by commas.")] = "",
     samples: Annotated[int, typer.Option("--samples", min=1, help="At most so many samples an operator.")] = 8,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes at a time.")] = 1,
+    models: Annotated[bool, typer.Option("--models", help="Whole models in float32 instead of operators.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: counts and verdicts.")] = False,
 ) -> None:
-    """Run torch's operator database on the device and on the CPU, in processes that may crash."""
+    """Run torch's operator database, or whole models, on the device and on the CPU, in processes that may crash."""
+    from shiplap.extend import error
     from shiplap_backend import audit
     from shiplap_backend.expression import DTYPES
     from shiplap_backend.project import open_project, require_built
@@ -49,9 +53,14 @@ def command(
     project = open_project(directory)
     require_built(project)
     chosen = _known("--dtypes", dtypes.split(","), list(DTYPES))
-    known = audit.operators(project)
-    names = _known("--ops", ops.split(","), known) if ops else _matching(match, known)
-    verdicts = list(audit.audit(project, names, chosen, samples=samples, jobs=jobs, tell=verbs.note))
+    if models and chosen != ["f32"]:
+        raise error("SL613", where="--dtypes", got=dtypes, expected="f32, in which models are compared")
+    known = audit.models() if models else audit.operators(project)
+    names = (
+        _known("--ops", ops.split(","), known) if ops else _matching(match, known, "model" if models else "operator")
+    )
+    swept = audit.audit(project, names, chosen, samples=samples, jobs=jobs, models=models, tell=verbs.note)
+    verdicts = list(swept)
     bad = [v for v in verdicts if v.state in ("fail", "crash")]
     if json:
         verbs.emit_json({"counts": audit.table(verdicts), "verdicts": [v.as_json() for v in verdicts]})
@@ -59,8 +68,8 @@ def command(
         for dtype, counts in audit.table(verdicts).items():
             verbs.out().print(f"{dtype:5}" + "  ".join(f"{k} {n}" for k, n in counts.items() if n), markup=False)
         for v in verdicts:
-            if v.state in ("fail", "crash", "refused"):
-                verbs.out().print(f"{v.state}  {v.op}  {v.dtype}  {v.why}", markup=False)
+            if models or v.state in ("fail", "crash", "refused"):
+                verbs.out().print(f"{v.state}  {v.op}  {v.dtype}  {v.why}".rstrip(), markup=False)
     if bad:
         raise typer.Exit(verbs.FAILED)
 
@@ -72,22 +81,24 @@ def _known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
 
     for name in given:
         if name not in known:
-            expected = ", ".join(known) if len(known) < 20 else "names of torch's operator database, such as 'add'"
+            expected = ", ".join(known) if len(known) < 50 else "names of torch's operator database, such as 'add'"
             whole = next((n for n in known if n.endswith(f".{name}")), "")  # "nn.functional.relu" for "relu"
             meant = f"; did you mean {whole!r}?" if whole else nearest(name, known)
             raise error("SL613", where=option, got=f"{name!r}{meant}", expected=expected)
     return given
 
 
-def _matching(pattern: str, known: Sequence[str]) -> list[str]:
+def _matching(pattern: str, known: Sequence[str], what: str) -> list[str]:
     """The known names that ``pattern`` is found in. SL613 if there is none, or it is no regular expression."""
     from shiplap.extend import error
 
     try:
         names = [n for n in known if re.search(pattern, n)]
-        got = "" if names else f"no operator matches {pattern!r}"
+        got = "" if names else f"no {what} matches {pattern!r}"
     except re.error as e:
         got = f"{pattern!r}: {e}"
     if got:
-        raise error("SL613", where="--match", got=got, expected="part of a name such as 'add', or a regular expression")
+        raise error(
+            "SL613", where="--match", got=got, expected=f"part of a name such as {known[0]!r}, or a regular expression"
+        )
     return names

@@ -97,11 +97,33 @@ def test_out_of_ops_that_ask_for_the_device_by_name(dev: Any, device: str) -> No
     torch.testing.assert_close((u.cpu() * s.cpu()) @ v.cpu().mH, z, rtol=1e-4, atol=1e-4)
 
 
+def _unpooled(x: Tensor) -> Tensor:
+    pooled, indices = nn.functional.max_pool2d(x, 2, return_indices=True)
+    return nn.functional.max_unpool2d(pooled, indices, 2)
+
+
+OF_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "pixel_shuffle": lambda x: torch.pixel_shuffle(x, 2),
+    "pixel_unshuffle": lambda x: torch.pixel_unshuffle(x, 2),
+    "channel_shuffle": lambda x: torch.channel_shuffle(x, 2),
+    "replication pad": lambda x: nn.functional.pad(x, (1, 2, 0, 1), mode="replicate"),
+    "max_unpool2d": _unpooled,
+}
+
+
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("name", ["pixel_shuffle", "pixel_unshuffle", "channel_shuffle"])
+@pytest.mark.parametrize("name", OF_IMAGES)
 def test_strides_are_the_cpus(dev: Any, device: str, name: str, format: torch.memory_format) -> None:
     x = torch.randn(2, 8, 4, 4).to(memory_format=format)
-    f = getattr(torch, name)
-    got, want = f(x.to(device), 2), f(x, 2)
+    f = OF_IMAGES[name]
+    got, want = f(x.to(device)), f(x)
     assert got.stride() == want.stride()
     assert torch.equal(got.cpu(), want)
+
+
+def test_a_norm_that_the_target_lacks_is_the_cpus(dev: Any, device: str) -> None:
+    """Torch's composite would view the permuted image as if it were contiguous, and raise."""
+    x = torch.randn(2, 3, 3, 4).permute(0, 3, 1, 2)
+    got, want = nn.functional.group_norm(x.to(device), 2), nn.functional.group_norm(x, 2)
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got.cpu(), want)

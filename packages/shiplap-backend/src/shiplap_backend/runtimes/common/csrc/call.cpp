@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <shiplap_backend/call.h>
 #include <shiplap_backend/memory.h>
+#include <shiplap_backend/profiler.h>
 #if SHIPLAP_DISCRETE
 #include <shiplap_backend/queues.h>
 #endif
@@ -314,8 +315,11 @@ void Call::execute(std::shared_ptr<Executable> executable) {
   for (const auto& o : outputs_) {
     out.push_back(kept.emplace_back(placed(o)).mutable_data_ptr());
   }
-  driver().run(current_queue(current_index()), op_.name, std::move(executable), std::move(in),
-               std::move(out));
+  {
+    const Profiled profiled(op_.name);
+    driver().run(current_queue(current_index()), op_.name, std::move(executable), std::move(in),
+                 std::move(out));
+  }
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const auto &result = outputs_[i].tensor, &stored = kept[made + i];
     if (!stored.is_same(result)) {
@@ -350,7 +354,10 @@ void Call::execute(std::shared_ptr<Executable> executable) {
     }
     out.push_back(blocked(o) ? kept.back().mutable_data_ptr() : o.tensor.mutable_data_ptr());
   }
-  executable->run(in, out);
+  {
+    const Profiled profiled(op_.name);
+    executable->run(in, out);
+  }
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (blocked(outputs_[i])) {
       host_view(outputs_[i].tensor)

@@ -159,8 +159,11 @@ constexpr struct {
     {"aten::convolution_backward_overrideable", "aten::convolution_backward"},
 };
 
-// Composites whose body asks for the device by name, and raises for one that it does not know.
-constexpr const char* kNeedTheCpu[] = {"aten::mode.values", "aten::conj_physical_"};
+// Composites that are less than the CPU's kernel. The first two ask for the device by name, and raise
+// for one that they do not know. The norms are made of a batch norm, which scales and shifts a value
+// that is far from zero before it takes the mean off, and views an image as if it were contiguous.
+constexpr const char* kNeedTheCpu[] = {"aten::mode.values", "aten::conj_physical_",
+                                       "aten::native_layer_norm", "aten::native_group_norm"};
 
 const char* other_name(const c10::OperatorName& op) {
   for (const auto& pair : kOtherNames) {

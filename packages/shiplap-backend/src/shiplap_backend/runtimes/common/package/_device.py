@@ -71,6 +71,10 @@ def register(name: str) -> None:
     NAME = name
     torch._register_device_module(name, sys.modules[__name__])
     generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
+    if torch.distributed.is_available():
+        from . import _group
+
+        _group.register(name)
 
 
 def __getattr__(name: str) -> Any:

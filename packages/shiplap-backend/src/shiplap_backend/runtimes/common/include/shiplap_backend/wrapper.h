@@ -119,12 +119,21 @@ inline void same_device(const char* op, const char* name, const Indices& list) {
 inline at::Tensor like(const at::Tensor& t, at::ScalarType dtype) { return at::empty_like(t, t.options().dtype(dtype)); }
 // Channels last if one of `formats` is.
 template <class... Formats>
-at::Tensor make_result(at::IntArrayRef sizes, const at::Tensor& of, at::ScalarType dtype, const Formats&... formats) {
+at::MemoryFormat format_of(const Formats&... formats) {
   auto format = at::MemoryFormat::Contiguous;
   for (auto f : std::initializer_list<at::MemoryFormat>{formats.suggest_memory_format()...}) {
     if (f != at::MemoryFormat::Contiguous) format = f;
   }
-  return at::empty(sizes, of.options().dtype(dtype), format);
+  return format;
+}
+template <class... Formats>
+at::Tensor make_result(at::IntArrayRef sizes, const at::Tensor& of, at::ScalarType dtype, const Formats&... formats) {
+  return at::empty(sizes, of.options().dtype(dtype), format_of(formats...));
+}
+// What CPU kernels do that call resize_(sizes, format) on an output of the structured meta.
+template <class... Formats>
+void restride(const at::Tensor& out, const Formats&... formats) {
+  out.unsafeGetTensorImpl()->empty_tensor_restride(format_of(formats...));
 }
 
 

@@ -1,0 +1,53 @@
+"""What a model of the audit consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Case", "Maker", "squares"]
+
+
+def squares(output: Any) -> Tensor:
+    """The mean of the squares of every floating-point tensor in ``output``: a loss for any model."""
+    means: list[Tensor] = []
+
+    def collect(value: Any) -> None:
+        if isinstance(value, Tensor):
+            means.extend([value.square().mean()] if value.is_floating_point() else [])
+        elif isinstance(value, dict):
+            for item in value.values():
+                collect(item)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                collect(item)
+
+    collect(output)
+    return torch.stack(means).sum()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on the CPU with its arguments.
+
+    Args:
+        module: without dropout, since a training step is compared.
+        args: of its forward, positional.
+        kwargs: of its forward, by name. Those of ``train`` are added in the training step.
+        loss: makes a scalar from what the forward in training mode returned.
+        generate: arguments of ``module.generate``, whose tokens are compared as well; empty if the model has none.
+    """
+
+    module: torch.nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    loss: Callable[[Any], Tensor] = squares
+    generate: dict[str, Any] = field(default_factory=dict)
+
+
+Maker = Callable[[], Case]

@@ -1,0 +1,99 @@
+"""Models of `timm`, `torchvision`, `diffusers` and `torch_geometric`, unmodified, with random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shiplap_backend.models.case import Case, Maker
+
+__all__ = ["DIFFUSERS", "GEOMETRIC", "TIMM", "TORCHVISION"]
+
+
+def _timm(name: str, pixels: int = 64, **options: Any) -> Maker:
+    def make() -> Case:
+        import timm
+
+        return Case(timm.create_model(name, num_classes=5, **options), (torch.randn(2, 3, pixels, pixels),))
+
+    return make
+
+
+def _lraspp() -> Case:
+    from torchvision.models.segmentation import lraspp_mobilenet_v3_large
+
+    model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4)
+    return Case(model, (torch.randn(2, 3, 64, 64),))
+
+
+class Detector(nn.Module):
+    """Faster R-CNN, which wants lists: the images and targets are buffers, so `.to` moves them as well."""
+
+    def __init__(self) -> None:
+        from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
+
+        super().__init__()
+        options: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_classes": 3, "box_score_thresh": 0.0}
+        sizes = {"min_size": 64, "max_size": 64, "box_detections_per_img": 10}
+        proposals = {f"rpn_{w}_nms_top_n_{m}": n for w, n in (("pre", 30), ("post", 12)) for m in ("train", "test")}
+        self.detector = fasterrcnn_mobilenet_v3_large_320_fpn(**options, **sizes, **proposals)
+
+    def forward(self, images: Tensor, boxes: Tensor, labels: Tensor) -> Any:
+        if not self.training:
+            return self.detector(list(images))
+        torch.manual_seed(0)  # it samples its proposals
+        return self.detector(
+            list(images), [{"boxes": box, "labels": label} for box, label in zip(boxes, labels, strict=True)]
+        )
+
+
+def _detector() -> Case:
+    boxes = torch.tensor([[[4.0, 4.0, 30.0, 40.0]], [[10.0, 8.0, 60.0, 50.0]]])
+    args = (torch.rand(2, 3, 64, 64), boxes, torch.tensor([[1], [2]]))
+    return Case(Detector(), args, loss=lambda losses: torch.stack(list(losses.values())).sum())
+
+
+def _unet() -> Case:
+    from diffusers import UNet2DModel
+
+    model = UNet2DModel(
+        sample_size=16,
+        in_channels=3,
+        out_channels=3,
+        layers_per_block=1,
+        block_out_channels=(16, 32),
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        norm_num_groups=4,
+        attention_head_dim=8,
+    )
+    return Case(model, (torch.randn(2, 3, 16, 16), torch.tensor([3, 7])), loss=lambda out: out.sample.square().mean())
+
+
+class Graph(nn.Module):
+    """Convolutions over a graph, and attention over its edges."""
+
+    def __init__(self) -> None:
+        from torch_geometric.nn import GATConv, GCNConv
+
+        super().__init__()
+        self.first, self.second = GCNConv(4, 8), GATConv(8, 3, heads=2)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        result: Tensor = self.second(self.first(x, edges).relu(), edges)
+        return result
+
+
+TIMM: dict[str, Maker] = {
+    "vit-tiny": _timm("vit_tiny_patch16_224", 32, img_size=32, depth=2),
+    "convnext-atto": _timm("convnext_atto"),
+    "mobilenetv3": _timm("mobilenetv3_small_100"),
+    "efficientnet-b0": _timm("efficientnet_b0"),
+    "swin-tiny": _timm("swin_tiny_patch4_window7_224", 56, img_size=56, depths=(2, 2), num_heads=(2, 4), embed_dim=32),
+    "resnet50d": _timm("resnet50d"),
+}
+TORCHVISION: dict[str, Maker] = {"lr-aspp": _lraspp, "faster-rcnn": _detector}
+DIFFUSERS: dict[str, Maker] = {"unet2d": _unet}
+GEOMETRIC: dict[str, Maker] = {"gcn-gat": lambda: Case(Graph(), (torch.randn(6, 4), torch.randint(6, (2, 14))))}

@@ -1,0 +1,144 @@
+"""Collectives between processes, by way of the host: Gloo works on copies in host memory, which are copied back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["register"]
+
+
+def register(name: str) -> None:
+    """Make ``init_process_group("<name>")`` known to torch, for tensors of the device and of the CPU."""
+
+    def made(store: Any, rank: int, size: int, timeout: timedelta) -> HostGroup:
+        return HostGroup(name, store, rank, size, timeout)
+
+    dist.Backend.register_backend(name, made, devices=[name, "cpu"])
+
+
+class HostWork(dist.Work):
+    """A collective that Gloo has begun on copies. ``wait`` returns when the results are in the caller's tensors."""
+
+    def __init__(self, work: Any, results: Any, copies: Any) -> None:
+        super().__init__()
+        self._work, self._results, self._copies = work, results, copies
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for Gloo, then copy the results. The time-out is Gloo's default if it is zero."""
+        if self._copies is not None:
+            self._work.wait(timeout) if timeout else self._work.wait()
+            copies, self._copies = self._copies, None
+            with torch.no_grad():
+                for result, copy in zip(_tensors(self._results), _tensors(copies), strict=True):
+                    if result is not copy:
+                        result.copy_(copy)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether Gloo is done."""
+        return bool(self._copies is None or self._work.is_completed())
+
+    def is_success(self) -> bool:
+        """Whether the results are in the caller's tensors."""
+        return self._copies is None
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """The results as a future. It waits: what follows in the current stream may use them."""
+        self.wait()
+        results = _tensors(self._results)
+        places: list[int | str | torch.device] = list({t.device for t in results if t.device.type != "cpu"})
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=places)
+        future.set_result(results)
+        return future
+
+    def _source_rank(self) -> int:
+        return int(self._work._source_rank())
+
+
+class HostGroup(dist.ProcessGroup):
+    """A process group of the device: each collective is Gloo's, on copies of the tensors in host memory."""
+
+    def __init__(self, name: str, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        place: list[Any] = [rank, size]  # torch's stub has another signature, of what no class in Python derives from
+        super().__init__(*place)
+        self._backend, self._called, self._described = name, "", ""
+        self._host = dist.distributed_c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+    def getBackendName(self) -> str:
+        """The name that ``init_process_group`` takes."""
+        return self._backend
+
+    def setGroupName(self, name: str) -> None:
+        self._called = name
+
+    def getGroupName(self) -> str:
+        return self._called
+
+    def setGroupDesc(self, text: str) -> None:
+        self._described = text
+
+    def getGroupDesc(self) -> str:
+        return self._described
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for item in value for t in _tensors(item)] if isinstance(value, (list, tuple)) else []
+
+
+def _on_host(value: Any) -> Any:
+    """Nested lists with each tensor as a dense one in host memory."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().contiguous()
+    return [_on_host(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+# Releases of torch call these by one name or by the other, in the group and in Gloo.
+_RENAMED = {
+    "_allgather_base": "all_gather_single",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+    "alltoall_base": "all_to_all_single",
+}
+_WRITES = (  # their first argument
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "broadcast",
+    "allgather",
+    "allgather_coalesced",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "alltoall",
+    "recv",
+    "recv_anysource",
+    *_RENAMED,
+)
+
+
+def _collective(name: str, writes: bool) -> Callable[..., HostWork]:
+    def called(self: HostGroup, *args: Any, **kwargs: Any) -> HostWork:
+        copies = [_on_host(value) for value in args]
+        host = getattr(self._host, name, None) or getattr(self._host, _RENAMED.get(name, name))
+        work = host(*copies, **kwargs)
+        return HostWork(work, args[0] if writes else [], copies[0] if writes else [])
+
+    called.__name__, called.__doc__ = name, f"Gloo's ``{name}`` on copies in host memory."
+    return called
+
+
+for _name in _WRITES:
+    setattr(HostGroup, _name, _collective(_name, writes=True))
+    if _name in _RENAMED:
+        setattr(HostGroup, _RENAMED[_name], getattr(HostGroup, _name))
+for _name in ("send", "barrier", "monitored_barrier"):
+    setattr(HostGroup, _name, _collective(_name, writes=False))
