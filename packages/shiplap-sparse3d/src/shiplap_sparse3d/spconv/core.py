@@ -19,6 +19,7 @@ from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
+from shiplap_sparse3d.spconv.tracing import proxy_among
 from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "SparseConvTensor", "Window", "expand_nd", "scatter_nd"]
@@ -88,6 +89,12 @@ class SparseConvTensor:
         ArgumentError: SL208 for four axes and for arguments that do not fit each other.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        proxy = proxy_among((*args, *kwargs.values()))
+        if proxy is None:
+            return object.__new__(cls)
+        return proxy.tracer.create_proxy("call_function", cls, args, kwargs)  # torch.fx is tracing
+
     def __init__(
         self,
         features: Tensor,
@@ -142,13 +149,7 @@ class SparseConvTensor:
 
     @features.setter
     def features(self, val: Tensor) -> None:
-        raise error(
-            "SL208",
-            where="SparseConvTensor.features",
-            got="an assignment",
-            expected="a new tensor",
-            fix="write x = x.replace_feature(f)",
-        )
+        self._features = val  # models of spconv 1.x assign them
 
     @property
     def indices(self) -> Tensor:
