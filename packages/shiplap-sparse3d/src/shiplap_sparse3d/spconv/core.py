@@ -20,6 +20,7 @@ from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, Ind
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 from shiplap_sparse3d.spconv.tracing import proxy_among
+from shiplap_sparse3d.sums import Summed
 from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "SparseConvTensor", "Window", "expand_nd", "scatter_nd"]
@@ -73,7 +74,7 @@ def indices_of(coords: Tensor, ndim: int) -> Tensor:
     return coords if ndim == MAX_NDIM else torch.cat([coords[:, :1], coords[:, -ndim:]], 1)
 
 
-class SparseConvTensor:
+class SparseConvTensor(Summed):
     """Features on active voxels, as spconv's layers pass them on.
 
     Args:
@@ -242,12 +243,13 @@ class SparseConvTensor:
         cells = cells.reshape(self.batch_size, self._features.shape[1], *self.spatial_shape)
         return cells.contiguous() if channels_first else cells.movedim(1, -1).contiguous()
 
-    def __add__(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
+    def plus(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
+        """Row by row, on the voxels of this tensor: ``x + other``."""
         if isinstance(other, SparseConvTensor):
             other = other.features
         return self.replace_feature(self._features + other) if isinstance(other, Tensor) else NotImplemented
 
-    __radd__ = __iadd__ = __add__
+    __add__ = __radd__ = __iadd__ = plus
 
     def __repr__(self) -> str:
         return f"SparseConvTensor[shape={self._features.shape}]"

@@ -1,7 +1,7 @@
 """``torch.fx`` traces networks of spconv's layers: a sparse tensor is a proxy then, and a layer is one node.
 
-``symbolic_trace`` hands proxies to layers. A proxy has no voxels to look at, so a layer becomes a ``call_module``, which
-a tracer makes of torch's own layers too, and making a ``SparseConvTensor`` of proxies becomes a ``call_function``.
+``symbolic_trace`` hands proxies to layers. A proxy has no voxels to look at, so a layer becomes a ``call_module``, as
+torch's own layers do, and making a ``SparseConvTensor`` of proxies becomes a ``call_function``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def proxy_among(values: Any) -> Proxy | None:
         if isinstance(value, Proxy):
             return value
         if isinstance(value, (list, tuple)):
-            found = proxy_among(value)
-            if found is not None:
-                return found
+            inner = proxy_among(value)
+            if inner is not None:
+                return inner
     return None
 
 
