@@ -15,7 +15,7 @@ GRID = [9, 8, 7]
 class Doubled(spconv.SubMConv3d):
     """A layer with a ``forward`` of its own around spconv's."""
 
-    def forward(self, input: spconv.SparseConvTensor) -> spconv.SparseConvTensor:  # type: ignore[override]
+    def forward(self, input: spconv.SparseConvTensor) -> spconv.SparseConvTensor:
         out = super().forward(input)
         return out.replace_feature(out.features * 2)
 

@@ -163,14 +163,15 @@ class SparseSequential(SparseModule):
 
     def forward(self, input: Any) -> Any:
         proxy = proxy_among((input,))
+        tracer: Any = None if proxy is None else proxy.tracer
         for module in self._members():
             if is_spconv_module(module):
                 input = module(input)
-            elif proxy is None:
+            elif tracer is None:
                 input = _through(module, input)
             else:  # torch.fx is tracing, and a later run knows whether the tensor is sparse
-                layer = proxy.tracer.create_proxy("get_attr", proxy.tracer.path_of_module(module), (), {})
-                input = proxy.tracer.create_proxy("call_function", _through, (layer, input), {})
+                layer = tracer.create_proxy("get_attr", tracer.path_of_module(module), (), {})
+                input = tracer.create_proxy("call_function", _through, (layer, input), {})
         return input
 
 
