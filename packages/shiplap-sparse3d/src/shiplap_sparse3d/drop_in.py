@@ -28,6 +28,7 @@ FACADES = {
     "spconv": (("spconv", "shiplap_sparse3d.spconv_package"), ("spconv.pytorch", "shiplap_sparse3d.spconv")),
     "flex_gemm": (("flex_gemm", "shiplap_sparse3d.flexgemm"),),
 }
+OF_SPCONV_1 = "conv", "functional", "identity", "modules", "pool", "tables"  # these stood at the top of the package
 
 
 class DropIn:
@@ -85,6 +86,8 @@ def _modules(name: str) -> dict[str, ModuleType]:
         modules[alias] = package
         for inner in pkgutil.walk_packages(package.__path__, f"{source}."):
             modules[alias + inner.name.removeprefix(source)] = importlib.import_module(inner.name)
+    if name == "spconv":
+        modules |= {f"spconv.{inner}": modules[f"spconv.pytorch.{inner}"] for inner in OF_SPCONV_1}
     if name == "spconv" and "cumm" not in sys.modules and find_spec("cumm") is None:
         view = importlib.import_module("shiplap_sparse3d.spconv.tensorview")
         cumm = ModuleType("cumm", "What callers of spconv's voxelisation use of cumm: ``tensorview``.")

@@ -14,11 +14,12 @@ from shiplap_sparse3d.coords import check_coords, check_rows, check_scenes
 from shiplap_sparse3d.geometry import Axes, Geometry, Strided, per_axis, triple
 from shiplap_sparse3d.reentrant import made_inside
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
+from shiplap_sparse3d.sums import Summed
 
 __all__ = ["Geometry", "SparseTensor", "Strided", "cat", "triple", "voxelize"]
 
 
-class SparseTensor:
+class SparseTensor(Summed):
     """Features on active voxels.
 
     Args:
@@ -137,7 +138,7 @@ class SparseTensor:
 
     # --- arithmetic and selection -------------------------------------------------------------------------------------
 
-    def __add__(self, other: SparseTensor | Tensor | float) -> SparseTensor:
+    def plus(self, other: SparseTensor | Tensor | float) -> SparseTensor:
         """Row by row. Raises SL202 for a tensor on other voxels: rows of the two mean different places."""
         if isinstance(other, SparseTensor):
             if not self.geometry.same(other.geometry):
@@ -152,7 +153,7 @@ class SparseTensor:
             other = other.feats
         return self.replace(self.feats + other)
 
-    __radd__ = __add__
+    __add__ = __radd__ = plus
 
     def __getitem__(self, scenes: int | slice) -> SparseTensor:
         """``x[b]`` and ``x[start:stop]``: those scenes, counted from 0 again.

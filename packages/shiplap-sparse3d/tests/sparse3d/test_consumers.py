@@ -42,6 +42,7 @@ def scenes(name: str) -> list[tuple[object, ...]]:
             "PillarRes18",
             "VoxelNeXt",
             "SpUNet",
+            "UBlock",
         ),
     )
 )

@@ -22,6 +22,9 @@ CONVS = [f"{kind}Conv{d}d" for kind in ("SubM", "Sparse", "SparseInverse") for d
 USED = {
     "spconv": ["__version__", "constants", "SparseConvTensor", "SparseSequential", "SubMConv3d", "ToDense"],
     "spconv.constants": ["SPCONV_USE_DIRECT_TABLE", "SPCONV_ALLOW_TF32", "FILTER_HWIO", "SPCONV_DO_SORT"],
+    "spconv.modules": ["SparseModule", "SparseSequential"],  # spconv 1.x
+    "spconv.ops": ["get_indice_pairs", "indice_conv", "nms"],
+    "spconv.conv": ["SparseConvolution"],
     "spconv.core": ["ConvAlgo", "AlgoHint"],
     "spconv.cppconstants": ["CPU_ONLY_BUILD"],
     "spconv.tools": ["CUDAKernelTimer"],
@@ -215,3 +218,16 @@ def test_duplicates_leave_their_first_row():
     y = facade.spatial.RemoveDuplicate()(x)
     assert (y.indices.tolist(), y.features.tolist()) == ([[0, 0, 0, 1], [0, 1, 0, 0]], [[1.0], [0.0]])
     assert Path(facade.__file__).parent.name == "spconv"
+
+
+def test_suppression_of_spconv_1_takes_tensors():
+    boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 5], [9, 9, 12, 12], [20, 20, 22, 22]])
+    scores = torch.tensor([0.5, 0.9, 0.1, 0.7])
+    with drop_in("spconv"):
+        import spconv
+
+        nms = spconv.ops.nms
+    assert nms(boxes, scores, -1, -1, 0.5, 1.0).tolist() == [1, 3, 2]
+    assert nms(boxes, scores, -1, 2, 0.5, 1.0).tolist() == [1, 3]
+    assert nms(boxes, scores, 3, -1, 0.5, 1.0).tolist() == [1, 3]
+    assert nms(boxes, scores, 0, 0, 0.95, 1.0).tolist() == [1, 3, 0, 2]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.spconv as spconv
 from shiplap import compat
 from shiplap.errors import ArgumentError
@@ -233,3 +234,41 @@ def test_idioms_of_models_in_the_wild():
     assert {"replace_feature", "batch_size", "features"} <= set(
         dir(spconv.SparseConvTensor(x.feats, x.coords, GRID, 2))
     )
+
+
+SUMS = {
+    "x + tensor": lambda x, t: x + t,
+    "tensor + x": lambda x, t: t + x,
+    "x + x": lambda x, t: x + x,
+    "torch.add": torch.add,
+}
+
+
+@pytest.mark.parametrize("form", SUMS)
+@pytest.mark.parametrize("facade", [True, False])
+def test_a_sum_with_a_tensor_is_part_of_the_graph(form, facade):
+    own = scene(30, GRID, 4, batch_size=2)
+
+    def total(feats, coords):
+        if facade:
+            return SUMS[form](spconv.SparseConvTensor(feats, coords, list(GRID), 2), feats).features
+        return SUMS[form](sparse3d.SparseTensor(feats, coords, GRID, 2), feats).feats
+
+    compiled = torch.compile(total, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(own.feats, own.coords), 2 * own.feats)
+    torch.testing.assert_close(total(own.feats, own.coords), 2 * own.feats)
+
+
+WRONG = {
+    "relu": lambda x, t: torch.relu(x),
+    "x * tensor": lambda x, t: x * t,
+    "alpha": lambda x, t: torch.add(x, t, alpha=2),
+}
+
+
+@pytest.mark.parametrize("form", WRONG)
+def test_a_tensor_of_voxels_is_no_tensor_of_numbers_elsewhere(form):
+    own = scene(30, GRID, 4, batch_size=2)
+    for x in (own, spconv.SparseConvTensor(own.feats, own.coords, list(GRID), 2)):
+        with pytest.raises(TypeError):
+            WRONG[form](x, own.feats)

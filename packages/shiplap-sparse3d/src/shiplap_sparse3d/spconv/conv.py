@@ -23,6 +23,7 @@ from shiplap_sparse3d.spconv.core import (
 )
 from shiplap_sparse3d.spconv.modules import SparseModule
 from shiplap_sparse3d.spconv.sizes import assume_rows
+from shiplap_sparse3d.spconv.tracing import one_node
 
 __all__ = [
     "DEFAULT_SPARSE_CONV_TYPES",
@@ -148,6 +149,7 @@ class SparseConvolution(SparseModule):
         extra = self.output_padding if self.transposed else None
         return Window(self.kernel_size, self.stride, self.padding, self.dilation, extra)
 
+    @one_node
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
         check_sparse(type(self).__name__, input)
         if input.features.shape[1] != self.in_channels:

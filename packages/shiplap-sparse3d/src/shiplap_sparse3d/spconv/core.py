@@ -19,6 +19,8 @@ from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
+from shiplap_sparse3d.spconv.tracing import proxy_among
+from shiplap_sparse3d.sums import Summed
 from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "SparseConvTensor", "Window", "expand_nd", "scatter_nd"]
@@ -72,7 +74,7 @@ def indices_of(coords: Tensor, ndim: int) -> Tensor:
     return coords if ndim == MAX_NDIM else torch.cat([coords[:, :1], coords[:, -ndim:]], 1)
 
 
-class SparseConvTensor:
+class SparseConvTensor(Summed):
     """Features on active voxels, as spconv's layers pass them on.
 
     Args:
@@ -87,6 +89,12 @@ class SparseConvTensor:
     Raises:
         ArgumentError: SL208 for four axes and for arguments that do not fit each other.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        proxy = proxy_among((*args, *kwargs.values()))
+        if proxy is None:
+            return object.__new__(cls)
+        return proxy.tracer.create_proxy("call_function", cls, args, kwargs)  # torch.fx is tracing
 
     def __init__(
         self,
@@ -142,13 +150,7 @@ class SparseConvTensor:
 
     @features.setter
     def features(self, val: Tensor) -> None:
-        raise error(
-            "SL208",
-            where="SparseConvTensor.features",
-            got="an assignment",
-            expected="a new tensor",
-            fix="write x = x.replace_feature(f)",
-        )
+        self._features = val  # models of spconv 1.x assign them
 
     @property
     def indices(self) -> Tensor:
@@ -241,12 +243,13 @@ class SparseConvTensor:
         cells = cells.reshape(self.batch_size, self._features.shape[1], *self.spatial_shape)
         return cells.contiguous() if channels_first else cells.movedim(1, -1).contiguous()
 
-    def __add__(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
+    def plus(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
+        """Row by row, on the voxels of this tensor: ``x + other``."""
         if isinstance(other, SparseConvTensor):
             other = other.features
         return self.replace_feature(self._features + other) if isinstance(other, Tensor) else NotImplemented
 
-    __radd__ = __iadd__ = __add__
+    __add__ = __radd__ = __iadd__ = plus
 
     def __repr__(self) -> str:
         return f"SparseConvTensor[shape={self._features.shape}]"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
 from shiplap_sparse3d.spconv.sizes import assume_rows
+from shiplap_sparse3d.spconv.tracing import one_node, proxy_among
 
 __all__ = [
     "PrintCurrentTime",
@@ -50,6 +51,7 @@ def _on_features(forward: Any, input: Any) -> Any:
 class SparseBatchNorm(nn.BatchNorm1d):
     """Batch norm over the active voxels of the batch."""
 
+    @one_node
     def forward(self, input: Any) -> Any:
         return _on_features(super().forward, input)
 
@@ -57,6 +59,7 @@ class SparseBatchNorm(nn.BatchNorm1d):
 class SparseSyncBatchNorm(nn.SyncBatchNorm):
     """Batch norm over the active voxels of all processes."""
 
+    @one_node
     def forward(self, input: Any) -> Any:
         return _on_features(super().forward, input)
 
@@ -64,6 +67,7 @@ class SparseSyncBatchNorm(nn.SyncBatchNorm):
 class SparseReLU(nn.ReLU):
     """ReLU of the features."""
 
+    @one_node
     def forward(self, input: Any) -> Any:
         return _on_features(super().forward, input)
 
@@ -71,6 +75,7 @@ class SparseReLU(nn.ReLU):
 class SparseIdentity(nn.Identity):
     """The features as they are."""
 
+    @one_node
     def forward(self, input: Any) -> Any:
         return _on_features(super().forward, input)
 
@@ -157,18 +162,33 @@ class SparseSequential(SparseModule):
         return [module for module in self._modules.values() if module is not None]  # children() has no repetitions
 
     def forward(self, input: Any) -> Any:
+        proxy = proxy_among((input,))
+        tracer: Any = None if proxy is None else proxy.tracer
         for module in self._members():
-            if is_spconv_module(module) or not isinstance(input, SparseConvTensor):
+            if is_spconv_module(module):
                 input = module(input)
-            elif has_rows(input.indices):
-                assume_rows(input.indices.shape[0], training=self.training)
-                input = input.replace_feature(module(input.features))
+            elif tracer is None:
+                input = _through(module, input)
+            else:  # torch.fx is tracing, and a later run knows whether the tensor is sparse
+                layer = tracer.create_proxy("get_attr", tracer.path_of_module(module), (), {})
+                input = tracer.create_proxy("call_function", _through, (layer, input), {})
         return input
+
+
+def _through(module: nn.Module, input: Any) -> Any:
+    """``input`` behind a module that is not sparse, which sees the features only, and is skipped if there are none."""
+    if not isinstance(input, SparseConvTensor):
+        return module(input)
+    if not has_rows(input.indices):
+        return input
+    assume_rows(input.indices.shape[0], training=module.training)
+    return input.replace_feature(module(input.features))
 
 
 class ToDense(SparseModule):
     """``[batch, c, *spatial]``, zeros where no voxel is active."""
 
+    @one_node
     def forward(self, x: SparseConvTensor) -> Tensor:
         check_sparse("ToDense", x)
         return x.dense()
@@ -177,6 +197,7 @@ class ToDense(SparseModule):
 class RemoveGrid(SparseModule):
     """Drops ``grid``, which nothing reads."""
 
+    @one_node
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
         x.grid = None
         return x

@@ -22,6 +22,7 @@ from shiplap_sparse3d.spconv.core import (
 )
 from shiplap_sparse3d.spconv.maximum import max_pool_from_zero
 from shiplap_sparse3d.spconv.modules import SparseModule
+from shiplap_sparse3d.spconv.tracing import one_node
 
 __all__ = [
     "ALL_POOL_LAYERS",
@@ -88,6 +89,7 @@ class WindowPool(SparseModule):
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
         raise NotImplementedError
 
+    @one_node
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
         where, window = type(self).__name__, Window(self.kernel_size, self.stride, self.padding, self.dilation)
         check_sparse(where, input)
@@ -186,6 +188,7 @@ class SparseGlobalMaxOrAvgPool(SparseModule):
         super().__init__(name=name)
         self.is_mean = is_mean
 
+    @one_node
     def forward(self, input: SparseConvTensor) -> Tensor:
         check_sparse(type(self).__name__, input)
         coords, scenes = input.geometry.coords, input.batch_size

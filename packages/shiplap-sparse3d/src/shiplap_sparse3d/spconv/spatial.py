@@ -7,6 +7,7 @@ import torch
 from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse, indices_of
 from shiplap_sparse3d.spconv.modules import SparseModule
+from shiplap_sparse3d.spconv.tracing import one_node
 
 __all__ = ["RemoveDuplicate"]
 
@@ -14,6 +15,7 @@ __all__ = ["RemoveDuplicate"]
 class RemoveDuplicate(SparseModule):
     """One voxel of those in the same cell, the first of them; voxels come in ascending order, without records."""
 
+    @one_node
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
         check_sparse("RemoveDuplicate", x)
         cells, inverse, _ = kernels.unique_coords(x.geometry.coords)

@@ -11,6 +11,7 @@ from shiplap.extend import error
 from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse, indices_of
 from shiplap_sparse3d.spconv.modules import SparseModule
+from shiplap_sparse3d.spconv.tracing import one_node
 
 __all__ = ["AddTable", "AddTableMisaligned", "ConcatTable", "JoinTable", "sparse_add"]
 
@@ -48,6 +49,7 @@ class _Table(SparseModule):
 class JoinTable(_Table):
     """Channels side by side; all on the voxels of the first tensor, whose ``indice_dict`` stays."""
 
+    @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
         _check("JoinTable", input, "spatial_shape", "batch_size", "number of voxels")
         return input[0].replace_feature(torch.cat([tensor.features for tensor in input], 1))
@@ -56,6 +58,7 @@ class JoinTable(_Table):
 class AddTable(_Table):
     """Sum of features; all on the voxels of the first tensor, whose ``indice_dict`` stays."""
 
+    @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
         _check("AddTable", input, *_ATTRIBUTES)
         total = input[0].features
@@ -67,6 +70,7 @@ class AddTable(_Table):
 class AddTableMisaligned(_Table):
     """Sum over the union of voxels: :func:`sparse_add`."""
 
+    @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
         return sparse_add(*input)
 

@@ -5,7 +5,7 @@ Names of spconv 1.x, which stood at the top (``spconv.SubMConv3d``), are found h
 
 from shiplap_sparse3d import spconv as pytorch
 from shiplap_sparse3d.spconv.constants import SPCONV_VERSION_NUMBERS, __version__
-from shiplap_sparse3d.spconv_package import constants, core, cppconstants, tools, utils
+from shiplap_sparse3d.spconv_package import constants, core, cppconstants, ops, tools, utils
 
 __all__ = [
     "SPCONV_VERSION_NUMBERS",
@@ -13,6 +13,7 @@ __all__ = [
     "constants",
     "core",
     "cppconstants",
+    "ops",
     "pytorch",
     "tools",
     "utils",

@@ -31,6 +31,13 @@ class SparseConvTensor:
     def features(self) -> Tensor:
         return self._features
 
+    @features.setter
+    def features(self, features: Tensor) -> None:
+        self._features = features
+
+    def __iadd__(self, other: SparseConvTensor) -> SparseConvTensor:
+        return self.replace_feature(self.features + other.features)
+
     @classmethod
     def from_dense(cls, x: Tensor) -> SparseConvTensor:
         where = (x != 0).any(-1).nonzero()

@@ -217,6 +217,42 @@ class SpUNet(nn.Module):
         return self.final(y).features
 
 
+class UBlock(nn.Module):
+    """PointGroup, SoftGroup and second.pytorch: levels in each other, tensors made anew, features that are assigned."""
+
+    def __init__(self, sp: Any, widths: tuple[int, ...] = (4, 8, 12), depth: int = 1) -> None:
+        super().__init__()
+        self.sp, self.last = sp, len(widths) == 1
+        here = widths[0]
+        self.norm1, self.conv1 = norm(here), sp.SubMConv3d(here, here, 3, padding=1, indice_key=f"subm{depth}")
+        if not self.last:
+            key, below = f"spconv{depth}", widths[1]
+            down = sp.SparseConv3d(here, below, kernel_size=2, stride=2, bias=False, indice_key=key)
+            self.conv = sp.SparseSequential(norm(here), nn.ReLU(), down)
+            self.u = UBlock(sp, widths[1:], depth + 1)
+            self.deconv = sp.SparseSequential(
+                norm(below), nn.ReLU(), sp.SparseInverseConv3d(below, here, 2, indice_key=key, bias=False)
+            )
+            self.tail = sp.SubMConv3d(2 * here, here, 3, padding=1, indice_key=f"subm{depth}")
+
+    def forward(self, *inputs: Any) -> Any:
+        x = (
+            inputs[0]
+            if len(inputs) == 1
+            else self.sp.SparseConvTensor(inputs[0], inputs[1].int(), list(GRID), inputs[2])
+        )
+        identity = self.sp.SparseConvTensor(x.features, x.indices, x.spatial_shape, x.batch_size)
+        out = self.conv1(x)
+        out.features = nn.functional.silu(self.norm1(out.features))
+        out += identity
+        if not self.last:
+            kept = self.sp.SparseConvTensor(out.features, out.indices, out.spatial_shape, out.batch_size)
+            up = self.deconv(self.u(self.conv(out)))
+            out.features = torch.cat((kept.features, up.features), dim=1)
+            out = self.tail(out)
+        return out if len(inputs) == 1 else out.features
+
+
 class PointBlock(nn.Module):
     """PTv3: a sparse convolution as positional encoding between layers that see the features only."""
 
@@ -353,6 +389,7 @@ SPECIMENS = {
     "PillarRes18": Specimen(PillarRes, _ground),
     "SparseEncoder": Specimen(SparseEncoder, _scene),
     "SpUNet": Specimen(SpUNet, _cloud),
+    "UBlock": Specimen(UBlock, _scene),
     "PTv3": Specimen(PointBlock, _cloud),
     "TRELLIS": Specimen(Trellis, lambda n, seed: cells(n, seed)),
     "TRELLIS.2": Specimen(Trellis2, lambda n, seed: cells(n, seed)),

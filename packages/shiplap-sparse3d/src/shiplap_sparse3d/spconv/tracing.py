@@ -1,0 +1,49 @@
+"""``torch.fx`` traces networks of spconv's layers: a sparse tensor is a proxy then, and a layer is one node.
+
+``symbolic_trace`` hands proxies to layers. A proxy has no voxels to look at, so a layer becomes a ``call_module``, as
+torch's own layers do, and making a ``SparseConvTensor`` of proxies becomes a ``call_function``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.fx import Proxy
+
+__all__ = ["one_node", "proxy_among"]
+
+
+def proxy_among(values: Any) -> Proxy | None:
+    """The first proxy in ``values`` and in the lists there, or None."""
+    for value in values:
+        if isinstance(value, Proxy):
+            return value
+        if isinstance(value, (list, tuple)):
+            inner = proxy_among(value)
+            if inner is not None:
+                return inner
+    return None
+
+
+def one_node(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The ``forward`` of a layer that a tracer does not look into.
+
+    A subclass that calls it from a ``forward`` of its own is traced, and the node is a call of this one method.
+    """
+
+    @functools.wraps(forward)
+    def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        proxy = proxy_among((*args, *kwargs.values()))
+        if proxy is None:
+            return forward(self, *args, **kwargs)
+        tracer: Any = proxy.tracer
+        path = tracer.path_of_module(self)
+        if getattr(type(self).forward, "__wrapped__", None) is forward:
+            return tracer.create_proxy("call_module", path, args, kwargs)
+        layer = tracer.create_proxy("get_attr", path, (), {})
+        return tracer.create_proxy("call_function", traced, (layer, *args), kwargs)
+
+    return traced
