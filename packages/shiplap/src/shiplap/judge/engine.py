@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Reason, Ruling, Timed
 from shiplap.referee.compare import Reduction
 from shiplap.referee.judge import settle
+from shiplap.referee.loading import added
+from shiplap.referee.mine import numbers
 from shiplap.referee.nudge import nudged
-from shiplap.referee.process import Bounds, Ended, Launcher
+from shiplap.referee.process import Bounds, Ended, Late, Launcher
 from shiplap.referee.run import tensors
 from shiplap.referee.source import suspicious
 from shiplap.referee.witness import OutOfReach, Witness, Wrong
@@ -34,6 +37,7 @@ __all__ = ["Options", "judge"]
 
 ATTEMPTS = 3  # measurements before a time is held against a candidate
 ENOUGH = 100  # calls of the smallest form
+LEAST_SHAPES, MOST_SHAPES = 4, 14
 LOOKING = 0.6  # share of the time that is for correctness
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 Report = Callable[[str, int, int], None]
@@ -177,16 +181,20 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
     case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
     if names := suspicious(case.candidate.file):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
-    with case.noting("all calls"):
+    with case.noting("all calls"), _in_time(case):
         try:
             witness = _witness(case, launcher, stack, case.candidate, "function")
         except OutOfReach as e:
             case.missing["device"] = str(e)
             return
-        case.ends = time.monotonic() + case.options.seconds
         witness.intact()
         case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
-        forms = case.problem.forms()
+        forms = case.problem.forms(_numbers(case.candidate.file), most=_most(case))
+        if case.problem.constant:
+            case.unchecked.append("times on the inputs that come with the reference: they are always the same")
+        case.problem.expect(forms[0], case.problem.draw(forms[0]))  # the first time loads much of torch
+        case.ends = time.monotonic() + case.options.seconds
+        _until(witness, case.ends + case.options.seconds)
         _look(case, witness, forms)
         if not case.reasons:
             _endure(case, witness, forms, case.ends - 0.5 * (1 - LOOKING) * case.options.seconds)
@@ -196,13 +204,47 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
             _settle_timing(case, witness, forms, launcher, stack)
 
 
+@contextmanager
+def _in_time(case: _Case) -> Iterator[None]:
+    """A candidate cannot go on for as long as it likes."""
+    try:
+        yield
+    except Late as e:
+        case.missing["time"] = f"{e}: it takes much longer than {case.options.seconds:g} s"
+
+
+def _until(witness: Witness, ends: float) -> None:
+    witness.prisoner.until = ends
+
+
+def _numbers(file: str) -> list[int]:
+    """Integers in the source of the candidate, which may be sizes at which it branches."""
+    try:
+        return numbers(Path(file).read_text(errors="replace")) if file else []
+    except OSError:
+        return []
+
+
+def _most(case: _Case) -> int:
+    """How many other shapes there is time for: fewer where the reference itself takes long."""
+    return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
+
+
+def _hidden(case: _Case, target: Target) -> list[str]:
+    """The folder of the reference, where nobody but the judge itself made it a place of modules."""
+    folder = str(Path(case.reference.file).parent) if case.reference.file else ""
+    return [folder] if target is case.candidate and folder in added else []
+
+
 def _witness(
     case: _Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False
 ) -> Witness:
     folder = str(Path(target.file).parent) if target.file else ""
     try:
         accelerated = case.options.device != "cpu"
-        prisoner = launcher.start([folder] if folder else [], case.options.bounds, device=accelerated)
+        prisoner = launcher.start(
+            [folder] if folder else [], case.options.bounds, hidden=_hidden(case, target), device=accelerated
+        )
     except Ended as e:
         raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
     stack.callback(prisoner.kill)
@@ -263,13 +305,14 @@ def _endure(case: _Case, witness: Witness, forms: Sequence[Form], ends: float) -
     """Many calls of the smallest form: what a candidate does after some calls is looked at as well."""
     drawn = [(f, case.problem.draw(f)) for f in forms]
     form, args = min(drawn, key=lambda pair: sum(t.numel() for t in tensors(pair[1])))
+    own, began, made = 0.0, time.monotonic(), 0
     with case.noting(f"{form.label}, one of many calls"):
-        for _ in range(ENOUGH):
-            witness.call(args, case.problem.expect(form, args))
-            case.calls += 1
-            if time.monotonic() > ends:
-                break
+        while made < ENOUGH and time.monotonic() < ends:
+            own += witness.call(args, case.problem.expect(form, args)).wall
+            case.calls, made = case.calls + 1, made + 1
             args = case.problem.draw(form)
+    if not case.reasons and made < ENOUGH and own > 0.5 * (time.monotonic() - began):
+        case.missing["calls"] = f"{made} of {ENOUGH} calls of the smallest shapes: the candidate takes too long"
 
 
 def _gradients(case: _Case, witness: Witness, form: Form) -> None:
@@ -298,12 +341,14 @@ def _gradients(case: _Case, witness: Witness, form: Form) -> None:
 def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launcher: Launcher, stack: ExitStack) -> None:
     """Who computes it, and how long that takes."""
     twin = _witness(case, launcher, stack, case.reference, case.subject.kind)
+    _until(twin, case.ends + case.options.seconds)
     form = next((f for f in forms if f.timed), forms[0])
     args = case.problem.draw(form)
-    first = witness.ops(args)
-    if same := _resubmitted(twin.ops(args), first):
+    expected = case.problem.expect(form, args)
+    first = witness.ops(args, expected)
+    if same := _resubmitted(twin.ops(args, expected), first):
         raise Wrong("resubmitted", same)
-    if witness.ops(args) != first:
+    if witness.ops(args, expected) != first:
         raise Wrong("remembers", "a second call on the same values runs other operators than the first")
     witness.intact()
     timed = [f for f in forms if f.timed]
@@ -319,6 +364,7 @@ def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launche
             case.unchecked.append(f"torch.compile of the reference: {e.evidence}"[:200])
     witness.prisoner.sweep()
     witness.prisoner.alone = True
+    witness.forget()  # it lets go of them in the first call, so that it has no more to do in the others than the reference
     for number, form in enumerate(timed):
         case.report("time", number, len(timed))
         left = (case.ends - time.monotonic()) / (len(timed) - number)
@@ -352,12 +398,22 @@ def _compiled(case: _Case, launcher: Launcher, stack: ExitStack, timed: Sequence
     return made
 
 
-def _resubmitted(reference: list[tuple[str, str]] | str, candidate: list[tuple[str, str]] | str) -> str:
-    """Whether a call of the candidate runs each operator that the reference runs, on the same shapes."""
+def _resubmitted(reference: list[tuple[str, Any]] | str, candidate: list[tuple[str, Any]] | str) -> str:
+    """Whether a call of the candidate runs each operator that the reference runs, on as many rows of the same length."""
     if isinstance(reference, str) or isinstance(candidate, str) or not reference:
         return ""
-    wanted, ran = Counter(reference), Counter(candidate)
-    if wanted - ran:
+    wanted, ran = _work(reference), _work(candidate)
+    if any(ran[what] < count for what, count in wanted.items()):
         return ""
     names = ", ".join(dict.fromkeys(name for name, _ in reference))
     return f"it runs the framework's own operators as the reference does: {names}"[:300]
+
+
+def _work(ops: list[tuple[str, Any]]) -> Counter[str]:
+    """Elements that each operator worked on, whether at once or in parts; by its name and by the length of rows."""
+    done: Counter[str] = Counter()
+    for name, told in ops:
+        shapes = [s for s in told if isinstance(s, list) and s] if isinstance(told, list) else [str(told)]
+        rows = [s[-1] if isinstance(s, list) else s for s in shapes]
+        done[f"{name} {rows}"] += sum(prod(s) for s in shapes if all(type(n) is int for n in s)) or 1
+    return done

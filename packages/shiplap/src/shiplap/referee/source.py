@@ -8,7 +8,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["suspicious", "suspicious_function"]
+__all__ = ["LOOKS", "suspicious", "suspicious_function"]
 
 LARGEST = 2_000_000  # bytes
 STACK = {
@@ -34,6 +34,17 @@ MEMORY = {
     "clock_gettime",
     "pthread_create",
 }
+OF_PYTHON = {  # functions of Python's C interface
+    "PyEval_GetFrame",
+    "PyThreadState_GetFrame",
+    "PyFrame_GetBack",
+    "_PyThread_CurrentFrames",
+    "PyEval_SetTrace",
+    "PyEval_SetProfile",
+    "PyUnstable_GC_VisitObjects",
+}
+LOOKS = STACK | HEAP | MEMORY | OF_PYTHON
+"""Names whose use is held against a candidate, wherever it finds them."""
 
 
 def suspicious(file: str) -> list[str]:
@@ -71,7 +82,7 @@ def _names(code: CodeType) -> set[str]:
 
 def _about(name: str) -> str:
     """What is said of a name; empty for most."""
-    if name in STACK:
+    if name in STACK or name in OF_PYTHON:
         return f"{name} looks at the callers"
     if name in HEAP:
         return f"{name} looks at objects of others"

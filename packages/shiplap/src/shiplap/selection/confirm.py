@@ -126,7 +126,7 @@ class Spells:
         batch.fill([c.args for c in cases])
         prisoner.alone = True
         try:
-            return batch.go(expected if index > 0 else None).took.quiet
+            return batch.go(expected if index > 0 else None).took.wall
         finally:
             prisoner.alone = False
 
