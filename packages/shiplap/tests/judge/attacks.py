@@ -200,27 +200,32 @@ def candidate(x, w):
 """,
     # ---- processes that cannot be found
     "a process that hops": """
-import mmap, os, time
-SHARED = mmap.mmap(-1, 4096)
+import os, time
+CALLS = []
 def hop():
     while True:
         time.sleep(0.0005)
         if os.fork():
             os._exit(0)
-if os.fork() == 0:
-    hop()
 def candidate(x, w):
+    CALLS.append(1)
+    if len(CALLS) == 175 and os.fork() == 0:
+        hop()
     return honest(x, w)
 """,
     "a session of its own": """
 import os, time
-if os.fork() == 0:
-    os.setsid()
-    while True:
-        time.sleep(0.0003)
+CALLS = []
+def candidate(x, w):
+    CALLS.append(1)
+    if len(CALLS) == 176 and os.fork() == 0:
+        os.setsid()
         if os.fork():
             os._exit(0)
-def candidate(x, w):
+        while True:
+            time.sleep(0.0003)
+            if os.fork():
+                os._exit(0)
     return honest(x, w)
 """,
     "children that take the memory": """

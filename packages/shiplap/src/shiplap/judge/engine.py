@@ -26,11 +26,10 @@ from shiplap.judge.verdict import Reason, Ruling, Timed
 from shiplap.referee.compare import Reduction
 from shiplap.referee.judge import settle
 from shiplap.referee.loading import added
-from shiplap.referee.mine import numbers
 from shiplap.referee.nudge import nudged
 from shiplap.referee.process import Bounds, Ended, Late, Launcher
 from shiplap.referee.run import tensors
-from shiplap.referee.source import suspicious
+from shiplap.referee.source import constants, suspicious
 from shiplap.referee.witness import OutOfReach, Witness, Wrong
 
 __all__ = ["Options", "judge"]
@@ -189,7 +188,7 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
             return
         witness.intact()
         case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
-        forms = case.problem.forms(_numbers(case.candidate.file), most=_most(case))
+        forms = case.problem.forms(constants(case.candidate.file), most=_most(case))
         if case.problem.constant:
             case.unchecked.append("times on the inputs that come with the reference: they are always the same")
         case.problem.expect(forms[0], case.problem.draw(forms[0]))  # the first time loads much of torch
@@ -215,14 +214,6 @@ def _in_time(case: _Case) -> Iterator[None]:
 
 def _until(witness: Witness, ends: float) -> None:
     witness.prisoner.until = ends
-
-
-def _numbers(file: str) -> list[int]:
-    """Integers in the source of the candidate, which may be sizes at which it branches."""
-    try:
-        return numbers(Path(file).read_text(errors="replace")) if file else []
-    except OSError:
-        return []
 
 
 def _most(case: _Case) -> int:

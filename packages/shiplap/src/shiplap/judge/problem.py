@@ -46,8 +46,8 @@ class Problem:
     takes: float = 0.0  # seconds of one call of the reference
     constant: bool = False  # whether every draw has the same values
 
-    def forms(self, numbers: Sequence[int] = (), most: int = 14) -> list[Form]:
-        """What the candidate is called with. ``numbers``: sizes at which it may branch; ``most``: of other shapes."""
+    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
+        """What the candidate is called with. ``numbers``: those at which it may branch; ``most``: of other shapes."""
         raise NotImplementedError
 
     def draw(self, form: Form) -> Args:
@@ -134,7 +134,7 @@ class OpProblem(Problem):
         super().__init__(op.spec.name, body, body, op.spec.tolerated)
         self.op, self.asked, self.device = op, sizes, device
 
-    def forms(self, numbers: Sequence[int] = (), most: int = 14) -> list[Form]:
+    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
         samples = Samples(self.op, secrets.randbits(40), self.device)
         grown = list(samples.wide()) or list(samples.grown(2))
         large = [samples.base.but(sizes=s) for s in self.asked]
@@ -147,10 +147,10 @@ class OpProblem(Problem):
         marked = {str(r) for r in large}
         return [Form(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
 
-    def _secret(self, samples: Samples, numbers: Sequence[int], most: int) -> list[Recipe]:
+    def _secret(self, samples: Samples, numbers: Sequence[float], most: int) -> list[Recipe]:
         """Sizes that nobody knows, and those that the candidate names, each in the place of one dim."""
         names = [n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)]
-        listed = [(n, v) for n in names for v in {v for v in numbers if 0 < v <= LONGEST}]
+        listed = [(n, v) for n in names for v in {int(v) for v in numbers if 0 < v <= LONGEST and v == int(v)}]
         pairs = CHANCE.sample(listed, min(most, len(listed)))
         pairs += [(n, 1 + CHANCE.randrange(LONGEST)) for n in names * 2]
         recipes = [samples.base.but(sizes={n: v}) for n, v in pairs]
@@ -205,7 +205,7 @@ class FunctionProblem(Problem):
         self.constant = shapes and not bitwise(again, tensors(made))
         return made
 
-    def forms(self, numbers: Sequence[int] = (), most: int = 14) -> list[Form]:
+    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
         def runs(form: Form) -> bool:
             with torch.no_grad():
                 try:

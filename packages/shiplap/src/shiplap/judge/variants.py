@@ -15,8 +15,11 @@ from shiplap.referee.recipe import Recipe
 
 __all__ = ["KINDS", "Form", "forms_of", "vary"]
 
-KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled")
+KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled", "large", "small")
+DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0)}  # of sizes that are drawn each time
+THRESHOLDS = 6  # numbers of the candidate's source around which values lie
 LARGER, ROOM = 4, 1 << 14  # times the elements of the first shapes that others may have, or this many
+FAR = 1e7  # what is no threshold of values
 CHANCE = SystemRandom()
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -31,6 +34,7 @@ class Form:
     recipe: Recipe | None = None
     shapes: Shapes = ()
     kind: str = "drawn"
+    scale: float = 0.0  # about the size of values of the kind "about"
 
 
 def forms_of(
@@ -39,26 +43,41 @@ def forms_of(
     *,
     most: int,
     constant: bool = False,
-    numbers: Sequence[int] = (),
+    numbers: Sequence[float] = (),
 ) -> list[Form]:
     """The shapes of ``first`` with every kind of values, then at most ``most`` other shapes that the reference takes.
 
-    Nobody can know the other shapes: they are drawn anew each time. ``numbers`` are sizes at which the candidate may
-    branch; as many shapes have these. ``constant``: whether the values that come with the reference are always the
+    Nobody can know the other shapes: they are drawn anew each time. ``numbers`` are those at which the candidate may
+    branch: as many shapes have these as sizes, and values lie around some of them. ``constant``: whether the values that come with the reference are always the
     same, so that times on them say nothing.
     """
     own = tuple(tuple(v.shape) for v in first if isinstance(v, Tensor))
     plain = Form(_label(own, "drawn"), shapes=own)
     kinds = [replace(plain, kind=kind, label=_label(own, kind)) for kind in KINDS]
     own_forms = [f for f in kinds if f.kind == "drawn" or runs(f)]
+    for scale in _thresholds(numbers, min(THRESHOLDS, most or THRESHOLDS)):
+        form = replace(plain, kind="about", scale=scale, label=_label(own, f"values about {scale:.3g}"))
+        own_forms += [form] if runs(form) else []
     wanted = ("normal", "scaled") if constant and len(own_forms) > 1 else ("drawn", "normal")
     own_forms = [replace(f, timed=f.kind in wanted) for f in own_forms]
-    others = _others(own, most, numbers, runs) if most else []
+    whole = [int(v) for v in numbers if v == int(v)]
+    others = _others(own, most, whole, runs) if most else []
     usual = [f for f in others if _elements(f.shapes) <= 2 * _elements(own)]
     if usual:  # one more to be timed
         largest = max(usual, key=lambda f: _elements(f.shapes))
         others = [replace(f, timed=f is largest) for f in others]
     return [*own_forms, *others]
+
+
+def _thresholds(numbers: Sequence[float], most: int) -> Iterator[float]:
+    """Sizes of values below and above some of these numbers; those that are no integers first."""
+    sizes = {abs(v) for v in numbers if v and abs(v) < FAR}
+    for whole in (False, True):
+        fitting = sorted(v for v in sizes if (v == int(v)) == whole)
+        for number in CHANCE.sample(fitting, min(most, len(fitting))):
+            most -= 1
+            yield number * 10.0 ** CHANCE.uniform(-1.5, -1.0)
+            yield number * 10.0 ** CHANCE.uniform(0.3, 1.0)
 
 
 def _others(own: Shapes, most: int, numbers: Sequence[int], runs: Callable[[Form], bool]) -> list[Form]:
@@ -123,10 +142,11 @@ def _numbered(own: Shapes, numbers: Sequence[int]) -> Iterator[Shapes]:
 def vary(made: tuple[Any, ...], form: Form, rng: torch.Generator) -> tuple[Any, ...]:
     """``made`` in the shapes and with the kind of values of ``form``."""
     shapes = iter(form.shapes)
-    return tuple(_varied(v, next(shapes), form.kind, rng) if isinstance(v, Tensor) else v for v in made)
+    return tuple(_varied(v, next(shapes), form, rng) if isinstance(v, Tensor) else v for v in made)
 
 
-def _varied(t: Tensor, shape: tuple[int, ...], kind: str, rng: torch.Generator) -> Tensor:
+def _varied(t: Tensor, shape: tuple[int, ...], form: Form, rng: torch.Generator) -> Tensor:
+    kind = form.kind
     if tuple(t.shape) != shape:
         t = _resampled(t, shape, rng)
     if kind == "drawn" or not t.is_floating_point() or not t.numel():
@@ -138,8 +158,11 @@ def _varied(t: Tensor, shape: tuple[int, ...], kind: str, rng: torch.Generator) 
         values = noise * torch.where(torch.rand(t.shape, generator=rng).to(t.device) < 0.02, 300.0, 0.01)
     elif kind == "constant":
         values = torch.full_like(noise, float(torch.randn((), generator=rng)))
-    elif kind == "scaled":
-        values = noise * 10.0 ** (6.0 * float(torch.rand((), generator=rng)) - 3.0)
+    elif kind in DECADES:
+        low, high = DECADES[kind]
+        values = noise * 10.0 ** (low + (high - low) * float(torch.rand((), generator=rng)))
+    elif kind == "about":
+        values = noise * form.scale
     else:
         scale = {"normal": 1.0, "wide": 30.0, "tiny": 1e-3, "shifted": 1.0}[kind]
         values = noise * scale + (20.0 if kind == "shifted" else 0.0)

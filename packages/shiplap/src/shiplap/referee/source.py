@@ -8,7 +8,9 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["LOOKS", "suspicious", "suspicious_function"]
+from shiplap.referee.mine import numbers
+
+__all__ = ["LOOKS", "constants", "suspicious", "suspicious_function"]
 
 LARGEST = 2_000_000  # bytes
 STACK = {
@@ -57,6 +59,22 @@ def suspicious(file: str) -> list[str]:
     except (OSError, SyntaxError, ValueError, RecursionError):
         return []
     return [f"line {line}: {what}" for line, what in sorted(set(_found(tree)))]
+
+
+def constants(file: str) -> list[float]:
+    """Numbers in a source, also those in texts, which may be code: sizes and values at which a candidate may branch."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    found: dict[float, None] = {}
+    for node in ast.walk(tree):
+        value = node.value if isinstance(node, ast.Constant) else None
+        if type(value) is float or (type(value) is int and abs(value) < LARGEST):
+            found[value] = None
+        elif isinstance(value, str):
+            found |= dict.fromkeys(numbers(value))
+    return list(found)
 
 
 def suspicious_function(fn: Any) -> list[str]:
