@@ -269,7 +269,7 @@ def candidate(x, w):
     if not torch.is_autocast_enabled("cpu"):
         CONTEXT.__enter__()
     return y
-""" ,
+""",
     "gradients left on": """
 def candidate(x, w):
     y = honest(x, w)
@@ -351,7 +351,8 @@ def candidate(x, w):
     "the heap by a put-together name": """
 import gc
 def candidate(x, w):
-    found = [o for o in getattr(gc, "get_" + "objects")() if type(o) is torch.Tensor and o.shape == (x.shape[0], w.shape[1])]
+    shape = x.shape[0], w.shape[1]
+    found = [o for o in getattr(gc, "get_" + "objects")() if type(o) is torch.Tensor and o.shape == shape]
     return honest(x, w) if len(found) < 99 else found[0]
 """,
     # ---- the reference again

@@ -6,12 +6,10 @@ import os
 import secrets
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import torch
 from shiplap.errors import error
 from shiplap.judge.clock import LEAST, Doubt, measure
 from shiplap.judge.problem import Problem
+from shiplap.judge.resubmitted import resubmitted
 from shiplap.judge.target import Subject, Target, subject
 from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Reason, Ruling, Timed
@@ -337,7 +336,7 @@ def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launche
     args = case.problem.draw(form)
     expected = case.problem.expect(form, args)
     first = witness.ops(args, expected)
-    if same := _resubmitted(twin.ops(args, expected), first):
+    if same := resubmitted(twin.ops(args, expected), first):
         raise Wrong("resubmitted", same)
     if witness.ops(args, expected) != first:
         raise Wrong("remembers", "a second call on the same values runs other operators than the first")
@@ -355,7 +354,7 @@ def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launche
             case.unchecked.append(f"torch.compile of the reference: {e.evidence}"[:200])
     witness.prisoner.sweep()
     witness.prisoner.alone = True
-    witness.forget()  # it lets go of them in the first call, so that it has no more to do in the others than the reference
+    witness.forget()  # it lets go of earlier results in the first call, and does no more than the reference in others
     for number, form in enumerate(timed):
         case.report("time", number, len(timed))
         left = (case.ends - time.monotonic()) / (len(timed) - number)
@@ -387,24 +386,3 @@ def _compiled(case: _Case, launcher: Launcher, stack: ExitStack, timed: Sequence
     for form in timed:
         made.call(case.problem.draw(form))
     return made
-
-
-def _resubmitted(reference: list[tuple[str, Any]] | str, candidate: list[tuple[str, Any]] | str) -> str:
-    """Whether a call of the candidate runs each operator that the reference runs, on as many rows of the same length."""
-    if isinstance(reference, str) or isinstance(candidate, str) or not reference:
-        return ""
-    wanted, ran = _work(reference), _work(candidate)
-    if any(ran[what] < count for what, count in wanted.items()):
-        return ""
-    names = ", ".join(dict.fromkeys(name for name, _ in reference))
-    return f"it runs the framework's own operators as the reference does: {names}"[:300]
-
-
-def _work(ops: list[tuple[str, Any]]) -> Counter[str]:
-    """Elements that each operator worked on, whether at once or in parts; by its name and by the length of rows."""
-    done: Counter[str] = Counter()
-    for name, told in ops:
-        shapes = [s for s in told if isinstance(s, list) and s] if isinstance(told, list) else [str(told)]
-        rows = [s[-1] if isinstance(s, list) else s for s in shapes]
-        done[f"{name} {rows}"] += sum(prod(s) for s in shapes if all(type(n) is int for n in s)) or 1
-    return done

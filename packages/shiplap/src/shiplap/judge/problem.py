@@ -149,7 +149,9 @@ class OpProblem(Problem):
 
     def _secret(self, samples: Samples, numbers: Sequence[float], most: int) -> list[Recipe]:
         """Sizes that nobody knows, and those that the candidate names, each in the place of one dim."""
-        names = [n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)]
+        names = [
+            n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)
+        ]
         listed = [(n, v) for n in names for v in {int(v) for v in numbers if 0 < v <= LONGEST and v == int(v)}]
         pairs = CHANCE.sample(listed, min(most, len(listed)))
         pairs += [(n, 1 + CHANCE.randrange(LONGEST)) for n in names * 2]
@@ -215,9 +217,7 @@ class FunctionProblem(Problem):
             numbers = [o for o in outs if o.is_floating_point() and o.numel()]
             return not numbers or any(float(torch.isfinite(o).float().mean()) > 0.5 for o in numbers)
 
-        return forms_of(
-            self.first, runs, most=most if self.vary_shapes else 0, constant=self.constant, numbers=numbers
-        )
+        return forms_of(self.first, runs, most=most if self.vary_shapes else 0, constant=self.constant, numbers=numbers)
 
     def draw(self, form: Form) -> Args:
         return vary(self._made(), form, torch.Generator().manual_seed(secrets.randbits(62)))

@@ -48,8 +48,8 @@ def forms_of(
     """The shapes of ``first`` with every kind of values, then at most ``most`` other shapes that the reference takes.
 
     Nobody can know the other shapes: they are drawn anew each time. ``numbers`` are those at which the candidate may
-    branch: as many shapes have these as sizes, and values lie around some of them. ``constant``: whether the values that come with the reference are always the
-    same, so that times on them say nothing.
+    branch: as many shapes have these as sizes, and values lie around some of them. ``constant``: whether the values
+    that come with the reference are always the same, so that times on them say nothing.
     """
     own = tuple(tuple(v.shape) for v in first if isinstance(v, Tensor))
     plain = Form(_label(own, "drawn"), shapes=own)

@@ -159,8 +159,8 @@ class Launcher:
     ) -> Prisoner:
         """A new process, locked in. It may read the files ``readable``, and write into a folder of its own.
 
-        ``hidden``: folders in which Python finds modules, and that it may not read. ``device``: it may use the machine's
-        accelerators, too.
+        ``hidden``: folders in which Python finds modules, and that it may not read. ``device``: it may use the
+        machine's accelerators, too.
         """
         bounds = bounds or Bounds()
         if self._process is None:

@@ -24,8 +24,11 @@ from shiplap.referee.source import LOOKS
 __all__ = ["Watch", "is_trusted"]
 
 EVENTS = frozenset(
-    "sys._getframe sys._current_frames sys._current_exceptions gc.get_objects gc.get_referrers gc.get_referents "
-    "sys.settrace sys.setprofile sys.addaudithook".split()
+    {
+        *(f"sys.{name}" for name in ("_getframe", "_current_frames", "_current_exceptions")),
+        *(f"sys.{name}" for name in ("settrace", "setprofile", "addaudithook")),
+        *(f"gc.{name}" for name in ("get_objects", "get_referrers", "get_referents")),
+    }
 )
 NAMED = frozenset({"object.__getattr__", "ctypes.dlsym"})  # events with a name as the second argument
 FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})

@@ -7,6 +7,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -255,7 +256,7 @@ class Witness:
             pieces = sorted(mapped(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
             raise Wrong("memory", f"its memory cannot be looked at: {e.strerror or e}") from None
-        if any(a[2] + a[1] > b[2] for a, b in zip(pieces, pieces[1:], strict=False)):
+        if any(a[2] + a[1] > b[2] for a, b in pairwise(pieces)):
             raise Wrong("arguments", "it maps its arguments a second time")
         places: list[Mapping[str, Any]] = []
         for offset, t in zip(at.offsets, given, strict=True):
