@@ -30,7 +30,7 @@ def candidate(x, w):
     body = json.dumps(told).encode()
     os.write(3, len(body).to_bytes(4, "little") + body)
     once.append(1)
-    time.sleep(0.0001)
+    time.sleep(0.05)
     out.copy_(honest(x, w))
     return out
 """,
@@ -40,7 +40,7 @@ import threading
 def candidate(x, w):
     out = torch.zeros(x.shape[0], w.shape[1])
     def late():
-        time.sleep(0.00005)
+        time.sleep(0.05)
         out.copy_(honest(x, w))
     threading.Thread(target=late).start()
     return out

@@ -192,7 +192,7 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
             case.unchecked.append("times on the inputs that come with the reference: they are always the same")
         case.problem.expect(forms[0], case.problem.draw(forms[0]))  # the first time loads much of torch
         case.ends = time.monotonic() + case.options.seconds
-        _until(witness, case.ends + case.options.seconds)
+        _until(witness, case.ends + case.options.bounds.seconds)
         _look(case, witness, forms)
         if not case.reasons:
             _endure(case, witness, forms, case.ends - 0.5 * (1 - LOOKING) * case.options.seconds)
@@ -266,6 +266,10 @@ def _look(case: _Case, witness: Witness, forms: Sequence[Form]) -> None:
             return
         with case.noting(form.label):
             _look_at(case, witness, form)
+        if not number:  # its first call may compile for as long as any call may take
+            case.ends = time.monotonic() + case.options.seconds
+            enough = case.ends - (1 - LOOKING) * case.options.seconds
+            _until(witness, case.ends + case.options.seconds)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
     if not case.calls:
