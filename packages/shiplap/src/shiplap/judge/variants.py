@@ -19,6 +19,7 @@ KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "consta
 DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0)}  # of sizes that are drawn each time
 THRESHOLDS = 6  # numbers of the candidate's source around which values lie
 LARGER, ROOM = 4, 1 << 14  # times the elements of the first shapes that others may have, or this many
+WINDOW = 7  # the largest size that may be one of a window
 FAR = 1e7  # what is no threshold of values
 CHANCE = SystemRandom()
 
@@ -108,7 +109,9 @@ def _elements(shapes: Shapes) -> int:
 
 
 def _sizes(own: Shapes) -> list[int]:
-    return sorted({n for s in own for n in s if n > 1}, reverse=True)
+    """Sizes that vary: all but windows of a convolution and the like, small sizes that stand in no first two dims."""
+    outer = {n for s in own for n in s[:2]}
+    return sorted({n for s in own for n in s if n > 1 and (n > WINDOW or n in outer)}, reverse=True)
 
 
 def _everywhere(own: Shapes, size: int, new: int) -> Shapes:
@@ -122,9 +125,12 @@ def _shapes(own: Shapes) -> Iterator[Shapes]:
             yield _everywhere(own, size, new(size))
     drawn = {size: 1 + CHANCE.randrange(2 * size) for size in _sizes(own)}
     yield tuple(tuple(drawn.get(n, n) for n in s) for s in own)
-    alone: list[Shapes] = [_everywhere(own, size, new) for size in _sizes(own) for new in (size - 1, size + 1, 1)]
+    sizes = _sizes(own)
+    alone: list[Shapes] = [_everywhere(own, size, new) for size in sizes for new in (size - 1, size + 1, 1)]
     for at, shape in enumerate(own):
         for dim, size in enumerate(shape):
+            if size > 1 and size not in sizes:
+                continue
             changed = (*shape[:dim], 1 + CHANCE.randrange(2 * size + 2), *shape[dim + 1 :])
             alone.append((*own[:at], changed, *own[at + 1 :]))
     CHANCE.shuffle(alone)
