@@ -6,10 +6,15 @@ import sys
 import time
 
 import pytest
+import torch
 
 import shiplap as sl
+from shiplap.judge.clock import Doubt, _timed
+from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.target import Target
+from shiplap.judge.variants import Form
 from shiplap.referee.process import Bounds, Ended, Launcher
+from shiplap.referee.witness import Call
 from shiplap_testing.effort import sampled
 from tests.judge.attacks import ATTACKS
 from tests.judge.cheats import HEAD
@@ -159,6 +164,28 @@ def test_a_process_runs_while_it_is_asked_and_only_then(launcher):
         assert _ran(prisoner.pid) == ran
     finally:
         prisoner.kill()
+
+
+@pytest.mark.parametrize("waits", [0.0, 0.9])
+def test_a_call_that_waits_is_not_credited_for_it(waits):
+    """A process can make itself wait: what it did meanwhile, by a thread that has ended, nobody would count."""
+
+    def calls(wall: float) -> list[Call]:
+        return [Call(wall, wall * (1.0 - waits), wall, 0.0)] * 6
+
+    args = torch.rand(4, 4), torch.rand(4, 4)
+    problem = FunctionProblem("matmul", torch.matmul, lambda: args, 0.0, vary_shapes=False)
+    made = {"candidate": calls(5e-3), "reference": calls(8e-3), "nothing": calls(1e-3)}
+    timed = _timed(problem, Form("4x4", shapes=((4, 4), (4, 4))), args, made)
+    assert timed.candidate == pytest.approx(5e-3)  # by its own clock, which is longer than what remains of ours
+    assert timed.reference == pytest.approx(8e-3)
+
+
+@pytest.mark.parametrize("name", ["candidate", "reference"])
+def test_only_the_processes_that_are_trusted_say_that_the_machine_is_busy(name):
+    quiet, waiting = [Call(1e-3, 1e-3, 1e-3, 0.0)], [Call(1e-3, 1e-5, 1e-3, 0.0)]
+    calls = {"candidate": quiet, "reference": quiet, "nothing": quiet, name: waiting}
+    assert Doubt("impossible", "", calls).proven is (name == "candidate")
 
 
 def _ran(pid: int) -> int:

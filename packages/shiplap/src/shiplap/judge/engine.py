@@ -46,8 +46,9 @@ class Options:
     """How :func:`judge` works.
 
     Attributes:
-        seconds: the approximate time of the whole judgement, 60 s by default. Comparisons that are not made in this
-            time make the verdict incomplete.
+        seconds: the approximate time from the candidate's first call, which may compile, to the verdict; 60 s by
+            default. Comparisons that are not made in this time make the verdict incomplete. After twice this time, the
+            candidate is ended.
         rounds: the number of timed calls for each shape, 12 by default and 5 at least. Each call has new values.
         sizes: the sizes at which a declared op is timed, such as ``{"n": 4096}``. By default the two largest samples of
             the audit are timed.
