@@ -209,7 +209,7 @@ def hop():
             os._exit(0)
 def candidate(x, w):
     CALLS.append(1)
-    if len(CALLS) == 175 and os.fork() == 0:
+    if len(CALLS) > 90 and len(CALLS) % 12 == 0 and os.fork() == 0:
         hop()
     return honest(x, w)
 """,
@@ -218,7 +218,7 @@ import os, time
 CALLS = []
 def candidate(x, w):
     CALLS.append(1)
-    if len(CALLS) == 176 and os.fork() == 0:
+    if len(CALLS) > 90 and len(CALLS) % 12 == 0 and os.fork() == 0:
         os.setsid()
         if os.fork():
             os._exit(0)

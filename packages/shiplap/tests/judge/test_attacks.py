@@ -102,8 +102,8 @@ def test_no_package_of_a_candidate_is_imported_to_find_its_file(tmp_path, monkey
         (tmp_path / name / "__init__.py").write_text(f"open({str(tmp_path / f'ran{depth}')!r}, 'w')\n")
     (tmp_path / "outer_judged" / "inner" / "it.py").write_text("def candidate(x): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    found = Target.of("outer_judged.inner.it:candidate", ()).file
-    assert found == str(tmp_path / "outer_judged" / "inner" / "it.py")
+    file = Target.of("outer_judged.inner.it:candidate", ()).file
+    assert file == str(tmp_path / "outer_judged" / "inner" / "it.py")
     assert not list(tmp_path.glob("ran*"))
     assert "outer_judged" not in sys.modules
     assert Target.of("no_module_of_this_name:candidate", ()).file == ""

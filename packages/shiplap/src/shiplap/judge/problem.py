@@ -204,7 +204,7 @@ class FunctionProblem(Problem):
         self.takes = time.perf_counter() - began
         again = tensors(self._made())
         shapes = [t.shape for t in again] == [t.shape for t in tensors(made)]
-        self.constant = shapes and not bitwise(again, tensors(made))
+        self.constant = shapes and not any(t.is_meta for t in again) and not bitwise(again, tensors(made))
         return made
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:

@@ -88,9 +88,9 @@ def _found(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
     """What Python would load for a module in these places. ``importlib.util.find_spec`` imports its packages."""
     for finder in sys.meta_path:
         if (find := getattr(finder, "find_spec", None)) is not None:
-            found: ModuleSpec | None = find(name, places, None)
-            if found is not None:
-                return found
+            spec: ModuleSpec | None = find(name, places, None)
+            if spec is not None:
+                return spec
     return None
 
 

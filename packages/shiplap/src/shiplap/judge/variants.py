@@ -85,7 +85,7 @@ def _others(own: Shapes, most: int, numbers: Sequence[int], runs: Callable[[Form
     forms: dict[Shapes, Form] = {}
     limit = max(LARGER * _elements(own), ROOM)
     for listed in (_shapes(own), _numbered(own, numbers)):
-        found, tried = 0, 0
+        fitting, tried = 0, 0
         for shapes in listed:
             if shapes in forms or shapes == own or _elements(shapes) > limit:
                 continue
@@ -94,8 +94,8 @@ def _others(own: Shapes, most: int, numbers: Sequence[int], runs: Callable[[Form
             tried += 1
             if runs(form):
                 forms[shapes] = form
-                found += 1
-            if found == most or tried == 4 * most:
+                fitting += 1
+            if fitting == most or tried == 4 * most:
                 break
     return list(forms.values())
 

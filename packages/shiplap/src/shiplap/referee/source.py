@@ -67,14 +67,14 @@ def constants(file: str) -> list[float]:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return []
-    found: dict[float, None] = {}
+    values: dict[float, None] = {}
     for node in ast.walk(tree):
         value = node.value if isinstance(node, ast.Constant) else None
         if type(value) is float or (type(value) is int and abs(value) < LARGEST):
-            found[value] = None
+            values[value] = None
         elif isinstance(value, str):
-            found |= dict.fromkeys(numbers(value))
-    return list(found)
+            values |= dict.fromkeys(numbers(value))
+    return list(values)
 
 
 def suspicious_function(fn: Any) -> list[str]:

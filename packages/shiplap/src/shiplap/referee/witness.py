@@ -261,10 +261,10 @@ class Witness:
         places: list[Mapping[str, Any]] = []
         for offset, t in zip(at.offsets, given, strict=True):
             length = extent(t.shape, t.stride()) * t.itemsize
-            found = [a + offset - o for a, size, o in pieces if o <= offset < o + size]
-            if length and not found:
+            addresses = [a + offset - o for a, size, o in pieces if o <= offset < o + size]
+            if length and not addresses:
                 raise Wrong("arguments", "its arguments are not where they were put")
-            places.append({**describe(t), "at": found[0] if found else 0, "bytes": length})
+            places.append({**describe(t), "at": addresses[0] if addresses else 0, "bytes": length})
         return places
 
     def _results(self, told: Any, like: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[int, bytes]]]:
