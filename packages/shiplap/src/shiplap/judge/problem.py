@@ -202,9 +202,9 @@ class FunctionProblem(Problem):
         except Exception as e:
             raise error("SL616", where=self.name, got=last_line(e), expected="a result for its own inputs") from e
         self.takes = time.perf_counter() - began
-        again = tensors(self._made())
-        shapes = [t.shape for t in again] == [t.shape for t in tensors(made)]
-        self.constant = shapes and not any(t.is_meta for t in again) and not bitwise(again, tensors(made))
+        second = tensors(self._made())
+        shapes = [t.shape for t in second] == [t.shape for t in tensors(made)]
+        self.constant = shapes and not any(t.is_meta for t in second) and not bitwise(second, tensors(made))
         return made
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:

@@ -28,6 +28,7 @@ __all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took"]
 
 POLL_S = 0.05
 AT_ONCE = 32 << 10  # bytes of a message that a socket takes although nobody reads it
+CALM = 0.9  # share of its time in which a request had a processor, or none to do
 PATIENCE = 4.0  # times the limit that a process may take which had to wait for a processor
 QUIET = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -73,6 +74,11 @@ class Took:
 
     wall: float
     quiet: float
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether it hardly waited for a processor."""
+        return self.quiet >= CALM * self.wall
 
     @classmethod
     def of(cls, wall: float, waited: float, ran: float) -> Took:
