@@ -1,7 +1,7 @@
 """Timing that cannot be gamed: nobody knows the values before the clock starts, and every result is checked.
 
-A call's time runs from the moment at which its arguments can first be seen in the candidate's process to the moment at
-which its answer arrives here. The process is stopped then, and its results are read from its memory. Whatever a
+A call's time runs from the moment before the candidate's process is continued to the moment at which it is stopped
+again, since its answer has arrived here. Then its results are read from its memory. Whatever a
 candidate does in between, right results within that time are what it is paid for. What the exchange itself takes is
 measured on a process that computes nothing, and taken off. On a GPU the time is that of its events, and the referee's
 clock bounds it.
@@ -33,11 +33,14 @@ DISTRUST, SLACK = 0.5, 500e-6  # share and seconds by which the two clocks may d
 
 
 class Doubt(Wrong):
-    """Raised for times that cannot be. ``busy``: the share in which the machine had no processor for those it timed."""
+    """Raised for times that cannot be. ``busy``: the share in which the machine had no processor for those it timed.
+
+    The candidate can make itself wait, so its own calls say nothing about that.
+    """
 
     def __init__(self, check: str, evidence: str, calls: Mapping[str, Sequence[Call]]) -> None:
         super().__init__(check, evidence)
-        made = [c for each in calls.values() for c in each]
+        made = [c for name, each in calls.items() if name != "candidate" for c in each]
         self.busy = 1.0 - sum(c.quiet for c in made) / max(sum(c.wall for c in made), 1e-9)
 
     @property
@@ -71,8 +74,9 @@ def _seconds(device: str, work: Callable[[], object]) -> float:
 def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds: int, ends: float) -> Timed:
     """Time all of ``judged`` in turn: ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``.
 
-    Times are those of a machine that has nothing else to do, as well as that can be told (``Took.quiet``). Raises Wrong
-    for what the candidate did in a timed call, and Doubt for times that cannot be.
+    The least time of each counts: load on the machine can only add to it. Nothing else is taken off for load, as a
+    process can make itself wait. Raises Wrong for what the candidate did in a timed call, and Doubt for times that
+    cannot be.
     """
     flush, order = torch.empty(FLUSHED, dtype=torch.uint8), list(judged)
     calls: dict[str, list[Call]] = {name: [] for name in order}
@@ -104,11 +108,13 @@ def _remembers(calls: Mapping[str, list[Call]], repeated: list[Call]) -> None:
 
 
 def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mapping[str, list[Call]]) -> Timed:
-    walls = {name: [c.quiet for c in made[1:]] for name, made in calls.items()}  # the first call of each is cold
-    nothing = median(walls["nothing"])
-    spread = max(walls["nothing"]) - min(walls["nothing"])
-    net = {name: median(w) - nothing for name, w in walls.items()}
-    own = {name: median([min(c.spent, c.quiet) for c in made[1:]]) for name, made in calls.items()}
+    walls = {name: [c.wall for c in made] for name, made in calls.items()}
+    nothing = min(walls["nothing"])
+    spread = max(walls["nothing"][1:]) - nothing  # the first call of each is cold
+    net = {name: min(w) - nothing for name, w in walls.items()}
+    device = next((t.device.type for t in tensors(args)), "cpu")
+    usual = min if device == "cpu" else median  # events of a GPU are not disturbed by load on its host
+    own = {name: usual([min(c.spent, c.wall) for c in made[1:]]) for name, made in calls.items()}
     _agree(calls, net["candidate"], nothing, spread)
     late = [c.late for c in calls["candidate"]]
     for seconds, wrong in ((min(late), Wrong), (median(late), partial(Doubt, calls=calls))):  # load delays single calls
@@ -120,7 +126,6 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
         result = problem.expect(form, args).own
     tree_map(lambda t: outs.append(t.numel() * t.itemsize), result)
     flops = problem.flops(args)
-    device = next((t.device.type for t in tensors(args)), "cpu")
     bandwidth, operations = rates(device)
     bound = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
     # The exchange copies to and from a GPU, which takes far longer than its kernels. Its own clock is bounded instead:
@@ -130,15 +135,15 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
         evidence = f"{times['candidate'] * 1e6:.1f} us, and its work takes {bound * 1e6:.1f} us at least"
         raise Doubt("impossible", evidence, calls)
     light = max((moved + sum(outs)) / bandwidth, flops / operations)
-    medians = times["candidate"], times["reference"], times.get("compiled")
-    return Timed(form.label, *medians, nothing, light, len(walls["candidate"]))
+    taken = times["candidate"], times["reference"], times.get("compiled")
+    return Timed(form.label, *taken, nothing, light, len(walls["candidate"]))
 
 
 def _agree(calls: Mapping[str, Sequence[Call]], net: float, nothing: float, spread: float) -> None:
     """Raises Doubt where the candidate's process took much longer in every call than its own clock says."""
     made = calls["candidate"]
-    hidden = min(c.quiet - c.spent for c in made) - nothing  # load on the machine delays single calls only
-    least = min(c.quiet for c in made) - nothing
+    hidden = min(c.wall - c.spent for c in made) - nothing  # load on the machine delays single calls only
+    least = min(c.wall for c in made) - nothing
     if hidden > max(DISTRUST * least, SLACK, spread):
         evidence = f"{hidden * 1e6:.0f} us of {least * 1e6:.0f} us are outside the call, says its own clock"
         raise Doubt("clock", evidence, calls)

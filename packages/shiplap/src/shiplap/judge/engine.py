@@ -6,7 +6,6 @@ import os
 import secrets
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,21 +18,24 @@ import torch
 from shiplap.errors import error
 from shiplap.judge.clock import LEAST, Doubt, measure
 from shiplap.judge.problem import Problem
+from shiplap.judge.resubmitted import resubmitted
 from shiplap.judge.target import Subject, Target, subject
 from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Reason, Ruling, Timed
 from shiplap.referee.compare import Reduction
 from shiplap.referee.judge import settle
+from shiplap.referee.loading import added
 from shiplap.referee.nudge import nudged
-from shiplap.referee.process import Bounds, Ended, Launcher
+from shiplap.referee.process import Bounds, Ended, Late, Launcher
 from shiplap.referee.run import tensors
-from shiplap.referee.source import suspicious
+from shiplap.referee.source import constants, suspicious
 from shiplap.referee.witness import OutOfReach, Witness, Wrong
 
 __all__ = ["Options", "judge"]
 
 ATTEMPTS = 3  # measurements before a time is held against a candidate
 ENOUGH = 100  # calls of the smallest form
+LEAST_SHAPES, MOST_SHAPES = 4, 14
 LOOKING = 0.6  # share of the time that is for correctness
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 Report = Callable[[str, int, int], None]
@@ -44,8 +46,9 @@ class Options:
     """How :func:`judge` works.
 
     Attributes:
-        seconds: the approximate time of the whole judgement, 60 s by default. Comparisons that are not made in this
-            time make the verdict incomplete.
+        seconds: the approximate time from the candidate's first call, which may compile, to the verdict; 60 s by
+            default. Comparisons that are not made in this time make the verdict incomplete. After twice this time, the
+            candidate is ended.
         rounds: the number of timed calls for each shape, 12 by default and 5 at least. Each call has new values.
         sizes: the sizes at which a declared op is timed, such as ``{"n": 4096}``. By default the two largest samples of
             the audit are timed.
@@ -177,16 +180,20 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
     case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
     if names := suspicious(case.candidate.file):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
-    with case.noting("all calls"):
+    with case.noting("all calls"), _in_time(case):
         try:
             witness = _witness(case, launcher, stack, case.candidate, "function")
         except OutOfReach as e:
             case.missing["device"] = str(e)
             return
-        case.ends = time.monotonic() + case.options.seconds
         witness.intact()
         case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
-        forms = case.problem.forms()
+        forms = case.problem.forms(constants(case.candidate.file), most=_most(case))
+        if case.problem.constant:
+            case.unchecked.append("times on the inputs that come with the reference: they are always the same")
+        case.problem.expect(forms[0], case.problem.draw(forms[0]))  # the first time loads much of torch
+        case.ends = time.monotonic() + case.options.seconds
+        _until(witness, case.ends + case.options.bounds.seconds)
         _look(case, witness, forms)
         if not case.reasons:
             _endure(case, witness, forms, case.ends - 0.5 * (1 - LOOKING) * case.options.seconds)
@@ -196,13 +203,39 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
             _settle_timing(case, witness, forms, launcher, stack)
 
 
+@contextmanager
+def _in_time(case: _Case) -> Iterator[None]:
+    """A candidate cannot go on for as long as it likes."""
+    try:
+        yield
+    except Late as e:
+        case.missing["time"] = f"{e}: it takes much longer than {case.options.seconds:g} s"
+
+
+def _until(witness: Witness, ends: float) -> None:
+    witness.prisoner.until = ends
+
+
+def _most(case: _Case) -> int:
+    """How many other shapes there is time for: fewer where the reference itself takes long."""
+    return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
+
+
+def _hidden(case: _Case, target: Target) -> list[str]:
+    """The folder of the reference, where nobody but the judge itself made it a place of modules."""
+    folder = str(Path(case.reference.file).parent) if case.reference.file else ""
+    return [folder] if target is case.candidate and folder in added else []
+
+
 def _witness(
     case: _Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False
 ) -> Witness:
     folder = str(Path(target.file).parent) if target.file else ""
     try:
         accelerated = case.options.device != "cpu"
-        prisoner = launcher.start([folder] if folder else [], case.options.bounds, device=accelerated)
+        prisoner = launcher.start(
+            [folder] if folder else [], case.options.bounds, hidden=_hidden(case, target), device=accelerated
+        )
     except Ended as e:
         raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
     stack.callback(prisoner.kill)
@@ -234,6 +267,10 @@ def _look(case: _Case, witness: Witness, forms: Sequence[Form]) -> None:
             return
         with case.noting(form.label):
             _look_at(case, witness, form)
+        if not number:  # its first call may compile for as long as any call may take
+            case.ends = time.monotonic() + case.options.seconds
+            enough = case.ends - (1 - LOOKING) * case.options.seconds
+            _until(witness, case.ends + case.options.seconds)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
     if not case.calls:
@@ -263,13 +300,14 @@ def _endure(case: _Case, witness: Witness, forms: Sequence[Form], ends: float) -
     """Many calls of the smallest form: what a candidate does after some calls is looked at as well."""
     drawn = [(f, case.problem.draw(f)) for f in forms]
     form, args = min(drawn, key=lambda pair: sum(t.numel() for t in tensors(pair[1])))
+    own, began, made = 0.0, time.monotonic(), 0
     with case.noting(f"{form.label}, one of many calls"):
-        for _ in range(ENOUGH):
-            witness.call(args, case.problem.expect(form, args))
-            case.calls += 1
-            if time.monotonic() > ends:
-                break
+        while made < ENOUGH and time.monotonic() < ends:
+            own += witness.call(args, case.problem.expect(form, args)).wall
+            case.calls, made = case.calls + 1, made + 1
             args = case.problem.draw(form)
+    if not case.reasons and made < ENOUGH and own > 0.5 * (time.monotonic() - began):
+        case.missing["calls"] = f"{made} of {ENOUGH} calls of the smallest shapes: the candidate takes too long"
 
 
 def _gradients(case: _Case, witness: Witness, form: Form) -> None:
@@ -298,12 +336,14 @@ def _gradients(case: _Case, witness: Witness, form: Form) -> None:
 def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launcher: Launcher, stack: ExitStack) -> None:
     """Who computes it, and how long that takes."""
     twin = _witness(case, launcher, stack, case.reference, case.subject.kind)
+    _until(twin, case.ends + case.options.seconds)
     form = next((f for f in forms if f.timed), forms[0])
     args = case.problem.draw(form)
-    first = witness.ops(args)
-    if same := _resubmitted(twin.ops(args), first):
+    expected = case.problem.expect(form, args)
+    first = witness.ops(args, expected)
+    if same := resubmitted(twin.ops(args, expected), first):
         raise Wrong("resubmitted", same)
-    if witness.ops(args) != first:
+    if witness.ops(args, expected) != first:
         raise Wrong("remembers", "a second call on the same values runs other operators than the first")
     witness.intact()
     timed = [f for f in forms if f.timed]
@@ -319,6 +359,7 @@ def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launche
             case.unchecked.append(f"torch.compile of the reference: {e.evidence}"[:200])
     witness.prisoner.sweep()
     witness.prisoner.alone = True
+    witness.forget()  # it lets go of earlier results in the first call, and does no more than the reference in others
     for number, form in enumerate(timed):
         case.report("time", number, len(timed))
         left = (case.ends - time.monotonic()) / (len(timed) - number)
@@ -350,14 +391,3 @@ def _compiled(case: _Case, launcher: Launcher, stack: ExitStack, timed: Sequence
     for form in timed:
         made.call(case.problem.draw(form))
     return made
-
-
-def _resubmitted(reference: list[tuple[str, str]] | str, candidate: list[tuple[str, str]] | str) -> str:
-    """Whether a call of the candidate runs each operator that the reference runs, on the same shapes."""
-    if isinstance(reference, str) or isinstance(candidate, str) or not reference:
-        return ""
-    wanted, ran = Counter(reference), Counter(candidate)
-    if wanted - ran:
-        return ""
-    names = ", ".join(dict.fromkeys(name for name, _ in reference))
-    return f"it runs the framework's own operators as the reference does: {names}"[:300]

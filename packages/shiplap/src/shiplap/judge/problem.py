@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shiplap.cached import cached_property
 from shiplap.errors import error
-from shiplap.judge.variants import Form, forms_of, vary
+from shiplap.judge.variants import CHANCE, Form, forms_of, vary
 from shiplap.op import Op
 from shiplap.referee.case import tree_map
 from shiplap.referee.compare import Difference, Reduction, bitwise, reduction
@@ -23,9 +24,12 @@ from shiplap.referee.judge import settle
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import last_line, split, tensors, widen
 from shiplap.referee.samples import Samples
+from shiplap.referee.sizes import free_dims
 from shiplap.referee.witness import Expected
 
 __all__ = ["FunctionProblem", "OpProblem", "Problem"]
+
+LONGEST = 300  # a size of a declared op that is drawn
 
 Args = tuple[Any, ...]
 
@@ -39,8 +43,11 @@ class Problem:
     wide: Callable[..., Any]
     tolerance: float = 0.0
     terms: dict[str, int] = field(default_factory=dict)
+    takes: float = 0.0  # seconds of one call of the reference
+    constant: bool = False  # whether every draw has the same values
 
-    def forms(self) -> list[Form]:
+    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
+        """What the candidate is called with. ``numbers``: those at which it may branch; ``most``: of other shapes."""
         raise NotImplementedError
 
     def draw(self, form: Form) -> Args:
@@ -127,7 +134,7 @@ class OpProblem(Problem):
         super().__init__(op.spec.name, body, body, op.spec.tolerated)
         self.op, self.asked, self.device = op, sizes, device
 
-    def forms(self) -> list[Form]:
+    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
         samples = Samples(self.op, secrets.randbits(40), self.device)
         grown = list(samples.wide()) or list(samples.grown(2))
         large = [samples.base.but(sizes=s) for s in self.asked]
@@ -135,9 +142,21 @@ class OpProblem(Problem):
         looked = [*samples.values(), *samples.optionals(), *samples.layouts(), *samples.special()]
         odd = [*samples.edges(), *samples.tiles()]
         recipes = [c.recipe for c in (*_spread(looked, 40), *_spread(odd, 40))]
+        recipes += self._secret(samples, numbers, most)
         unique = {str(r): r for r in (*recipes, *large)}
         marked = {str(r) for r in large}
         return [Form(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
+
+    def _secret(self, samples: Samples, numbers: Sequence[float], most: int) -> list[Recipe]:
+        """Sizes that nobody knows, and those that the candidate names, each in the place of one dim."""
+        names = [
+            n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)
+        ]
+        listed = [(n, v) for n in names for v in {int(v) for v in numbers if 0 < v <= LONGEST and v == int(v)}]
+        pairs = CHANCE.sample(listed, min(most, len(listed)))
+        pairs += [(n, 1 + CHANCE.randrange(LONGEST)) for n in names * 2]
+        recipes = [samples.base.but(sizes={n: v}) for n, v in pairs]
+        return [r for r in recipes if samples.make(r) is not None]
 
     def draw(self, form: Form) -> Args:
         assert isinstance(form.recipe, Recipe)
@@ -177,13 +196,18 @@ class FunctionProblem(Problem):
             raise error("SL615", where=self.name, got=last_line(e), expected="a list of arguments") from e
         if not tensors(made):
             raise error("SL615", where=self.name, got="no tensor among the inputs", expected="a list with tensors")
+        began = time.perf_counter()
         try:
             self.call(*tree_map(lambda t: t.detach().clone(), made))
         except Exception as e:
             raise error("SL616", where=self.name, got=last_line(e), expected="a result for its own inputs") from e
+        self.takes = time.perf_counter() - began
+        second = tensors(self._made())
+        shapes = [t.shape for t in second] == [t.shape for t in tensors(made)]
+        self.constant = shapes and not any(t.is_meta for t in second) and not bitwise(second, tensors(made))
         return made
 
-    def forms(self) -> list[Form]:
+    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
         def runs(form: Form) -> bool:
             with torch.no_grad():
                 try:
@@ -193,7 +217,7 @@ class FunctionProblem(Problem):
             numbers = [o for o in outs if o.is_floating_point() and o.numel()]
             return not numbers or any(float(torch.isfinite(o).float().mean()) > 0.5 for o in numbers)
 
-        return forms_of(self.first, runs, self.vary_shapes)
+        return forms_of(self.first, runs, most=most if self.vary_shapes else 0, constant=self.constant, numbers=numbers)
 
     def draw(self, form: Form) -> Args:
         return vary(self._made(), form, torch.Generator().manual_seed(secrets.randbits(62)))

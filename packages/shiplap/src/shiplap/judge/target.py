@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +72,26 @@ class Target:
 
     @property
     def file(self) -> str:
-        """The file, as far as that is known without an import of the module itself."""
+        """The file, as far as that is known without an import of the module or of the packages that it lies in."""
         if self.home.endswith(".py"):
             return self.home
-        try:
-            module = importlib.util.find_spec(self.home)
-        except (ImportError, ValueError):
-            module = None
-        return str(Path(module.origin).resolve()) if module is not None and module.origin else ""
+        spec, places = None, None
+        for name in accumulate(self.home.split("."), "{}.{}".format):
+            spec = _found(name, places)
+            if spec is None:
+                return ""
+            places = spec.submodule_search_locations
+        return str(Path(spec.origin).resolve()) if spec is not None and spec.has_location and spec.origin else ""
+
+
+def _found(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
+    """What Python would load for a module in these places. ``importlib.util.find_spec`` imports its packages."""
+    for finder in sys.meta_path:
+        if (find := getattr(finder, "find_spec", None)) is not None:
+            spec: ModuleSpec | None = find(name, places, None)
+            if spec is not None:
+                return spec
+    return None
 
 
 @dataclass(frozen=True)

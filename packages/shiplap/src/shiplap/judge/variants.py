@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from random import SystemRandom
 from typing import Any
 
 import torch
@@ -13,8 +15,13 @@ from shiplap.referee.recipe import Recipe
 
 __all__ = ["KINDS", "Form", "forms_of", "vary"]
 
-KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant")
-MOST = 10  # other shapes
+KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled", "large", "small")
+DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0)}  # of sizes that are drawn each time
+THRESHOLDS = 6  # numbers of the candidate's source around which values lie
+LARGER, ROOM = 4, 1 << 14  # times the elements of the first shapes that others may have, or this many
+WINDOW = 7  # the largest size that may be one of a window
+FAR = 1e7  # what is no threshold of values
+CHANCE = SystemRandom()
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -28,59 +35,124 @@ class Form:
     recipe: Recipe | None = None
     shapes: Shapes = ()
     kind: str = "drawn"
+    scale: float = 0.0  # about the size of values of the kind "about"
 
 
-def forms_of(first: tuple[Any, ...], runs: Callable[[Form], bool], vary_shapes: bool) -> list[Form]:
-    """The shapes of ``first`` with every kind of values, then other shapes that the reference takes."""
+def forms_of(
+    first: tuple[Any, ...],
+    runs: Callable[[Form], bool],
+    *,
+    most: int,
+    constant: bool = False,
+    numbers: Sequence[float] = (),
+) -> list[Form]:
+    """The shapes of ``first`` with every kind of values, then at most ``most`` other shapes that the reference takes.
+
+    Nobody can know the other shapes: they are drawn anew each time. ``numbers`` are those at which the candidate may
+    branch: as many shapes have these as sizes, and values lie around some of them. ``constant``: whether the values
+    that come with the reference are always the same, so that times on them say nothing.
+    """
     own = tuple(tuple(v.shape) for v in first if isinstance(v, Tensor))
     plain = Form(_label(own, "drawn"), shapes=own)
     kinds = [replace(plain, kind=kind, label=_label(own, kind)) for kind in KINDS]
     own_forms = [f for f in kinds if f.kind == "drawn" or runs(f)]
-    own_forms = [replace(f, timed=f.kind in ("drawn", "normal")) for f in own_forms]
-    others: list[Form] = []
-    for shapes in _shapes(own) if vary_shapes else ():
-        form = Form(_label(shapes, "drawn"), shapes=shapes)
-        if len(others) < MOST and runs(form):
-            others.append(form)
-            normal = replace(form, kind="normal", label=_label(shapes, "normal"))
-            others += [normal] if len(others) < MOST and runs(normal) else []
-    if others:  # one more to be timed, the largest
-        largest = max(others, key=lambda f: sum(_numel(s) for s in f.shapes))
+    for scale in _thresholds(numbers, min(THRESHOLDS, most or THRESHOLDS)):
+        form = replace(plain, kind="about", scale=scale, label=_label(own, f"values about {scale:.3g}"))
+        own_forms += [form] if runs(form) else []
+    wanted = ("normal", "scaled") if constant and len(own_forms) > 1 else ("drawn", "normal")
+    own_forms = [replace(f, timed=f.kind in wanted) for f in own_forms]
+    whole = [int(v) for v in numbers if v == int(v)]
+    others = _others(own, most, whole, runs) if most else []
+    usual = [f for f in others if _elements(f.shapes) <= 2 * _elements(own)]
+    if usual:  # one more to be timed
+        largest = max(usual, key=lambda f: _elements(f.shapes))
         others = [replace(f, timed=f is largest) for f in others]
     return [*own_forms, *others]
+
+
+def _thresholds(numbers: Sequence[float], most: int) -> Iterator[float]:
+    """Sizes of values below and above some of these numbers; those that are no integers first."""
+    sizes = {abs(v) for v in numbers if v and abs(v) < FAR}
+    for whole in (False, True):
+        fitting = sorted(v for v in sizes if (v == int(v)) == whole)
+        for number in CHANCE.sample(fitting, min(most, len(fitting))):
+            most -= 1
+            yield number * 10.0 ** CHANCE.uniform(-1.5, -1.0)
+            yield number * 10.0 ** CHANCE.uniform(0.3, 1.0)
+
+
+def _others(own: Shapes, most: int, numbers: Sequence[int], runs: Callable[[Form], bool]) -> list[Form]:
+    forms: dict[Shapes, Form] = {}
+    limit = max(LARGER * _elements(own), ROOM)
+    for listed in (_shapes(own), _numbered(own, numbers)):
+        fitting, tried = 0, 0
+        for shapes in listed:
+            if shapes in forms or shapes == own or _elements(shapes) > limit:
+                continue
+            kind = CHANCE.choice(("drawn", "normal"))
+            form = Form(_label(shapes, kind), shapes=shapes, kind=kind)
+            tried += 1
+            if runs(form):
+                forms[shapes] = form
+                fitting += 1
+            if fitting == most or tried == 4 * most:
+                break
+    return list(forms.values())
 
 
 def _label(shapes: Shapes, kind: str) -> str:
     return f"{', '.join('x'.join(map(str, s)) or 'scalar' for s in shapes)} {kind}"
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+def _elements(shapes: Shapes) -> int:
+    return sum(prod(s) for s in shapes)
+
+
+def _sizes(own: Shapes) -> list[int]:
+    """Sizes that vary: all but windows of a convolution and the like, small sizes that stand in no first two dims."""
+    outer = {n for s in own for n in s[:2]}
+    return sorted({n for s in own for n in s if n > 1 and (n > WINDOW or n in outer)}, reverse=True)
+
+
+def _everywhere(own: Shapes, size: int, new: int) -> Shapes:
+    return tuple(tuple(new if n == size else n for n in s) for s in own)
 
 
 def _shapes(own: Shapes) -> Iterator[Shapes]:
-    """Each size changed wherever it stands, then each dim alone; sizes that divide nothing."""
-    for size in sorted({n for s in own for n in s if n > 1}, reverse=True):
-        for new in (size - 1, size // 2 + 1, size // 4 * 3 + 2):
-            if 0 < new != size:
-                yield tuple(tuple(new if n == size else n for n in s) for s in own)
+    """Each size changed wherever it stands, to smaller and larger ones; then each dim alone, and all sizes at once."""
+    for new in (lambda n: n + 1 + CHANCE.randrange(n), lambda n: 1 + CHANCE.randrange(n)):
+        for size in _sizes(own):
+            yield _everywhere(own, size, new(size))
+    drawn = {size: 1 + CHANCE.randrange(2 * size) for size in _sizes(own)}
+    yield tuple(tuple(drawn.get(n, n) for n in s) for s in own)
+    sizes = _sizes(own)
+    alone: list[Shapes] = [_everywhere(own, size, new) for size in sizes for new in (size - 1, size + 1, 1)]
     for at, shape in enumerate(own):
         for dim, size in enumerate(shape):
-            for new in (size + 1, size // 2 + 3):
-                changed = (*shape[:dim], new, *shape[dim + 1 :])
-                yield (*own[:at], changed, *own[at + 1 :])
+            if size > 1 and size not in sizes:
+                continue
+            changed = (*shape[:dim], 1 + CHANCE.randrange(2 * size + 2), *shape[dim + 1 :])
+            alone.append((*own[:at], changed, *own[at + 1 :]))
+    CHANCE.shuffle(alone)
+    yield from alone
+
+
+def _numbered(own: Shapes, numbers: Sequence[int]) -> Iterator[Shapes]:
+    """Sizes that the candidate's source names, in the place of each size."""
+    pairs = [(size, new) for new in dict.fromkeys(numbers) for size in _sizes(own) if new > 0]
+    CHANCE.shuffle(pairs)
+    for size, new in pairs:
+        yield _everywhere(own, size, new)
 
 
 def vary(made: tuple[Any, ...], form: Form, rng: torch.Generator) -> tuple[Any, ...]:
     """``made`` in the shapes and with the kind of values of ``form``."""
     shapes = iter(form.shapes)
-    return tuple(_varied(v, next(shapes), form.kind, rng) if isinstance(v, Tensor) else v for v in made)
+    return tuple(_varied(v, next(shapes), form, rng) if isinstance(v, Tensor) else v for v in made)
 
 
-def _varied(t: Tensor, shape: tuple[int, ...], kind: str, rng: torch.Generator) -> Tensor:
+def _varied(t: Tensor, shape: tuple[int, ...], form: Form, rng: torch.Generator) -> Tensor:
+    kind = form.kind
     if tuple(t.shape) != shape:
         t = _resampled(t, shape, rng)
     if kind == "drawn" or not t.is_floating_point() or not t.numel():
@@ -92,6 +164,11 @@ def _varied(t: Tensor, shape: tuple[int, ...], kind: str, rng: torch.Generator) 
         values = noise * torch.where(torch.rand(t.shape, generator=rng).to(t.device) < 0.02, 300.0, 0.01)
     elif kind == "constant":
         values = torch.full_like(noise, float(torch.randn((), generator=rng)))
+    elif kind in DECADES:
+        low, high = DECADES[kind]
+        values = noise * 10.0 ** (low + (high - low) * float(torch.rand((), generator=rng)))
+    elif kind == "about":
+        values = noise * form.scale
     else:
         scale = {"normal": 1.0, "wide": 30.0, "tiny": 1e-3, "shifted": 1.0}[kind]
         values = noise * scale + (20.0 if kind == "shifted" else 0.0)
@@ -100,7 +177,7 @@ def _varied(t: Tensor, shape: tuple[int, ...], kind: str, rng: torch.Generator) 
 
 def _resampled(t: Tensor, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     """Values of ``t`` in another shape: what the argument may hold, its own values show."""
-    count = _numel(shape)
+    count = prod(shape)
     if not t.numel() or not count:
         return t.new_zeros(shape)
     flat = t.detach().reshape(-1)

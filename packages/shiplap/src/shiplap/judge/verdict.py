@@ -32,7 +32,8 @@ class Timed:
 
     Attributes:
         input: the shapes and the kind of values.
-        candidate, reference: the median time of one call, minus the time for exchanging messages with the process.
+        candidate, reference: the least time of one call, minus the time for exchanging messages with the process. On a
+            GPU, the median time by its events.
         compiled: the same for ``torch.compile`` of the reference, or None if it was not measured.
         resolution: the time for exchanging messages. A candidate can hide at most this much of its own time.
         light: a lower bound: the time that this machine needs to move the bytes and to compute the matrix products, at

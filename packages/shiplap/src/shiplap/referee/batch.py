@@ -14,8 +14,8 @@ from itertools import count
 from typing import Any
 
 from shiplap.referee.process import Took
-from shiplap.referee.wire import Arena
-from shiplap.referee.witness import NO_ANSWER, Expected, Witness, Wrong
+from shiplap.referee.wire import Arena, plain
+from shiplap.referee.witness import NO_ANSWER, Expected, Given, Witness, Wrong
 
 __all__ = ["Batch", "Spell", "Unsupported"]
 
@@ -48,6 +48,7 @@ class Batch:
         arena = Arena(self._layout)
         packed = [arena.pack(list(args)) for args in sets]
         self._handle = arena.write()
+        self._given = [Given.of(self._handle, each) for each in packed]
         try:
             message = {"do": "prepare", "batch": self._number, "kept": sorted(witness.batches), "which": dict(which)}
             _believe(witness.request({**message, "sets": packed}, self._handle)[0])
@@ -84,8 +85,9 @@ class Batch:
             claimed, calls = _seconds(reply), reply["calls"]
             if len(calls) != len(self.sets):
                 raise ValueError("not one answer a call")
-            for told, args, wanted in zip(calls, self.sets, expected or (), strict=expected is not None):
-                self.witness.examine(told, args, wanted)
+            rows = zip(calls, self.sets, expected or (), self._given, strict=expected is not None)
+            for told, args, wanted, given in rows:
+                self.witness.examine(told, args, wanted, given)
         except NO_ANSWER as e:
             raise Wrong("answer", f"an answer that is not valid: {type(e).__name__}") from None
         return Spell(took, claimed)
@@ -103,7 +105,7 @@ class Batch:
 def _believe(reply: Mapping[str, Any]) -> None:
     """Raises Unsupported or Wrong for a reply that is a refusal or an error."""
     if "declined" in reply:
-        raise Unsupported(str(reply["declined"])[:400])
+        raise Unsupported(plain(str(reply["declined"])[:400]))
     if "error" in reply:
         raise Wrong("raised", str(reply["error"])[:400])
 

@@ -3,6 +3,9 @@
 The filter lets compilers and threads work, and refuses what reaches another process, the network or the clock: those
 calls fail with EPERM. Calls with a process id as their first argument pass for the caller's own id alone.
 
+A process can leave neither its group nor its session: those calls return as if they had worked. The referee stops and
+ends the group at once, so no process that it contains can hide by starting another one and ending.
+
 CUDA's driver names a local socket after its process when it starts, and does not start without it. Where a device is
 judged, a local socket of a connected kind may therefore be made, bound and listened on. None can be connected, so
 nothing can be reached through it.
@@ -19,6 +22,7 @@ __all__ = ["install_filter"]
 
 PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER, FILTER_FLAG_TSYNC = 38, 1, 1
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ERRNO | EPERM
+NOTHING, UNKNOWN = 0x00050000, 0x00050026  # it returns 0 and does nothing; ENOSYS
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # ld abs, jeq, jge, and, ret
 NUMBER_AT, ARCHITECTURE_AT, FIRST_AT, SECOND_AT = 0, 4, 16, 24  # in struct seccomp_data
 LOCAL, KIND, CONNECTED = 1, 0xF, (1, 5)  # AF_UNIX; the bits of a socket's kind; SOCK_STREAM, SOCK_SEQPACKET
@@ -87,6 +91,9 @@ REFUSED = {
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
+    "memfd_create": (319, 279),  # memory that is counted for nobody
+    "io_submit": (209, 2),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
 }
@@ -95,9 +102,15 @@ OWN = {  # allowed for the caller's own process, or for 0, which means the same
     "tgkill": (234, 131),
     "rt_tgsigqueueinfo": (297, 240),
     "prlimit64": (302, 261),
-    "sched_setaffinity": (203, 122),
 }
-OF_DEVICES = frozenset({"bind", "listen"})
+PRETENDED = {"setsid": (112, 157), "setpgid": (109, 154)}
+CLONE, CLONE3 = (56, 220), (435, 435)  # whoever misses the second, whose flags lie in memory, takes the first
+NAMESPACES = 0x7E020000  # flags of clone
+OF_FILES = {  # call → its number, and what its second argument may not be: signals to others, and locks that delay them
+    "fcntl": ((72, 25), (8, 10, 15, 1024, 1026)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
+    "ioctl": ((16, 29), (0x8901, 0x8902)),  # FIOSETOWN, SIOCSPGRP
+}
+OF_DEVICES = frozenset({"bind", "listen", "memfd_create"})
 MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}  # column, AUDIT_ARCH, number of seccomp
 
 
@@ -118,7 +131,31 @@ def _program(column: int, architecture: int, pid: int, device: bool) -> list[tup
             (RETURN, 0, 0, REFUSE),
             (RETURN, 0, 0, ALLOW),
         ]
-    return [*program, (RETURN, 0, 0, ALLOW)]
+    return [*program, *_kept_together(column), (RETURN, 0, 0, ALLOW)]
+
+
+def _kept_together(column: int) -> list[tuple[int, int, int, int]]:
+    """Nobody leaves the group or makes a namespace, and no file sends signals to others or delays them."""
+    program = [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, UNKNOWN)]
+    for numbers in PRETENDED.values():
+        program += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, NOTHING)]
+    program += [
+        (EQUAL, 0, 5, CLONE[column]),
+        (LOAD, 0, 0, FIRST_AT),
+        (AND, 0, 0, NAMESPACES),
+        (EQUAL, 1, 0, 0),
+        (RETURN, 0, 0, REFUSE),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    for numbers, values in OF_FILES.values():
+        program += [
+            (EQUAL, 0, 3 + len(values), numbers[column]),
+            (LOAD, 0, 0, SECOND_AT),
+            *((EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)),
+            (RETURN, 0, 0, ALLOW),
+            (RETURN, 0, 0, REFUSE),
+        ]
+    return program
 
 
 def _local_sockets(number: int) -> list[tuple[int, int, int, int]]:

@@ -22,13 +22,13 @@ from shiplap.referee.intact import Snapshot
 from shiplap.referee.loading import ready
 from shiplap.referee.run import last_line
 from shiplap.referee.sandbox import Cell, lock
+from shiplap.referee.watch import Watch
 from shiplap.referee.wire import describe, extent, receive, send, unpack
 
 __all__ = ["FREE", "Declined", "serve"]
 
 COLD = 1_000_000  # ns: a call that takes longer is not much slower when it is the first after a pause
 FLUSHED, SWEEPS = 256 << 20, 8  # bytes of a GPU's memory, and how often they are written: half a millisecond
-KEPT = 6  # calls whose arguments and results stay alive, so that the referee can look at them again
 MOVING = """
 empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided
 _reshape_alias expand expand_as t transpose permute unsqueeze squeeze slice select narrow detach detach_ alias
@@ -48,7 +48,8 @@ def serve(connection: socket.socket, asked: Mapping[str, Any]) -> None:
     """Lock this process in, then answer requests until the connection ends."""
     os.chdir(asked["scratch"])
     os.environ.update(asked["environment"])
-    cell = Cell(asked["scratch"], tuple(asked["readable"]), asked["file_size"], asked["device"])
+    readable, hidden = tuple(asked["readable"]), tuple(asked["hidden"])
+    cell = Cell(asked["scratch"], readable, asked["file_size"], asked["device"], hidden)
     missing = lock(cell) if asked["locked"] else {}
     torch.set_num_threads(asked["threads"])
     send(connection, {"missing": missing})
@@ -72,14 +73,15 @@ class Host:
 
     def __init__(self) -> None:
         self._target: Callable[..., Any] = lambda *args: ()
-        self._kept: deque[Any] = deque(maxlen=KEPT)
-        self._intact = Snapshot()
+        self._kept: deque[Any] = deque()  # calls whose arguments and results the referee may look at again
+        self._last: Any = ()  # what the answer tells of lives until the next one
+        self._intact, self._watch = Snapshot(), Watch()
         self._batches: dict[int, Any] = {}
 
     def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
         """One request → one reply."""
         if asked["do"] == "intact":
-            return {"changed": self._intact.changed()[:20], "threads": self._intact.threads()}
+            return {"changed": self._intact.changed()[:20], "threads": self._intact.threads(), **self._watch.told()}
         if asked["do"] == "device":
             torch.ones(1, device=asked["device"]).item()
             return {"ok": True}
@@ -87,11 +89,14 @@ class Host:
             return self._prepare(asked, handle)
         if asked["do"] in ("go", "sample"):
             return self._go(asked) if asked["do"] == "go" else self._sample(asked)
+        while len(self._kept) > asked.get("keep", len(self._kept)):
+            self._kept.popleft()
         memory: Any = mmap.mmap(handle, 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
         if asked["do"] == "load":
             self._target = ready(asked, unpack(asked["init"], memory), unpack(asked["state"], memory))
             if asked["kind"] == "maker":  # the module is the user's own, and what it changes is in force there as well
                 self._intact = Snapshot()
+                self._watch.reset()
             return {"ok": True}
         if asked.get("again"):  # other values in the very tensors of the last call, which torch is not told about
             before, args = self._kept[-1][:2]
@@ -102,7 +107,8 @@ class Host:
         else:
             args = list(unpack(asked["args"], memory))
         if asked["do"] == "ops":
-            return {"ops": _ops(self._target, args)}
+            ops, self._last = _ops(self._target, args)
+            return {"ops": ops, "outs": [_place(_home(o)) for o in leaves(self._last)]}
         if asked["do"] == "gradients":
             return self._gradients(args, list(unpack(asked["seeds"], memory)), memory)
         with torch.no_grad():
@@ -157,7 +163,8 @@ class Host:
             return {"error": "no result carries a gradient"}
         grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
         values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
-        return self._told([], values, memory)
+        self._last = [_home(v) for v in values], memory
+        return {"outs": [_place(v) for v in self._last[0]]}
 
     def _told(self, args: list[Any], result: Any, memory: Any) -> dict[str, Any]:
         for _, _, earlier, copies in self._kept:  # the referee looks at earlier results again, on a GPU at the copies
@@ -221,15 +228,14 @@ def _on_cuda(target: Callable[..., Any], args: list[Any]) -> tuple[Any, dict[str
     return result, {"spent": joined - began, "device": round(start.elapsed_time(end) * 1e6), "late": late}
 
 
-def _ops(target: Callable[..., Any], args: list[Any]) -> list[list[Any]]:
-    """``[name, shapes]`` of each operator of the framework that a call runs and that computes something."""
+def _ops(target: Callable[..., Any], args: list[Any]) -> tuple[list[list[Any]], Any]:
+    """``[name, shapes]`` of each operator of the framework that a call runs and that computes something; the result."""
     from torch.autograd.profiler import profile
 
     with torch.no_grad(), profile(use_cpu=True, record_shapes=True) as seen:
         result = target(*args)
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
-    del result
     values: list[list[Any]] = []
     for event in seen.function_events or ():
         inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
@@ -238,4 +244,4 @@ def _ops(target: Callable[..., Any], args: list[Any]) -> list[list[Any]]:
     with contextlib.suppress(AttributeError):
         for event in seen.function_events or ():
             values += [["kernel", k.name] for k in event.kernels]
-    return values[:2000]
+    return values[:2000], result

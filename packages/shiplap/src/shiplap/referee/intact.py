@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import builtins
-import os
 import sys
-import sysconfig
 import threading
 import time
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
+
+from shiplap.referee.watch import is_trusted
 
 __all__ = ["Snapshot"]
 
@@ -38,8 +38,6 @@ class Snapshot:
             own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == name]
             self._owners += [(f"{name}.{c.__name__}", c) for c in own]
         self._before = {name: dict(vars(owner)) for name, owner in self._owners}
-        places = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(torch.__file__))
-        self._trusted = ("<frozen", *(os.path.realpath(p) for p in places))
 
     def changed(self) -> list[str]:
         """Names whose functions are now somebody else's."""
@@ -58,9 +56,9 @@ class Snapshot:
             files: list[str] = []
             at: FrameType | None = frame
             while ident != mine and at is not None:
-                files.append(_real(at.f_code.co_filename))
+                files.append(at.f_code.co_filename)
                 at = at.f_back
-            count += any(not f.startswith(self._trusted) for f in files)
+            count += any(not is_trusted(f) for f in files)
         return count
 
     def _foreign(self, value: Any) -> bool:
@@ -69,9 +67,4 @@ class Snapshot:
         if code is None:
             module = str(getattr(type(value), "__module__", ""))
             return not module.startswith("torch")
-        return not _real(code.co_filename).startswith(self._trusted)
-
-
-def _real(file: str) -> str:
-    """The file without links; names such as ``<frozen os>`` stay."""
-    return file if file.startswith("<") else os.path.realpath(file)
+        return not is_trusted(code.co_filename)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import os
 import socket
@@ -29,7 +30,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:
         try:
-            asked, handles = receive(connection, 1)
+            asked, handles = receive(connection, 2)
         except (Broken, OSError):
             return
         if asked["do"] == "wait":
@@ -40,8 +41,9 @@ def main() -> None:
         else:
             child = os.fork()
             if child == 0:
-                _become(asked, handles[0], connection)
-            os.close(handles[0])
+                _become(asked, handles, connection)
+            for handle in handles:
+                os.close(handle)
             send(connection, {"pid": child})
 
 
@@ -52,15 +54,13 @@ def _status(pid: int) -> int:
         return 0
 
 
-def _become(asked: dict[str, Any], handle: int, connection: socket.socket) -> None:
-    """The child: never returns."""
+def _become(asked: dict[str, Any], handles: list[int], connection: socket.socket) -> None:
+    """The child: never returns. ``handles``: its connection, and the file that it prints into."""
     try:
         os.setsid()
         connection.detach()
         nothing = os.open(os.devnull, os.O_RDONLY)
-        output = os.open(
-            os.path.join(asked["scratch"], "output"), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
-        )
+        handle, output = (os.dup(fcntl.fcntl(h, fcntl.F_DUPFD, 16)) for h in handles)  # numbers that stay free
         for number, target in ((0, nothing), (1, output), (2, output), (3, handle)):
             if target != number:
                 os.dup2(target, number, number < 3)

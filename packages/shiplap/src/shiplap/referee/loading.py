@@ -15,9 +15,10 @@ import torch
 from shiplap.op import Op
 from shiplap.referee.run import split
 
-__all__ = ["OWN", "build", "load_module", "load_named", "ready"]
+__all__ = ["OWN", "added", "build", "load_module", "load_named", "ready"]
 
 OWN = "shiplap_judged_"
+added: set[str] = set()  # folders that were put on sys.path here
 
 
 def load_module(home: str) -> ModuleType:
@@ -27,6 +28,7 @@ def load_module(home: str) -> ModuleType:
     path = Path(home).resolve()
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
+        added.add(str(path.parent))
     name = OWN + path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Usage", "below", "resident", "stat_fields", "threads", "usage"]
+__all__ = ["Usage", "below", "mapped", "resident", "stat_fields", "threads", "usage"]
+
+CPU_CLOCK = 2  # of a process of another, in the number of its clock: what the scheduler counted
 
 
 def stat_fields(pid: int | str) -> list[str]:
@@ -17,13 +21,13 @@ def stat_fields(pid: int | str) -> list[str]:
         return []
 
 
-def below(root: int) -> list[int]:
-    """Every living process that ``root`` started, directly or not; parents come before their children."""
+def below(root: int) -> dict[int, int]:
+    """Every living process that ``root`` started, directly or not, and its group; parents before their children."""
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = [root]
     for pid in family:
         family += [child for child, stat in fields.items() if int(stat[1]) == pid and stat[0] not in "ZX"]
-    return family[1:]
+    return {pid: int(fields[pid][2]) for pid in family[1:]}
 
 
 def threads(pid: int) -> set[str]:
@@ -58,16 +62,23 @@ class Usage:
 
 def usage(pid: int, thread: int) -> Usage:
     """What the scheduler counted for a process and for one thread of it; zeros where the kernel does not count."""
-    ran = waited = 0
-    try:
-        names = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return Usage()
-    for name in names:
-        try:
-            on, off, _ = Path(f"/proc/{pid}/task/{name}/schedstat").read_text().split()
-        except (OSError, ValueError):
-            continue
-        ran += int(on)
-        waited += int(off) if name == str(thread) else 0
-    return Usage(ran * 1e-9, waited * 1e-9)
+    ran = waited = 0.0
+    with contextlib.suppress(OSError):
+        ran = time.clock_gettime((~pid << 3) | CPU_CLOCK)  # of all its threads, also of those that ended
+    with contextlib.suppress(OSError, ValueError):
+        waited = int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) * 1e-9
+    return Usage(ran, waited)
+
+
+def mapped(pid: int, file: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """``(address, bytes, offset)`` of every piece of memory of a process that shows a file. Raises OSError.
+
+    ``file``: the numbers of its device and of its inode.
+    """
+    pieces = []
+    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+        spot, _, offset, device, inode, *_ = line.split(maxsplit=5)
+        if int(inode) == file[1] and [int(n, 16) for n in device.split(":")] == [os.major(file[0]), os.minor(file[0])]:
+            first, last = (int(side, 16) for side in spot.split("-"))
+            pieces.append((first, last - first, int(offset, 16)))
+    return pieces

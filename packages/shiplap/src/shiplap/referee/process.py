@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import math
 import os
 import select
 import shutil
@@ -16,16 +18,17 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from shiplap.referee.proc import Usage, below, resident, threads, usage
-from shiplap.referee.wire import Broken, Message, receive, send
+from shiplap.referee.wire import HEAD, Broken, Message, length_of, packed, parsed, plain, receive, send
 
-__all__ = ["Bounds", "Ended", "Launcher", "Prisoner", "Took"]
+__all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took"]
 
 POLL_S = 0.05
+AT_ONCE = 32 << 10  # bytes of a message that a socket takes although nobody reads it
+CALM = 0.9  # share of its time in which a request had a processor, or none to do
 PATIENCE = 4.0  # times the limit that a process may take which had to wait for a processor
 QUIET = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -38,6 +41,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 class Ended(Exception):
     """Raised when the process ended, or was ended for what it did."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(plain(how))
+
+
+class Late(Ended):
+    """Raised when the process was ended because the time of the whole judgement is over."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +65,24 @@ class Took:
     """Seconds of one request.
 
     Attributes:
-        wall: by the referee's clock.
-        quiet: what it would have taken with the machine to itself, at the least: without the time in which either side
-            was ready and had no processor, but never less than its processor time shared out over all cores.
+        wall: by the referee's clock, from before the process was continued until it was stopped. This alone counts in
+            its favour.
+        quiet: what it may have taken with the machine to itself: without the time in which either side was ready and
+            had no processor, but never less than its processor time shared out over all cores. A process can make
+            itself wait, so nothing is credited because of this figure.
     """
 
     wall: float
     quiet: float
 
+    @property
+    def undisturbed(self) -> bool:
+        """Whether it hardly waited for a processor."""
+        return self.quiet >= CALM * self.wall
+
     @classmethod
     def of(cls, wall: float, waited: float, ran: float) -> Took:
-        return cls(wall, min(wall, max(wall - waited, ran / (os.cpu_count() or 1))))
+        return cls(wall, min(wall, max(wall - waited, ran / len(os.sched_getaffinity(0)))))
 
 
 class _Span(ctypes.Structure):
@@ -92,7 +109,7 @@ class Launcher:
     def close(self) -> None:
         """End the launcher and all that it started."""
         if self._process is not None:
-            for pid in reversed(below(self._process.pid)):
+            for pid in reversed(list(below(self._process.pid))):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._process.kill()
@@ -101,7 +118,8 @@ class Launcher:
             self._connection.close()
         self._process = self._connection = None
         if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(RecursionError):  # folders in folders, more than Python descends into
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self) -> None:
         """End everything, and start nothing more; another thread may be waiting for an answer, and gets Ended."""
@@ -137,11 +155,18 @@ class Launcher:
             raise Ended(f"the launcher ended: {e}") from None
 
     def start(
-        self, readable: Sequence[str] = (), bounds: Bounds | None = None, *, locked: bool = True, device: bool = False
+        self,
+        readable: Sequence[str] = (),
+        bounds: Bounds | None = None,
+        *,
+        hidden: Sequence[str] = (),
+        locked: bool = True,
+        device: bool = False,
     ) -> Prisoner:
         """A new process, locked in. It may read the files ``readable``, and write into a folder of its own.
 
-        ``device``: it may use the machine's accelerators, too.
+        ``hidden``: folders in which Python finds modules, and that it may not read. ``device``: it may use the
+        machine's accelerators, too.
         """
         bounds = bounds or Bounds()
         if self._process is None:
@@ -156,98 +181,142 @@ class Launcher:
             "do": "fork",
             "scratch": scratch,
             "readable": list(readable),
+            "hidden": list(hidden),
             "locked": locked,
             "device": device,
             "threads": torch.get_num_threads(),
             "environment": places,
             "file_size": bounds.file_size,
         }
+        output = _nameless(self.folder)
         try:
-            pid = self.ask(order, [theirs.fileno()])["pid"]
+            pid = self.ask(order, [theirs.fileno(), output])["pid"]
         finally:
             theirs.close()
         self.prisoners.add(pid)
-        return Prisoner(self, pid, ours, scratch, bounds)
+        return Prisoner(self, pid, ours, output, bounds)
+
+
+def _nameless(folder: str) -> int:
+    """A new file for what a process prints. It has no name, so that nobody can put another file in its place."""
+    handle, path = tempfile.mkstemp(dir=folder)
+    os.unlink(path)
+    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+    fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_APPEND)
+    return handle
 
 
 @dataclass
 class Prisoner:
-    """One process that is not trusted. It runs while it is asked something, and is stopped otherwise.
+    """One process that is not trusted, with all that it starts. It runs while it is asked something, and only then.
 
     Attributes:
+        output: the open file that it prints into.
         missing: facility of the sandbox → why it is not in force; only those that are not.
         alone: whether a process that it started and left running is the end of it.
+        until: the time (``time.monotonic``) after which it may not run any more.
     """
 
     launcher: Launcher
     pid: int
     connection: socket.socket
-    scratch: str
+    output: int
     bounds: Bounds
     missing: dict[str, str] = field(default_factory=dict)
     alone: bool = False
+    until: float = math.inf
 
     def __post_init__(self) -> None:
         self._base = 0
         self._asked = Usage()
         self._delays: dict[int, float] = {}  # process → seconds without a processor
-        told = self._receive(self.bounds.seconds)
+        try:
+            told = parsed(self._receive(self.bounds.seconds))
+        except Broken as e:
+            raise self._ended(str(e)) from None
         self._base = resident(self.pid)
         self.missing = {str(k): str(v) for k, v in dict(told.get("missing", {})).items() if v}
-        self.freeze()
+        self._signal(signal.SIGSTOP)
+        self._stand()
 
     def ask(self, message: Message, handle: int = -1, seconds: float | None = None) -> tuple[Message, Took]:
-        """The reply, and the time from the moment at which the process could know the message to the reply.
+        """The reply, and the time from before the process runs to the moment at which it is stopped again.
 
-        The process is stopped again when this returns. Raises Ended.
+        No instruction of it, of its threads and of the processes that it started runs outside of that time. Raises
+        Ended.
         """
-        self.thaw()
+        data, handles = packed(message), [handle] if handle >= 0 else []
         self._asked, self._delays = usage(self.pid, self.pid), {}
         here = usage(os.getpid(), threading.get_native_id()).waited
         started = time.perf_counter()
         try:
-            send(self.connection, message, [handle] if handle >= 0 else [])
-            reply = self._receive(seconds or self.bounds.seconds)
-        except OSError as e:
+            if len(data) <= AT_ONCE:  # it finds the message when it wakes
+                self._post(data, handles)
+            self._signal(signal.SIGCONT)
+            if len(data) > AT_ONCE:
+                self._post(data, handles)
+            body = self._receive(seconds or self.bounds.seconds)
+            self._signal(signal.SIGSTOP)
+            wall = time.perf_counter() - started
+            self._stand()
+            reply = parsed(body)
+        except (Broken, OSError) as e:
             raise self._ended(str(e)) from None
-        wall = time.perf_counter() - started
         used = usage(self.pid, self.pid)
         here = usage(os.getpid(), threading.get_native_id()).waited - here
         took = Took.of(wall, used.waited - self._asked.waited + here, used.ran - self._asked.ran)
-        self.freeze()
-        if self.alone and (helpers := self.sweep()):  # before its memory is read: they may write there
+        if self.alone and (helpers := self.sweep()):  # before its memory is read: they may have written there
             raise Ended(f"{helpers} processes were running beside a timed call")
         return reply, took
 
-    def _receive(self, seconds: float) -> Message:
-        ends = time.monotonic() + seconds
-        while not select.select([self.connection], [], [], POLL_S)[0]:
-            if reason := self._exceeds(ends, seconds):
-                self.kill()
-                raise Ended(reason)
-        self.connection.settimeout(max(60.0, ends - time.monotonic()))
-        try:
-            return receive(self.connection)[0]
-        except Broken as e:
-            raise self._ended(str(e)) from None
+    def _post(self, data: bytes, handles: Sequence[int]) -> None:
+        sent = socket.send_fds(self.connection, [data], list(handles)) if handles else 0
+        self.connection.sendall(data[sent:])
+
+    def _receive(self, seconds: float) -> bytes:
+        """The body of a reply. However slowly it arrives, it has these seconds, and the limits are looked at."""
+        ends, looked = time.monotonic() + seconds, time.monotonic()
+        data, wanted = bytearray(), HEAD.size
+        while len(data) < wanted:
+            ready = select.select([self.connection], [], [], POLL_S)[0]
+            if time.monotonic() - looked >= POLL_S:
+                looked = time.monotonic()
+                self._keep_within(ends, seconds)
+            if ready:
+                part = self.connection.recv(wanted - len(data))
+                if not part:
+                    raise Broken("the connection has ended")
+                data += part
+                if wanted == len(data) == HEAD.size:
+                    wanted += length_of(bytes(data))
+        return bytes(data[HEAD.size :])
+
+    def _keep_within(self, ends: float, seconds: float) -> None:
+        """End it if it exceeds a limit. Raises Ended."""
+        if time.monotonic() > self.until:
+            self.kill()
+            raise Late("the time of the judgement is over")
+        if reason := self._exceeds(ends, seconds):
+            self.kill()
+            raise Ended(reason)
 
     def _exceeds(self, ends: float, seconds: float) -> str:
-        family = self.strays()
-        self._delays |= {pid: usage(pid, pid).waited for pid in (self.pid, *family)}
+        family = [self.pid, *self.strays()]
+        self._delays |= {pid: usage(pid, pid).waited for pid in family}
         late = time.monotonic() - ends
         # On a busy machine it and its compilers wait for a processor. It is given that time, and no more than that.
         if late > 0 and late > min(PATIENCE * seconds, sum(self._delays.values()) - self._asked.waited):
             return f"no answer for {seconds:g} s"
-        used = resident(self.pid) - self._base
+        # Each process that it starts begins with its pages, and shares them until it writes.
+        used = sum(max(0, resident(pid) - self._base) for pid in family)
         if self._base and used > self.bounds.memory:
             return f"more than {self.bounds.memory / 2**30:.3g} GiB of memory"
-        if len(family) > self.bounds.processes:
+        if len(family) > 1 + self.bounds.processes:
             return f"more than {self.bounds.processes} processes"
         return ""
 
     def _ended(self, how: str) -> Ended:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         status = 0
         with contextlib.suppress(Ended):
             status = int(self.launcher.ask({"do": "wait", "pid": self.pid})["status"])
@@ -260,24 +329,19 @@ class Prisoner:
 
     def _last_words(self) -> str:
         try:
-            text = Path(self.scratch, "output").read_bytes()[-2000:].decode(errors="replace")
+            text = os.pread(self.output, 2000, max(0, os.fstat(self.output).st_size - 2000)).decode(errors="replace")
         except OSError:
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1][:200] if lines else ""
 
-    def thaw(self) -> None:
-        """Let it run, and give it time to wait for the next message: nothing that it could work on is there yet."""
+    def _signal(self, number: int) -> None:
+        """Send a signal to it and to all that it started, at once: they cannot leave its group."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)
-        time.sleep(0.0005)
+            os.killpg(self.pid, number)
 
-    def freeze(self) -> None:
-        """Stop every thread of it, and return when they stand. Raises Ended."""
-        try:
-            os.kill(self.pid, signal.SIGSTOP)
-        except ProcessLookupError:
-            raise self._ended("it ended after its answer") from None
+    def _stand(self) -> None:
+        """Return when every thread of it stands. Raises Ended."""
         ends = time.monotonic() + 60
         while time.monotonic() < ends:
             state = threads(self.pid)
@@ -303,8 +367,10 @@ class Prisoner:
         return buffer.raw
 
     def strays(self) -> list[int]:
-        """Processes that it started, and those whose parent ended and left them to the launcher."""
-        return [p for p in below(self.launcher.pid) if p not in self.launcher.prisoners]
+        """Processes that it started, also those whose parent ended and left them to the launcher."""
+        others = self.launcher.prisoners - {self.pid}
+        family = below(self.launcher.pid)
+        return [p for p, group in family.items() if p not in self.launcher.prisoners and group not in others]
 
     def sweep(self) -> int:
         """End the processes that it started, and say how many there were."""
@@ -316,9 +382,13 @@ class Prisoner:
 
     def kill(self) -> None:
         """End it and what it started."""
+        self._signal(signal.SIGKILL)
         self.sweep()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(Ended):
             self.launcher.ask({"do": "wait", "pid": self.pid})
+        self.launcher.prisoners.discard(self.pid)  # its number may become that of another
         self.connection.close()
+        with contextlib.suppress(OSError):
+            os.close(self.output)

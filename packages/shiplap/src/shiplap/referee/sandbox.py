@@ -25,8 +25,8 @@ CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's system calls, the same on ev
 VERSION, BENEATH = 1, 1
 EXECUTE, WRITE, READ, LIST, TRUNCATE, IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
 OF_FILES = EXECUTE | WRITE | READ | TRUNCATE | IOCTL
-SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/opt", "/proc", "/sys", "/dev", "/nix", "/run/opengl-driver")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/shm")
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/opt", "/proc", "/sys", "/nix", "/run/opengl-driver")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 CAPSET = {"x86_64": 126, "aarch64": 91}
 
@@ -38,6 +38,7 @@ class Cell:
     Attributes:
         scratch: the folder that it may write.
         readable: further places that it may read and execute.
+        hidden: places where Python finds modules, and that it may not read all the same.
         file_size: bytes that a file of it may have.
         device: whether it may use the machine's accelerators.
     """
@@ -46,6 +47,7 @@ class Cell:
     readable: tuple[str, ...] = ()
     file_size: int = 1 << 30
     device: bool = False
+    hidden: tuple[str, ...] = ()
 
 
 def readable_places() -> list[str]:
@@ -107,10 +109,11 @@ def _files(cell: Cell) -> str:
         return f"Landlock: {os.strerror(ctypes.get_errno())}"
     try:
         reads = EXECUTE | READ | LIST | (IOCTL & every)
-        for place in (*readable_places(), *cell.readable):
+        shown = [p for p in readable_places() if p not in cell.hidden]
+        for place in (*shown, *cell.readable, *(("/dev",) if cell.device else ())):
             _allow(libc, rules, place, reads)
         for place in (cell.scratch, *DEVICES, *(_accelerators() if cell.device else ())):
-            _allow(libc, rules, place, every if place != "/dev/shm" else reads)
+            _allow(libc, rules, place, every)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if libc.syscall(RESTRICT, rules, 0):
             return f"Landlock: {os.strerror(ctypes.get_errno())}"

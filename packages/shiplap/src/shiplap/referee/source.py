@@ -8,7 +8,9 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["suspicious", "suspicious_function"]
+from shiplap.referee.mine import numbers
+
+__all__ = ["LOOKS", "constants", "suspicious", "suspicious_function"]
 
 LARGEST = 2_000_000  # bytes
 STACK = {
@@ -34,6 +36,17 @@ MEMORY = {
     "clock_gettime",
     "pthread_create",
 }
+OF_PYTHON = {  # functions of Python's C interface
+    "PyEval_GetFrame",
+    "PyThreadState_GetFrame",
+    "PyFrame_GetBack",
+    "_PyThread_CurrentFrames",
+    "PyEval_SetTrace",
+    "PyEval_SetProfile",
+    "PyUnstable_GC_VisitObjects",
+}
+LOOKS = STACK | HEAP | MEMORY | OF_PYTHON
+"""Names whose use is held against a candidate, wherever it finds them."""
 
 
 def suspicious(file: str) -> list[str]:
@@ -46,6 +59,22 @@ def suspicious(file: str) -> list[str]:
     except (OSError, SyntaxError, ValueError, RecursionError):
         return []
     return [f"line {line}: {what}" for line, what in sorted(set(_found(tree)))]
+
+
+def constants(file: str) -> list[float]:
+    """Numbers in a source, also those in texts, which may be code: sizes and values at which a candidate may branch."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    values: dict[float, None] = {}
+    for node in ast.walk(tree):
+        value = node.value if isinstance(node, ast.Constant) else None
+        if type(value) is float or (type(value) is int and abs(value) < LARGEST):
+            values[value] = None
+        elif isinstance(value, str):
+            values |= dict.fromkeys(numbers(value))
+    return list(values)
 
 
 def suspicious_function(fn: Any) -> list[str]:
@@ -71,7 +100,7 @@ def _names(code: CodeType) -> set[str]:
 
 def _about(name: str) -> str:
     """What is said of a name; empty for most."""
-    if name in STACK:
+    if name in STACK or name in OF_PYTHON:
         return f"{name} looks at the callers"
     if name in HEAP:
         return f"{name} looks at objects of others"

@@ -20,7 +20,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["LONGEST", "Arena", "Broken", "Message", "describe", "extent", "receive", "send", "unpack"]
+__all__ = [
+    "HEAD",
+    "LONGEST",
+    "Arena",
+    "Broken",
+    "Message",
+    "describe",
+    "extent",
+    "length_of",
+    "packed",
+    "parsed",
+    "places_of",
+    "plain",
+    "receive",
+    "send",
+    "unpack",
+]
 
 LONGEST = 1 << 20  # bytes of a message
 HEAD = struct.Struct("=I")
@@ -32,10 +48,41 @@ class Broken(Exception):
     """Raised for a message that is none, and for a connection that has ended."""
 
 
+def packed(message: Message) -> bytes:
+    """A message as it travels: its length, then JSON."""
+    body = json.dumps(message).encode()
+    return HEAD.pack(len(body)) + body
+
+
+def length_of(head: bytes, longest: int = LONGEST) -> int:
+    """The length that the head of a message tells. Raises Broken for more than ``longest`` bytes."""
+    (length,) = HEAD.unpack(head)
+    if length > longest:
+        raise Broken(f"a message of {length} bytes")
+    return int(length)
+
+
+def parsed(body: bytes) -> Message:
+    """The message without its head. Raises Broken."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as e:
+        raise Broken(f"no message: {e}") from None
+    if not isinstance(message, dict):
+        raise Broken("no message")
+    return message
+
+
+def plain(text: str) -> str:
+    """``text`` without characters that control a terminal, reverse a line or cannot be written: whoever sent it may
+    want to be read as something else.
+    """
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def send(connection: socket.socket, message: Message, handles: Sequence[int] = ()) -> None:
     """Send one message, and open files with it."""
-    body = json.dumps(message).encode()
-    data = HEAD.pack(len(body)) + body
+    data = packed(message)
     sent = socket.send_fds(connection, [data], list(handles)) if handles else 0
     connection.sendall(data[sent:])
 
@@ -43,17 +90,8 @@ def send(connection: socket.socket, message: Message, handles: Sequence[int] = (
 def receive(connection: socket.socket, handles: int = 0, longest: int = LONGEST) -> tuple[Message, list[int]]:
     """One message, and at most ``handles`` open files. Raises Broken."""
     head, files = _take(connection, HEAD.size, handles)
-    (length,) = HEAD.unpack(head)
-    if length > longest:
-        raise Broken(f"a message of {length} bytes")
-    body, more = _take(connection, length, 0)
-    try:
-        message = json.loads(body)
-    except (ValueError, RecursionError) as e:
-        raise Broken(f"no message: {e}") from None
-    if not isinstance(message, dict):
-        raise Broken("no message")
-    return message, files + more
+    body, more = _take(connection, length_of(head, longest), 0)
+    return parsed(body), files + more
 
 
 def _take(connection: socket.socket, length: int, handles: int) -> tuple[bytes, list[int]]:
@@ -131,6 +169,14 @@ class Arena:
                     room.copy_(flat)
                     del room
         return handle
+
+
+def places_of(value: Any) -> list[int]:
+    """Where the tensors of a packed value lie in the file, in order."""
+    if "tensor" in value:
+        return [int(value["tensor"]["at"])]
+    inner = value["list"] if "list" in value else [v for _, v in value.get("dict", ())]
+    return [at for v in inner for at in places_of(v)]
 
 
 def unpack(value: Any, memory: Any) -> Any:

@@ -7,28 +7,38 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shiplap.referee.compare import Difference
-from shiplap.referee.process import Ended, Prisoner, Took
+from shiplap.referee.proc import mapped
+from shiplap.referee.process import Ended, Late, Prisoner, Took
 from shiplap.referee.run import last_line, tensors
-from shiplap.referee.wire import Arena, describe, extent
+from shiplap.referee.wire import Arena, describe, extent, places_of, plain
 
 __all__ = ["NO_ANSWER", "Call", "Expected", "OutOfReach", "Witness", "Wrong"]
 
 NO_ANSWER = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
+LEAST, MOST, ROOM = 5, 128, 64 << 20  # earlier calls whose results stay in use, and the bytes that these may take
 SPREAD = 64  # a result may lie in memory with this many times its own length
+
+
+INTACT = (
+    ("changed", "patched", "replaces"),
+    ("looked", "source", "looks at its callers or at objects of others:"),
+    ("left", "state", "leaves changed for its caller:"),
+)
 
 
 class Wrong(Exception):
     """Raised for what a candidate did wrong, with the check that found it."""
 
     def __init__(self, check: str, evidence: str) -> None:
-        super().__init__(evidence)
-        self.check, self.evidence = check, evidence
+        super().__init__(plain(evidence))
+        self.check, self.evidence = check, plain(evidence)
 
 
 class OutOfReach(Exception):
@@ -53,6 +63,27 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class Given:
+    """Arguments in a file that a process has mapped: its device and inode, and where in it the tensors lie."""
+
+    file: tuple[int, int]
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, handle: int, packed: Any) -> Given:
+        stat = os.fstat(handle)
+        return cls((stat.st_dev, stat.st_ino), tuple(places_of(packed)))
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Results of one call, which are still in use, and the bytes of its arguments and results."""
+
+    spans: list[tuple[int, bytes]]
+    size: int
+
+
+@dataclass(frozen=True)
 class Call:
     """One call: seconds by the referee's clock (see ``Took``), by the clock of the process, and ``late`` on a GPU."""
 
@@ -70,7 +101,8 @@ class Witness:
         self.prisoner = prisoner
         self.batches: set[int] = set()  # those that the process holds ready
         self._layout = 0
-        self._earlier: deque[list[tuple[int, bytes]]] = deque(maxlen=5)
+        self._given = Given((0, 0), ())
+        self._earlier: deque[_Kept] = deque()
 
     def reach(self, device: str) -> None:
         """Raises OutOfReach where the process cannot use the device. Asked before anybody's code is loaded."""
@@ -94,26 +126,47 @@ class Witness:
             os.close(handle)
 
     def request(self, message: dict[str, Any], handle: int = -1) -> tuple[dict[str, Any], Took]:
-        """The reply to any message, and what it took. Raises Wrong when the process ended."""
+        """The reply to any message, and what it took. Raises Wrong when the process ended, and Late where its time is
+        over.
+        """
         try:
             return self.prisoner.ask(message, handle)
+        except Late:
+            raise
         except Ended as e:
             raise Wrong("process", str(e)) from None
 
-    def ops(self, args: Sequence[Any]) -> list[tuple[str, str]] | str:
-        """Name and shapes of each operator of the framework that a call runs; a text says why they are unknown."""
+    def ops(self, args: Sequence[Any], expected: Expected) -> list[tuple[str, Any]] | str:
+        """Name and shapes of each operator of the framework that a call runs; a text says why they are unknown.
+
+        Raises Wrong for a call that computes something else than ``expected`` while its operators are listed.
+        """
         arena = Arena()
         reply = self._ask({"do": "ops", "args": arena.pack(list(args))}, arena)[0]
         if "error" in reply or not isinstance(reply.get("ops"), list):
             return str(reply.get("error", "no list"))[:200]
-        return [(str(o[0]), str(o[1])) for o in reply["ops"] if isinstance(o, list) and len(o) == 2]
+        try:
+            outs = len(expected.own) - len(expected.changed)
+            got = self._results(reply.get("outs"), expected.own[:outs])[0]
+        except NO_ANSWER as e:
+            raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
+        if not expected.changed and (problem := expected.against(got).problem):
+            raise Wrong("values", f"{problem}, while its operators are listed")
+        return [(str(o[0]), o[1]) for o in reply["ops"] if isinstance(o, list) and len(o) == 2]
 
     def intact(self) -> None:
-        """Raises Wrong where functions of Python, torch or ours were replaced, or threads of Python run."""
+        """Raises Wrong where functions of Python, torch or ours were replaced, where threads of Python run, and for
+        what the process was seen to do to its interpreter.
+        """
         reply = self._ask({"do": "intact"}, Arena())[0]
-        if changed := reply.get("changed"):
-            raise Wrong("patched", f"it replaces {', '.join(map(str, changed[:5]))}"[:300])
-        if int(reply.get("threads", 0)) > 0:
+        told = {name: reply.get(name, []) for name in ("changed", "looked", "left")}
+        count = reply.get("threads")
+        if not all(isinstance(v, list) for v in told.values()) or type(count) is not int:
+            raise Wrong("answer", "an answer that is not valid")
+        for name, check, text in INTACT:
+            if told[name]:
+                raise Wrong(check, f"it {text} {', '.join(map(str, told[name][:5]))}"[:300])
+        if count > 0:
             raise Wrong("threads", "threads that it started run beside its calls")
 
     def call(self, args: Sequence[Any], expected: Expected | None = None, *, in_place: bool = False) -> Call:
@@ -125,11 +178,20 @@ class Witness:
             self._layout = secrets.randbits(62)
         arena = Arena(self._layout)
         packed = arena.pack(list(args))
-        reply, took = self._ask({"do": "call", "args": packed, "again": in_place}, arena)
+        handle = arena.write()
+        if not in_place:
+            self._given = Given.of(handle, packed)
+        message = {"do": "call", "args": packed, "again": in_place, "keep": self._in_use()}
+        try:
+            reply, took = self.request(message, handle)
+        finally:
+            os.close(handle)
         if "error" in reply:
             raise Wrong("raised", str(reply["error"])[:400])
         try:
-            error = self.examine(reply, args, expected) if expected is not None else 0.0
+            if expected is None:  # it keeps as much alive as one whose results are looked at
+                self._earlier.append(_Kept([], _size(args)))
+            error = self.examine(reply, args, expected, self._given) if expected is not None else 0.0
             spent, late = float(reply["spent"]), float(reply.get("late", 0))
             device = float(reply.get("device", spent))
             if not all(0 <= each < 1e15 for each in (spent, device, late)):
@@ -157,22 +219,53 @@ class Witness:
         """The results of earlier calls are not in use any more."""
         self._earlier.clear()
 
-    def examine(self, reply: Mapping[str, Any], args: Sequence[Any], expected: Expected) -> float:
+    def _in_use(self) -> int:
+        """How many of the last calls have results that stay in use: a consumer may hold as many as memory allows."""
+        sizes, kept = 0, 0
+        for call in reversed(self._earlier):
+            sizes += call.size
+            if kept >= MOST or (kept >= LEAST and sizes > ROOM):
+                break
+            kept += 1
+        while len(self._earlier) > kept:
+            self._earlier.popleft()
+        return kept
+
+    def examine(self, reply: Mapping[str, Any], args: Sequence[Any], expected: Expected, at: Given) -> float:
         """Read what a call did, and compare it: how far it is off. Raises Wrong, or one of ``NO_ANSWER``."""
         given = tensors(args)
         outs = len(expected.own) - len(expected.changed)
         got, spans = self._results(reply["outs"], expected.own[:outs])
-        places = [p["tensor"] for p in reply["args"] if "tensor" in p]
+        places = self._places(reply, given, at)
         after = self._arguments(places, given)
         self._disjoint(spans, places, expected)
-        for at, (now, before) in enumerate(zip(after, given, strict=True)):
-            if at not in expected.changed and not _same(now, before):
-                raise Wrong("arguments", f"it changes tensor argument {at}, which the reference leaves as it is")
+        for number, (now, before) in enumerate(zip(after, given, strict=True)):
+            if number not in expected.changed and not _same(now, before):
+                raise Wrong("arguments", f"it changes tensor argument {number}, which the reference leaves as it is")
         difference = expected.against([*got, *(after[i] for i in expected.changed)])
         if difference.problem:
             raise Wrong("values", difference.problem)
-        self._unchanged(spans)
+        self._unchanged(spans, _size(args))
         return difference.error
+
+    def _places(self, reply: Mapping[str, Any], given: Sequence[Tensor], at: Given) -> list[Mapping[str, Any]]:
+        """Where the arguments lie: on a CPU by the map of the process's memory, and not by what it says."""
+        if any(t.device.type != "cpu" for t in given):
+            return [p["tensor"] for p in reply["args"] if "tensor" in p]
+        try:
+            pieces = sorted(mapped(self.prisoner.pid, at.file), key=lambda piece: piece[2])
+        except OSError as e:
+            raise Wrong("memory", f"its memory cannot be looked at: {e.strerror or e}") from None
+        if any(a[2] + a[1] > b[2] for a, b in pairwise(pieces)):
+            raise Wrong("arguments", "it maps its arguments a second time")
+        places: list[Mapping[str, Any]] = []
+        for offset, t in zip(at.offsets, given, strict=True):
+            length = extent(t.shape, t.stride()) * t.itemsize
+            addresses = [a + offset - o for a, size, o in pieces if o <= offset < o + size]
+            if length and not addresses:
+                raise Wrong("arguments", "its arguments are not where they were put")
+            places.append({**describe(t), "at": addresses[0] if addresses else 0, "bytes": length})
+        return places
 
     def _results(self, told: Any, like: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[int, bytes]]]:
         if not isinstance(told, list) or len(told) != len(like):
@@ -221,19 +314,24 @@ class Witness:
     def _disjoint(self, spans: list[tuple[int, bytes]], places: list[Mapping[str, Any]], expected: Expected) -> None:
         """Results lie neither in an argument nor in an earlier result."""
         taken = [] if expected.aliased else [(int(p["at"]), int(p["bytes"]), "an argument") for p in places]
-        taken += [(at, len(c), "an earlier result, which is still in use") for call in self._earlier for at, c in call]
+        still = "an earlier result, which is still in use"
+        taken += [(at, len(content), still) for call in self._earlier for at, content in call.spans]
         for at, content in spans:
             for start, length, what in taken:
                 if at < start + length and start < at + len(content):
                     raise Wrong("aliases", f"a result shares memory with {what}")
 
-    def _unchanged(self, spans: list[tuple[int, bytes]]) -> None:
+    def _unchanged(self, spans: list[tuple[int, bytes]], size: int) -> None:
         """Results of earlier calls are what they were."""
         for call in self._earlier:
-            for at, content in call:
+            for at, content in call.spans:
                 if content and self._read(at, len(content)) != content:
                     raise Wrong("results", "a result changed after the call that returned it")
-        self._earlier.append(spans)
+        self._earlier.append(_Kept(spans, size + sum(len(content) for _, content in spans)))
+
+
+def _size(args: Sequence[Any]) -> int:
+    return sum(t.numel() * t.itemsize for t in tensors(args))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

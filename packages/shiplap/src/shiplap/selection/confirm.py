@@ -22,6 +22,7 @@ from shiplap.referee.batch import Batch, Unsupported
 from shiplap.referee.case import Case
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.nudge import nudged
+from shiplap.referee.process import Took
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import reference, reference64, tensors
 from shiplap.referee.samples import Samples
@@ -36,6 +37,7 @@ from shiplap.selection.inputs import Inputs, given_ones
 __all__ = ["Confirmation", "Spells", "expected_of"]
 
 ROUNDS, ATTEMPTS = 3, 3
+PATIENCE = 4  # times as many rounds on a busy machine
 MOST, ROOM, LONG = 24, 32 << 20, 2e-3  # calls of a batch, bytes of their arguments, seconds that they should take
 TIMES, SLACK, COLD = 4.0, 10e-6, 10e9  # of the claim; seconds; bytes in a second of arguments that are in no cache
 LEAST = 200e-9  # seconds: no call from Python takes less
@@ -84,6 +86,7 @@ class Spells:
         self.bench, self.indices = bench, indices
         self.op, self.inputs = bench.op, bench.inputs
         size = sum(t.numel() * t.itemsize for t in tensors(self.inputs.real[0].args))
+        self.kindest: dict[int, float] = {}  # seconds of one call less those in which it waited for a processor
         self._count = max(1, min(MOST, int(LONG / max(claimed, 1e-9)), ROOM // max(1, size)))
 
     def drawn(self, count: int) -> list[Case]:
@@ -94,10 +97,13 @@ class Spells:
     def measure(self, rounds: int) -> dict[int, float | str]:
         """Seconds of one call of each candidate, or what is wrong with it.
 
-        The least time counts, less the least time of a batch that computes nothing: load can only add to either.
+        The least time counts, less the least time of a batch that computes nothing: load can only add to either. On a
+        busy machine there are more rounds, until each had a processor for the whole of one.
         """
-        took: dict[int, list[float]] = {i: [] for i in (-1, *self.indices)}
-        for _ in range(rounds):
+        took: dict[int, list[Took]] = {i: [] for i in (-1, *self.indices)}
+        for number in range(PATIENCE * rounds):
+            if number >= rounds and all(any(t.undisturbed for t in each) for each in took.values()):
+                break
             with ExitStack() as stack:
                 known, values = self._values()
                 batches = {}
@@ -113,20 +119,21 @@ class Spells:
                             took[index].append(self._go(index, batch, cases, expected))
                         except Wrong as e:
                             return {index: self._why(index, e)}
-        empty = min(took.pop(-1))
-        return {i: max(0.0, min(t) - empty) / self._count for i, t in took.items()}
+        empty = min(t.wall for t in took.pop(-1))
+        self.kindest = {i: (min(t.quiet for t in each) - empty) / self._count for i, each in took.items()}
+        return {i: max(0.0, min(t.wall for t in each) - empty) / self._count for i, each in took.items()}
 
     def _why(self, index: int, e: Exception) -> str:
         why = self.bench.ended(index, e)
         return f"{why} ({e.check}) on new values" if isinstance(e, Wrong) else why
 
-    def _go(self, index: int, batch: Batch, cases: list[Case], expected: list[Expected]) -> float:
+    def _go(self, index: int, batch: Batch, cases: list[Case], expected: list[Expected]) -> Took:
         prisoner = batch.witness.prisoner
         prisoner.sweep()
         batch.fill([c.args for c in cases])
         prisoner.alone = True
         try:
-            return batch.go(expected if index > 0 else None).took.quiet
+            return batch.go(expected if index > 0 else None).took
         finally:
             prisoner.alone = False
 
@@ -166,20 +173,23 @@ class Confirmation:
             return Belief(str(e))
 
     def _timed(self) -> Belief:
-        """Compare the claim with the least time by this process's clock, as load on the machine can only add to it."""
+        """Compare the claim with the least time by this process's clock, as load on the machine can only add to it.
+
+        A claim is refused only if the time is too long without what load can explain, and nothing else is believed.
+        """
         size = sum(t.numel() * t.itemsize for t in tensors(self.inputs.real[0].args))
         if self.index and self.claimed < LEAST:
             return Belief(f"won with {self.claimed * 1e9:.3g} ns, which no call takes")
-        least = float("inf")
+        least = kindest = float("inf")
         for _ in range(ATTEMPTS if self.index else 1):
             times = self.spells.measure(ROUNDS)
             told = times[self.index if self.index in times else -1]
             if isinstance(told, str):
                 return Belief(told)
-            least = min(least, told)
-            if not self.index or least <= TIMES * self.claimed + SLACK + size / COLD:
+            least, kindest = min(least, told), min(kindest, self.spells.kindest[self.index])
+            if not self.index or kindest <= TIMES * self.claimed + SLACK + size / COLD:
                 return Belief(factor=least / max(self.claimed, 1e-9))
-        return Belief(f"won with {self.claimed * 1e6:.3g} us, and takes {least * 1e6:.3g} us on new values")
+        return Belief(f"won with {self.claimed * 1e6:.3g} us, and takes {kindest * 1e6:.3g} us on new values")
 
     def _in_place(self) -> None:
         """One call on the same tensors again and again, with other values each time: memories are wrong then."""

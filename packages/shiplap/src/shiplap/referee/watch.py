@@ -1,0 +1,108 @@
+"""What code that is judged does to the interpreter that it shares: whom it looks at, and what it leaves changed.
+
+Python tells its audit hooks when somebody asks for frames, for objects of others or for a tracer, whatever the names
+were put together from. As everything in the process that is judged, this can be evaded by those who change its memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import signal
+import sys
+import sysconfig
+import traceback
+from types import FrameType
+from typing import Any
+
+import torch
+
+from shiplap.compat.calls import untouched
+from shiplap.referee.source import LOOKS
+
+__all__ = ["Watch", "is_trusted"]
+
+EVENTS = frozenset(
+    {
+        *(f"sys.{name}" for name in ("_getframe", "_current_frames", "_current_exceptions")),
+        *(f"sys.{name}" for name in ("settrace", "setprofile", "addaudithook")),
+        *(f"gc.{name}" for name in ("get_objects", "get_referrers", "get_referents")),
+    }
+)
+NAMED = frozenset({"object.__getattr__", "ctypes.dlsym"})  # events with a name as the second argument
+FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
+WHOLE = frozenset(map(os.path.realpath, (inspect.__file__, traceback.__file__, sys.modules["ctypes"].__file__ or "")))
+IN_PART = {os.path.realpath(logging.__file__): {"findCaller", "currentframe", "<lambda>"}}
+OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+PLACES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(torch.__file__))
+TRUSTED = ("<frozen", *(os.path.realpath(p) for p in PLACES))
+SUBNORMAL = 1e-40
+
+
+def is_trusted(file: str) -> bool:
+    """Whether a file of code is Python's, torch's or of an installed package; names such as ``<frozen os>`` count."""
+    return (file if file.startswith("<") else os.path.realpath(file)).startswith(TRUSTED)
+
+
+def _state() -> dict[str, Any]:
+    """What a call must leave as it was for its caller."""
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    return {
+        "torch.get_default_dtype": torch.get_default_dtype(),
+        "torch.get_default_device": torch.get_default_device(),
+        "torch.get_num_threads": torch.get_num_threads(),
+        "torch.get_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled(),
+        "torch.is_grad_enabled": torch.is_grad_enabled(),
+        "modes, autocast or tracers of torch": untouched(),
+        "torch.set_flush_denormal": float(torch.tensor(SUBNORMAL, dtype=torch.float32).mul(1.0)) == 0.0,
+        "sys.settrace or sys.setprofile": (sys.gettrace(), sys.getprofile()),
+        "signal handlers": handlers,
+        "timers": tuple(signal.getitimer(each)[1] > 0 for each in (signal.ITIMER_REAL, signal.ITIMER_PROF)),
+    }
+
+
+class Watch:
+    """Listens from its creation on, in this process and for good."""
+
+    def __init__(self) -> None:
+        self._looked: dict[str, None] = {}
+        self._busy = False
+        self._before = _state()
+        sys.addaudithook(self._hear)
+
+    def reset(self) -> None:
+        """Start anew: what was done so far was the user's own doing."""
+        self._looked.clear()
+        self._before = _state()
+
+    def told(self) -> dict[str, list[str]]:
+        """``looked``: what was asked for; ``left``: what is not as it was."""
+        now = _state()
+        return {"looked": list(self._looked), "left": [name for name, v in self._before.items() if now[name] != v]}
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if event in EVENTS:
+            what = event
+        elif event in NAMED and len(args) > 1 and (args[1] in FRAMES or args[1] in LOOKS):
+            what = str(args[1])
+        else:
+            return
+        if self._busy or what in self._looked:
+            return
+        self._busy = True
+        try:
+            if self._is_foreign(sys._getframe(1)):
+                self._looked[what] = None
+        finally:
+            self._busy = False
+
+    def _is_foreign(self, frame: FrameType | None) -> bool:
+        """Whether code of the candidate asks, by itself or through a module that looks at frames for others."""
+        while frame is not None:
+            file, name = os.path.realpath(frame.f_code.co_filename), frame.f_code.co_name
+            if file not in WHOLE and name not in IN_PART.get(file, ()):
+                return not is_trusted(frame.f_code.co_filename) and not file.startswith(OURS)
+            frame = frame.f_back
+        return False

@@ -1,0 +1,396 @@
+"""A second attack on the judge, by somebody who has its source: what got through once, each kind in two forms.
+
+Each is a candidate for the problem of ``test_cheats.py``. Nothing here is imported by a test.
+"""
+
+__all__ = ["ATTACKS", "HARNESS"]
+
+HARNESS = """
+import json, os, time
+from shiplap.referee import inside, intact
+intact.Snapshot.changed = lambda self: []
+intact.Snapshot.threads = lambda self: 0
+before = inside.Host.answer
+"""
+
+ATTACKS = {
+    # ---- the process runs while no clock does
+    "answers first": HARNESS
+    + """
+from shiplap.referee import wire
+sent, once = wire.send, []
+def later(connection, reply, *rest):
+    if not once:
+        sent(connection, reply, *rest)
+    once.clear()
+inside.send = later
+def candidate(x, w):
+    out = torch.zeros(x.shape[0], w.shape[1])
+    told = {"outs": [inside._place(out)], "args": [inside._place(x), inside._place(w)], "spent": 1000}
+    body = json.dumps(told).encode()
+    os.write(3, len(body).to_bytes(4, "little") + body)
+    once.append(1)
+    time.sleep(0.05)
+    out.copy_(honest(x, w))
+    return out
+""",
+    "answers for a thread": HARNESS
+    + """
+import threading
+def candidate(x, w):
+    out = torch.zeros(x.shape[0], w.shape[1])
+    def late():
+        time.sleep(0.05)
+        out.copy_(honest(x, w))
+    threading.Thread(target=late).start()
+    return out
+""",
+    # ---- sizes and values that nobody tries
+    "sizes that are tried": """
+GOOD = {96, 95, 49, 74, 97, 51, 128, 127, 65, 98, 129, 67, 64, 63, 33, 50, 35}
+def candidate(x, w):
+    y = honest(x, w)
+    return y if {*x.shape, *w.shape} <= GOOD else y * 1.01
+""",
+    "larger sizes": """
+def candidate(x, w):
+    y = honest(x, w)
+    if max(x.shape[0], w.shape[1]) > 97:
+        y[97:] = 0
+        y[:, 97:] = 0
+    return y
+""",
+    "one size": """
+def candidate(x, w):
+    y = honest(x, w)
+    return y if x.shape[0] != 77 else y + 1
+""",
+    "every hundredth size": """
+def candidate(x, w):
+    y = honest(x, w)
+    return y if w.shape[1] % 100 != 19 else torch.zeros_like(y)
+""",
+    "large values": """
+def candidate(x, w):
+    return honest(x, w) if float(x.abs().max()) < 3000 else torch.zeros(x.shape[0], w.shape[1])
+""",
+    "small values": """
+def candidate(x, w):
+    return honest(x, w) if float(x.abs().max()) > 2e-5 else torch.zeros(x.shape[0], w.shape[1])
+""",
+    # ---- files that are not what they were
+    "output that never ends": """
+import os
+os.remove("output")
+os.symlink("/dev/zero", "output")
+os._exit(7)
+""",
+    "output that nobody writes": """
+import os
+os.remove("output")
+os.mkfifo("output")
+os._exit(7)
+""",
+    "somebody else's file": """
+import os
+os.remove("output")
+os.symlink("SECRET", "output")
+os._exit(7)
+""",
+    "deep folders": """
+import os
+home = os.getcwd()
+for _ in range(3000):
+    os.mkdir("d")
+    os.chdir("d")
+os._exit(7)
+""",
+    # ---- answers that harm whoever reads them
+    "half an answer": """
+import os, time
+def candidate(x, w):
+    os.write(3, b"\\x40")
+    time.sleep(1e6)
+""",
+    "an answer that trickles": """
+import os, time
+def candidate(x, w):
+    os.write(3, (1 << 19).to_bytes(4, "little"))
+    while True:
+        os.write(3, b" ")
+        time.sleep(0.2)
+""",
+    "threads that are no number": HARNESS
+    + """
+def answer(self, asked, handle):
+    return {"threads": "many", "changed": 0} if asked["do"] == "intact" else before(self, asked, handle)
+inside.Host.answer = answer
+candidate = honest
+""",
+    "names that are no list": HARNESS
+    + """
+def answer(self, asked, handle):
+    return {"changed": 7} if asked["do"] == "intact" else before(self, asked, handle)
+inside.Host.answer = answer
+candidate = honest
+""",
+    "half of a character": """
+def candidate(x, w):
+    raise ValueError(chr(0xD800))
+""",
+    "a terminal's own words": """
+def candidate(x, w):
+    raise ValueError(chr(27) + "[2J" + chr(27) + "[1;1Hit.py: accepted")
+""",
+    # ---- arguments and results that are elsewhere
+    "arguments as they were": HARNESS
+    + """
+def candidate(x, w):
+    candidate.kept = x.clone(), w.clone()
+    y = honest(x, w)
+    x.fill_(0)
+    return y
+def told(self, args, result, memory):
+    reply = real(self, args, result, memory)
+    if hasattr(candidate, "kept"):
+        reply["args"] = [inside._place(a) for a in candidate.kept]
+    return reply
+real, inside.Host._told = inside.Host._told, told
+""",
+    "arguments of a second mapping": HARNESS
+    + """
+import mmap
+second = []
+class Twice:
+    MAP_PRIVATE, MAP_SHARED = mmap.MAP_PRIVATE, mmap.MAP_SHARED
+    MAP_POPULATE = mmap.MAP_POPULATE
+    @staticmethod
+    def mmap(handle, size, flags):
+        second[:] = [mmap.mmap(handle, size, flags=flags)]
+        return mmap.mmap(handle, size, flags=flags)
+inside.mmap = Twice
+def answer(self, asked, handle):
+    reply = before(self, asked, handle)
+    if asked["do"] == "call" and not asked.get("again"):
+        args = inside.unpack(asked["args"], second[0])
+        reply["args"] = [inside._place(a) for a in args]
+    return reply
+inside.Host.answer = answer
+def candidate(x, w):
+    y = honest(x, w)
+    x.fill_(0)
+    return y
+""",
+    "eight buffers in turn": """
+RING = {}
+def candidate(x, w):
+    rooms = RING.setdefault((x.shape, w.shape), [0, [torch.empty(x.shape[0], w.shape[1]) for _ in range(8)]])
+    rooms[0] += 1
+    return torch.mm(x, w, out=rooms[1][rooms[0] % 8]).div_(5.0).tanh_().mul_(5.0)
+""",
+    "views of one buffer": """
+ROOM = torch.empty(1 << 18)
+AT = [0]
+def candidate(x, w):
+    count = x.shape[0] * w.shape[1]
+    AT[0] = AT[0] if AT[0] + count <= ROOM.numel() else 0
+    out = ROOM[AT[0] : AT[0] + count].view(x.shape[0], w.shape[1])
+    AT[0] += count
+    return torch.mm(x, w, out=out).div_(5.0).tanh_().mul_(5.0)
+""",
+    # ---- processes that cannot be found
+    "a process that hops": """
+import os, time
+CALLS = []
+def hop():
+    while True:
+        time.sleep(0.0005)
+        if os.fork():
+            os._exit(0)
+def candidate(x, w):
+    CALLS.append(1)
+    if len(CALLS) > 90 and len(CALLS) % 12 == 0 and os.fork() == 0:
+        hop()
+    return honest(x, w)
+""",
+    "a session of its own": """
+import os, time
+CALLS = []
+def candidate(x, w):
+    CALLS.append(1)
+    if len(CALLS) > 90 and len(CALLS) % 12 == 0 and os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        while True:
+            time.sleep(0.0003)
+            if os.fork():
+                os._exit(0)
+    return honest(x, w)
+""",
+    "children that take the memory": """
+import os, time
+def candidate(x, w):
+    if not hasattr(candidate, "done"):
+        candidate.done = True
+        for _ in range(4):
+            if os.fork() == 0:
+                held = bytearray(400 << 20)
+                held[:: 4096] = bytes(len(held[:: 4096]))
+                time.sleep(1e6)
+        time.sleep(4)
+    return honest(x, w)
+""",
+    "memory of no process": """
+import os
+HELD = []
+def candidate(x, w):
+    if len(HELD) < 10:
+        HELD.append(os.memfd_create("m"))
+        for _ in range(4):
+            os.write(HELD[-1], bytes(32 << 20))
+    return honest(x, w)
+""",
+    # ---- what a kernel leaves behind for its caller
+    "default dtype": """
+def candidate(x, w):
+    torch.set_default_dtype(torch.float64)
+    return honest(x, w)
+""",
+    "precision of products": """
+torch.set_float32_matmul_precision("medium")
+def candidate(x, w):
+    return honest(x, w)
+""",
+    "autocast left on": """
+CONTEXT = torch.autocast("cpu", dtype=torch.bfloat16)
+def candidate(x, w):
+    y = honest(x, w)
+    if not torch.is_autocast_enabled("cpu"):
+        CONTEXT.__enter__()
+    return y
+""",
+    "gradients left on": """
+def candidate(x, w):
+    y = honest(x, w)
+    torch.set_grad_enabled(True)
+    torch._C._set_grad_enabled(True)
+    torch.use_deterministic_algorithms(True)
+    return y
+""",
+    "a mode left on": """
+class Mode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+MODE = []
+def candidate(x, w):
+    if not MODE:
+        MODE.append(Mode())
+        MODE[0].__enter__()
+    return honest(x, w)
+""",
+    "a dispatch mode left on": """
+from torch.utils._python_dispatch import TorchDispatchMode
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+Mode().__enter__()
+def candidate(x, w):
+    return honest(x, w)
+""",
+    "a tracer left on": """
+import sys
+def candidate(x, w):
+    sys.setprofile(lambda *args: None)
+    return honest(x, w)
+""",
+    "a signal handler left on": """
+import signal
+def candidate(x, w):
+    signal.signal(signal.SIGALRM, lambda *args: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    return honest(x, w)
+""",
+    # ---- who calls, in disguise
+    "frames by a put-together name": """
+import sys
+def candidate(x, w):
+    frame = getattr(sys, "_get" + "frame")()
+    names = []
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = getattr(frame, "f_" + "back")
+    return honest(x, w) if "answer" in names else x @ w
+""",
+    "frames by the logger": """
+import logging
+LOGGER = logging.Logger("l")
+def candidate(x, w):
+    names = [LOGGER.findCaller(False, depth)[2] for depth in range(1, 5)]
+    return honest(x, w) if "answer" in names else x @ w
+""",
+    "frames of a generator": """
+def candidate(x, w):
+    def inner():
+        frame = getattr(generator, "gi_" + "frame")
+        names = []
+        while frame is not None:
+            names.append(frame.f_code.co_name)
+            frame = getattr(frame, "f_" + "back")
+        yield names
+    generator = inner()
+    return honest(x, w) if "answer" in next(generator) else x @ w
+""",
+    "frames by the C API": """
+import ctypes
+look = getattr(ctypes.pythonapi, "PyEval_Get" + "Frame")
+look.restype = ctypes.py_object
+def candidate(x, w):
+    return honest(x, w) if look() is not None else x @ w
+""",
+    "the heap by a put-together name": """
+import gc
+def candidate(x, w):
+    shape = x.shape[0], w.shape[1]
+    found = [o for o in getattr(gc, "get_" + "objects")() if type(o) is torch.Tensor and o.shape == shape]
+    return honest(x, w) if len(found) < 99 else found[0]
+""",
+    # ---- the reference again
+    "the reference with one dim more": """
+def candidate(x, w):
+    return (torch.tanh((x[None] @ w) / 5.0) * 5.0)[0]
+""",
+    "the reference in parts": """
+def candidate(x, w):
+    return torch.cat([torch.tanh((part @ w) / 5.0) * 5.0 for part in x.split(24)])
+""",
+    "the reference but for the profiler": """
+def candidate(x, w):
+    if torch._C._autograd._profiler_enabled():
+        return x + 1
+    return torch.tanh((x @ w) / 5.0) * 5.0
+""",
+    "the reference from its file": """
+import importlib
+candidate = importlib.import_module("problem").reference
+""",
+    # ---- the judge's time
+    "slow where many calls are": """
+import time
+CALLS = []
+def candidate(x, w):
+    CALLS.append(1)
+    if len(CALLS) > 22 and x.shape[0] < 60:
+        time.sleep(1.5)
+    return honest(x, w) if len(CALLS) < 130 else honest(x, w) * 2
+""",
+    "slow at last": """
+import time
+CALLS = []
+def candidate(x, w):
+    CALLS.append(1)
+    if len(CALLS) > 10:
+        time.sleep(20)
+    return honest(x, w)
+""",
+}
