@@ -83,6 +83,21 @@ def test_a_child_computes_on_all_threads_although_its_parent_did():
     assert messages["value"] == pytest.approx(expected)
 
 
+def test_an_event_may_ask_for_a_longer_silence():
+    """A compiler waits for a lock while another process compiles the same."""
+
+    def work(send):
+        send({"kind": "case", "quiet": 30.0})
+        time.sleep(3)
+        send({"kind": "note"})
+        time.sleep(3)
+
+    *events, last = stream(work, Limits(busy_s=30, idle_s=1.0))
+    assert [e["kind"] for e in events] == ["case", "note"]
+    assert isinstance(last, Death)
+    assert "deadlock" in str(last)
+
+
 def test_waiting_for_a_program_of_its_own_is_no_deadlock():
     def work(send):
         subprocess.run(["sh", "-c", "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done"], check=True)

@@ -75,6 +75,8 @@ class Check:
         error: how to say the largest ``Observation.error``.
         symbol: its name in its module, where a module has several.
         patience: seconds of processor time that one sample may take before it is taken to hang.
+        quiet: seconds in which nothing may run before a deadlock is supposed, if more than usual: compilers wait for
+            what other processes are compiling.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Check:
     error: str = "largest error {:.2g} of the tolerance"
     symbol: str = "CHECK"
     patience: float = 15.0
+    quiet: float | None = None
 
     def run(self, subject: Subject) -> Finding:
         """Observe every case. The smallest failing case becomes the finding."""

@@ -85,7 +85,8 @@ def repeat(op: Op, plan: Plan, check: str, label: str, send: Send) -> None:
 def _subject(op: Op, plan: Plan, send: Send) -> Subject:
     def begins(check: Check, case: Case | None) -> None:
         label = case.label if case else ""
-        send({"kind": "case", "check": check.name, "label": label, "patience": check.patience})
+        limits = {"patience": check.patience} | ({"quiet": check.quiet} if check.quiet else {})
+        send({"kind": "case", "check": check.name, "label": label, **limits})
 
     def looked(check: str, case: Case) -> None:
         send({"kind": "seen", "check": check, "seen": seen_of(op, case)})

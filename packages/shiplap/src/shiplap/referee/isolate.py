@@ -43,7 +43,8 @@ class Limits:
 
     Attributes:
         busy_s: seconds of processor time between two events; an event may ask for more (``"patience"``).
-        idle_s: seconds in which neither the child nor a process that it started computes anything.
+        idle_s: seconds in which neither the child nor a process that it started computes anything; an event may ask
+            for more (``"quiet"``).
         memory: bytes of resident memory beyond those that it began with.
     """
 
@@ -139,7 +140,7 @@ class _Watch:
         self.child, self.reading, self.limits, self.output = child, reading, limits, output
         self.rest = b""
         self.base = resident(child)
-        self.busy_s = limits.busy_s
+        self.busy_s, self.idle_s = limits.busy_s, limits.idle_s
         self.since = self.moved = time.monotonic()
         self.began = self.used = 0.0
 
@@ -173,6 +174,7 @@ class _Watch:
 
     def _heard(self, event: Event) -> None:
         self.busy_s = float(event.get("patience", self.limits.busy_s))
+        self.idle_s = float(event.get("quiet", self.limits.idle_s))
         self.began = self.used = _seconds(self.child)
 
     def _over(self) -> str:
@@ -185,11 +187,11 @@ class _Watch:
             return f"hangs: {self.busy_s:g} s of processor time and no end"
         if used > self.used:
             self.used, self.moved = used, now
-        elif now - self.moved > self.limits.idle_s / 2:
+        elif now - self.moved > self.idle_s / 2:
             if (others := _session_seconds(self.child)) > self.used:
                 self.used, self.moved = others, now
-            elif now - self.moved > self.limits.idle_s:
-                return f"deadlock: nothing has run for {self.limits.idle_s:g} s"
+            elif now - self.moved > self.idle_s:
+                return f"deadlock: nothing has run for {self.idle_s:g} s"
         return ""
 
     def _ending(self) -> str:

@@ -115,6 +115,7 @@ CHECK = Check(
     cases=cases,
     needs=("determinism",),
     patience=300.0,
+    quiet=120.0,
     fix="make the fake promise what the op returns (see the check fake); keep Python out of the op's signature",
     sequence=sequence,
 )

@@ -163,5 +163,6 @@ CHECK = Check(
     cases=cases,
     needs=("numerics", "cuda_graph"),
     patience=300.0,
+    quiet=120.0,
     fix=STAGED,
 )

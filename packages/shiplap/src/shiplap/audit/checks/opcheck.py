@@ -53,5 +53,6 @@ CHECK = Check(
     cases=cases,
     needs=("determinism",),
     patience=120.0,
+    quiet=120.0,
     fix="see the message; torch.library.opcheck(op, args) alone fails the same way",
 )
