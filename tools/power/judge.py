@@ -220,7 +220,8 @@ def judged(subject: Subject, mutant: Mutant, part: str, originals: Originals) ->
         if finding.verdict == "fail" and originals.passes(subject, check):
             return {**row, "fate": "killed", "by": check, "evidence": finding.evidence[:160]}
         incomplete += [check] if finding.verdict == "incomplete" else []
-    return {**row, "fate": "survived", "incomplete": incomplete}
+    compared = event if event is not None else {"ended": True}
+    return {**row, "fate": "survived", "incomplete": incomplete, "compared": compared}
 
 
 def _compared(op: Op, original: Op, seed: int, device: str) -> dict[str, Any] | None:
