@@ -203,7 +203,7 @@ def tuned_cases() -> None:
         "tuned",
         tried=choice.tried,
         wrong=[f.evidence for f in choice.findings if f.verdict == "fail"],
-        skipped=len([f for f in choice.findings if f.verdict == "skip"]),
+        skipped=[f.evidence for f in choice.findings if f.verdict == "skip"],
     )
     key = ("cpu", *gathered.rule.key(gathered.bind(args)))
     for index, config in enumerate(direct_ops.CONFIGS):

@@ -69,6 +69,7 @@ def test_an_attack_is_refused(judged, name):
     assert shown.isprintable()
 
 
+@pytest.mark.long
 def test_who_exceeds_the_time_of_the_judgement_makes_it_incomplete(judged):
     slow = "import time\ndef candidate(x, w):\n    time.sleep(2)\n    return honest(x, w)\n"
     began = time.monotonic()

@@ -65,7 +65,8 @@ class Entrance(NativeEntrance):
             try:
                 return execute(*args, **kwargs)
             except Exception as e:
-                self.raised.error = copy.copy(e) if isinstance(e, ShiplapError) else None  # frames hold tensors
+                # A copy, since frames hold tensors. What a call inside this one refused comes through native code.
+                self.raised.error = copy.copy(e) if isinstance(e, ShiplapError) else self.refusal(e)
                 for binding in self.bindings:
                     binding.shiplap_set_error(_text(e).encode(errors="replace"))
                 raise

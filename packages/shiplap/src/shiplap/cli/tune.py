@@ -29,7 +29,7 @@ Examples:
   shiplap tune mylib.ops:rms_norm --sizes n=4096,c=1024 --sizes n=1,c=1024 --device cuda
   shiplap tune mylib.ops --profile calls.jsonl          the ops of one module only
   shiplap tune mylib.ops:conv --sizes n=4096,kernel=[3,3,3] --dtype float16 --under-capture
-  shiplap tune mylib.ops:mm --sizes m=64,k=4096,n=4096 --device cuda --compiled     templates in compiled code, too
+  shiplap tune mylib.ops:mm --sizes m=64,k=4096,n=4096 --compiled  templates in compiled code, too
   shiplap tune --merge h100.json h200.json -o all.json  one table from those of several machines
 
 \b

@@ -111,12 +111,12 @@ def source(spec: OpSpec, device: str, *, dispatched: bool) -> str:
             f"    n = (0, {', '.join(numbers)})",
             f"    if {{*map(type, n)}} != INTS or max(n) > {WIDEST} or min(n) < {-WIDEST - 1}: return False",
         ]
-    lines += [f"    p_{a.name} = {_address(a)}" for a in tensors]
     parts = [f"{part_of(a, f'p_{a.name}')}, " for a in [*spec.args, *outs]]
     lines += [
         "    try:",
+        *(f"        p_{a.name} = {_address(a)}" for a in tensors),
         f"        key = ({''.join(parts)})",
-        "    except RuntimeError: return False",  # a tensor without strides, which the checks will name
+        "    except RuntimeError: return False",  # a tensor without an address or strides, which the checks will name
         "    found = ready.get(key)",
         f"    if found is None: return start(({_tuple(spec.args)}), ({_tuple(outs)}), key)",
         f"    refill, {', '.join(f'r_{a.name}' for a in tensors)} = found",

@@ -135,7 +135,7 @@ class Drawn:
             where=f"the pattern of rewrite {self.signature.name!r}",
             got=why,
             expected="a pattern that runs on sizes that its annotations admit",
-            fix='state the sizes that are meant, such as where="r <= d", or give samples=lambda: [(...)]',
+            fix='add the sizes that are meant, such as where="r <= d", or give samples=lambda: [(...)]',
         )
 
     def _raised(self, case: Case) -> str:
