@@ -26,7 +26,10 @@ def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Te
     one side. The sums of ``PARTS`` runs of terms stand for all partial sums. Source: Higham, Accuracy and Stability of
     Numerical Algorithms, chapter 4.
     """
-    made = _product(name, args) or _sum(name, args) or _convolution(name, func, args)
+    try:
+        made = _product(name, args) or _sum(name, args) or _convolution(name, func, args)
+    except (RuntimeError, TypeError, ValueError, IndexError):  # a layout or a form of the call that is not known here
+        return None
     if made is None:
         return None
     runs, terms = torch.stack(made[0]), made[1]

@@ -95,7 +95,8 @@ class _Rounding(TorchDispatchMode):
             return result
         args, kwargs = (map_leaves(self._off, values) for values in (args, kwargs))
         result = map_leaves(partial(self._off, growth=growth), func(*args, **kwargs))
-        if _rounds(result) and (sums := rounded_sums(name, func, args)) is not None:
+        sums = rounded_sums(name, func, args) if _rounds(result) else None
+        if sums is not None and sums.shape == result.shape:
             result += sums * (self._noise(sums, SHARE) - 1)
         return result
 
