@@ -233,7 +233,7 @@ def _compared(op: Op, original: Op, seed: int, device: str) -> dict[str, Any] | 
             different, looked = differs(op, original, seed, device)
             send({"kind": "found", "differs": different, "inputs": looked})
         except Exception as e:
-            send({"kind": "found", "differs": True, "raised": type(e).__name__})
+            send({"kind": "found", "differs": True, "raised": f"{type(e).__name__}: {str(e)[:200]}"})
 
     events = list(stream(compare, Limits(busy_s=2 * SECONDS + 30, idle_s=10)))
     if any(isinstance(e, Death) for e in events):

@@ -107,8 +107,9 @@ class Host:
         else:
             args = list(unpack(asked["args"], memory))
         if asked["do"] == "ops":
-            ops, self._last = _ops(self._target, args)
-            return {"ops": ops, "outs": [_place(_home(o)) for o in leaves(self._last)]}
+            ops, result = _ops(self._target, args)
+            self._last = result, [_home(o) for o in leaves(result)]
+            return {"ops": ops, "outs": [_place(o) for o in self._last[1]]}
         if asked["do"] == "gradients":
             return self._gradients(args, list(unpack(asked["seeds"], memory)), memory)
         with torch.no_grad():
