@@ -72,3 +72,19 @@ def test_arguments_fires_on_an_adopted_op_that_accepts_anything():
 
 def test_arguments_is_silent_on_an_adopted_op_that_raises_in_its_own_words():
     assert look(strict, "arguments").verdict == "ok"
+
+
+register(
+    "audit_arguments::faked", "(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y, lambda x, y: x.new_empty(x.shape)
+)
+
+
+@sl.adopt("audit_arguments::faked")
+def faked(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x + y
+
+
+def test_what_torch_answers_with_the_fake_is_not_held_against_an_adopted_op():
+    """A call with a tensor on ``meta`` reaches the fake, which looks at no device."""
+    finding = look(faked, "arguments")
+    assert finding.verdict == "ok", finding.evidence

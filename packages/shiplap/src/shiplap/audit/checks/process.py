@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -29,6 +30,8 @@ from shiplap.referee.run import call, floating_args, has_backward, is_float8, te
 from shiplap.referee.samples import Samples
 
 ROUNDS, CALLS = 2, 30
+WARM, SECONDS = 7, 5.0  # calls before the rounds; of a slow op a round has as many calls as fit into this time
+SLOW = 0.7  # seconds of a call from which on the rounds would take minutes on a busy machine
 MORE = 6  # rounds that follow where the first ones grew: a cache that fills up stops, a leak goes on
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE)
 _TINY = float("1e-17")  # less than half of what 1.0 can be told from, unless results are rounded up or down
@@ -60,9 +63,8 @@ def observe(op: Op, case: Case) -> Observation:
         runs.append(("a call and its backward", lambda: _backward(op, case)))
     for what, run in runs:
         run()
-        for name, read, write, values in SETTINGS:
-            if problem := _kept(run, read, write, values):
-                return Observation(f"{what} changes {name}: {problem}")
+        if problem := _overwritten(run):
+            return Observation(f"{what} changes {problem}")
         _draw()
         before = process_state()
         run()
@@ -143,17 +145,22 @@ def _printed(run: Callable[[], Any]) -> str:
         return file.read(200).decode(errors="replace")
 
 
-def _kept(run: Callable[[], Any], read: Callable[[], Any], write: Callable[[Any], Any], values: Iterable[Any]) -> str:
-    """Whether each of the values survives a call: one that the op sets itself would look unchanged."""
-    was = read()
-    try:
-        for value in values:
-            write(value)
+def _overwritten(run: Callable[[], Any]) -> str:
+    """What a call sets to a value of its own, and that was another one: all settings at once, in several rounds."""
+    for number in range(max(len(values) for _, _, _, values in SETTINGS)):
+        wanted = [values[number % len(values)] for _, _, _, values in SETTINGS]
+        was = [read() for _, read, _, _ in SETTINGS]
+        try:
+            for (_, _, write, _), value in zip(SETTINGS, wanted, strict=True):
+                write(value)
             run()
-            if (now := read()) != value:
-                return f"{value} before, {now} after"
-    finally:
-        write(was)
+            now = [read() for _, read, _, _ in SETTINGS]
+        finally:
+            for (_, _, write, _), value in zip(SETTINGS, was, strict=True):
+                write(value)
+        for (name, *_), value, found in zip(SETTINGS, wanted, now, strict=True):
+            if found != value:
+                return f"{name}: {value} before, {found} after"
     return ""
 
 
@@ -283,32 +290,37 @@ def _brief(value: Any) -> str:
 
 def _leaks(run: Callable[[], Any]) -> Observation:
     """Memory that grows with every call, in each of several rounds: resident bytes, and Python's objects."""
+    began = time.monotonic()
+    run()
+    if (took := time.monotonic() - began) > SLOW:
+        return Observation(note=f"memory is not watched where a call takes {took:.1f} s")
     gc.freeze()  # what is there already need not be looked through each time
-    for _ in range(CALLS // 4):
+    for _ in range(WARM):
         run()
+    calls = min(CALLS, max(WARM, int(SECONDS / (took + 1e-9))))
     try:
-        growths = [_growth(run) for _ in range(ROUNDS)]
-        if _grown(growths):
-            growths += [_growth(run) for _ in range(MORE)]
+        growths = [_growth(run, calls) for _ in range(ROUNDS)]
+        if _grown(growths, calls):
+            growths += [_growth(run, calls) for _ in range(MORE)]
     finally:
         gc.unfreeze()
-    return Observation(_grown(growths))
+    return Observation(_grown(growths, calls))
 
 
-def _growth(run: Callable[[], Any]) -> tuple[float, float]:
+def _growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
     before = _memory()
-    for _ in range(CALLS):
+    for _ in range(calls):
         run()
     objects, resident = _memory()
     return objects - before[0], resident - before[1]
 
 
-def _grown(growths: list[tuple[float, float]]) -> str:
+def _grown(growths: list[tuple[float, float]], calls: int) -> str:
     """What every one of the rounds has left behind."""
-    for at, (kind, limit) in enumerate((("Python objects", CALLS * 0.9), ("bytes of resident memory", CALLS * BYTES))):
+    for at, (kind, limit) in enumerate((("Python objects", calls * 0.9), ("bytes of resident memory", calls * BYTES))):
         least = min(growth[at] for growth in growths)
         if least >= limit:
-            return f"{CALLS} calls of one size leave {least:.0f} {kind} behind, each time again"
+            return f"{calls} calls of one size leave {least:.0f} {kind} behind, each time again"
     return ""
 
 
