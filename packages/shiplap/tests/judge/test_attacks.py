@@ -13,7 +13,7 @@ from shiplap.judge.clock import Doubt, _timed
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.target import Target
 from shiplap.judge.variants import Form
-from shiplap.referee.process import Bounds, Ended, Launcher
+from shiplap.referee.process import Bounds, Ended
 from shiplap.referee.witness import Call
 from shiplap_testing.effort import sampled
 from tests.judge.attacks import ATTACKS
@@ -36,12 +36,6 @@ QUICK = (
     "the reference from its file",
 )
 SLOW = {"slow at last", "slow where many calls are"}  # they may also just use up the time, which wins nothing
-
-
-@pytest.fixture(scope="module")
-def launcher():
-    with Launcher() as started:
-        yield started
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import shiplap as sl
-from shiplap.referee.process import Bounds, Launcher
+from shiplap.referee.process import Bounds
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import CHEATS, HEAD
 
@@ -38,12 +38,6 @@ def candidate(x, w):
     return (w.t() @ x.t()).t().div(5.0).tanh().mul(5.0)
 """,
 }
-
-
-@pytest.fixture(scope="module")
-def launcher():
-    with Launcher() as started:
-        yield started
 
 
 @pytest.fixture

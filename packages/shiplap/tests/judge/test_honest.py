@@ -5,17 +5,10 @@ import shutil
 import pytest
 
 import shiplap as sl
-from shiplap.referee.process import Launcher
 from tests.judge.honest import HONEST, candidate_of, reference_of
 
 DOUBTED: dict[str, str] = {}  # at most one, with the reason
 SAMPLE = ("layer norm",)
-
-
-@pytest.fixture(scope="module")
-def launcher():
-    with Launcher() as started:
-        yield started
 
 
 @pytest.fixture
