@@ -75,6 +75,22 @@ def test_what_goes_wrong_is_an_error_of_the_op(results):
     assert results["failing"] == "SL305 cuLaunchKernel failed with CUDA_ERROR_FAKE"
 
 
+def test_a_program_branches_fills_sorts_and_tells_late_what_was_wrong(results):
+    programs = results["programs"]
+    assert programs["wrong"] == []
+    for case, launches in programs["launches"].items():
+        n, most = map(int, case.split())
+        assert launches == ("" if n == 0 else "few" if n <= most else "keyed written"), case
+    assert programs["kept"], "a bad value is reported, and the rest is right"
+    told = "SL211 row 17 is negative, in an earlier call of launched::ordered"
+    assert programs["told"] == [told, "nothing"], "the next call raises, once"
+    assert programs["alone"] == [
+        "index 12 is outside the table, in an earlier call of mylib::take",
+        "code 9, row 3, in an earlier call",
+        "the same word",
+    ]
+
+
 def test_cubins_go_along(results):
     packed = results["packed"]
     assert packed["right"]

@@ -38,6 +38,9 @@ class Driver {
   Status (*primary)(Handle*, int);
   Status (*exchange_capture_mode)(int*);
   Status (*name_of)(Status, const char**);
+  Status (*fill8)(uint64_t, unsigned char, size_t, Handle);
+  Status (*fill32)(uint64_t, unsigned, size_t, Handle);
+  Status (*host_memory)(void**, size_t, unsigned);
 
   // The driver of this process. Throws Failure where there is none.
   static const Driver& get() {
@@ -66,6 +69,9 @@ class Driver {
     find(primary, "cuDevicePrimaryCtxRetain");
     find(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
     find(name_of, "cuGetErrorName");
+    find(fill8, "cuMemsetD8Async");
+    find(fill32, "cuMemsetD32Async");
+    find(host_memory, "cuMemHostAlloc");
   }
   template <class T>
   void find(T& pointer, const char* name) {
@@ -291,6 +297,103 @@ class Launch {
   int64_t values_[Parameters + 2];
   void* parameters_[Parameters + 2];
   size_t keys_ = 0, count_ = 0;
+};
+
+// `size` bytes of the workspace become `byte`, on the stream of `context`.
+inline void fill(const sl_context* context, int64_t offset, int64_t size, unsigned char byte) {
+  if (offset < 0 || size < 0 || static_cast<uint64_t>(offset) + static_cast<uint64_t>(size) > context->workspace_size) {
+    fail("bytes " + std::to_string(offset) + " to " + std::to_string(offset + size) + " of a workspace of " +
+         std::to_string(context->workspace_size));
+  }
+  if (size == 0) return;
+  const Driver& driver = Driver::get();
+  const uint64_t at = reinterpret_cast<uint64_t>(context->workspace) + static_cast<uint64_t>(offset);
+  const size_t bytes = static_cast<size_t>(size);
+  const bool words = at % 4 == 0 && bytes % 4 == 0;
+  driver.check(words ? driver.fill32(at, 0x01010101u * byte, bytes / 4, context->stream)
+                     : driver.fill8(at, byte, bytes, context->stream),
+               "cuMemsetAsync");
+}
+
+// ---------------------------------------------------------------------------------------------------------- late errors
+
+// What a kernel found wrong, told by a later call.
+struct Told : Failure {
+  using Failure::Failure;
+};
+
+// What a code stands for; {row} in the text is the row.
+struct Message {
+  int64_t code;
+  const char *op, *text;
+};
+
+// The address of the word of a device, after taking what it says, with its text: Python, where there is one.
+using Teller = int64_t (*)(int32_t device, char* message, uint64_t size);
+
+// A word of host memory for each device, which kernels reach: code << 40 | row of what is wrong, or 0.
+class Late {
+ public:
+  Late(const Message* known, size_t count) : messages_(known), count_(count) {}
+  std::atomic<Teller> teller{nullptr};
+
+  // The address of the word. Throws Told for what it says, once.
+  int64_t word(int device) {
+    if (device < 0 || device >= kDevices) fail("a device of number " + std::to_string(device));
+    int64_t* word = words_[device].load(std::memory_order_acquire);
+    if (word == nullptr) [[unlikely]] word = first(device);
+    if (*const_cast<const volatile int64_t*>(word) != 0) [[unlikely]] tell(device, word);
+    return reinterpret_cast<int64_t>(word);
+  }
+
+ private:
+  [[gnu::cold, gnu::noinline]] int64_t* first(int device) {
+    const std::lock_guard<std::mutex> alone(finding_);
+    if (int64_t* known = words_[device].load(); known != nullptr) return known;
+    void* memory = nullptr;
+    char message[1024] = "";
+    if (const Teller tells = teller.load(); tells != nullptr) {
+      memory = reinterpret_cast<void*>(tells(device, message, sizeof message));
+    } else {
+      const Driver& driver = Driver::get();
+      need_context(driver, device);
+      int mode = 2;  // relaxed: the memory belongs to no graph
+      driver.check(driver.exchange_capture_mode(&mode), "cuThreadExchangeStreamCaptureMode");
+      const Status status = driver.host_memory(&memory, sizeof(int64_t), 3);  // portable, mapped
+      driver.exchange_capture_mode(&mode);
+      driver.check(status, "cuMemHostAlloc");
+      *static_cast<int64_t*>(memory) = 0;
+    }
+    if (memory == nullptr) fail(std::string("no memory for late errors: ") + message);
+    words_[device].store(static_cast<int64_t*>(memory), std::memory_order_release);
+    if (*message != 0) throw Told(message);
+    return static_cast<int64_t*>(memory);
+  }
+
+  [[gnu::cold, gnu::noinline]] void tell(int device, int64_t* word) {
+    if (const Teller tells = teller.load(); tells != nullptr) {
+      char message[1024] = "";
+      tells(device, message, sizeof message);
+      if (*message != 0) throw Told(message);
+      return;  // another thread has told it
+    }
+    const int64_t told = __atomic_exchange_n(word, 0, __ATOMIC_ACQ_REL);
+    if (told == 0) return;
+    const std::string row = std::to_string(told & ((int64_t{1} << 40) - 1));
+    for (size_t i = 0; i < count_; ++i) {
+      if (messages_[i].code != told >> 40) continue;
+      std::string text = messages_[i].text;
+      if (const size_t at = text.find("{row}"); at != std::string::npos) text.replace(at, 5, row);
+      throw Told(text + ", in an earlier call of " + messages_[i].op);
+    }
+    throw Told("code " + std::to_string(told >> 40) + ", row " + row + ", in an earlier call");
+  }
+
+  static constexpr int kDevices = 64;
+  std::atomic<int64_t*> words_[kDevices]{};
+  std::mutex finding_;
+  const Message* messages_;
+  size_t count_;
 };
 
 inline int conclude(const sl_context* context, const char* what) {
