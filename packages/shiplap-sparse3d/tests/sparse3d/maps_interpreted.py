@@ -28,12 +28,12 @@ from shiplap_sparse3d import bounded, cuda, ops, planning
 
 cuda.__path__[:0] = sys.argv[3:]  # before its modules are imported
 
-from shiplap_sparse3d.cuda import CONV_PLAN, HASH, SORT, SUBM_PLAN, coords, sort, status, tables, unique  # noqa: E402
+from shiplap_sparse3d.cuda import CONV_PLAN, HASH, SORT, SUBM_PLAN, coords, plain_tables, sort, status, tables, unique  # noqa: E402
 
 CPU = torch.device("cpu")
 WORKSPACES = {
-    "subm_table": (tables.SUBM_TABLE, HASH),
-    "conv_table": (tables.CONV_TABLE, HASH),
+    "subm_table": (plain_tables.subm_table, HASH),
+    "conv_table": (plain_tables.conv_table, HASH),
     "transpose_table": (tables.transpose_table, None),
     "sort_table": (sort.SORT_TABLE, SORT.format("m")),
     "subm_plan": (tables.SUBM_PLAN, SUBM_PLAN),
@@ -100,8 +100,8 @@ def submanifold(rng: torch.Generator) -> None:
     for rows, grid, kernel, dilation, padding in some(sizes, 2):
         at = voxels(rng, rows, grid, padding=padding) if math.prod(grid) < 10**6 else far(rng, rows, grid)
         at = torch.cat([at.new_zeros(1, 4), at])[1:]  # an offset
-        for near in (1024, 0):  # compared with each other, and through the hash
-            run(ops.subm_table, at, grid, kernel, dilation, code=tables.subm_table(near))
+        for plain_tables.NEAR in (1024, 0):  # compared with each other, and through the hash
+            run(ops.subm_table, at, grid, kernel, dilation)
         taps = math.prod(kernel)
         for parts, near, run_of in ((-(-taps // 31), 0, 1 << 18), (-(-taps // 3), 1024, 50)):
             run(planning.subm_plan, at, grid, kernel, dilation, parts, run_of, code=tables.subm_plan(near))
@@ -179,7 +179,7 @@ def points(rng: torch.Generator) -> None:
             status.poll(CPU)
 
 
-def told(match: str, op: Any, *args: Any, code: Any = None) -> None:
+def told(match: str, op: Any, *args: Any) -> None:
     """What is wrong with the arguments is told by the next call."""
     with pytest.raises(sl.ShiplapError, match=match):
         op.reference(*args)
@@ -187,7 +187,7 @@ def told(match: str, op: Any, *args: Any, code: Any = None) -> None:
     shapes = [(4, 27)] if len(op.spec.outputs) == 1 else [(27, 4), (9, 4), (9, 1)]
     outs = [torch.empty(shape, dtype=torch.int32) for shape in shapes]
     scratch = torch.empty(1 << 18, dtype=torch.uint8)
-    launch(op, code or known, args, outs, scratch)
+    launch(op, known, args, outs, scratch)
     with pytest.raises(sl.ShiplapError, match=match):
         status.poll(CPU)
     status.poll(CPU)
@@ -200,8 +200,8 @@ def late_errors(rng: torch.Generator) -> None:
     for row, match in some(rows, 1):
         bad = at.clone()
         bad[3] = torch.tensor(row)
-        for near in (1024, 0):
-            told(match, ops.subm_table, bad, *arguments, code=tables.subm_table(near))
+        for plain_tables.NEAR in (1024, 0):
+            told(match, ops.subm_table, bad, *arguments)
         told(match, planning.subm_plan, bad, *arguments, 9, 1 << 18)
         told(match, ops.conv_table, bad, at, *arguments[:2], *[[1, 1, 1]] * 3)
     bad = at.clone()

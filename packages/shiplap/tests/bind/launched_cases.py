@@ -284,8 +284,9 @@ def programs(device: Device) -> dict[str, Any]:
     op = launched_programs.ordered
     op.kernel("cuda", launched_programs.ORDER, workspace=launched_programs.ROOM)
     home = Path(torch.__file__).parent
-    flags = ("-isystem", str(home / "include"), f"-L{home / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", f"-Wl,-rpath,{home / 'lib'}")
-    kernel, _ = generated(op, launched_programs.ROOM, "-DTORCH_TARGET_VERSION=0x020b000000000000", *flags)
+    stable, linked = "-DTORCH_TARGET_VERSION=0x020b000000000000", ("-Wl,--no-as-needed", "-ltorch_cpu")
+    flags = (stable, "-isystem", str(home / "include"), f"-L{home / 'lib'}", *linked, f"-Wl,-rpath,{home / 'lib'}")
+    kernel, _ = generated(op, launched_programs.ROOM, *flags)
     for number, name in enumerate(("few", "keyed", "written")):
         device.kernels[name] = interpreter(kernel, number)
     out: dict[str, Any] = {"wrong": [], "launches": {}}

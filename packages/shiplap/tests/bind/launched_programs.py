@@ -22,8 +22,11 @@ def few(x, out, n, WIDTH: tl.constexpr):
     """Each row goes behind those that are less, and those that are equal and before it."""
     row = tl.arange(0, WIDTH)
     mine = tl.maximum(tl.load(x + row, mask=row < n, other=0x7FFFFFFF), 0)
-    before = (mine[None, :] < mine[:, None]) | ((mine[None, :] == mine[:, None]) & (row[None, :] < row[:, None]))
-    tl.store(out + tl.sum(before.to(tl.int32), 1), row, mask=row < n)
+    place = row * 0
+    for j in tl.static_range(WIDTH):
+        other = tl.maximum(tl.load(x + row * 0 + j, mask=j + row * 0 < n, other=0x7FFFFFFF), 0)
+        place += ((other < mine) | ((other == mine) & (j < row))).to(tl.int32)
+    tl.store(out + place, row, mask=row < n)
 
 
 @triton.jit(do_not_specialize=["keys", "status", "n", "code"])
@@ -50,11 +53,18 @@ def written(rows, ones, out, n, WIDTH: tl.constexpr):
 
 @sl.op("launched::ordered")
 def ordered(x: Int32[Tensor, "n"], most: int) -> Int32[Tensor, "n"]:
-    """The rows in ascending order; up to ``most`` of them are compared with each other. What is negative counts as 0."""
+    """The rows in ascending order, where what is negative counts as 0; up to ``most`` are compared with each other."""
     return x.clamp_min(0).argsort(stable=True).int()
 
 
-ERRORS = LateErrors()
+class Words(LateErrors):
+    """In plain memory: the driver has no device."""
+
+    def memory(self, device: torch.device) -> Tensor:
+        return torch.zeros(1, dtype=torch.int64)
+
+
+ERRORS = Words()
 NEGATIVE = "row {row} is negative"
 ROOM = "28 * n"
 ORDER = (
@@ -100,7 +110,7 @@ def told(call: Any) -> str:
 
 # The word of late errors where there is no Python: its memory is of the driver, and the library knows its messages.
 ALONE = """
-#include "shiplap/triton.h"
+#include "shiplap/late_errors.h"
 const shiplap::triton::Message messages[] = {{7, "mylib::take", "index {row} is outside the table"}};
 shiplap::triton::Late late{messages, 1};
 extern "C" __attribute__((visibility("default"))) int64_t word(int device, char* text) {
@@ -117,11 +127,11 @@ extern "C" __attribute__((visibility("default"))) int64_t word(int device, char*
 def alone(library: ctypes.CDLL) -> list[str]:
     """What a program without Python says of a word that a kernel has written, call by call."""
     library.word.restype = ctypes.c_int64
-    said, text = list[str](), ctypes.create_string_buffer(200)
+    messages, text = list[str](), ctypes.create_string_buffer(200)
     address = library.word(0, text)
     for value in (7 << 40 | 12, 9 << 40 | 3, 0):
         ctypes.c_int64.from_address(address).value = value
         text.value = b""
-        again = library.word(0, text)
-        said.append(text.value.decode() or ("the same word" if again == address else "another word"))
-    return said
+        second = library.word(0, text)
+        messages.append(text.value.decode() or ("the same word" if second == address else "another word"))
+    return messages

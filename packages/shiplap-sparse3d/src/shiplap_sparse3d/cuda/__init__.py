@@ -28,9 +28,14 @@ def _(*args: Any, out: Tensor) -> None:
     late("unique", "segment_mean")(*args, out=out)
 
 
-TABLES, SORTS = f"{__name__}.tables", f"{__name__}.sort"
-ops.subm_table.kernel("cuda", late_launches(TABLES, "SUBM_TABLE"), name="triton", workspace=HASH)
-ops.conv_table.kernel("cuda", late_launches(TABLES, "CONV_TABLE"), name="triton", workspace=HASH)
+@ops.subm_table.kernel("cuda", name="triton", workspace=HASH)
+def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
+    late("plain_tables", "subm_table")(*args, out=out, workspace=workspace)
+
+
+@ops.conv_table.kernel("cuda", name="triton", workspace=HASH)
+def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
+    late("plain_tables", "conv_table")(*args, out=out, workspace=workspace)
 
 
 @ops.transpose_table.kernel("cuda", name="triton")
@@ -43,6 +48,7 @@ def _(*args: Any) -> Tensor:
     return late("coords", "out_coords")(*args)
 
 
+TABLES, SORTS = f"{__name__}.tables", f"{__name__}.sort"
 SUBM_PLAN = f"{HASH} + {SORT.format('n')} + 4 * n * k"
 SORT_BACK = SORT.format("n").replace("parts", "parts_t")
 CONV_PLAN = f"{HASH} + {SORT.format('m')} + {SORT_BACK} + 4 * k * (m + n * min(parts_t, 1))"

@@ -1,4 +1,4 @@
-"""Rows under the taps of queries, in Triton: the part of a launch program that all tables share.
+"""Rows under the taps of queries, in Triton: the part of a launch program that all sorted tables share.
 
 Voxels are put into a hash (hash.py) and looked up: kernels of at most three cells per axis block by block, of which a
 window meets eight; others tap by tap. Few voxels are compared with each other instead, which takes one launch of three.
@@ -9,16 +9,17 @@ are written whole, and no two programs write the same place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shiplap.extend import TritonLaunches
 from shiplap_sparse3d.coords import MAX_CELLS
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES
 from shiplap_sparse3d.cuda.lookup_kernels import block_kernel, insert_kernel, lookup_kernel, near_kernel
 
-__all__ = ["CAPACITY", "NEAR", "OUTSIDE", "TWICE", "Queries", "batches_below", "look_up", "numbers"]
+__all__ = ["CAPACITY", "NEAR", "OUTPUT_OUTSIDE", "OUTSIDE", "TWICE", "Queries", "batches_below", "look_up", "numbers"]
 
 OUTSIDE = "coords row {row} is outside spatial_shape (or its grid has 2^63 cells or more)"
+OUTPUT_OUTSIDE = "out_coords row {row} is outside the output grid (or that has 2^63 cells or more)"
 TWICE = "duplicate coordinates: row {row} occurs more than once"
 
 INSERTS = 64  # rows of a program; one warp each, which waits for its own slowest search only
@@ -48,15 +49,15 @@ class Queries(NamedTuple):
     themselves: bool
 
 
-def numbers(queries: Queries, keyed: str, near: int) -> dict[str, str]:
-    """What a lookup needs as values of a launch program. ``keyed``: the bits of keys that it makes, or 0."""
+def numbers(queries: Queries, near: int) -> dict[str, str]:
+    """What a lookup needs as values of a launch program, beside those of its sort (``sort.numbers``)."""
     per_axis = {
         f"{name}{axis}": text.format(i=i)
         for name, text in (("grid_", queries.grid), ("stride_", queries.stride), ("padding_", queries.padding))
         for i, axis in enumerate(AXES)
     }
     reach = "max(grid_x, grid_y, grid_z) * max(stride_x, stride_y, stride_z) + max(padding_x, padding_y, padding_z)"
-    few = f"{queries.rows} > 0 and n <= {near} and {keyed} == 0" if queries.themselves else "0"
+    few = f"{queries.rows} > 0 and n <= {near} and key == 0" if queries.themselves else "0"
     return {
         **per_axis,
         "batches": _scenes(*[f"spatial_shape[{i}]" for i in range(3)]),
@@ -78,15 +79,42 @@ def _scenes(*grid: str) -> str:
     return f"min({2**31 - 1}, {MAX_CELLS - 1} // {' // '.join(f'max(1, {size})' for size in grid)})"
 
 
-def look_up(
-    program: TritonLaunches, queries: Queries, table: str | tuple[str, str], masks: str, *, key: str = "0"
-) -> TritonLaunches:
-    """``program``, then the lookup of all taps of all queries into ``table``: a tensor, or one in the workspace.
+def look_up(program: TritonLaunches, queries: Queries, table: tuple[str, str]) -> TritonLaunches:
+    """``program``, then the lookup of all taps of all queries into ``table`` in the workspace, and what its sort needs.
 
-    The workspace starts with the hash. With a ``key`` what sorting needs is written too; its zeros lie behind the hash.
+    The workspace starts with the hash. The zeros of the sort lie behind it.
     """
-    keyed = key != "0"
-    program = program.fill("0", f"{SLOT_BYTES} * capacity" + (" + zeros" if keyed else ""), when="hashed == 1").then(
+    program = _hashed(program)
+    if queries.themselves:
+        program = _near(program, table)
+    shared, rows = _shared(queries), queries.rows
+    scratch = {"table": table, "slots": ("int64", "0"), "keys": ("int64", "keys"), "counts": ("int64", "counts")}
+    program = program.then(
+        block_kernel,
+        grid=f"cdiv({rows}, {BLOCK_ROWS})",
+        when="hashed == 1 and blocks == 1",
+        arguments={**shared, "KX": "kernel[0]", "PARTS": "cdiv(k, size)"},
+        constants={"ROWS": BLOCK_ROWS, "num_warps": BLOCK_WARPS},
+        scratch=scratch,
+        word="status",
+        codes={"code": queries.message},
+    )
+    dilation = {f"d{axis}": f"dilation[{i}]" for i, axis in enumerate(AXES)}
+    return program.then(
+        lookup_kernel,
+        grid=(f"cdiv({rows}, {LOOKUPS} // taps)", "cdiv(k, size)"),
+        when="hashed == 1 and blocks == 0",
+        arguments={**shared, **dilation, "TAPS": "taps", "ROWS": f"{LOOKUPS} // taps"},
+        constants={"num_warps": 1},
+        scratch=scratch,
+        word="status",
+        codes={"code": queries.message},
+    )
+
+
+def _hashed(program: TritonLaunches) -> TritonLaunches:
+    """``program``, then the voxels in a hash."""
+    return program.fill("0", f"{SLOT_BYTES} * capacity + zeros", when="hashed == 1").then(
         insert_kernel,
         grid=f"cdiv(n, {INSERTS})",
         when="hashed == 1",
@@ -96,67 +124,33 @@ def look_up(
         word="status",
         codes={"code": OUTSIDE, "code_twice": TWICE},
     )
-    if queries.themselves:
-        program = _near(program, table)
-    shared: dict[str, Any] = {
-        **_given(table),
+
+
+def _shared(queries: Queries) -> dict[str, str]:
+    """The arguments that both kernels of a lookup take."""
+    return {
         **_cells("batches_of_grid"),
         **{f"{name}_q": f"grid_{axis}" for name, axis in zip(("width", "height", "depth"), AXES, strict=True)},
         **{f"s{axis}": f"stride_{axis}" for axis in AXES},
         **{f"p{axis}": f"padding_{axis}" for axis in AXES},
-        **{f"K{axis.upper()}": f"kernel[{i}]" for i, axis in enumerate(AXES)},
         "queries": queries.tensor,
         "m": queries.rows,
-        "masks": masks,
-        "run": "run" if keyed else 1,
-        "runs": "runs" if keyed else 1,
+        "KY": "kernel[1]",
+        "KZ": "kernel[2]",
         "WIDE": "far",
-        "KEY": key,
-        "BINS": "bins" if keyed else 0,
+        "KEY": "key",
+        "BINS": "bins",
         "SIZE": "size",
     }
-    scratch = {
-        **_placed(table),
-        "slots": ("int64", "0"),
-        "keys": ("int64", "keys" if keyed else "0"),
-        "counts": ("int64", "counts" if keyed else "0"),
-    }
-    program = program.then(
-        block_kernel,
-        grid=f"cdiv({queries.rows}, {BLOCK_ROWS})",
-        when="hashed == 1 and blocks == 1",
-        arguments={**shared, "PARTS": "cdiv(k, size)"},
-        constants={"ROWS": BLOCK_ROWS, "num_warps": BLOCK_WARPS},
-        scratch=scratch,
-        word="status",
-        codes={"code": queries.message},
-    )
-    del shared["KX"]
-    return program.then(
-        lookup_kernel,
-        grid=(f"cdiv({queries.rows}, {LOOKUPS} // taps)", "cdiv(k, size)"),
-        when="hashed == 1 and blocks == 0",
-        arguments={
-            **shared,
-            **{f"d{axis}": f"dilation[{i}]" for i, axis in enumerate(AXES)},
-            "TAPS": "taps",
-            "ROWS": f"{LOOKUPS} // taps",
-        },
-        constants={"num_warps": 1},
-        scratch=scratch,
-        word="status",
-        codes={"code": queries.message},
-    )
 
 
-def _near(program: TritonLaunches, table: str | tuple[str, str]) -> TritonLaunches:
+def _near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches:
     """``program``, then few voxels compared with each other."""
     return program.then(
         near_kernel,
         grid=f"cdiv(n, {NEAR_ROWS})",
         when="near == 1",
         arguments={
-            **_given(table),
             **_cells("batches"),
             **{f"p{axis}": f"padding_{axis}" for axis in AXES},
             **{f"d{axis}": f"dilation[{i}]" for i, axis in enumerate(AXES)},
@@ -164,20 +158,10 @@ def _near(program: TritonLaunches, table: str | tuple[str, str]) -> TritonLaunch
             "WIDE": "far",
         },
         constants={"ROWS": NEAR_ROWS, "OTHERS": NEAR_OTHERS, "num_warps": 4},
-        scratch=_placed(table),
+        scratch={"table": table},
         word="status",
         codes={"code": OUTSIDE, "code_twice": TWICE},
     )
-
-
-def _given(table: str | tuple[str, str]) -> dict[str, str]:
-    """The argument ``table`` of a kernel, where it is a tensor."""
-    return {"table": table} if isinstance(table, str) else {}
-
-
-def _placed(table: str | tuple[str, str]) -> dict[str, tuple[str, str]]:
-    """The same, where it lies in the workspace."""
-    return {} if isinstance(table, str) else {"table": table}
 
 
 def _cells(batches: str) -> dict[str, str]:

@@ -338,17 +338,16 @@ def sorted_rows(program: TritonLaunches, sort: Sort) -> TritonLaunches:
         constants={"CHUNK": 32, "num_warps": 4},
         scratch={**sort.placed, **places, "keys": ("int64", f"{p}keys")},
     )
-    behind, count = f"{p}keys + 8 * {parts} * {rows}", f"{parts} * {rows}"  # keys are 64 bits wide at most
-    found = f"{behind} + 8 * {parts} * {rows}"
-    return program.sort(
-        bits=f"{p}key", count=count, keys=f"{p}keys", values=behind, rows=found, when=f"{p}ranked == 1"
-    ).then(
+    count = f"{parts} * {rows}"
+    values, origins = f"{p}keys + 8 * {count}", f"{p}keys + 16 * {count}"  # keys are 64 bits wide at most
+    ranked = f"{p}ranked == 1"
+    return program.sort(bits=f"{p}key", count=count, keys=f"{p}keys", values=values, rows=origins, when=ranked).then(
         gather_kernel,
         grid=(f"cdiv({rows}, {MASK_ROWS.value})", parts),
-        when=f"{p}ranked == 1",
+        when=ranked,
         arguments=common,
         constants={"num_warps": 4},
-        scratch={**sort.placed, "sorted_rows": ("int64", found)},
+        scratch={**sort.placed, "sorted_rows": ("int64", origins)},
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables of neighbours, sorted or not, and their transposes, on CUDA: lookups (lookup.py), then sorts (sort.py)."""
+"""Sorted tables of neighbours on CUDA as launch programs: lookups (lookup.py), then sorts (sort.py). Transposes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from torch import Tensor
 from shiplap.extend import TritonLaunches, launch_program, triton_launcher
 from shiplap_sparse3d.cuda import sort, status
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES, report
-from shiplap_sparse3d.cuda.lookup import CAPACITY, NEAR, OUTSIDE, Queries, look_up, numbers
+from shiplap_sparse3d.cuda.lookup import CAPACITY, NEAR, OUTPUT_OUTSIDE, OUTSIDE, Queries, look_up, numbers
 
 __all__ = [
     "CONV_PLAN",
-    "CONV_TABLE",
     "SUBM_PLAN",
-    "SUBM_TABLE",
     "subm_plan",
-    "subm_table",
     "transpose_table",
 ]
 
-OUTPUT_OUTSIDE = "out_coords row {row} is outside the output grid (or that has 2^63 cells or more)"
 OUTPUT_TWICE = "duplicate coordinates: out_coords row {row} occurs more than once"
 ENTRY = "row {row} has an entry outside [-1, rows)"
 ENTRY_TWICE = "an entry of row {row} occurs twice under its tap"
@@ -36,22 +32,6 @@ OUTPUTS = Queries(
     OUTPUT_OUTSIDE,
     False,
 )
-# Taps of a program, where nothing is sorted.
-TABLE = {"capacity": CAPACITY, "size": "min(k, 32)", "taps": "pow2ceil(size)"}
-
-
-def subm_table(near: int) -> TritonLaunches:
-    """The program of ``ops.subm_table``; up to ``near`` voxels are compared with each other."""
-    program = launch_program(values={**TABLE, **numbers(SELVES, "0", near)}, errors=status.ERRORS)
-    return look_up(program, SELVES, "out", "out")
-
-
-SUBM_TABLE = subm_table(NEAR)
-CONV_TABLE = look_up(
-    launch_program(values={**TABLE, **numbers(OUTPUTS, "0", 0)}, errors=status.ERRORS), OUTPUTS, "out", "out"
-)
-
-
 HASHED = f"{SLOT_BYTES} * capacity"  # bytes of the hash, at the start of a workspace
 
 
@@ -62,10 +42,10 @@ def subm_plan(near: int) -> TritonLaunches:
     values = {
         "capacity": CAPACITY,
         **sort.numbers(sorting),
-        **numbers(SELVES, "key", near),
+        **numbers(SELVES, near),
         "place": f"{HASHED} + {sort.scratch_bytes('n', 'parts')}",
     }
-    program = look_up(launch_program(values=values, errors=status.ERRORS), SELVES, table, "masks", key="key")
+    program = look_up(launch_program(values=values, errors=status.ERRORS), SELVES, table)
     return sort.sorted_rows(program, sorting)
 
 
@@ -116,11 +96,11 @@ def _conv_plan() -> TritonLaunches:
         "capacity": CAPACITY,
         **sort.numbers(sorting),
         **sort.numbers(sorting_back),
-        **numbers(OUTPUTS, "key", 0),
+        **numbers(OUTPUTS, 0),
         "place": f"t_counts + {sort.scratch_bytes('n', 'parts_t')}",
         "place_back": "place + 4 * k * m",
     }
-    program = look_up(launch_program(values=values, errors=status.ERRORS), OUTPUTS, table, "masks", key="key")
+    program = look_up(launch_program(values=values, errors=status.ERRORS), OUTPUTS, table)
     program = sort.sorted_rows(program, sorting)
     program = program.fill("place_back", "4 * k * n", byte=255, when="parts_t > 0").then(
         transpose_kernel,

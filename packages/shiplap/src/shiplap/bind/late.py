@@ -29,7 +29,7 @@ class LateErrors:
     Example:
         >>> errors = LateErrors()
         >>> errors.code("mylib::take", "index {row} is outside the table")
-        4410863
+        7709519
     """
 
     def __init__(self) -> None:
@@ -67,9 +67,12 @@ class LateErrors:
         return memory.data_ptr()
 
     def _new(self, device: torch.device) -> tuple[Tensor, ctypes.c_int64]:
-        pinned = device.type == "cuda" and torch.cuda.is_available()
-        memory = torch.zeros(1, dtype=torch.int64, pin_memory=pinned)
+        memory = self.memory(device)
         return self._words.setdefault(device, (memory, ctypes.c_int64.from_address(memory.data_ptr())))
+
+    def memory(self, device: torch.device) -> Tensor:
+        """An int64 of the host that is 0, and that kernels of ``device`` reach by its address."""
+        return torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def poll(self, device: torch.device) -> None:
         """Raise SL211 if a kernel that has finished on ``device`` met a bad value; it is told once."""

@@ -154,13 +154,13 @@ class LateLaunches(Implementation, ProgramSource):
     def made(self) -> TritonLaunches:
         """The program, from its module."""
         try:
-            found = vars(import_module(self.module))[self.program]
+            program = vars(import_module(self.module))[self.program]
         except ImportError as e:
             raise error(
                 "SL619", where=f"{self.module}.{self.program}", got=f"{type(e).__name__}: {e}", expected="Triton"
             ) from e
-        assert isinstance(found, TritonLaunches)
-        return found
+        assert isinstance(program, TritonLaunches)
+        return program
 
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
