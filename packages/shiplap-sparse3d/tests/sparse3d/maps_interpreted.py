@@ -21,23 +21,25 @@ import pytest
 import torch
 
 import shiplap as sl
+from shiplap.extend import TritonLaunches
 from shiplap.op.expr import Expr
+from shiplap.op.kernel import Terms
 from shiplap_sparse3d import bounded, cuda, ops, planning
 
 cuda.__path__[:0] = sys.argv[3:]  # before its modules are imported
 
-from shiplap_sparse3d.cuda import HASH, PLAN, SORT, coords, lookup, sort, status, tables, unique  # noqa: E402
+from shiplap_sparse3d.cuda import CONV_PLAN, HASH, SORT, SUBM_PLAN, coords, plain_tables, sort, status, tables, unique  # noqa: E402
 
 CPU = torch.device("cpu")
 WORKSPACES = {
-    "subm_table": (tables, HASH),
-    "conv_table": (tables, HASH),
-    "transpose_table": (tables, None),
-    "sort_table": (sort, SORT.format("m")),
-    "subm_plan": (tables, f"{HASH} + {SORT.format('n')} + 4 * n * k"),
-    "conv_plan": (tables, PLAN),
-    "tap_blocks": (sort, None),
-    "out_coords_bounded": (coords, None),
+    "subm_table": (plain_tables.subm_table, HASH),
+    "conv_table": (plain_tables.conv_table, HASH),
+    "transpose_table": (tables.transpose_table, None),
+    "sort_table": (sort.SORT_TABLE, SORT.format("m")),
+    "subm_plan": (tables.SUBM_PLAN, SUBM_PLAN),
+    "conv_plan": (tables.CONV_PLAN, CONV_PLAN),
+    "tap_blocks": (sort.TAP_BLOCKS, None),
+    "out_coords_bounded": (coords.out_coords_bounded, None),
 }
 GUARD = 64  # bytes behind a workspace that nobody may touch
 T = TypeVar("T")
@@ -58,9 +60,19 @@ def voxels(rng: torch.Generator, rows: int, grid: list[int], scenes: int = 2, pa
     return coords
 
 
-def run(op: Any, *args: Any) -> tuple[torch.Tensor, ...]:
+def launch(op: Any, code: Any, args: Sequence[Any], outs: Sequence[torch.Tensor], memory: torch.Tensor | None) -> None:
+    """Run ``code``, a program or a function that launches, into ``outs``, with ``memory`` as its workspace."""
+    if isinstance(code, TritonLaunches):
+        call = op.bind(op.spec.complete(args))
+        code.bind(op.spec, Terms("triton", "cpu", "")).into(call, outs, memory)
+        return
+    extra = {} if memory is None else {"workspace": memory}
+    code(*args, **dict(zip([o.name for o in op.spec.outputs], outs, strict=True)), **extra)
+
+
+def run(op: Any, *args: Any, code: Any = None) -> tuple[torch.Tensor, ...]:
     """The kernel of ``op`` on poisoned outputs and a poisoned workspace of the declared size."""
-    module, workspace = WORKSPACES[op.spec.opname]
+    known, workspace = WORKSPACES[op.spec.opname]
     want = op.reference(*args)
     want = want if isinstance(want, tuple) else (want,)
     names, outs = [o.name for o in op.spec.outputs], [torch.full_like(w, 77) for w in want]
@@ -69,8 +81,7 @@ def run(op: Any, *args: Any) -> tuple[torch.Tensor, ...]:
     sizes = {"n": len(args[0]), "m": len(given.get("out_coords", args[0])), "k": math.prod(given.get("kernel", []))}
     size = int(Expr.parse(workspace or "0", "test")({**sizes, **scalars}))
     memory = torch.full((size + GUARD,), 0xAB, dtype=torch.uint8)
-    extra = {} if workspace is None else {"workspace": memory[:size]}
-    getattr(module, op.spec.opname)(*args, **dict(zip(names, outs, strict=True)), **extra)
+    launch(op, code or known, args, outs, None if workspace is None else memory[:size])
     status.poll(CPU)
     for name, got, expected in zip(names, outs, want, strict=True):
         assert torch.equal(got, expected), f"{op.spec.opname} {name} {scalars}"
@@ -89,12 +100,11 @@ def submanifold(rng: torch.Generator) -> None:
     for rows, grid, kernel, dilation, padding in some(sizes, 2):
         at = voxels(rng, rows, grid, padding=padding) if math.prod(grid) < 10**6 else far(rng, rows, grid)
         at = torch.cat([at.new_zeros(1, 4), at])[1:]  # an offset
-        for lookup.NEAR in (1024, 0):  # compared with each other, and through the hash
+        for plain_tables.NEAR in (1024, 0):  # compared with each other, and through the hash
             run(ops.subm_table, at, grid, kernel, dilation)
         taps = math.prod(kernel)
         for parts, near, run_of in ((-(-taps // 31), 0, 1 << 18), (-(-taps // 3), 1024, 50)):
-            lookup.NEAR = near
-            run(planning.subm_plan, at, grid, kernel, dilation, parts, run_of)
+            run(planning.subm_plan, at, grid, kernel, dilation, parts, run_of, code=tables.subm_plan(near))
 
 
 def far(rng: torch.Generator, rows: int, grid: list[int]) -> torch.Tensor:
@@ -173,12 +183,11 @@ def told(match: str, op: Any, *args: Any) -> None:
     """What is wrong with the arguments is told by the next call."""
     with pytest.raises(sl.ShiplapError, match=match):
         op.reference(*args)
-    module, _ = WORKSPACES[op.spec.opname]
-    names = [o.name for o in op.spec.outputs]
-    shapes = [(4, 27)] if len(names) == 1 else [(27, 4), (9, 4), (9, 1)]
+    known, _ = WORKSPACES[op.spec.opname]
+    shapes = [(4, 27)] if len(op.spec.outputs) == 1 else [(27, 4), (9, 4), (9, 1)]
     outs = [torch.empty(shape, dtype=torch.int32) for shape in shapes]
     scratch = torch.empty(1 << 18, dtype=torch.uint8)
-    getattr(module, op.spec.opname)(*args, **dict(zip(names, outs, strict=True)), workspace=scratch)
+    launch(op, known, args, outs, scratch)
     with pytest.raises(sl.ShiplapError, match=match):
         status.poll(CPU)
     status.poll(CPU)
@@ -191,7 +200,7 @@ def late_errors(rng: torch.Generator) -> None:
     for row, match in some(rows, 1):
         bad = at.clone()
         bad[3] = torch.tensor(row)
-        for lookup.NEAR in (1024, 0):
+        for plain_tables.NEAR in (1024, 0):
             told(match, ops.subm_table, bad, *arguments)
         told(match, planning.subm_plan, bad, *arguments, 9, 1 << 18)
         told(match, ops.conv_table, bad, at, *arguments[:2], *[[1, 1, 1]] * 3)

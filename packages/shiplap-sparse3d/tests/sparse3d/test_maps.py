@@ -20,7 +20,7 @@ WRONG = (  # one slip for each case: file, what it says, what it would say
         "report(status, code_twice, row, good & (twin != 0))",
         "report(status, code_twice, row, twin < 0)",
     ),
-    ("lookup.py", "[k // 2 * d for k", "[(k - 1) // 2 * d for k"),
+    ("tables.py", "kernel[{i}] // 2 * dilation", "(kernel[{i}] - 1) // 2 * dilation"),
     ("unique.py", "mask=ends, sem", "mask=begins, sem"),
     ("coords.py", "tl.where(there, line % width, -1)", "tl.where(there, line % width, 0)"),
     ("sort.py", "b - 1 - (block - place)", "b - 1"),
@@ -53,13 +53,22 @@ def test_a_slip_in_a_kernel_does_not_agree(tmp_path):
 
 
 def test_every_form_of_a_sort_fits_its_scratch():
+    from shiplap.op.expr import Expr
     from shiplap_sparse3d.cuda import sort
 
+    form = sort.Sort("", "m", "parts", "table", "0")
+    values = {name: Expr.parse(text, name) for name, text in sort.numbers(form).items()}
+    room = Expr.parse(sort.scratch_bytes("m", "parts"), "scratch")
     for m in (1, 63, 129, 5000, 8193, 31999, 10**5, sort.COUNTED_ROWS, 10**6, 5 * 10**6):
         for k, parts in ((27, 1), (27, 2), (27, 3), (27, 9), (27, 27), (125, 9), (1, 1)):
             for run in (1 << 18, 1000):
-                assert sort.scratch_bytes(m, parts) % 8 == 0, (m, parts)  # what lies behind it may be keys of 64 bits
-                form = sort.form_of(m, k, parts, run)
-                width = form.key.primitive_bitwidth // 8 if form.key is not None else 0
-                assert form.keys + parts * m * width <= sort.scratch_bytes(m, parts), (m, k, parts, form)
-                assert form.zeros + 4 * parts * form.bins <= form.keys or not form.bins
+                env = {"m": m, "k": k, "parts": parts, "run": run}
+                for name, value in values.items():
+                    env[name] = int(value(env))
+                assert env["alone"] + env["counted"] + env["ranked"] == 1
+                assert int(room(env)) % 8 == 0, env  # what lies behind it may be keys of 64 bits
+                assert env["keys"] % 2 == 0 or not env["counted"], env
+                most = env["keys"] + parts * m * (24 if env["ranked"] else env["key"] // 8)
+                assert most <= int(room(env)), env
+                bits = env["size"] + (parts * env["runs"] - 1).bit_length()
+                assert not env["ranked"] or env["key"] == next(b for b in (16, 32, 64) if bits < b), env

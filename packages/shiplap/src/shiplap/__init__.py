@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from shiplap.bind import cabi
-from shiplap.bind.launched import triton
+from shiplap.bind.launches import triton
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.op import Op, OpSpec, adopt, digest, op
 from shiplap.op.sharding import failure_hooks

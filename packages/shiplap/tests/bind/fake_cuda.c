@@ -1,10 +1,11 @@
 /* A CUDA driver without a device: it loads any image, and tells the test about each launch. */
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef void (*launched)(const char* name, const unsigned* numbers, void* stream, void** parameters);
 static launched listener;
-static int loads, contexts, architecture = 90, failing;
+static int fills, loads, contexts, architecture = 90, failing;
 static char names[64][128];
 static void* context;
 
@@ -12,6 +13,7 @@ void fake_listen(launched function) { listener = function; }
 void fake_fail(int status) { failing = status; }
 void fake_architecture(int number) { architecture = number; }
 int fake_loads(void) { return loads; }
+int fake_fills(void) { return fills; }
 int fake_contexts(void) { return contexts; }
 
 int cuModuleLoadData(void** module, const void* image) {
@@ -40,6 +42,18 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
   now = *mode;
   *mode = before;
   return 0;
+}
+int cuMemsetD8Async(uint64_t at, unsigned char value, size_t count, void* stream) {
+  ++fills;
+  return memset((void*)at, value, count), stream != 0;
+}
+int cuMemsetD32Async(uint64_t at, unsigned value, size_t count, void* stream) {
+  ++fills;
+  for (size_t i = 0; i < count; ++i) ((unsigned*)at)[i] = value;
+  return stream != 0;
+}
+int cuMemHostAlloc(void** memory, size_t size, unsigned flags) {
+  return *memory = calloc(1, size), flags != 3;
 }
 int cuGetErrorName(int status, const char** name) { return *name = "CUDA_ERROR_FAKE", status == 0; }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,

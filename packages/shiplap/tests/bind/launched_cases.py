@@ -33,6 +33,9 @@ from shiplap.bind.specialise import Numbers, key_of, read_key, with_constants
 from shiplap_headers import include_dir
 from shiplap_testing import hopper
 
+sys.path.insert(0, str(Path(__file__).parent))
+import launched_programs
+
 HERE = Path(__file__).parent
 HOME = Path(tempfile.mkdtemp())
 CC = ["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC"]
@@ -117,11 +120,11 @@ def compiled(name: str, source: str, compiler: str, *flags: str) -> Path:
     return library
 
 
-def generated(op: Any, workspace: str | None = None) -> tuple[LaunchedKernel, ctypes.CDLL]:
+def generated(op: Any, workspace: str | None = None, *flags: str) -> tuple[LaunchedKernel, ctypes.CDLL]:
     """The C function of the op's kernel, alone in a library and connected with Triton's compiler."""
     (kernel,) = op.own("cuda")
     text = f'#include "shiplap/triton.h"\n{kernel.native.source()}'
-    path = compiled(op.spec.opname, text, "c++", "-std=c++20", "-fwrapv", "-fvisibility=hidden")
+    path = compiled(op.spec.opname, text, "c++", "-std=c++20", "-fwrapv", "-fvisibility=hidden", *flags)
     library = ctypes.CDLL(str(path))
     kernel.native.connect(library)
     space = kernel.space
@@ -183,7 +186,8 @@ def interpreter(kernel: LaunchedKernel, number: int) -> Callable[[tuple[int, ...
                 values.append(form.constants[(i,)])
                 continue
             if type.startswith("*"):
-                values.append(Memory(value_at(parameters, index, ctypes.c_int64), torch.float32, LARGEST).view())
+                kind = {"*i32": torch.int32, "*i64": torch.int64}.get(type, torch.float32)
+                values.append(Memory(value_at(parameters, index, ctypes.c_int64), kind, LARGEST).view())
             else:
                 values.append(value_at(parameters, index, TYPES[type]))
             index += 1
@@ -275,6 +279,41 @@ def trained(device: Device, kernels: dict[Any, LaunchedKernel]) -> dict[str, Any
     return out
 
 
+def programs(device: Device) -> dict[str, Any]:
+    """A program with branches, a fill, a sort and late errors: its values, what was launched, what it tells."""
+    op = launched_programs.ordered
+    op.kernel("cuda", launched_programs.ORDER, workspace=launched_programs.ROOM)
+    home = Path(torch.__file__).parent
+    stable, linked = "-DTORCH_TARGET_VERSION=0x020b000000000000", ("-Wl,--no-as-needed", "-ltorch_cpu")
+    flags = (stable, "-isystem", str(home / "include"), f"-L{home / 'lib'}", *linked, f"-Wl,-rpath,{home / 'lib'}")
+    kernel, _ = generated(op, launched_programs.ROOM, *flags)
+    for number, name in enumerate(("few", "keyed", "written")):
+        device.kernels[name] = interpreter(kernel, number)
+    out: dict[str, Any] = {"wrong": [], "launches": {}}
+
+    def call(x: Tensor, most: int) -> Tensor:
+        numbers = kernel._numbers(op.bind((x, most)), x, torch.empty_like(x))
+        for number, launch in kernel.native.taken(numbers):
+            current[kernel.native.declared[number].name] = key_of(launch, numbers, {})
+        result: Tensor = op(x, most)
+        return result
+
+    for n in (0, 1, 5, 100):
+        for most in (1, 2, 3, 50):
+            x, first = torch.randint(0, 9, (n,), dtype=torch.int32), len(device.launches)
+            if not torch.equal(call(x, most), op.reference(x, most)):
+                out["wrong"].append([n, most])
+            out["launches"][f"{n} {most}"] = " ".join(name for name, _ in device.launches[first:])
+    x = torch.arange(40, dtype=torch.int32)
+    x[17] = -3
+    bad = call(x, 1)
+    out["kept"] = torch.equal(bad, op.reference(x, 1))
+    out["told"] = [launched_programs.told(lambda: call(x.abs(), 1)) for _ in range(2)]
+    library = compiled("late", launched_programs.ALONE, "c++", "-std=c++20", "-fwrapv", "-fvisibility=hidden")
+    out["alone"] = launched_programs.alone(ctypes.CDLL(str(library)))
+    return out
+
+
 def packed(kernel: LaunchedKernel, driver: ctypes.CDLL, x: Tensor) -> dict[str, Any]:
     """The function with its cubins inside, where nobody compiles: as in a program without Python."""
     text = f'#include "shiplap/triton.h"\n{kernel.native.source(packed=True)}'
@@ -361,9 +400,10 @@ def main() -> None:
     results["failing"] = refusal(affine, base[:3, :16].contiguous())
     driver.fake_fail(0)
     form = kernels[affine].native
-    redeclared = LaunchedForm(affine.spec, form.symbol, AFFINE.launches, form.configs)
+    redeclared = LaunchedForm(affine.spec, form.symbol, AFFINE, form.configs)
     redeclared.connect(libraries[affine])
     results["declared again"] = [right(affine, (base[:3, :16].contiguous(),)), len(redeclared.cubins)]
+    results["programs"] = programs(device)
     results["packed"] = packed(kernels[turned], driver, base.view(-1)[:100])
     print(json.dumps(results))
 

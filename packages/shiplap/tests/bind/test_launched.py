@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,11 @@ from shiplap_testing.support import fails
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
+from shiplap.bind import native  # noqa: E402
 from shiplap.bind.deploy import NAME, deploy  # noqa: E402
 from shiplap.bind.launched import LaunchedKernel, compile_ahead  # noqa: E402
+from shiplap.bind.plan import bindable  # noqa: E402
+from shiplap.extend import late_launches, launch_program  # noqa: E402
 from shiplap.shipping import model, package_model  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -73,6 +77,22 @@ def test_what_goes_wrong_is_an_error_of_the_op(results):
     assert results["uncompiled"] == "SL305 AssertionError: a warm call asks nobody", "what the compiler raises"
     assert results["grid"].endswith("a grid of 1 x 65536 x 1 programs, a device takes 2147483647 x 65535 x 65535")
     assert results["failing"] == "SL305 cuLaunchKernel failed with CUDA_ERROR_FAKE"
+
+
+def test_a_program_branches_fills_sorts_and_tells_late_what_was_wrong(results):
+    programs = results["programs"]
+    assert programs["wrong"] == []
+    for case, launches in programs["launches"].items():
+        n, most = map(int, case.split())
+        assert launches == ("" if n == 0 else "few" if n <= most else "keyed written"), case
+    assert programs["kept"], "a bad value is reported, and the rest is right"
+    told = "SL211 row 17 is negative, in an earlier call of launched::ordered"
+    assert programs["told"] == [told, "nothing"], "the next call raises, once"
+    assert programs["alone"] == [
+        "index 12 is outside the table, in an earlier call of mylib::take",
+        "code 9, row 3, in an earlier call",
+        "the same word",
+    ]
 
 
 def test_cubins_go_along(results):
@@ -145,6 +165,62 @@ def test_what_no_launch_can_pass_is_refused(copy, ns):
         some.kernel("cuda", launches)
     with fails("SL619", "the device 'cpu'", "TRITON_INTERPRET=1"):
         copy.kernel("cpu", launches)
+
+
+def test_every_name_in_a_program_stands_for_one_thing(copy):
+    def bind(program):
+        return lambda: copy.kernel("cuda", program)
+
+    with fails("SL618", f"{copy.spec.name}, values['n']", "the name 'n'"):
+        bind(launch_program(values={"n": "2"}).then(copied, grid="n", constants={"BLOCK": 32}))()
+    launch = {"grid": "n", "arguments": {"skip": "skips"}, "constants": {"BLOCK": 32}}
+    with fails("SL618", "'rows' in it, 'rows + 1'", "n"):
+        bind(launch_program(values={"skips": "rows + 1"}).then(copied, **launch))()
+    program = launch_program(values={"skips": "n + 1"})
+    with fails("SL618", "'rows' in when, 'rows > 1'", "n, skips"):
+        bind(program.then(copied, **launch, when="rows > 1"))()
+    with fails("SL618", "'rows' in fill, 'rows'", "n, skips"):
+        bind(program.then(copied, **launch).fill("rows", "4"))()
+    with fails("SL618", "errors that skip tell late", "errors=LateErrors()"):
+        bind(program.then(copied, **launch, codes={"skip": "row {row} is wrong"}))()
+    bind(program.then(copied, **launch, when="skips > 1"))()
+    seen = copy.identity
+    bind(program.then(copied, **launch, when="skips > 2"))()
+    assert copy.identity != seen
+
+
+def test_a_program_in_a_module_of_its_own_is_imported_when_it_is_needed(copy, tmp_path, monkeypatch):
+    folder = tmp_path / "late_programs"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "steps.py").write_text(LATE)
+    monkeypatch.syspath_prepend(tmp_path)
+    copy.kernel("cuda", late_launches("late_programs.steps", "COPY"))
+    (kernel,) = copy.own("cuda")
+    assert copy.identity
+    if not torch.cuda.is_available():
+        assert bindable(copy) == [], "a binding that is built here has no need of it"
+        assert native.state(copy, "cuda") == ("python", "its launches are generated where there is a CUDA device")
+    assert "late_programs.steps" not in sys.modules
+    assert "n_twice" in kernel.native.source()
+    assert "late_programs.steps" in sys.modules
+    copy.kernel("cuda", late_launches("late_programs.absent", "COPY"))
+    with fails("SL619", "late_programs.absent.COPY", "ModuleNotFoundError"):
+        copy.own("cuda")[0].native.source()
+
+
+LATE = """
+import triton
+import triton.language as tl
+from shiplap.extend import launch_program
+
+@triton.jit
+def copied(x_ptr, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+COPY = launch_program(values={"twice": "2 * n"}).then(copied, grid="cdiv(twice, 2 * BLOCK)", constants={"BLOCK": 32})
+"""
 
 
 def test_the_digest_sees_the_launch(copy):

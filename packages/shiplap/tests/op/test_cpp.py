@@ -17,6 +17,7 @@ EXPRESSIONS = (
     "cdiv(a, b)",
     "gcd(a, b)",
     "pow2ceil(a)",
+    "pow2(a) + where(a < b, a, -b)",
     "min(a, b, 7)",
     "max(a, b)",
     "broadcast(a, 1, b)",

@@ -6,14 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
+from shiplap.extend import late_launches
 from shiplap_sparse3d import bounded, ops, planning, pooling
 from shiplap_sparse3d.cuda.late import late
 from shiplap_sparse3d.cuda.status import synchronize
 
 __all__ = ["synchronize"]
 
-HASH = "40 * max(2 * n, 64)"  # bytes of hash.SLOT_BYTES * hash.slots_for(n)
-SORT = "(parts * (20 * {} + 8192) + 7) // 8 * 8"  # bytes of sort.scratch_bytes
+HASH = "40 * max(2 * n, 64)"  # bytes: hash.SLOT_BYTES * lookup.CAPACITY
+SORT = "(parts * (24 * {} + 8192) + 7) // 8 * 8"  # bytes: sort.scratch_bytes
 
 
 @ops.unique_coords.kernel("cuda", name="triton")
@@ -29,12 +30,12 @@ def _(*args: Any, out: Tensor) -> None:
 
 @ops.subm_table.kernel("cuda", name="triton", workspace=HASH)
 def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
-    late("tables", "subm_table")(*args, out=out, workspace=workspace)
+    late("plain_tables", "subm_table")(*args, out=out, workspace=workspace)
 
 
 @ops.conv_table.kernel("cuda", name="triton", workspace=HASH)
 def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
-    late("tables", "conv_table")(*args, out=out, workspace=workspace)
+    late("plain_tables", "conv_table")(*args, out=out, workspace=workspace)
 
 
 @ops.transpose_table.kernel("cuda", name="triton")
@@ -47,46 +48,14 @@ def _(*args: Any) -> Tensor:
     return late("coords", "out_coords")(*args)
 
 
-@ops.sort_table.kernel("cuda", name="triton", workspace=SORT.format("m"))
-def _(*args: Any, columns: Tensor, order: Tensor, masks: Tensor, workspace: Tensor) -> None:
-    late("sort", "sort_table")(*args, columns=columns, order=order, masks=masks, workspace=workspace)
-
-
-@ops.tap_blocks.kernel("cuda", name="triton")
-def _(masks: Tensor, taps: int, *, blocks: Tensor, counts: Tensor) -> None:
-    late("sort", "tap_blocks")(masks, taps, blocks=blocks, counts=counts)
-
-
-@planning.subm_plan.kernel("cuda", name="triton", workspace=f"{HASH} + {SORT.format('n')} + 4 * n * k")
-def _(*args: Any, columns: Tensor, order: Tensor, masks: Tensor, workspace: Tensor) -> None:
-    late("tables", "subm_plan")(*args, columns=columns, order=order, masks=masks, workspace=workspace)
-
-
+TABLES, SORTS = f"{__name__}.tables", f"{__name__}.sort"
+SUBM_PLAN = f"{HASH} + {SORT.format('n')} + 4 * n * k"
 SORT_BACK = SORT.format("n").replace("parts", "parts_t")
-PLAN = f"{HASH} + {SORT.format('m')} + {SORT_BACK} + 4 * k * (m + n * min(parts_t, 1))"
-
-
-@planning.conv_plan.kernel("cuda", name="triton", workspace=PLAN)
-def _(
-    *args: Any,
-    columns: Tensor,
-    order: Tensor,
-    masks: Tensor,
-    columns_t: Tensor,
-    order_t: Tensor,
-    masks_t: Tensor,
-    workspace: Tensor,
-) -> None:
-    late("tables", "conv_plan")(
-        *args,
-        columns=columns,
-        order=order,
-        masks=masks,
-        columns_t=columns_t,
-        order_t=order_t,
-        masks_t=masks_t,
-        workspace=workspace,
-    )
+CONV_PLAN = f"{HASH} + {SORT.format('m')} + {SORT_BACK} + 4 * k * (m + n * min(parts_t, 1))"
+ops.sort_table.kernel("cuda", late_launches(SORTS, "SORT_TABLE"), name="triton", workspace=SORT.format("m"))
+ops.tap_blocks.kernel("cuda", late_launches(SORTS, "TAP_BLOCKS"), name="triton")
+planning.subm_plan.kernel("cuda", late_launches(TABLES, "SUBM_PLAN"), name="triton", workspace=SUBM_PLAN)
+planning.conv_plan.kernel("cuda", late_launches(TABLES, "CONV_PLAN"), name="triton", workspace=CONV_PLAN)
 
 
 @bounded.out_coords_bounded.kernel("cuda", name="triton")

@@ -21,16 +21,10 @@ __all__ = [
     "places",
     "report",
     "search",
-    "slots_for",
 ]
 
 SLOT_BYTES = 40  # int64, and eight of int32
 STATUS_BITS = tl.constexpr(40)  # status.ROW_BITS
-
-
-def slots_for(rows: int) -> int:
-    """How many slots there are: twice the blocks that there can be."""
-    return max(2 * rows, 64)
 
 
 @triton.jit

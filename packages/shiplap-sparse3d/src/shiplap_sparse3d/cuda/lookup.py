@@ -1,4 +1,4 @@
-"""Rows under the taps of queries, in Triton: the part that all tables share.
+"""Rows under the taps of queries, in Triton: the part of a launch program that all sorted tables share.
 
 Voxels are put into a hash (hash.py) and looked up: kernels of at most three cells per axis block by block, of which a
 window meets eight; others tap by tap. Few voxels are compared with each other instead, which takes one launch of three.
@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
+from shiplap.extend import TritonLaunches
 from shiplap_sparse3d.coords import MAX_CELLS
-from shiplap_sparse3d.cuda import sort, status
-from shiplap_sparse3d.cuda.hash import SLOT_BYTES, slots_for
-from shiplap_sparse3d.cuda.lookup_kernels import launch_blocks, launch_insert, launch_near, launch_taps
+from shiplap_sparse3d.cuda.hash import SLOT_BYTES
+from shiplap_sparse3d.cuda.lookup_kernels import block_kernel, insert_kernel, lookup_kernel, near_kernel
 
-__all__ = ["OUTSIDE", "Target", "Window", "around", "batches_below", "look_up"]
+__all__ = ["CAPACITY", "NEAR", "OUTPUT_OUTSIDE", "OUTSIDE", "TWICE", "Queries", "batches_below", "look_up", "numbers"]
 
 OUTSIDE = "coords row {row} is outside spatial_shape (or its grid has 2^63 cells or more)"
+OUTPUT_OUTSIDE = "out_coords row {row} is outside the output grid (or that has 2^63 cells or more)"
 TWICE = "duplicate coordinates: row {row} occurs more than once"
 
 INSERTS = 64  # rows of a program; one warp each, which waits for its own slowest search only
@@ -30,27 +28,45 @@ BLOCK_ROWS, BLOCK_WARPS = 8, 1  # queries of a program that looks up blocks, and
 NEAR = 1024  # voxels up to here are compared with each other
 NEAR_ROWS, NEAR_OTHERS = 4, 256
 
+CAPACITY = "max(2 * n, 64)"  # slots: twice the blocks that there can be
+AXES = "xyz"
 
-class Window(NamedTuple):
-    """What is looked up: from ``shape`` under the taps of queries in ``grid``."""
 
-    shape: Sequence[int]
-    grid: Sequence[int]
-    kernel: Sequence[int]
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
+class Queries(NamedTuple):
+    """What is looked up among ``coords``: the tensor, its rows, and what its errors say.
 
-    @property
-    def few_blocks(self) -> bool:
-        """Whether the taps of a query lie in eight blocks of the hash."""
-        return max(self.kernel) <= 3 and max(self.dilation) == 1
+    Attributes:
+        grid, stride, padding: as expressions for an axis, with ``{i}`` for its number.
+        themselves: whether the queries are the voxels.
+    """
 
-    @property
-    def wide(self) -> bool:
-        """Whether a coordinate under a tap may not fit 32 bits."""
-        _, grid, kernel, stride, padding, dilation = self
-        return max(grid) * max(stride) + max(padding) + max(kernel) * max(dilation) >= 2**31
+    tensor: str
+    rows: str
+    grid: str
+    stride: str
+    padding: str
+    message: str
+    themselves: bool
+
+
+def numbers(queries: Queries, near: int) -> dict[str, str]:
+    """What a lookup needs as values of a launch program, beside those of its sort (``sort.numbers``)."""
+    per_axis = {
+        f"{name}{axis}": text.format(i=i)
+        for name, text in (("grid_", queries.grid), ("stride_", queries.stride), ("padding_", queries.padding))
+        for i, axis in enumerate(AXES)
+    }
+    reach = "max(grid_x, grid_y, grid_z) * max(stride_x, stride_y, stride_z) + max(padding_x, padding_y, padding_z)"
+    few = f"{queries.rows} > 0 and n <= {near} and key == 0" if queries.themselves else "0"
+    return {
+        **per_axis,
+        "batches": _scenes(*[f"spatial_shape[{i}]" for i in range(3)]),
+        "batches_of_grid": _scenes("grid_x", "grid_y", "grid_z"),
+        "far": f"{reach} + max(kernel) * max(dilation) >= {2**31}",
+        "blocks": "max(kernel) <= 3 and max(dilation) == 1",
+        "near": few,
+        "hashed": f"{queries.rows} > 0 and near == 0",
+    }
 
 
 def batches_below(shape: Sequence[int]) -> int:
@@ -58,163 +74,97 @@ def batches_below(shape: Sequence[int]) -> int:
     return min(2**31 - 1, (MAX_CELLS - 1) // max(1, shape[0] * shape[1] * shape[2]))
 
 
-def around(shape: list[int], kernel: list[int], dilation: list[int]) -> Window:
-    """The window of a submanifold table."""
-    padding = [k // 2 * d for k, d in zip(kernel, dilation, strict=True)]
-    return Window(shape, shape, kernel, (1, 1, 1), padding, dilation)
+def _scenes(*grid: str) -> str:
+    """:func:`batches_below` as an expression of numbers of 64 bits; of an empty grid, in which nothing is, any."""
+    return f"min({2**31 - 1}, {MAX_CELLS - 1} // {' // '.join(f'max(1, {size})' for size in grid)})"
 
 
-class Target(NamedTuple):
-    """Where a lookup writes, by address: the table ``[m, k]``, and what its sort needs if ``form`` asks for keys."""
+def look_up(program: TritonLaunches, queries: Queries, table: tuple[str, str]) -> TritonLaunches:
+    """``program``, then the lookup of all taps of all queries into ``table`` in the workspace, and what its sort needs.
 
-    table: int
-    k: int
-    form: sort.Form | None = None
-    keys: int = 0
-    counts: int = 0
-    masks: Tensor | None = None
-
-
-def look_up(
-    op: str,
-    coords: Tensor,
-    queries: Tensor,
-    window: Window,
-    target: Target,
-    word: int,
-    message: str,
-    workspace: Tensor,
-) -> None:
-    """Look up all taps of all queries. ``workspace`` starts with the hash; counts, which start as 0, are behind it."""
-    form = target.form
-    n, keyed = coords.shape[0], form is not None and form.key is not None
-    coords = coords.contiguous()
-    if queries is coords and n <= NEAR and not keyed:
-        shape, _, kernel, _, padding, dilation = window
-        launch_near[(-(-n // NEAR_ROWS),)](
-            coords,
-            target.table,
-            word,
-            n,
-            target.k,
-            *shape,
-            batches_below(shape),
-            *padding,
-            *dilation,
-            status.code_of(op, OUTSIDE),
-            status.code_of(op, TWICE),
-            KX=kernel[0],
-            KY=kernel[1],
-            KZ=kernel[2],
-            WIDE=window.wide,
-            ROWS=NEAR_ROWS,
-            OTHERS=NEAR_OTHERS,
-            num_warps=4,
-        )
-        return
-    capacity = _build_hash(op, coords, window.shape, workspace, word, form.zeros if form else 0)
-    launch = _look_up_blocks if window.few_blocks else _look_up_taps
-    launch(window, queries.contiguous(), capacity, workspace.data_ptr(), target, word, status.code_of(op, message))
-
-
-def _build_hash(op: str, coords: Tensor, shape: Sequence[int], workspace: Tensor, word: int, zeros: int) -> int:
-    """Fill the hash at the start of ``workspace`` (``zeros`` bytes behind it are cleared too): its capacity."""
-    n = coords.shape[0]
-    capacity = slots_for(n)
-    used = SLOT_BYTES * capacity + zeros
-    if workspace.numel() > 2 * used or workspace.numel() > 1 << 20:
-        workspace = workspace[: -(-used // 8) * 8].view(torch.int64)  # wide stores
-    workspace.zero_()
-    launch_insert[(-(-n // INSERTS),)](
-        coords,
-        workspace.data_ptr(),
-        word,
-        n,
-        *shape,
-        batches_below(shape),
-        capacity,
-        status.code_of(op, OUTSIDE),
-        status.code_of(op, TWICE),
-        BLOCK=INSERTS,
-        num_warps=1,
+    The workspace starts with the hash. The zeros of the sort lie behind it.
+    """
+    program = _hashed(program)
+    if queries.themselves:
+        program = _near(program, table)
+    shared, rows = _shared(queries), queries.rows
+    scratch = {"table": table, "slots": ("int64", "0"), "keys": ("int64", "keys"), "counts": ("int64", "counts")}
+    program = program.then(
+        block_kernel,
+        grid=f"cdiv({rows}, {BLOCK_ROWS})",
+        when="hashed == 1 and blocks == 1",
+        arguments={**shared, "KX": "kernel[0]", "PARTS": "cdiv(k, size)"},
+        constants={"ROWS": BLOCK_ROWS, "num_warps": BLOCK_WARPS},
+        scratch=scratch,
+        word="status",
+        codes={"code": queries.message},
     )
-    return capacity
-
-
-def _look_up_blocks(
-    window: Window, queries: Tensor, capacity: int, slots: int, target: Target, word: int, code: int
-) -> None:
-    shape, grid, kernel, stride, padding, _ = window
-    table, k, form, keys, counts, masks = target
-    m = queries.shape[0]
-    size, run, runs, key, bins = (form.size, form.run, form.runs, form.key, form.bins) if form else (k, 1, 1, None, 0)
-    launch_blocks[(-(-m // BLOCK_ROWS),)](
-        queries,
-        slots,
-        table,
-        keys,
-        counts,
-        masks,
-        word,
-        m,
-        *shape,
-        *grid,
-        batches_below(grid),
-        *stride,
-        *padding,
-        capacity,
-        code,
-        run,
-        runs,
-        KX=kernel[0],
-        KY=kernel[1],
-        KZ=kernel[2],
-        WIDE=window.wide,
-        SIZE=size,
-        PARTS=-(-k // size),
-        ROWS=BLOCK_ROWS,
-        KEY=key,
-        BINS=bins,
-        num_warps=BLOCK_WARPS,
+    dilation = {f"d{axis}": f"dilation[{i}]" for i, axis in enumerate(AXES)}
+    return program.then(
+        lookup_kernel,
+        grid=(f"cdiv({rows}, {LOOKUPS} // taps)", "cdiv(k, size)"),
+        when="hashed == 1 and blocks == 0",
+        arguments={**shared, **dilation, "TAPS": "taps", "ROWS": f"{LOOKUPS} // taps"},
+        constants={"num_warps": 1},
+        scratch=scratch,
+        word="status",
+        codes={"code": queries.message},
     )
 
 
-def _look_up_taps(
-    window: Window, queries: Tensor, capacity: int, slots: int, target: Target, word: int, code: int
-) -> None:
-    shape, grid, kernel, stride, padding, dilation = window
-    table, k, form, keys, counts, masks = target
-    m, size = queries.shape[0], form.size if form else min(k, 32)
-    taps = sort.pow2(size)
-    rows = LOOKUPS // taps
-    run, runs, key, bins = (form.run, form.runs, form.key, form.bins) if form else (1, 1, None, 0)
-    launch_taps[(-(-m // rows), -(-k // size))](
-        queries,
-        slots,
-        table,
-        keys,
-        counts,
-        masks,
-        word,
-        m,
-        k,
-        *shape,
-        *grid,
-        batches_below(grid),
-        *stride,
-        *padding,
-        *dilation,
-        capacity,
-        code,
-        run,
-        runs,
-        KY=kernel[1],
-        KZ=kernel[2],
-        WIDE=window.wide,
-        SIZE=size,
-        TAPS=taps,
-        ROWS=rows,
-        KEY=key,
-        BINS=bins,
-        num_warps=1,
+def _hashed(program: TritonLaunches) -> TritonLaunches:
+    """``program``, then the voxels in a hash."""
+    return program.fill("0", f"{SLOT_BYTES} * capacity + zeros", when="hashed == 1").then(
+        insert_kernel,
+        grid=f"cdiv(n, {INSERTS})",
+        when="hashed == 1",
+        arguments=_cells("batches"),
+        constants={"BLOCK": INSERTS, "num_warps": 1},
+        scratch={"slots": ("int64", "0")},
+        word="status",
+        codes={"code": OUTSIDE, "code_twice": TWICE},
     )
+
+
+def _shared(queries: Queries) -> dict[str, str]:
+    """The arguments that both kernels of a lookup take."""
+    return {
+        **_cells("batches_of_grid"),
+        **{f"{name}_q": f"grid_{axis}" for name, axis in zip(("width", "height", "depth"), AXES, strict=True)},
+        **{f"s{axis}": f"stride_{axis}" for axis in AXES},
+        **{f"p{axis}": f"padding_{axis}" for axis in AXES},
+        "queries": queries.tensor,
+        "m": queries.rows,
+        "KY": "kernel[1]",
+        "KZ": "kernel[2]",
+        "WIDE": "far",
+        "KEY": "key",
+        "BINS": "bins",
+        "SIZE": "size",
+    }
+
+
+def _near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches:
+    """``program``, then few voxels compared with each other."""
+    return program.then(
+        near_kernel,
+        grid=f"cdiv(n, {NEAR_ROWS})",
+        when="near == 1",
+        arguments={
+            **_cells("batches"),
+            **{f"p{axis}": f"padding_{axis}" for axis in AXES},
+            **{f"d{axis}": f"dilation[{i}]" for i, axis in enumerate(AXES)},
+            **{f"K{axis.upper()}": f"kernel[{i}]" for i, axis in enumerate(AXES)},
+            "WIDE": "far",
+        },
+        constants={"ROWS": NEAR_ROWS, "OTHERS": NEAR_OTHERS, "num_warps": 4},
+        scratch={"table": table},
+        word="status",
+        codes={"code": OUTSIDE, "code_twice": TWICE},
+    )
+
+
+def _cells(batches: str) -> dict[str, str]:
+    """The grid of the voxels, and how many scenes there may be."""
+    sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
+    return {**sizes, "batches": batches}

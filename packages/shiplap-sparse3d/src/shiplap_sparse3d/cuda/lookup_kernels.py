@@ -5,11 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shiplap.extend import triton_launcher
 from shiplap_sparse3d.cuda import sort
 from shiplap_sparse3d.cuda.hash import find, insert, is_inside, load_coords, number_of, places, report, search
 
-__all__ = ["launch_blocks", "launch_insert", "launch_near", "launch_taps"]
+__all__ = ["block_kernel", "insert_kernel", "lookup_kernel", "near_kernel"]
 
 
 @triton.jit(
@@ -49,7 +48,6 @@ def _under(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
 @triton.jit(
     do_not_specialize=[
         "slots",
-        "table",
         "keys",
         "counts",
         "status",
@@ -80,7 +78,7 @@ def _under(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
 def lookup_kernel(
     queries,
     slots: tl.int64,
-    table: tl.int64,
+    table,
     keys: tl.int64,
     counts: tl.int64,
     masks,
@@ -116,7 +114,7 @@ def lookup_kernel(
     KEY: tl.constexpr,
     BINS: tl.constexpr,
 ):
-    """``table[j, v]``: the row of the hash under tap v of query j; what its sort needs if ``KEY`` is a dtype.
+    """``table[j, v]``: the row of the hash under tap v of query j; what its sort needs if ``KEY`` is not 0.
 
     A program looks up the ``SIZE`` taps of one part.
     """
@@ -133,9 +131,9 @@ def lookup_kernel(
     there = is_inside(b, x, y, z, width, height, depth, 0x80000000) & good[:, None] & own
     x, y, z = x.to(tl.int32), y.to(tl.int32), z.to(tl.int32)
     slot = find(slots, b, x, y, z, there, width, height, depth, capacity)
-    place = table.to(tl.int64).to(tl.pointer_type(tl.int32)) + row.to(tl.int64)[:, None] * k + tap[None, :]
+    place = table + row.to(tl.int64)[:, None] * k + tap[None, :]
     tl.store(place, slot, mask=(row < m)[:, None] & own)
-    if KEY is not None:
+    if KEY > 0:
         hits = tl.sum((slot >= 0).to(tl.int32) << v[None, :], 1)
         sort.store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS)
 
@@ -143,7 +141,6 @@ def lookup_kernel(
 @triton.jit(
     do_not_specialize=[
         "slots",
-        "table",
         "keys",
         "counts",
         "status",
@@ -170,7 +167,7 @@ def lookup_kernel(
 def block_kernel(
     queries,
     slots: tl.int64,
-    table: tl.int64,
+    table,
     keys: tl.int64,
     counts: tl.int64,
     masks,
@@ -227,9 +224,9 @@ def block_kernel(
         tl.load(places(slots, slot[:, :, None], cx, cy, cz, capacity), mask=own & there[:, :, None], other=0) - 1
     )
     tap = ((tx * KY + ty) * KZ + tz).to(tl.int32)
-    place = table.to(tl.int64).to(tl.pointer_type(tl.int32)) + row.to(tl.int64)[:, None, None] * (KX * KY * KZ) + tap
+    place = table + row.to(tl.int64)[:, None, None] * (KX * KY * KZ) + tap
     tl.store(place, neighbour, mask=own & (row < m)[:, None, None])
-    if KEY is not None:
+    if KEY > 0:
         hits = tl.sum(tl.sum(tl.where(own & (neighbour >= 0), 1 << (tap & 31), 0), 2), 1)
         for part in range(PARTS):
             mine = (hits >> (part * SIZE)) & ((1 << SIZE) - 1)
@@ -245,7 +242,6 @@ def _tap(offset, dilation, SIZE: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "table",
         "status",
         "n",
         "k",
@@ -265,7 +261,7 @@ def _tap(offset, dilation, SIZE: tl.constexpr):
 )
 def near_kernel(
     coords,
-    table: tl.int64,
+    table,
     status: tl.int64,
     n,
     k,
@@ -293,7 +289,7 @@ def near_kernel(
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
     report(status, code, row, (b != -1) & ~good)
-    place = table.to(tl.int64).to(tl.pointer_type(tl.int32)) + row.to(tl.int64)[:, None] * k
+    place = table + row.to(tl.int64)[:, None] * k
     for first in range(0, k, 32):
         tap = first + tl.arange(0, 32)[None, :]
         tl.store(place + tap, -1, mask=(row < n)[:, None] & (tap < k))
@@ -314,9 +310,3 @@ def near_kernel(
         own = ((KX // 2) * KY + KY // 2) * KZ + KZ // 2
         repeated = hit & (tap == own) & (other[None, :] != row[:, None])
         report(status, code_twice, row[:, None] + tl.zeros_like(tap), repeated)
-
-
-launch_insert = triton_launcher(insert_kernel)
-launch_taps = triton_launcher(lookup_kernel)
-launch_blocks = triton_launcher(block_kernel)
-launch_near = triton_launcher(near_kernel)

@@ -2,22 +2,29 @@
 
 Few rows in parts of few taps are sorted by one program a part. More of them in parts that have few ranks are placed by
 one counting sort: a histogram of each tile of rows, their running sums, then each row to where it belongs. The rest
-goes through ``torch.sort``, which is stable too. Addresses are integers, into one workspace.
+goes through ``torch.sort``, which is stable too. Addresses are integers, into one workspace. What sorts is a part of a
+launch program, so that C++ launches it.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from shiplap.extend import triton_launcher
-from shiplap_sparse3d.ops import ROWS_PER_MASK, part_size
+from shiplap.extend import TritonLaunches, launch_program
 
-__all__ = ["Form", "form_of", "pow2", "scratch_bytes", "sort_at", "sort_rows", "sort_table", "store_key", "tap_blocks"]
+__all__ = [
+    "SORT_TABLE",
+    "TAP_BLOCKS",
+    "Sort",
+    "numbers",
+    "scratch_bytes",
+    "sorted_rows",
+    "store_key",
+    "with_keys",
+]
 
 TILE = tl.constexpr(128)  # rows of a histogram; a row finds its place in the tile by comparing with all of them
 ALONE_TAPS, ALONE_ROWS = 4, 8192  # a part up to here has one program
@@ -26,50 +33,12 @@ COUNTED_ROWS = 1 << 17  # tables up to here: beyond, the histograms outweigh the
 MASK_ROWS = tl.constexpr(64)  # ROWS_PER_MASK
 
 
-class Form(NamedTuple):
-    """How a table is sorted.
-
-    Attributes:
-        size: taps of a part. bins: ranks that are counted, or 0. key: dtype of sort keys, None if there are none.
-        run, runs: rows of a run, and runs of a part. zeros: bytes of the histograms, which start as zeros.
-        keys: where in the scratch the keys are; before them are the histograms and their sums.
-    """
-
-    size: int
-    bins: int
-    key: Any
-    run: int
-    runs: int
-    zeros: int
-    keys: int
-
-
-def form_of(m: int, k: int, parts: int, run: int) -> Form:
-    """How to sort ``m`` rows of ``k`` taps in runs of ``run``."""
-    size = part_size(k, parts)
-    if m <= min(ALONE_ROWS, run) and size <= ALONE_TAPS:
-        return Form(size, 0, None, run, 1, 0, 0)
-    if m <= min(COUNTED_ROWS, run) and size <= COUNTED_TAPS:
-        bins = max(2, 1 << size)
-        zeros = 4 * parts * bins * -(-m // TILE.value)
-        return Form(size, bins, tl.int16, run, 1, zeros, zeros + 4 * parts * bins)
-    runs = -(-m // run)
-    bits = size + (parts * runs - 1).bit_length()
-    return Form(size, 0, tl.int16 if bits <= 15 else tl.int32 if bits <= 31 else tl.int64, run, runs, 0, 0)
-
-
-def scratch_bytes(m: int, parts: int) -> int:
-    """The most that any form needs, in whole 64-bit words, since keys may lie behind it; declared as ``cuda.SORT``."""
-    return -(-parts * (20 * m + 8192) // 8) * 8
-
-
 @triton.jit
 def _hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
     """Entries of the rows under the taps of a part, and one bit for each that is there."""
     v = tl.arange(0, TAPS)
     tap = part * SIZE + v
     inside = (row < m)[:, None] & ((v < SIZE) & (tap < k))[None, :]
-    table = table.to(tl.int64).to(tl.pointer_type(tl.int32))
     entry = tl.load(table + row.to(tl.int64)[:, None] * k + tap[None, :], mask=inside, other=-1)
     return entry, tl.sum((entry >= 0).to(tl.int32) << v[None, :], 1), inside
 
@@ -86,26 +55,39 @@ def _key(hits, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _store(keys, place, key, inside, KEY: tl.constexpr):
+    """A key of ``KEY`` bits."""
+    if KEY == 16:
+        tl.store(keys.to(tl.int64).to(tl.pointer_type(tl.int16)) + place, key.to(tl.int16), mask=inside)
+    elif KEY == 32:
+        tl.store(keys.to(tl.int64).to(tl.pointer_type(tl.int32)) + place, key, mask=inside)
+    else:
+        tl.store(keys.to(tl.int64).to(tl.pointer_type(tl.int64)) + place, key, mask=inside)
+
+
+@triton.jit
 def store_key(
     keys, counts, masks, hits, row, m, part, run, runs, SIZE: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr
 ):
     """Keys of rows with these ``hits``. ``BINS``: counted in their tiles, masks cleared; 0: keys tell part and run."""
-    key = _key(hits, SIZE)
-    place = keys.to(tl.int64).to(tl.pointer_type(KEY)) + m.to(tl.int64) * part + row
+    key, place = _key(hits, SIZE), m.to(tl.int64) * part + row
     if BINS:
-        tl.store(place, key.to(KEY), mask=row < m)
+        _store(keys, place, key, row < m, KEY)
         tiles, blocks = (m + TILE - 1) // TILE, (m + MASK_ROWS - 1) // MASK_ROWS
         count = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
         tl.atomic_add(count + (part * tiles + row // TILE).to(tl.int64) * BINS + key, 1, mask=row < m, sem="relaxed")
         block = masks + blocks.to(tl.int64) * part + row // MASK_ROWS
         tl.store(block, tl.zeros_like(row), mask=(row < m) & (row % MASK_ROWS == 0))
     else:
-        tl.store(place, ((part * runs + row // run).to(KEY) << SIZE) | key.to(KEY), mask=row < m)
+        first = part * runs + row // run
+        if KEY == 64:
+            first, key = first.to(tl.int64), key.to(tl.int64)
+        _store(keys, place, (first << SIZE) | key, row < m, KEY)
 
 
-@triton.jit(do_not_specialize=["table", "keys", "counts", "m", "k", "run", "runs"])
+@triton.jit(do_not_specialize=["keys", "counts", "m", "k", "run", "runs"])
 def key_kernel(
-    table: tl.int64,
+    table,
     keys: tl.int64,
     counts: tl.int64,
     masks,
@@ -125,9 +107,9 @@ def key_kernel(
     store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS)
 
 
-@triton.jit(do_not_specialize=["table", "m", "k"])
+@triton.jit(do_not_specialize=["m", "k"])
 def alone_kernel(
-    table: tl.int64,
+    table,
     columns,
     order,
     masks,
@@ -188,9 +170,9 @@ def scan_kernel(
     tl.store(totals + part * BINS + bins, before, mask=bins < BINS)
 
 
-@triton.jit(do_not_specialize=["table", "keys", "counts", "totals", "m", "k"])
+@triton.jit(do_not_specialize=["keys", "counts", "totals", "m", "k"])
 def place_kernel(
-    table: tl.int64,
+    table,
     keys: tl.int64,
     counts: tl.int64,
     totals: tl.int64,
@@ -227,12 +209,13 @@ def place_kernel(
     tl.atomic_or(masks + part.to(tl.int64) * blocks + place // MASK_ROWS, hits, mask=hits != 0, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["table", "m", "k"])
-def gather_kernel(table: tl.int64, sorted_rows, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr):
+@triton.jit(do_not_specialize=["sorted_rows", "m", "k"])
+def gather_kernel(table, sorted_rows: tl.int64, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr):
     """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32."""
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
     first = part.to(tl.int64) * m
+    sorted_rows = sorted_rows.to(tl.int64).to(tl.pointer_type(tl.int64))
     row = (tl.load(sorted_rows + first + place, mask=place < m, other=0) - first).to(tl.int32)
     tl.store(order + first + place, row, mask=place < m)
     entry, _, inside = _hits(table, tl.where(place < m, row, m), m, k, part, SIZE, TAPS)
@@ -242,112 +225,134 @@ def gather_kernel(table: tl.int64, sorted_rows, columns, order, masks, m, k, SIZ
     tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.sum(any_row << v, 0))
 
 
-_keys = triton_launcher(key_kernel)
-_alone = triton_launcher(alone_kernel)
-_scan = triton_launcher(scan_kernel)
-_place = triton_launcher(place_kernel)
-_gather = triton_launcher(gather_kernel)
+class Sort(NamedTuple):
+    """The sort of one table in a launch program, whose values about it have names with a prefix.
+
+    Attributes:
+        rows, parts: as expressions. The table has ``k`` taps.
+        table: a tensor, or the offset of the table in the workspace.
+        scratch: where in the workspace the sort has its memory.
+        outputs: what the names of the outputs end with.
+    """
+
+    prefix: str
+    rows: str
+    parts: str
+    table: str | tuple[str, str]
+    scratch: str
+    outputs: str = ""
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The argument ``table`` of a kernel, where it is a tensor."""
+        return {"table": self.table} if isinstance(self.table, str) else {}
+
+    @property
+    def placed(self) -> dict[str, tuple[str, str]]:
+        """The same, where it lies in the workspace."""
+        return {} if isinstance(self.table, str) else {"table": self.table}
 
 
-def sort_table(
-    table: Tensor, parts: int, run: int, *, columns: Tensor, order: Tensor, masks: Tensor, workspace: Tensor
-) -> None:
-    """See ``ops.sort_table``."""
-    m, k = table.shape
-    dense = table.contiguous()  # held while the kernels are launched: what they allocate must not take its place
-    if m:
-        sort_at(dense.data_ptr(), m, k, parts, run, workspace, 0, columns, order, masks)
+def numbers(sort: Sort) -> dict[str, str]:
+    """What a sort needs, as values of a launch program.
+
+    ``size`` taps of a part; which way it is sorted (``alone``, ``counted``, ``ranked``); ``key`` bits of a key or 0;
+    ``bins`` that are counted or 0; ``runs`` of a part; bytes of histograms, which start as ``zeros``; then offsets.
+    """
+    p, rows, parts = sort.prefix, sort.rows, sort.parts
+    live, spread = f"{rows} > 0 and {parts} > 0", f"pow2ceil({parts} * {p}runs)"
+    return {
+        f"{p}size": f"cdiv(k, max({parts}, 1))",
+        f"{p}taps": f"pow2ceil({p}size)",
+        f"{p}alone": f"{live} and {rows} <= min({ALONE_ROWS}, run) and {p}size <= {ALONE_TAPS}",
+        f"{p}counted": f"{live} and {p}alone == 0 and {rows} <= min({COUNTED_ROWS}, run) and {p}size <= {COUNTED_TAPS}",
+        f"{p}ranked": f"{live} and {p}alone + {p}counted == 0",
+        f"{p}bins": f"{p}counted * max(2, pow2(min({p}size, {COUNTED_TAPS})))",
+        f"{p}tiles": f"cdiv({rows}, {TILE.value})",
+        f"{p}zeros": f"4 * {parts} * {p}bins * {p}tiles",
+        f"{p}runs": f"where({p}ranked == 1, cdiv({rows}, run), 1)",
+        f"{p}long": f"where({spread} <= {2**31} // pow2({p}size), 32, 64)",
+        f"{p}bits": f"where({spread} <= {2**15} // pow2({p}size), 16, {p}long)",
+        f"{p}key": f"where({p}counted == 1, 16, {p}ranked * {p}bits)",
+        f"{p}counts": sort.scratch,
+        f"{p}totals": f"{p}counts + {p}zeros",
+        f"{p}keys": f"{p}totals + 4 * {parts} * {p}bins",
+    }
 
 
-def sort_at(
-    table: int,
-    m: int,
-    k: int,
-    parts: int,
-    run: int,
-    workspace: Tensor,
-    scratch: int,
-    columns: Tensor,
-    order: Tensor,
-    masks: Tensor,
-) -> None:
-    """The sorted form of the table at address ``table``, with what is ``scratch`` bytes into the workspace."""
-    form, at = form_of(m, k, parts, run), workspace.data_ptr() + scratch
-    if form.zeros:
-        workspace[scratch : scratch + form.zeros].zero_()
-    if form.key is not None:
-        taps = pow2(form.size)
-        rows = max(64, 2048 // taps)
-        _keys[(-(-m // rows), parts)](
-            table,
-            at + form.keys,
-            at,
-            masks,
-            m,
-            k,
-            form.run,
-            form.runs,
-            SIZE=form.size,
-            TAPS=taps,
-            ROWS=rows,
-            KEY=form.key,
-            BINS=form.bins,
-            num_warps=4,
-        )
-    sort_rows(form, table, workspace, scratch, m, k, parts, columns, order, masks)
+def scratch_bytes(rows: str, parts: str) -> str:
+    """The most that any way of sorting needs, in whole 64-bit words, since keys may lie behind it."""
+    return f"({parts} * (24 * {rows} + 8192) + 7) // 8 * 8"
 
 
-def pow2(size: int) -> int:
-    """The least power of two from ``size`` on. (Triton's own function of that takes 5 µs; Xeon, 2026-11.)"""
-    return 1 << max(0, size - 1).bit_length()
+def with_keys(program: TritonLaunches, sort: Sort) -> TritonLaunches:
+    """``program``, then zeros and keys for a sort."""
+    p, rows = sort.prefix, f"max(64, 2048 // {sort.prefix}taps)"
+    return program.fill(f"{p}counts", f"{p}zeros", when=f"{p}zeros > 0").then(
+        key_kernel,
+        grid=(f"cdiv({sort.rows}, {rows})", sort.parts),
+        when=f"{p}key > 0",
+        arguments={
+            **sort.given,
+            "masks": f"masks{sort.outputs}",
+            "m": sort.rows,
+            "runs": f"{p}runs",
+            "SIZE": f"{p}size",
+            "TAPS": f"{p}taps",
+            "ROWS": rows,
+            "KEY": f"{p}key",
+            "BINS": f"{p}bins",
+        },
+        constants={"num_warps": 4},
+        scratch={**sort.placed, "keys": ("int64", f"{p}keys"), "counts": ("int64", f"{p}counts")},
+    )
 
 
-def sort_rows(
-    form: Form,
-    table: int,
-    workspace: Tensor,
-    scratch: int,
-    m: int,
-    k: int,
-    parts: int,
-    columns: Tensor,
-    order: Tensor,
-    masks: Tensor,
-) -> None:
-    """``sort_at`` once keys are there; keys and counts lie ``scratch`` bytes into the workspace."""
-    size, taps = form.size, pow2(form.size)
-    if form.key is None:
-        rows = min(1024, max(MASK_ROWS.value, pow2(m)))
-        _alone[(parts,)](
-            table, columns, order, masks, m, k, SIZE=size, TAPS=taps, BINS=max(2, 1 << size), ROWS=rows, num_warps=8
-        )
-    elif form.bins:
-        bins, counts, tiles = form.bins, workspace.data_ptr() + scratch, -(-m // TILE.value)
-        totals, chunk = counts + form.zeros, min(bins, 16)
-        _scan[(bins // chunk, parts)](counts, totals, tiles, BINS=bins, CHUNK=chunk, TILES=64, num_warps=4)
-        _place[(tiles, parts)](
-            table,
-            counts + form.keys,
-            counts,
-            totals,
-            columns,
-            order,
-            masks,
-            m,
-            k,
-            SIZE=size,
-            TAPS=taps,
-            BINS=bins,
-            CHUNK=32,
-            num_warps=4,
-        )
-    else:
-        dtype = {tl.int16: torch.int16, tl.int32: torch.int32, tl.int64: torch.int64}[form.key]
-        keys = workspace[scratch : scratch + parts * m * dtype.itemsize].view(dtype)
-        rows_of_places = keys.sort(stable=True)[1]
-        _gather[(-(-m // ROWS_PER_MASK), parts)](
-            table, rows_of_places, columns, order, masks, m, k, SIZE=size, TAPS=taps, num_warps=4
-        )
+def sorted_rows(program: TritonLaunches, sort: Sort) -> TritonLaunches:
+    """``program``, then the sort itself, once there are keys."""
+    p, rows, parts = sort.prefix, sort.rows, sort.parts
+    outputs = {name: f"{name}{sort.outputs}" for name in ("columns", "order", "masks")}
+    common = {**sort.given, **outputs, "m": rows, "SIZE": f"{p}size", "TAPS": f"{p}taps"}
+    few = {"BINS": f"max(2, pow2({p}size))", "ROWS": f"min(1024, max({MASK_ROWS.value}, pow2ceil({rows})))"}
+    program = program.then(
+        alone_kernel,
+        grid=parts,
+        when=f"{p}alone == 1",
+        arguments={**common, **few},
+        constants={"num_warps": 8},
+        scratch=sort.placed,
+    )
+    places = {"counts": ("int64", f"{p}counts"), "totals": ("int64", f"{p}totals")}
+    program = program.then(
+        scan_kernel,
+        grid=(f"{p}bins // min({p}bins, 16)", parts),
+        when=f"{p}counted == 1",
+        arguments={"tiles": f"{p}tiles", "BINS": f"{p}bins", "CHUNK": f"min({p}bins, 16)"},
+        constants={"TILES": 64, "num_warps": 4},
+        scratch=places,
+    ).then(
+        place_kernel,
+        grid=(f"{p}tiles", parts),
+        when=f"{p}counted == 1",
+        arguments={**common, "BINS": f"{p}bins"},
+        constants={"CHUNK": 32, "num_warps": 4},
+        scratch={**sort.placed, **places, "keys": ("int64", f"{p}keys")},
+    )
+    count = f"{parts} * {rows}"
+    values, origins = f"{p}keys + 8 * {count}", f"{p}keys + 16 * {count}"  # keys are 64 bits wide at most
+    ranked = f"{p}ranked == 1"
+    return program.sort(bits=f"{p}key", count=count, keys=f"{p}keys", values=values, rows=origins, when=ranked).then(
+        gather_kernel,
+        grid=(f"cdiv({rows}, {MASK_ROWS.value})", parts),
+        when=ranked,
+        arguments=common,
+        constants={"num_warps": 4},
+        scratch={**sort.placed, "sorted_rows": ("int64", origins)},
+    )
+
+
+_TABLE = Sort("", "m", "parts", "table", "0")
+SORT_TABLE = sorted_rows(with_keys(launch_program(values=numbers(_TABLE)), _TABLE), _TABLE)
 
 
 @triton.jit(do_not_specialize=["parts", "b", "size"])
@@ -366,21 +371,6 @@ def tap_kernel(masks, blocks, counts, parts, b, size, BLOCK: tl.constexpr):
     tl.store(counts + tap, before)
 
 
-_taps_of_blocks = triton_launcher(tap_kernel)
-
-
-def tap_blocks(masks: Tensor, taps: int, *, blocks: Tensor, counts: Tensor) -> None:
-    """See ``ops.tap_blocks``."""
-    parts, b = masks.shape
-    if taps:
-        wide = b > 512
-        _taps_of_blocks[(taps,)](
-            masks.contiguous(),
-            blocks,
-            counts,
-            parts,
-            b,
-            max(1, part_size(taps, parts)),
-            BLOCK=4096 if wide else 512,
-            num_warps=16 if wide else 4,
-        )
+TAP_BLOCKS = launch_program(values={"size": "max(1, cdiv(taps, max(parts, 1)))"})
+for _when, _block, _warps in (("b <= 512", 512, 4), ("b > 512", 4096, 16)):
+    TAP_BLOCKS = TAP_BLOCKS.then(tap_kernel, grid="taps", when=_when, constants={"BLOCK": _block, "num_warps": _warps})

@@ -1,4 +1,4 @@
-"""``sl.triton(kernel, grid=...)``: plain Triton functions as a kernel that generated C++ launches.
+"""The kernel behind ``sl.triton(kernel, grid=...)``: plain Triton functions that generated C++ launches.
 
 The first calls are launched from Python, by Triton. Once the binding of the op is there, the generated C++ computes
 grid and arguments and launches through the CUDA driver; Triton's compiler is asked, once, for each form that is
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from itertools import product
@@ -20,112 +20,22 @@ from torch import Tensor
 
 from shiplap.bind import installed, native
 from shiplap.bind.cabi import CFunctionKernel
-from shiplap.bind.launched_form import LaunchedForm
+from shiplap.bind.launched_form import LaunchedForm, ProgramSource
 from shiplap.bind.packed import Extents
-from shiplap.bind.program import OPTIONS, Declared, Grid, plain_function
+from shiplap.bind.program import OPTIONS
 from shiplap.bind.specialise import Numbers, architecture, key_of, unfit, with_constants
 from shiplap.bind.triton import triton_launcher
-from shiplap.codegen.launcher import Cubin, Parameter
+from shiplap.codegen.launcher import WORD, WORKSPACE, Cubin, Fill, Launch, Parameter, Sort
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.op import Op, choices, registry
 from shiplap.op.binding import Binding, shape_of
-from shiplap.op.config import Configs, Values
-from shiplap.op.kernel import Implementation, Kernel, Terms
+from shiplap.op.config import Values
+from shiplap.op.kernel import Kernel, Terms
 from shiplap.op.launch import is_current, workspace_size
-from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec, Output
 from shiplap.op.values import Args
 
-__all__ = ["LaunchedKernel", "TritonLaunches", "compile_ahead", "compile_call", "launched", "triton"]
-
-
-class TritonLaunches(Implementation):
-    """One or several launches, not yet bound to a declaration: what :func:`triton` returns."""
-
-    native_configs = True
-
-    def __init__(self, launches: Sequence[Declared], configs: Configs | None) -> None:
-        self.launches, self.configs = tuple(launches), configs
-
-    def then(
-        self,
-        kernel: Any,
-        *,
-        grid: Grid,
-        arguments: Mapping[str, str | int | float | bool] | None = None,
-        constants: Mapping[str, object] | None = None,
-        scratch: Mapping[str, tuple[str, str]] | None = None,
-    ) -> TritonLaunches:
-        """These launches, then one of ``kernel``, in order on one stream. See :func:`triton` for the arguments."""
-        plain_function(kernel)
-        more = Declared(kernel, grid, dict(arguments or {}), dict(constants or {}), dict(scratch or {}))
-        return TritonLaunches((*self.launches, more), self.configs)
-
-    @property
-    def name(self) -> str:
-        return self.launches[0].name
-
-    @property
-    def identity(self) -> str:
-        each = [
-            f"{source_digest(d.kernel)}:{d.grid}:{sorted(d.arguments.items())}:{sorted(d.constants.items(), key=str)}"
-            f":{sorted(d.scratch.items())}"
-            for d in self.launches
-        ]
-        return "triton:" + "|".join(each)
-
-    @property
-    def interpreted(self) -> bool:
-        """Whether Triton's interpreter runs the functions: ``TRITON_INTERPRET=1``, read when Triton was imported."""
-        return all(type(d.kernel).__name__ == "InterpretedFunction" for d in self.launches)
-
-    def devices(self, device: str) -> tuple[str, ...]:
-        """Interpreted kernels run on the CPU as well."""
-        return (device, "cpu") if self.interpreted and device != "cpu" else (device,)
-
-    def bind(self, spec: OpSpec, terms: Terms) -> LaunchedKernel:
-        """The kernel for ``spec``. Nothing is compiled before the first call."""
-        return LaunchedKernel(spec, terms, self)
-
-    def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """A config has values of the kernels' compile-time parameters, and of launch options."""
-        return frozenset({n for d in self.launches for n in plain_function(d.kernel).__code__.co_varnames} | {*OPTIONS})
-
-
-def triton(
-    kernel: Any,
-    *,
-    grid: Grid,
-    arguments: Mapping[str, str | int | float | bool] | None = None,
-    constants: Mapping[str, object] | None = None,
-    scratch: Mapping[str, tuple[str, str]] | None = None,
-    configs: Configs | None = None,
-) -> TritonLaunches:
-    """A plain ``@triton.jit`` function as a kernel: ``op.kernel("cuda", sl.triton(kernel, grid="cdiv(n, BLOCK)"))``.
-
-    A parameter of the kernel gets its value by its name: the tensor argument or output of that name (``x`` or
-    ``x_ptr``), the scalar argument, the size (``n``), or a fact of a tensor: ``numel_x``, ``size_x_0``, ``stride_x_1``.
-    A tensor of which every stride is asked may arrive with any strides; others are made contiguous.
-
-    Args:
-        kernel: the function. It may not be autotuned: ``configs`` takes that part.
-        grid: the number of programs, a dim expression such as ``"cdiv(n, BLOCK)"``, or up to three of them.
-        arguments: for parameters of other names the tensor, the scalar or the dim expression, or a number.
-        constants: fixed values of ``tl.constexpr`` parameters, and of ``num_warps``, ``num_stages``, ``maxnreg``.
-        scratch: parameters that point into the workspace: ``{"sums_ptr": ("float32", "0")}``, element type and offset
-            in bytes.
-        configs: what ``op.kernel(..., configs=)`` takes: the values among which ``sl.tune`` chooses.
-
-    Raises:
-        LaunchError: SL618 for a parameter without a value, SL619 for a function that no launcher can launch, when
-            the kernel is bound.
-
-    Example:
-        >>> softmax.kernel("cuda", sl.triton(softmax_kernel, grid="n", arguments={"BLOCK": "pow2ceil(m)"}))
-    """
-    return TritonLaunches((), configs).then(
-        kernel, grid=grid, arguments=arguments, constants=constants, scratch=scratch
-    )
+__all__ = ["LaunchedKernel", "compile_ahead", "compile_call", "launched"]
 
 
 class LaunchedKernel(CFunctionKernel):
@@ -138,12 +48,11 @@ class LaunchedKernel(CFunctionKernel):
     compiles = True
     native: LaunchedForm
 
-    def __init__(self, spec: OpSpec, terms: Terms, source: TritonLaunches) -> None:
+    def __init__(self, spec: OpSpec, terms: Terms, source: ProgramSource) -> None:
         names = terms.space.names if terms.space is not None else ()
         symbol = re.sub(r"\W", "_", f"{spec.namespace}_{spec.opname}_{terms.name}_launches")
-        super().__init__(spec, terms, LaunchedForm(spec, symbol, source.launches, names))
-        self.function = plain_function(source.launches[0].kernel)
-        self.interpreted = source.interpreted
+        super().__init__(spec, terms, LaunchedForm(spec, symbol, source, names))
+        self.function, self.interpreted = source.function, source.interpreted
         self.config_values: dict[str, Any] = {}
         self._function: tuple[ctypes.CDLL, Callable[..., int]] | None = None
         if terms.device not in ("cuda", "cpu") or (terms.device == "cpu" and not self.interpreted):
@@ -169,6 +78,9 @@ class LaunchedKernel(CFunctionKernel):
             self.call_function(self._generated(self.native.bindings[-1]), call, tensors, extents, scratch)
             return
         numbers = self._numbers(call, *tensors)
+        if self.native.given.errors is not None:
+            numbers[WORD] = self.native.given.errors.word(call.device)
+        numbers[WORKSPACE] = scratch.data_ptr() if scratch is not None else 0
         if is_current(call.device):
             self._launch(numbers, scratch)
             return
@@ -183,7 +95,7 @@ class LaunchedKernel(CFunctionKernel):
         numbers, form = self._numbers(call, *tensors), self.native
         address = scratch.data_ptr() if scratch is not None else 0
         try:
-            for number, launch in enumerate(form.launches):
+            for number, launch in form.taken(numbers):
                 form.compile(number, architecture(call.device), key_of(launch, numbers, self.config_values, address))
         except ShiplapError as e:  # what only the compiler finds out
             form.settle(f"{e.id}: {e.what}, {e.got}")
@@ -204,26 +116,47 @@ class LaunchedKernel(CFunctionKernel):
         numbers = self._numbers(call, *self._stand_ins(call))
         scratch = torch.empty(workspace_size(self.workspace, call), dtype=torch.uint8, device="meta")
         with nullcontext() if is_current(call.device) else torch.cuda.device(call.device):
-            for declared, grid, values, options in self._launches(numbers, scratch):
-                _launcher(declared.kernel).compile(grid, *values, **options)
+            for number, launch in self.native.taken(numbers):
+                grid, values, options = self._arguments(number, launch, numbers, scratch)
+                if 0 not in grid:
+                    _launcher(self.native.declared[number].kernel).compile(grid, *values, **options)
 
     def _launch(self, numbers: Numbers, scratch: Tensor | None) -> None:
-        for declared, grid, values, options in self._launches(numbers, scratch):
-            compiled = _launcher(declared.kernel)[grid](*values, **options)
-            if self.native.counting and (why := unfit(compiled.metadata)):
-                self.native.settle(f"Triton kernel {declared.name} needs {why}")
+        form, number = self.native, -1
+        for step in form.program.steps:
+            number += isinstance(step, Launch)
+            if step.when is not None and not step.when(numbers):
+                continue
+            match step:
+                case Launch():
+                    self._launch_one(number, step, numbers, scratch)
+                case Fill():
+                    start, size = [int(expr(numbers)) for expr in step.exprs]
+                    if size:
+                        assert scratch is not None
+                        scratch[start : start + size].fill_(step.byte)
+                case Sort():
+                    assert scratch is not None
+                    _sort(step, numbers, scratch)
 
-    def _launches(
-        self, numbers: Numbers, scratch: Tensor | None
-    ) -> Iterator[tuple[Declared, tuple[int, ...], list[object], dict[str, Any]]]:
-        """Each launch that has programs: its grid, its arguments in order, and Triton's options."""
-        for declared, launch in zip(self.native.declared, self.native.launches, strict=True):
-            own = with_constants(launch, numbers, self.config_values)
-            grid = tuple([int(expr(own)) for expr in launch.grid])
-            if 0 not in grid:
-                values = [self._value(p, own, scratch) for p in launch.parameters]
-                options = {k: v for k, v in {**declared.constants, **self.config_values}.items() if k in OPTIONS}
-                yield declared, grid, values, options
+    def _launch_one(self, number: int, launch: Launch, numbers: Numbers, scratch: Tensor | None) -> None:
+        declared = self.native.declared[number]
+        grid, values, options = self._arguments(number, launch, numbers, scratch)
+        if 0 in grid:
+            return
+        compiled = _launcher(declared.kernel)[grid](*values, **options)
+        if self.native.counting and (why := unfit(compiled.metadata)):
+            self.native.settle(f"Triton kernel {declared.name} needs {why}")
+
+    def _arguments(
+        self, number: int, launch: Launch, numbers: Numbers, scratch: Tensor | None
+    ) -> tuple[tuple[int, ...], list[object], dict[str, Any]]:
+        """Of a launch its grid, its arguments in order, and Triton's options."""
+        own = with_constants(launch, numbers, self.config_values)
+        grid = tuple([int(expr(own)) for expr in launch.grid])
+        values = [self._value(p, own, scratch) for p in launch.parameters] if 0 not in grid else []
+        given = {**self.native.declared[number].constants, **self.config_values}
+        return grid, values, {k: v for k, v in given.items() if k in OPTIONS}
 
     def _value(self, p: Parameter, own: Numbers, scratch: Tensor | None) -> object:
         match p.kind:
@@ -246,7 +179,11 @@ class LaunchedKernel(CFunctionKernel):
     def _numbers(self, call: Binding, *tensors: Tensor | None) -> Numbers:
         """Of ``call`` with these inputs and outputs."""
         names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
-        return Numbers(call.env, dict(zip(names, tensors, strict=True)))
+        numbers = Numbers(call.env, dict(zip(names, tensors, strict=True)))
+        numbers[WORD] = numbers[WORKSPACE] = 0  # for a key, which they are not in
+        for name, expr in self.native.program.values:
+            numbers[name] = int(expr(numbers))
+        return numbers
 
     def _stand_ins(self, call: Binding) -> list[Tensor | None]:
         """The packed inputs of ``call``, and outputs without memory."""
@@ -259,8 +196,8 @@ class LaunchedKernel(CFunctionKernel):
         The workspace, if there is one, is taken to be aligned, as PyTorch's allocator aligns it.
         """
         numbers, form = self._numbers(call, *self._stand_ins(call)), self.native
-        keys = [key_of(launch, numbers, self.config_values) for launch in form.launches]
-        return [form.compile(number, target, key) for number, key in enumerate(keys)]
+        keys = [(number, key_of(launch, numbers, self.config_values)) for number, launch in form.taken(numbers)]
+        return [form.compile(number, target, key) for number, key in keys]
 
 
 def compile_ahead(op: Op, calls: Iterable[Args], architectures: Iterable[int]) -> None:
@@ -302,6 +239,16 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
 def _launcher(kernel: Any) -> Any:
     """The shorter way to Triton's own launch; an interpreted function is its own."""
     return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
+
+
+def _sort(step: Sort, numbers: Numbers, scratch: Tensor) -> None:
+    """What ``sort_in_workspace`` of the generated C++ does."""
+    bits, count, keys, values, rows = [int(expr(numbers)) for expr in step.exprs]
+    dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
+    if count:
+        size = count * dtype.itemsize
+        given, sorted_keys = (scratch[at : at + size].view(dtype) for at in (keys, values))
+        torch.sort(given, stable=True, out=(sorted_keys, scratch[rows : rows + 8 * count].view(torch.int64)))
 
 
 def _part(scratch: Tensor | None, p: Parameter, own: Numbers) -> Tensor:

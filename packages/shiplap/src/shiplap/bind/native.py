@@ -172,6 +172,8 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
         return "python", OFF
     if form is None:
         return "python", "no C ABI kernel"
+    if not form.wanted:
+        return "python", "its launches are generated where there is a CUDA device"
     plan, why = installed.find(op)
     if plan is not None and not form.why:
         return "native", f"{plan.place / LIBRARY}, attached at the first call"

@@ -206,6 +206,8 @@ def bindable(op: Op) -> list[Entry]:
     """What of ``op`` can be bound natively: fit, its kernel there and built for this declaration."""
     entries = []
     for device, form in _forms(op).items():
+        if not form.wanted:
+            continue
         try:
             file, native = _file(form), _native(op, device, form)
             there = form.generated or load_symbol(form.library, form.symbol, form.signature)

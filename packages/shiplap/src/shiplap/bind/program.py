@@ -7,16 +7,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
-from shiplap.codegen.launcher import Kind, Launch, Parameter, fact_of
+from shiplap.bind.late import LateErrors
+from shiplap.codegen.launcher import WORD, WORKSPACE, Fill, Kind, Launch, Parameter, Program, Sort, Step, fact_of
 from shiplap.errors import ShiplapError, error
 from shiplap.op.expr import Expr
 from shiplap.op.spec import OpSpec
 
-__all__ = ["OPTIONS", "Declared", "Grid", "plain_function", "read_launch", "strided"]
+__all__ = [
+    "OPTIONS",
+    "Declared",
+    "DeclaredStep",
+    "Filled",
+    "Grid",
+    "Sorted",
+    "plain_function",
+    "read_program",
+    "strided",
+]
 
 Grid: TypeAlias = str | int | Sequence[str | int]
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: Triton's own
 _INTEGERS, _REALS = ("i32", "i64"), ("fp32", "fp64")
+_TYPES = {"int32": "i32", "int64": "i64", "float32": "fp32", "float64": "fp64"}  # for an interpreted function
 
 
 @dataclass(frozen=True)
@@ -28,10 +40,38 @@ class Declared:
     arguments: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     constants: Mapping[str, object] = field(default_factory=dict)
     scratch: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    when: str = ""
+    word: str = ""
+    codes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return plain_function(self.kernel).__name__
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Bytes of the workspace that are set, as expressions; see ``TritonLaunches.fill``."""
+
+    offset: str
+    size: str
+    byte: int = 0
+    when: str = ""
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Integers of the workspace that are sorted, as expressions; see ``TritonLaunches.sort``."""
+
+    bits: str
+    count: str
+    keys: str
+    values: str
+    rows: str
+    when: str = ""
+
+
+DeclaredStep: TypeAlias = Declared | Filled | Sorted
 
 
 def plain_function(kernel: Any) -> Callable[..., object]:
@@ -50,14 +90,67 @@ def plain_function(kernel: Any) -> Callable[..., object]:
     return python
 
 
-def read_launch(spec: OpSpec, declared: Declared, configs: Iterable[str]) -> Launch:
-    """The launch with every parameter accounted for.
+def read_program(
+    spec: OpSpec,
+    declared: Iterable[DeclaredStep],
+    configs: Iterable[str],
+    values: Mapping[str, str] | None = None,
+    errors: LateErrors | None = None,
+) -> Program:
+    """The steps, each with every parameter accounted for.
 
     Raises:
         ShiplapError: SL105 for an expression that is none, SL618 for a parameter without a value and for a name
             that nothing stands for, SL619 for what no launcher passes.
     """
-    return _Reader(spec, declared, tuple(configs)).launch()
+    named, known, names = tuple(configs), set(_numbers(spec)), []
+    for name, text in (values or {}).items():
+        where = f"{spec.name}, values[{name!r}]"
+        if name in known or not name.isidentifier() or fact_of(name) is not None:
+            raise error("SL618", where=where, got=f"the name {name!r}", expected="a name that nothing else has")
+        names.append((name, _known_expr(where, "it", text, known, _tensors(spec))))
+        known.add(name)
+    steps = tuple([_read_step(spec, each, named, frozenset(known), errors) for each in declared])
+    codes = {t: None for each in declared if isinstance(each, Declared) for t in each.codes.values()}
+    messages = [(errors.code(spec.name, text), spec.name, text) for text in codes] if errors is not None else []
+    return Program(steps, tuple(names), errors is not None, tuple(messages))
+
+
+def _read_step(
+    spec: OpSpec, declared: DeclaredStep, configs: tuple[str, ...], known: frozenset[str], errors: LateErrors | None
+) -> Step:
+    if isinstance(declared, Declared):
+        return _Reader(spec, declared, configs, known, errors).launch()
+
+    def expr(what: str, text: str) -> Expr:
+        return _known_expr(spec.name, what, text, known, _tensors(spec))
+
+    when = expr("when", declared.when) if declared.when else None
+    if isinstance(declared, Filled):
+        return Fill(expr("fill", declared.offset), expr("fill", declared.size), declared.byte, when)
+    return Sort(
+        expr("sort", declared.bits),
+        expr("sort", declared.count),
+        expr("sort", declared.keys),
+        expr("sort", declared.values),
+        expr("sort", declared.rows),
+        when,
+    )
+
+
+def _known_expr(where: str, what: str, text: str, known: Iterable[str], tensors: Iterable[str]) -> Expr:
+    """An expression of these names and of facts of these tensors. SL105, or SL618 for another name."""
+    expr, names = Expr.parse(text, f"{where}, {what}"), set(known)
+    for name in sorted(expr.names - names):
+        fact = fact_of(name)
+        if fact is None or fact[1] not in tensors:
+            expected = f"sizes, integer arguments or facts: {', '.join(sorted(names))}"
+            raise error("SL618", where=where, got=f"{name!r} in {what}, {text!r}", expected=expected)
+    return expr
+
+
+def _tensors(spec: OpSpec) -> set[str]:
+    return {a.name for a in spec.tensors if not a.many} | {o.name for o in spec.outputs}
 
 
 def strided(spec: OpSpec, launches: Iterable[Launch]) -> frozenset[str]:
@@ -78,11 +171,18 @@ def strided(spec: OpSpec, launches: Iterable[Launch]) -> frozenset[str]:
 class _Reader:
     """Reads one launch."""
 
-    def __init__(self, spec: OpSpec, declared: Declared, configs: tuple[str, ...]) -> None:
-        self.spec, self.declared, self.configs = spec, declared, configs
+    def __init__(
+        self,
+        spec: OpSpec,
+        declared: Declared,
+        configs: tuple[str, ...],
+        known: Iterable[str] = (),
+        errors: LateErrors | None = None,
+    ) -> None:
+        self.spec, self.declared, self.configs, self.errors = spec, declared, configs, errors
         self.where = f"{spec.name}, Triton kernel {declared.name}"
-        self.tensors = {a.name for a in spec.tensors if not a.many} | {o.name for o in spec.outputs}
-        self.numbers = set(_numbers(spec))
+        self.tensors = _tensors(spec)
+        self.numbers = {*_numbers(spec), *known}
         self.scalars = {a.name: str(a.scalar) for a in spec.scalars}
         self.signature = inspect.signature(plain_function(declared.kernel)).parameters
         compiled = type(declared.kernel).__name__ == "JITFunction"
@@ -100,13 +200,22 @@ class _Reader:
         if not 1 <= len(axes) <= 3:
             raise error("SL618", where=self.where, got=f"grid={given!r}", expected="one to three sizes")
         grid = tuple([self._expr(f"grid={axis!r}", str(axis), constants | set(self.configs)) for axis in axes])
-        return Launch(parameters, grid)
+        when = self.declared.when
+        return Launch(parameters, grid, self._expr("when", when, set()) if when else None)
 
     def _refuse_strangers(self) -> None:
         """SL618 for what is given under a name that the kernel does not have."""
         options = (*self.signature, *OPTIONS)
         declared = self.declared
-        named = {"arguments": declared.arguments, "constants": declared.constants, "scratch": declared.scratch}
+        reports = {**({declared.word: ""} if declared.word else {}), **declared.codes}
+        if reports and self.errors is None:
+            self._refuse(f"errors that {', '.join(reports)} tell late", "sl.launches(errors=LateErrors())")
+        named: dict[str, Mapping[str, object]] = {
+            "arguments": declared.arguments,
+            "constants": declared.constants,
+            "scratch": declared.scratch,
+            "codes": reports,
+        }
         for what, given in named.items():
             for name in given:
                 if name not in options or (name in OPTIONS and what != "constants"):
@@ -118,11 +227,16 @@ class _Reader:
         aligns = not (about is not None and about.do_not_specialize_on_alignment)
         if "constexpr" in annotation:
             return self._constant(name)
-        type = str(about.annotation_type) if about is not None else ""
+        type = str(about.annotation_type) if about is not None else _TYPES.get(annotation.rpartition(".")[2], "")
         if type and type not in (*_INTEGERS, *_REALS):
             raise self._unfit(f"{name}: {annotation}", "no annotation, or tl.int32, tl.int64, tl.float32, tl.float64")
+        if name == self.declared.word or name in self.declared.codes:
+            return self._report(name, type, specialises, aligns)
         if name in self.declared.scratch:
             dtype, offset = self.declared.scratch[name]
+            if type:  # an address as an integer
+                place = self._expr(f"scratch[{name!r}]", f"{WORKSPACE} + ({offset})", {*self.configs, WORKSPACE})
+                return Parameter(name, "integer", "", place, None, type, specialises, aligns)
             at = self._expr(f"scratch[{name!r}]", offset, set(self.configs))
             return Parameter(name, "scratch", dtype, at, None, "", specialises, aligns)
         given = self.declared.arguments.get(name, self._namesake(name))
@@ -141,6 +255,16 @@ class _Reader:
             self._refuse(f"the list {given!r} for {name!r}", f"a number, such as {given}[0] or len({given})")
         expr = self._expr(f"arguments[{name!r}]", str(given), set(self.configs))
         return Parameter(name, "integer", "", expr, None, type, specialises, aligns)
+
+    def _report(self, name: str, type: str, specialises: bool, aligns: bool) -> Parameter:
+        """The address of the word of late errors, or the code of a message."""
+        if name == self.declared.word:
+            if type != "i64":
+                raise self._unfit(f"{name}, the address of a word, without its type", f"{name}: tl.int64")
+            return Parameter(name, "integer", "", Expr(WORD), None, type, specialises, aligns)
+        assert self.errors is not None
+        code = self.errors.code(self.spec.name, self.declared.codes[name])
+        return Parameter(name, "integer", "", Expr(str(code)), None, type, specialises, aligns)
 
     def _constant(self, name: str) -> Parameter:
         """A ``tl.constexpr`` parameter: fixed, of the config, computed from sizes, or the kernel's default."""
@@ -173,15 +297,8 @@ class _Reader:
         return default if isinstance(default, (int, float)) else None
 
     def _expr(self, what: str, text: str, constants: set[str]) -> Expr:
-        expr = Expr.parse(text, f"{self.where}, {what}")
         known = self.numbers | constants | {n for n, p in self.declared.constants.items() if isinstance(p, int)}
-        for name in sorted(expr.names - known):
-            fact = fact_of(name)
-            if fact is None or fact[1] not in self.tensors:
-                self._refuse(
-                    f"{name!r} in {what}, {text!r}", f"sizes, integer arguments or facts: {', '.join(sorted(known))}"
-                )
-        return expr
+        return _known_expr(self.where, what, text, known, self.tensors)
 
     def _annotation(self, name: str) -> str:
         about = self.about.get(name)

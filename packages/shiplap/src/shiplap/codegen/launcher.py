@@ -1,4 +1,4 @@
-"""Launches of Triton kernels → C++: a function of the C ABI that computes grids and arguments and asks the driver.
+"""A program of launches → C++: a function of the C ABI that computes grids and arguments and asks the driver.
 
 What a kernel is compiled for is a *key*: a list of integers that the generated code and ``bind/specialise.py`` compute
 alike. An entry stands for a value of a config or another compile-time parameter, a tensor's dtype and alignment, or
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from shiplap.codegen.ctype import CParameter, prototype
@@ -18,11 +19,26 @@ from shiplap.op.cpp import quote, to_cpp
 from shiplap.op.expr import Expr
 from shiplap.op.spec import OpSpec
 
-__all__ = ["FACT", "Cubin", "Kind", "Launch", "Parameter", "fact_of", "launcher_source"]
+__all__ = [
+    "FACT",
+    "WORD",
+    "WORKSPACE",
+    "Cubin",
+    "Fill",
+    "Kind",
+    "Launch",
+    "Parameter",
+    "Program",
+    "Sort",
+    "Step",
+    "fact_of",
+    "launcher_source",
+]
 
 Kind: TypeAlias = Literal[
     "constant", "config", "computed", "absent", "tensor", "scratch", "integer", "real32", "real64", "boolean"
 ]
+WORD, WORKSPACE = "sl_word", "sl_workspace"  # names of integers: the word of late errors, the workspace's address
 FACT = re.compile(r"(?:(numel)_(\w+)|(size|stride)_(\w+)_(\d+))")  # of a tensor: numel_x, size_x_0, stride_x_1
 
 
@@ -53,15 +69,72 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel, its parameters in order, and the number of programs along up to three axes."""
+    """One kernel, its parameters in order, the number of programs along up to three axes, and the condition."""
 
     parameters: tuple[Parameter, ...]
     grid: tuple[Expr, ...]
+    when: Expr | None = None
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
         """All that has to be evaluated before the launch."""
         return (*self.grid, *(p.expr for p in self.parameters if p.expr is not None))
+
+
+@dataclass(frozen=True)
+class Fill:
+    """``size`` bytes of the workspace from ``offset`` on become ``byte``."""
+
+    offset: Expr
+    size: Expr
+    byte: int
+    when: Expr | None = None
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        return self.offset, self.size
+
+
+@dataclass(frozen=True)
+class Sort:
+    """A stable ascending sort by torch of ``count`` integers of ``bits``, all in the workspace, at offsets in bytes.
+
+    The sorted ``keys`` go to ``values``, and where each was, as int64, to ``rows``.
+    """
+
+    bits: Expr
+    count: Expr
+    keys: Expr
+    values: Expr
+    rows: Expr
+    when: Expr | None = None
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        return self.bits, self.count, self.keys, self.values, self.rows
+
+
+Step: TypeAlias = Launch | Fill | Sort
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in order on one stream.
+
+    Attributes:
+        values: integers by name, each in terms of those before it, and of sizes and scalars.
+        late: whether kernels report errors late, in the word of the device.
+        messages: what they report: code, op, text.
+    """
+
+    steps: tuple[Step, ...]
+    values: tuple[tuple[str, Expr], ...] = ()
+    late: bool = False
+    messages: tuple[tuple[int, str, str], ...] = ()
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        return tuple([step for step in self.steps if isinstance(step, Launch)])
 
 
 @dataclass(frozen=True)
@@ -86,12 +159,13 @@ def fact_of(name: str) -> tuple[str, str, int] | None:
 
 
 def launcher_source(
-    spec: OpSpec, symbol: str, launches: Sequence[Launch], configs: Sequence[str] = (), cubins: Iterable[Cubin] = ()
+    spec: OpSpec, symbol: str, program: Program, configs: Sequence[str] = (), cubins: Iterable[Cubin] = ()
 ) -> str:
     """The C++ of the function ``symbol`` with the prototype of ``spec``; ``configs`` are the names of its config."""
     parameters = prototype(spec)
-    known = _Facts(spec, parameters)
-    described = [_launch(launch, configs, known) for launch in launches]
+    known = _Facts(spec, parameters, dict(program.values))
+    numbers = count()
+    described = [_step(step, configs, known, numbers) for step in program.steps]
     tensors = {p.source: p.name for p in parameters if p.role in ("input", "output")}
     always = [a.name for a in spec.tensors if not a.optional] + [o.name for o in spec.outputs]
     return render(
@@ -102,7 +176,11 @@ def launcher_source(
         prototype=parameters,
         first=tensors[always[0]],
         facts=known.lines,
-        launches=described,
+        steps=described,
+        launches=len(program.launches),
+        late=program.late,
+        messages=[{"code": code, "op": quote(op), "text": quote(text)} for code, op, text in program.messages],
+        sorts=any(isinstance(step, Sort) for step in program.steps),
         cubins=[_printed(cubin) for cubin in cubins],
     )
 
@@ -122,18 +200,18 @@ def _printed(cubin: Cubin) -> dict[str, Any]:
 class _Facts:
     """The numbers of a call, as C++ statements in the order in which they can be computed."""
 
-    def __init__(self, spec: OpSpec, parameters: Sequence[CParameter]) -> None:
-        self.spec, self.lines = spec, list[str]()
+    def __init__(self, spec: OpSpec, parameters: Sequence[CParameter], values: Mapping[str, Expr]) -> None:
+        self.spec, self.lines, self.values = spec, list[str](), values
         self.cpp = {p.source: p.name for p in parameters if p.role not in ("length", "extent")}
         self.lengths = {p.source: p.name for p in parameters if p.role == "length"}
-        self._known: set[str] = set()
+        self._known: set[str] = {WORD}  # which the template declares
 
     def __call__(self, name: str) -> str:
         """The C++ variable for a dim, a scalar or a fact of a tensor."""
         if name not in self._known:
             self._known.add(name)
             type, value = self._value(name)
-            self.lines.append(f"const {type} n_{name} = {value};")
+            self.lines.append(f"[[maybe_unused]] const {type} n_{name} = {value};")
         return f"n_{name}"
 
     def _value(self, name: str) -> tuple[str, str]:
@@ -141,6 +219,10 @@ class _Facts:
             kind, tensor, axis = fact
             what = f"({self.cpp[tensor]}" + (")" if kind == "numel" else f", {axis})")
             return "int64_t", f"triton::{kind}{'' if kind == 'numel' else '_of'}{what}"
+        if name in self.values:
+            return "int64_t", to_cpp(self.values[name], self)
+        if name == WORKSPACE:
+            return "int64_t", "reinterpret_cast<int64_t>(ctx->workspace)"
         computed = dict(self.spec.dims).get(name)
         if computed is not None:
             return "int64_t", to_cpp(computed, self)
@@ -158,6 +240,18 @@ def _axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
     for name, kind in [*tensors, *((o.name, o.tensor) for o in spec.outputs)]:
         if kind is not None and not kind.variadic:
             yield from ((dim.text, (name, axis)) for axis, dim in enumerate(kind.dims) if dim.kind == "name")
+
+
+def _step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iterator[int]) -> dict[str, Any]:
+    """What the template prints of a step; ``numbers`` counts the launches."""
+    made: dict[str, Any] = {"when": to_cpp(step.when, facts) if step.when is not None else "", "fill": "", "sort": ""}
+    match step:
+        case Launch():
+            return {**made, "launch": {**_launch(step, configs, facts), "number": next(numbers)}}
+        case Fill():
+            return {**made, "fill": ", ".join(to_cpp(e, facts) for e in step.exprs), "byte": step.byte}
+        case Sort():
+            return {**made, "sort": ", ".join(to_cpp(e, facts) for e in step.exprs)}
 
 
 def _launch(launch: Launch, configs: Sequence[str], facts: _Facts) -> dict[str, Any]:

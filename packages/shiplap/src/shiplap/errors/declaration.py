@@ -56,7 +56,7 @@ register(
             "Shiplap evaluates dim expressions on symbolic sizes, where only a small set of operations is possible.",
             (
                 "use names of dims and int arguments with + - * // %, comparisons, "
-                "len prod min max cdiv gcd pow2ceil broadcast"
+                "len prod min max cdiv gcd pow2 pow2ceil where broadcast"
             ),
         ),
         (

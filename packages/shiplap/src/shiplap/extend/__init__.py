@@ -13,7 +13,7 @@ among configs that a vendor's library lists.
 A family that needs more has found a gap in this interface. Please report the gap instead of importing internals.
 """
 
-from shiplap.bind import Launcher, triton_launcher
+from shiplap.bind import LateErrors, Launcher, TritonLaunches, late_launches, launch_program, triton_launcher
 from shiplap.errors import error, notice
 from shiplap.errors import register as register_errors
 from shiplap.extend.libraries import find_library, library_folder
@@ -21,11 +21,15 @@ from shiplap.op.choices import check_configs
 from shiplap.selection.guard import blocked
 
 __all__ = [
+    "LateErrors",
     "Launcher",
+    "TritonLaunches",
     "blocked",
     "check_configs",
     "error",
     "find_library",
+    "late_launches",
+    "launch_program",
     "library_folder",
     "notice",
     "register_errors",

@@ -72,6 +72,16 @@ def _pow2ceil(a: Size) -> int:
     return power
 
 
+def _pow2(a: int) -> int:
+    if not 0 <= a <= 62:
+        raise ValueError(f"2^{a} is no positive number of 64 bits")
+    return 1 << a
+
+
+def _where(condition: Size | bool, yes: Size, no: Size) -> Size:
+    return yes if condition else no
+
+
 FUNCTIONS: dict[str, Callable[..., Size]] = {
     "len": len,
     "prod": _prod,
@@ -79,7 +89,9 @@ FUNCTIONS: dict[str, Callable[..., Size]] = {
     "max": _max,
     "cdiv": _cdiv,
     "gcd": math.gcd,
+    "pow2": _pow2,
     "pow2ceil": _pow2ceil,
+    "where": _where,
     "broadcast": _broadcast,
 }
 

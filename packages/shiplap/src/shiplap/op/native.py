@@ -70,6 +70,11 @@ class NativeForm:
         """The C++ of a generated function, or empty. ``packed``: with all that this process has compiled for it."""
         return ""
 
+    @property
+    def wanted(self) -> bool:
+        """Whether it has a place in a binding that this machine builds for other ops."""
+        return True
+
     def missing(self) -> str:
         """What a library of this function would lack in a program without Python, or empty."""
         return ""

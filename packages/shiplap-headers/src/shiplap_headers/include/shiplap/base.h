@@ -168,6 +168,11 @@ inline int64_t gcd(int64_t a, int64_t b) {
   const uint64_t common = std::gcd(magnitude(a), magnitude(b));
   return fits(common >> 63 != 0, static_cast<int64_t>(common));
 }
+inline int64_t pow2(int64_t a) {
+  if (a < 0 || a > 62) [[unlikely]] no_value("a power of two beyond 64 bits");
+  return int64_t{1} << a;
+}
+inline int64_t where(bool condition, int64_t yes, int64_t no) { return condition ? yes : no; }
 inline int64_t pow2ceil(int64_t a) {
   int64_t p = 1;
   while (p < a) p = mul(p, 2);

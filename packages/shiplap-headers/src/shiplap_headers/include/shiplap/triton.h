@@ -38,6 +38,9 @@ class Driver {
   Status (*primary)(Handle*, int);
   Status (*exchange_capture_mode)(int*);
   Status (*name_of)(Status, const char**);
+  Status (*fill8)(uint64_t, unsigned char, size_t, Handle);
+  Status (*fill32)(uint64_t, unsigned, size_t, Handle);
+  Status (*host_memory)(void**, size_t, unsigned);
 
   // The driver of this process. Throws Failure where there is none.
   static const Driver& get() {
@@ -66,6 +69,9 @@ class Driver {
     find(primary, "cuDevicePrimaryCtxRetain");
     find(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
     find(name_of, "cuGetErrorName");
+    find(fill8, "cuMemsetD8Async");
+    find(fill32, "cuMemsetD32Async");
+    find(host_memory, "cuMemHostAlloc");
   }
   template <class T>
   void find(T& pointer, const char* name) {
@@ -292,6 +298,22 @@ class Launch {
   void* parameters_[Parameters + 2];
   size_t keys_ = 0, count_ = 0;
 };
+
+// `size` bytes of the workspace become `byte`, on the stream of `context`.
+inline void fill(const sl_context* context, int64_t offset, int64_t size, unsigned char byte) {
+  if (offset < 0 || size < 0 || static_cast<uint64_t>(offset) + static_cast<uint64_t>(size) > context->workspace_size) {
+    fail("bytes " + std::to_string(offset) + " to " + std::to_string(offset + size) + " of a workspace of " +
+         std::to_string(context->workspace_size));
+  }
+  if (size == 0) return;
+  const Driver& driver = Driver::get();
+  const uint64_t at = reinterpret_cast<uint64_t>(context->workspace) + static_cast<uint64_t>(offset);
+  const size_t bytes = static_cast<size_t>(size);
+  const bool words = at % 4 == 0 && bytes % 4 == 0;
+  driver.check(words ? driver.fill32(at, 0x01010101u * byte, bytes / 4, context->stream)
+                     : driver.fill8(at, byte, bytes, context->stream),
+               "cuMemsetAsync");
+}
 
 inline int conclude(const sl_context* context, const char* what) {
   if (context->error != nullptr && context->error_size > 0) std::snprintf(context->error, context->error_size, "%s", what);

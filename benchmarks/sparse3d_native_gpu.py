@@ -1,0 +1,85 @@
+"""Maps and layers of sparse3d on a GPU, launched by the C++ of this checkout and as another checkout launches them.
+
+Each checkout runs in a process of its own, over the same shells, timed as ``sparse3d_gpu.py`` times a cell. The host's
+time of a map, ``map_host``, is that of twenty in a row. Bindings that are not in the cache have to be built before
+(``shiplap.bind.native.build``). The record also has cells with peers, of ``sparse3d_gpu.py`` in the same run.
+Run: ``python benchmarks/sparse3d_native_gpu.py --before /path/of/another/checkout --json FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _record import ROOT, record, write
+from sparse3d_gpu import SHELLS, SOURCES, Ours, device_name, in_turns, no_grad, shell, training
+
+WARM = 35  # calls after which native code has been attached
+
+
+def cell(res: int, channels: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of this process at one shell."""
+    coords = shell(res)
+    weight = (torch.randn(channels, 3, 3, 3, channels, device="cuda") / (13 * channels) ** 0.5).half()
+    bias = torch.randn(channels, device="cuda").half().requires_grad_()
+    feats = torch.randn(len(coords), channels, device="cuda").half().requires_grad_()
+    ours = Ours(coords, res, weight, bias, feats)
+    runs = {
+        "map": no_grad(ours.map),
+        "strided": no_grad(ours.strided),
+        "forward": no_grad(ours.forward),
+        "train": training(ours, torch.randn_like(feats)),
+    }
+    for _ in range(WARM):
+        runs["map"]()
+        runs["strided"]()
+    times = in_turns(runs, rounds)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(20):
+        runs["map"]()
+    return {**times, "map_host": (time.perf_counter() - began) / 20 * 1e3}
+
+
+def measured(checkout: Path, rounds: int) -> dict[str, dict[str, float]]:
+    """What a process with the packages of ``checkout`` measures, by shell."""
+    paths = [str(path) for path in sorted(checkout.glob("packages/*/src"))]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, __file__, "--here", "--rounds", str(rounds)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    times: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, help="another checkout")
+    parser.add_argument("--here", action="store_true", help="measure in this process")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if options.here:
+        print(json.dumps({res: cell(res, channels, options.rounds) for res, channels in SHELLS[:6]}))
+        return
+    turns = {"after": measured(ROOT, options.rounds)}
+    if options.before:
+        turns["before"] = measured(options.before, options.rounds)
+    for name, cells in turns.items():
+        for res, times in cells.items():
+            print(name, res, " ".join(f"{k}={v:.3f}" for k, v in times.items()))
+    if options.json:
+        write(options.json, record(SOURCES, ["triton"], device_name(), turns=turns))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Tables that are not sorted, launched by Python: their ops have C functions for the CPU in one library with others.
+
+The lookups are those of lookup.py, where a launch program has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shiplap.extend import triton_launcher
+from shiplap_sparse3d.coords import output_shape
+from shiplap_sparse3d.cuda import status
+from shiplap_sparse3d.cuda.hash import SLOT_BYTES
+from shiplap_sparse3d.cuda.lookup import (
+    BLOCK_ROWS,
+    BLOCK_WARPS,
+    INSERTS,
+    LOOKUPS,
+    NEAR_OTHERS,
+    NEAR_ROWS,
+    OUTPUT_OUTSIDE,
+    OUTSIDE,
+    TWICE,
+    batches_below,
+)
+from shiplap_sparse3d.cuda.lookup_kernels import block_kernel, insert_kernel, lookup_kernel, near_kernel
+
+__all__ = ["conv_table", "subm_table"]
+
+NEAR = 1024  # voxels up to here are compared with each other
+
+_insert = triton_launcher(insert_kernel)
+_taps = triton_launcher(lookup_kernel)
+_blocks = triton_launcher(block_kernel)
+_near = triton_launcher(near_kernel)
+
+
+class Window(NamedTuple):
+    """What is looked up: from ``shape`` under the taps of queries in ``grid``."""
+
+    shape: Sequence[int]
+    grid: Sequence[int]
+    kernel: Sequence[int]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+
+    @property
+    def few_blocks(self) -> bool:
+        """Whether the taps of a query lie in eight blocks of the hash."""
+        return max(self.kernel) <= 3 and max(self.dilation) == 1
+
+    @property
+    def wide(self) -> bool:
+        """Whether a coordinate under a tap may not fit 32 bits."""
+        _, grid, kernel, stride, padding, dilation = self
+        return max(grid) * max(stride) + max(padding) + max(kernel) * max(dilation) >= 2**31
+
+    @property
+    def taps(self) -> dict[str, Any]:
+        """The kernel's cells per axis, as kernels take them."""
+        return {**dict(zip(("KX", "KY", "KZ"), self.kernel, strict=True)), "WIDE": self.wide}
+
+
+def subm_table(
+    coords: Tensor, shape: list[int], kernel: list[int], dilation: list[int], *, out: Tensor, workspace: Tensor
+) -> None:
+    """See ``ops.subm_table``."""
+    word = status.word(coords.device)
+    if not out.numel():
+        return
+    padding = [k // 2 * d for k, d in zip(kernel, dilation, strict=True)]
+    window, coords, n = Window(shape, shape, kernel, (1, 1, 1), padding, dilation), coords.contiguous(), len(coords)
+    if n > NEAR:
+        _look_up("subm_table", coords, coords, window, out, word, OUTSIDE, workspace)
+        return
+    codes = status.code_of("subm_table", OUTSIDE), status.code_of("subm_table", TWICE)
+    cells = *shape, batches_below(shape), *padding, *dilation
+    _near[(-(-n // NEAR_ROWS),)](
+        coords,
+        out,
+        word,
+        n,
+        out.shape[1],
+        *cells,
+        *codes,
+        **window.taps,
+        ROWS=NEAR_ROWS,
+        OTHERS=NEAR_OTHERS,
+        num_warps=4,
+    )
+
+
+def conv_table(
+    coords: Tensor,
+    out_coords: Tensor,
+    shape: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    *,
+    out: Tensor,
+    workspace: Tensor,
+) -> None:
+    """See ``ops.conv_table``."""
+    word = status.word(coords.device)
+    if not coords.shape[0]:
+        out.fill_(-1)
+    elif out.numel():
+        grid = output_shape(shape, kernel, stride, padding, dilation)
+        window = Window(shape, grid, kernel, stride, padding, dilation)
+        queries = out_coords.contiguous()
+        _look_up("conv_table", coords.contiguous(), queries, window, out, word, OUTPUT_OUTSIDE, workspace)
+
+
+def _look_up(
+    op: str, coords: Tensor, queries: Tensor, window: Window, out: Tensor, word: int, message: str, workspace: Tensor
+) -> None:
+    """Look up all taps of all queries, by a hash at the start of ``workspace``."""
+    capacity, slots = _build_hash(op, coords, window.shape, workspace, word), workspace.data_ptr()
+    (m, k), (shape, grid, _, stride, padding, dilation) = out.shape, window
+    tensors, code = (queries, slots, out, 0, 0, None, word, m), status.code_of(op, message)
+    cells = *shape, *grid, batches_below(grid), *stride, *padding
+    if window.few_blocks:
+        sizes = {"SIZE": k, "PARTS": 1, "ROWS": BLOCK_ROWS, "KEY": 0, "BINS": 0, "num_warps": BLOCK_WARPS}
+        _blocks[(-(-m // BLOCK_ROWS),)](*tensors, *cells, capacity, code, 1, 1, **window.taps, **sizes)
+        return
+    size = min(k, 32)
+    taps = 1 << max(0, size - 1).bit_length()
+    rows, of_kernel = LOOKUPS // taps, {name: v for name, v in window.taps.items() if name != "KX"}
+    sizes = {"SIZE": size, "TAPS": taps, "ROWS": rows, "KEY": 0, "BINS": 0, "num_warps": 1}
+    grid_of_programs = -(-m // rows), -(-k // size)
+    _taps[grid_of_programs](*tensors, k, *cells, *dilation, capacity, code, 1, 1, **of_kernel, **sizes)
+
+
+def _build_hash(op: str, coords: Tensor, shape: Sequence[int], workspace: Tensor, word: int) -> int:
+    """Fill the hash at the start of ``workspace``: its capacity."""
+    n = coords.shape[0]
+    capacity = max(2 * n, 64)
+    used = SLOT_BYTES * capacity
+    if workspace.numel() > 2 * used or workspace.numel() > 1 << 20:
+        workspace = workspace[: -(-used // 8) * 8].view(torch.int64)  # wide stores
+    workspace.zero_()
+    codes = status.code_of(op, OUTSIDE), status.code_of(op, TWICE)
+    cells = *shape, batches_below(shape), capacity
+    _insert[(-(-n // INSERTS),)](coords, workspace.data_ptr(), word, n, *cells, *codes, BLOCK=INSERTS, num_warps=1)
+    return capacity

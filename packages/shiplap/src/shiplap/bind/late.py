@@ -1,0 +1,84 @@
+"""Errors of CUDA kernels, told late: a kernel that meets a bad value writes one word, and the next call raises.
+
+A synchronisation at every call would cost more than most kernels do. The word lies in pinned host memory, which a
+kernel reaches by its address and the host reads without asking the device; nothing is written unless something is
+wrong. A captured graph writes the same word, so replays are told as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+
+__all__ = ["ROW_BITS", "LateErrors"]
+
+ROW_BITS = 40  # of the word: the number of what is wrong. The code of the message lies above
+
+
+class LateErrors:
+    """The messages of a package's kernels, and a word for each device.
+
+    Every launcher asks for the word first: :meth:`word` raises what it says. A kernel gets its address and the codes of
+    its messages as integers, and stores ``code << 40 | row``.
+
+    Example:
+        >>> errors = LateErrors()
+        >>> errors.code("mylib::take", "index {row} is outside the table")
+        7709519
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[int, tuple[str, str]] = {}
+        self._codes: dict[tuple[str, str], int] = {}
+        self._words: dict[torch.device, tuple[Tensor, ctypes.c_int64]] = {}
+
+    def code(self, op: str, message: str) -> int:
+        """The number of this message, in which ``{row}`` stands for the row: the same in every process."""
+        known = self._codes.get((op, message))
+        return known if known is not None else self._register(op, message)
+
+    def _register(self, op: str, message: str) -> int:
+        digest = hashlib.sha256(f"{op}\0{message}".encode()).digest()
+        code = int.from_bytes(digest[:3], "little") & 0x7FFFFF or 1
+        while self._messages.setdefault(code, (op, message)) != (op, message):
+            code = code % 0x7FFFFF + 1
+        self._codes[op, message] = code
+        return code
+
+    def message(self, code: int) -> tuple[str, str]:
+        """The op and the message of ``code``."""
+        return self._messages.get(code, ("a kernel", f"code {code}, row {{row}}"))
+
+    def word(self, device: torch.device) -> int:
+        """The address of the word of ``device``, after raising what it says."""
+        memory, value = self._words.get(device) or self._new(device)
+        if value.value:
+            self.poll(device)
+        return memory.data_ptr()
+
+    def address(self, device: torch.device) -> int:
+        """The same, whatever it says."""
+        memory, _ = self._words.get(device) or self._new(device)
+        return memory.data_ptr()
+
+    def _new(self, device: torch.device) -> tuple[Tensor, ctypes.c_int64]:
+        memory = self.memory(device)
+        return self._words.setdefault(device, (memory, ctypes.c_int64.from_address(memory.data_ptr())))
+
+    def memory(self, device: torch.device) -> Tensor:
+        """An int64 of the host that is 0, and that kernels of ``device`` reach by its address."""
+        return torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+
+    def poll(self, device: torch.device) -> None:
+        """Raise SL211 if a kernel that has finished on ``device`` met a bad value; it is told once."""
+        _, value = self._words.get(device) or self._new(device)
+        told = value.value
+        if told:
+            value.value = 0
+            op, message = self.message(told >> ROW_BITS)
+            raise error("SL211", where=op, got=message.format(row=told & ((1 << ROW_BITS) - 1)))
