@@ -184,14 +184,15 @@ def _largest_scratch(cleared):
     """Scratch that grows with the largest call and is summed whole."""
 
     def bind(op):
-        scratch = {}
+        of_thread = threading.local()
 
         @op.kernel("cpu")
         def forward(x, *, out):
             n, c = x.shape
-            held = scratch.get(x.dtype)
+            scratch = vars(of_thread)
+            held = scratch.get(str(x.dtype))
             if held is None or held.shape[0] < c:
-                held = scratch[x.dtype] = wide(x).new_zeros(c, 1)
+                held = scratch[str(x.dtype)] = wide(x).new_zeros(c, 1)
             for i in range(n):
                 if cleared:
                     held.zero_()

@@ -26,7 +26,7 @@ from shiplap.referee.run import (
 )
 from shiplap.referee.samples import Samples, other
 
-BATCH = 3
+BATCHES = range(2, 9)  # how many calls vmap may make of one; three where no size fits
 
 
 def skips(op: Op) -> str:
@@ -57,7 +57,8 @@ def observe(op: Op, case: Case) -> Observation:
 
 def _vmapped(op: Op, case: Case, batched: list[str]) -> tuple[str, str]:
     """Against a loop; ``(problem, why it could not be looked at)``."""
-    members = [case, *(other(op, Case(case.recipe, case.seed + k, (), {}, case.device)) for k in range(BATCH - 1))]
+    count = _as_many_as_rows(op, case, batched)
+    members = [case, *(other(op, Case(case.recipe, case.seed + k, (), {}, case.device)) for k in range(count - 1))]
     rows = []
     for member in members:
         fresh = zip(op.spec.args, case.fresh(), member.fresh(), strict=True)
@@ -77,6 +78,12 @@ def _vmapped(op: Op, case: Case, batched: list[str]) -> tuple[str, str]:
         if problem := _unlike_the_loop(op, case, rows, got):
             return f"in_dims={dim}, against a loop: {problem}", ""
     return "", ""
+
+
+def _as_many_as_rows(op: Op, case: Case, batched: list[str]) -> int:
+    """A batch as large as a dim: a rule that takes another dim for the batch is wrong then, and raises no error."""
+    shapes = [v.shape for a, v in zip(op.spec.args, case.args, strict=True) if a.name in batched]
+    return next((n for shape in reversed(shapes) for n in shape[:1] if n in BATCHES), 3)
 
 
 def _unlike_the_loop(op: Op, case: Case, rows: Sequence[tuple[Any, ...]], got: Sequence[Tensor]) -> str:
