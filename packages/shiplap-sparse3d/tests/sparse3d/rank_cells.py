@@ -252,6 +252,7 @@ cell("spconv facade, DDP static_graph")(
 cell("spconv facade, FSDP2 each stage")(partial(run_classic, parallel=_by_stage))
 
 
+@cell("tensor parallel")
 @cell("DTensor among tensors")
 def mixed(rank: int, world: int) -> str:
     """Weights that a style of tensor parallelism would distribute, and a plain SparseTensor."""

@@ -70,7 +70,9 @@ def main() -> None:
     reported = {}
     for name in sys.argv[1:] or [name for name in _cells if name not in _long]:
         everyone: list[str] = [""] * world
-        dist.all_gather_object(everyone, _say(_cells[name], rank, world))
+        mine = _say(_cells[name], rank, world)
+        print(f"rank {rank}, {name}: {mine}", file=sys.stderr, flush=True)  # all that is seen if they lose each other
+        dist.all_gather_object(everyone, mine)
         reported[name] = everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
     if rank == 0:
         print(MARK + json.dumps(reported), flush=True)
