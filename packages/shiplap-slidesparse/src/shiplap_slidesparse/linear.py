@@ -241,6 +241,7 @@ class Linear(nn.Module):
         raise error(
             "SL211",
             where=f"slidesparse.Linear of mode {self.mode}",
+            what="the weight of a converted layer was cast",
             got=f"a weight of {weight.dtype}" + ("" if scale is None else f" and scales of {scale.dtype}"),
             expected=f"{MODES[self.mode]}" + ("" if scale is None else " and torch.float32"),
             fix="shard converted layers first, each without a precision policy: fully_shard(layer)",

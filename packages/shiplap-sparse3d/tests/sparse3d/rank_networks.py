@@ -251,7 +251,8 @@ def resumed(rank: int, world: int) -> str:
     step(0), step(0)
     model, states = get_state_dict(made[0], steps[0])
     where = folder()
-    saving = dcp.async_save({"model": model, "states": states}, checkpoint_id=where)
+    own = dist.new_group()  # a thread saves, and must not come between the collectives of training
+    saving = dcp.async_save({"model": model, "states": states}, checkpoint_id=where, process_group=own)
     step(0)
     saving.result()
     model, states = get_state_dict(made[1], steps[1])
