@@ -40,10 +40,22 @@ def state_of_shard(shard: Any) -> tuple[int, ...]:
     return (*state_of(shard, local), 0 if shard.is_inference() else shard._version)
 
 
-def whole(held: Tensor) -> Tensor:
-    """``held``, gathered from all ranks if it is a DTensor: then each of them has to call this."""
+def whole(held: Any) -> Tensor:
+    """``held``, gathered from all ranks if it is a DTensor: then each of them has to call this.
+
+    It lies on the device of the ranks, also where ``fully_shard`` keeps shards on the CPU.
+    """
     if not is_dtensor(held):
-        return held
+        plain: Tensor = held
+        return plain
+    from torch.distributed.tensor import DTensor
+
+    mesh, placed = held.device_mesh, held.placements
     with torch.no_grad():
-        gathered: Tensor = held.full_tensor()  # type: ignore[attr-defined]
+        bits = held.to_local().to(mesh.device_type).view(torch.uint8)  # few backends send float8
+        *steps, _ = held.stride()
+        shape = torch.Size((*held.shape[:-1], held.shape[-1] * held.itemsize))
+        stride = (*(step * held.itemsize for step in steps), 1)
+        sent = DTensor.from_local(bits, mesh, placed, run_check=False, shape=shape, stride=stride)
+        gathered: Tensor = sent.full_tensor().view(held.dtype)
     return gathered

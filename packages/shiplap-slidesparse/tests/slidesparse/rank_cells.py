@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import shiplap_slidesparse as slidesparse
-from shiplap_slidesparse import layers, linear
+from shiplap_slidesparse import layers, linear, sharded
 from shiplap_slidesparse.convert import layers_of
 from shiplap_slidesparse.tensor_parallel import Colwise, Rowwise
 from shiplap_testing.ranks import cell, device, main
@@ -116,7 +116,7 @@ def load(model: nn.Module, folder: str, **options) -> None:
 
 
 def whole_bits(model: nn.Module) -> dict[str, Tensor]:
-    return {n: p.full_tensor() if isinstance(p, DTensor) else p.detach() for n, p in model.state_dict().items()}
+    return {n: sharded.whole(p).detach() for n, p in model.state_dict().items()}
 
 
 def assert_bits(got: nn.Module, wanted: nn.Module) -> None:

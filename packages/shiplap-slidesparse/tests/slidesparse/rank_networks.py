@@ -72,9 +72,7 @@ def run(rank: int, world: int, *, make, wrap) -> str:
 cell("tied weights: DDP")(partial(run, make=Tied, wrap=DistributedDataParallel))
 cell("tied weights: FSDP2")(partial(run, make=Tied, wrap=by_stage))
 cell("FSDP2, on the CPU between uses")(
-    partial(
-        run, make=partial(Adapted, MODE), wrap=partial(by_stage, offload_policy=CPUOffloadPolicy(pin_memory=False))
-    )
+    partial(run, make=partial(Adapted, MODE), wrap=partial(by_stage, offload_policy=CPUOffloadPolicy(pin_memory=False)))
 )
 
 
@@ -84,7 +82,9 @@ def accumulated(rank: int, world: int, *, sharded: bool) -> str:
     sum(alone(x).square().mean() for x in inputs).div(len(inputs)).backward()
     wrapped = by_stage(net) if sharded else DistributedDataParallel(net)
     for i, x in enumerate(inputs[2 * rank : 2 * rank + 2]):
-        wrapped.set_requires_gradient_sync(i == 1) if sharded else setattr(wrapped, "require_backward_grad_sync", i == 1)
+        wrapped.set_requires_gradient_sync(i == 1) if sharded else setattr(
+            wrapped, "require_backward_grad_sync", i == 1
+        )
         (wrapped(x).square().mean() / 2).backward()
     for n in (net, alone):
         torch.optim.SGD([p for p in n.parameters() if p.requires_grad], lr=0.1).step()
@@ -117,7 +117,7 @@ def zero(rank: int, world: int) -> str:
 
 def sharded_to(rank: int, world: int, *, into: str) -> str:
     """Saved by a thread from layers under ``fully_shard``, loaded elsewhere: the bits, and packed."""
-    for mode in dict.fromkeys((MODE, "bf16")):
+    for mode in dict.fromkeys((MODE, "bf16", "fp8")):
         model = by_stage(pair(mode))
         where = os.path.join(_folder(), "saved")
         state, _ = get_state_dict(model, ())

@@ -94,7 +94,9 @@ class Registered(Level):
     """Such a class that torch knows. With ``static_graph`` it would lose gradients of another, silently."""
 
 
-register_container(Registered, lambda v: ([v.x, v.plan], v.stride), lambda children, stride: Registered(*children, stride))
+register_container(
+    Registered, lambda v: ([v.x, v.plan], v.stride), lambda children, stride: Registered(*children, stride)
+)
 
 
 class Planned(nn.Module):

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -99,9 +100,21 @@ def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
 
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> dict[str, str]:
     """What the cells of ``module`` say on ``world`` processes that share one group, started once for all of them."""
-    program = "from shiplap_testing.ranks import launch; launch()"
     environment = {**os.environ, "PYTHONPATH": searched()}
-    done = python("-c", program, world, timeout, module, *cells, env=environment, timeout=timeout + 60)
+    if _kind() == "gloo":
+        program = "from shiplap_testing.ranks import launch; launch()"
+        done = python("-c", program, world, timeout, module, *cells, env=environment, timeout=timeout + 60)
+    else:  # a process in which CUDA may be in use must not be forked
+        command = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(world), "-m", module, *cells]
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-m", *command],
+            env=environment,
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert lines, done.stderr[-3000:]
     reported: dict[str, str] = json.loads(lines[-1][len(MARK) :])

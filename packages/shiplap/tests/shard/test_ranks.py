@@ -36,7 +36,9 @@ def test_no_combination_is_left_open():
     rows = (*MODES, "checkpoint in FSDP2", "tensor parallel", "pipeline")
     for column in ("sparse3d", "slidesparse", "your op"):
         said = ranks.table(column)
-        assert [(name, said.get(name)) for name in rows if not said.get(name, "").startswith(("equal", "refused"))] == []
+        assert [
+            (name, said.get(name)) for name in rows if not said.get(name, "").startswith(("equal", "refused"))
+        ] == []
 
 
 def test_every_combination_is_on_the_page(reported):
