@@ -31,12 +31,12 @@ class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = pair(MODE)[0]
-        self.between, self.again, self.head = nn.Linear(64, 32), pair(MODE)[0], nn.Linear(64, 8)
-        self.again.weight, self.again.weight_scale = self.first.weight, self.first.weight_scale
-        self.again.pack()
+        self.between, self.second, self.head = nn.Linear(64, 32), pair(MODE)[0], nn.Linear(64, 8)
+        self.second.weight, self.second.weight_scale = self.first.weight, self.first.weight_scale
+        self.second.pack()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.again(self.between(self.first(x))))
+        return self.head(self.second(self.between(self.first(x))))
 
 
 def by_stage(net: nn.Module, **options) -> nn.Module:
@@ -159,7 +159,7 @@ def broadcast(rank: int, world: int) -> str:
 
 @cell("two dimensions", long=True)
 def both(rank: int, world: int) -> str:
-    """Tensor parallelism of two ranks under ``fully_shard`` of the others, trained; saved, and loaded by one process."""
+    """Tensor parallelism of two ranks under ``fully_shard`` of two pairs, trained; then packed anew."""
     mesh = init_device_mesh(device().type, (world // 2, 2), mesh_dim_names=("dp", "tp"))
     net, inputs = pair(MODE), batches(world // 2)
     net.insert(0, nn.Linear(32, 32).to(device()))

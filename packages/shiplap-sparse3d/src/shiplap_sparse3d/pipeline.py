@@ -1,8 +1,9 @@
 """Pipelines whose stages hand sparse tensors on: ``torch.distributed.pipelining`` carries their tensors.
 
-Torch cuts a batch along the rows of its tensors and allocates, once, what a stage receives. So each micro-batch is whole
-scenes in the capacity form (``SparseTensor.pad``), which has as many rows whatever its scenes are. Between stages features and coordinates travel, tables do not: an inverse convolution finds
-its way back only if its stage has the convolution, too.
+Torch cuts a batch along the rows of its tensors and allocates, once, what a stage receives. So each micro-batch is
+whole scenes in the capacity form (``SparseTensor.pad``), which has as many rows whatever its scenes are. Between stages
+features and coordinates travel, tables do not: an inverse convolution finds its way back only if its stage has the
+convolution, too.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def stage(
     """A stage for the schedules of ``torch.distributed.pipelining`` (``ScheduleGPipe``, ``Schedule1F1B`` ...).
 
     The module takes what the module of the stage before returns: a sparse tensor or a tuple of them. In the last stage
-    it may return tensors, and a sparse tensor becomes ``(feats, coords)`` for ``loss_fn``; rows whose coordinates are -1
-    are padding and mean nothing. Hand :func:`split` of the batch to ``schedule.step`` on the first rank.
+    it may return tensors, and a sparse tensor becomes ``(feats, coords)`` for ``loss_fn``. Rows whose coordinates are
+    -1 are padding and mean nothing. Hand :func:`split` of the batch to ``schedule.step`` on the first rank.
 
     Every rank has to call this, in the order of its stages: each learns from the one before what it will receive.
 

@@ -106,7 +106,7 @@ def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> 
         done = python("-c", program, world, timeout, module, *cells, env=environment, timeout=timeout + 60)
     else:  # a process in which CUDA may be in use must not be forked
         command = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(world), "-m", module, *cells]
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(
             [sys.executable, "-m", *command],
             env=environment,
             cwd=REPOSITORY,

@@ -35,9 +35,9 @@ def test_no_combination_is_left_open():
     """Modes of training times kinds of modules: each is tested in each column, and equal or refused."""
     rows = (*MODES, "checkpoint in FSDP2", "tensor parallel", "pipeline")
     for column in ("sparse3d", "slidesparse", "your op"):
-        said = ranks.table(column)
+        outcomes = ranks.table(column)
         assert [
-            (name, said.get(name)) for name in rows if not said.get(name, "").startswith(("equal", "refused"))
+            (name, outcomes.get(name)) for name in rows if not outcomes.get(name, "").startswith(("equal", "refused"))
         ] == []
 
 
