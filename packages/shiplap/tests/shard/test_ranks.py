@@ -44,3 +44,11 @@ def test_no_combination_is_left_open():
 def test_every_combination_is_on_the_page(reported):
     assert reported
     assert set(reported) <= set(EXPECTED)
+
+
+@pytest.mark.long
+def test_an_output_that_may_be_absent_is_none_on_every_rank():
+    reported = ranks.outcomes("tests.shard.rank_optional")
+    assert reported.pop("DTensor") == "refused (SL217)"
+    assert len(reported) == 8
+    assert set(reported.values()) == {"equal (1e-12)"}
