@@ -21,8 +21,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -32,6 +32,8 @@ import shiplap_slidesparse as slidesparse
 import shiplap_sparse3d as sparse3d
 from shiplap_slidesparse.tensor_parallel import Colwise, Rowwise
 from shiplap_sparse3d import spconv
+from shiplap_sparse3d.pipeline import Voxels, split
+from shiplap_sparse3d.pipeline import stage as sparse_stage
 
 ROWS: dict[str, Callable[[], str]] = {}
 
@@ -135,10 +137,26 @@ def fsdp(stages: bool, compiled: bool = False, around: Callable[..., Any] | None
     return train(torch.compile(net, backend="aot_eager") if compiled else net, scene())
 
 
+BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
 @row("FSDP2, bfloat16 policy")
 def fsdp_bfloat16() -> str:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return train(fully_shard(Net(), mp_policy=policy), scene())
+    told = train(fully_shard(Net(), mp_policy=BFLOAT16), scene())
+    model = fully_shard(converted("fp8"), mp_policy=BFLOAT16)  # would cast the weights, and the scales of 8 bits
+    return f"{told}; converted layers " + refused(lambda: model(torch.randn(6, 32)))
+
+
+@row("FSDP2, bfloat16 policy for the other layers")
+def fsdp_bfloat16_for_others() -> str:
+    if torch.__version__ < (2, 13):
+        return "not run: torch before 2.13 does not shard integers"
+    model = converted()
+    for layer in model[:2]:
+        fully_shard(layer)  # first, each without a policy
+    fully_shard(model, mp_policy=BFLOAT16)
+    model(torch.randn(6, 32)).float().square().mean().backward()
+    return near(model)
 
 
 # --8<-- [end:fsdp]
@@ -191,11 +209,11 @@ row("SyncBatchNorm, padded")(lambda: with_norm(ours, scene().pad(128)))
 PLAN = {"0": "colwise", "1": "rowwise"}
 
 
-def converted(seed: int = 0) -> nn.Sequential:
+def converted(mode: str = "int8", seed: int = 0) -> nn.Sequential:
     """The same on each rank: 8-bit weights, of which 6 of 8 are kept."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 24), nn.Linear(24, 8))
-    slidesparse.convert(model, "6:8", "int8", skip=("2",))
+    slidesparse.convert(model, "6:8", mode, skip=("2",))
     return model
 
 
@@ -204,7 +222,7 @@ def near(model: nn.Module) -> str:
     torch.manual_seed(1)
     x = torch.randn(5, 32)
     with torch.no_grad():
-        got, wanted = model(x), converted()(x)
+        got, wanted = model(x).float(), converted()(x)
     error = float((got - wanted).norm() / wanted.norm())
     assert error < 0.03, error
     return "within 3 % of one process"
@@ -235,18 +253,31 @@ def by_style() -> str:
     return near(parallelize_module(converted(), mesh(), {"0": Colwise(), "1": Rowwise()}))
 
 
-@row("FSDP2, converted layers ignored", ignored=True)
-@row("FSDP2, converted layers sharded", ignored=False)
-def fsdp_converted(ignored: bool) -> str:
-    if not ignored and torch.__version__ < (2, 13):
-        return "not run: torch before 2.13 does not shard integers"
+@row("FSDP2, converted layers ignored")
+def fsdp_ignored() -> str:
     model = converted()
     layers = [m for m in model.modules() if isinstance(m, slidesparse.Linear)]
-    for layer in [] if ignored else layers:
-        fully_shard(layer)
-    fully_shard(model, ignored_params={p for layer in layers for p in layer.parameters()} if ignored else None)
+    fully_shard(model, ignored_params={p for layer in layers for p in layer.parameters()})
     model(torch.randn(6, 32)).square().mean().backward()
     return near(model)
+
+
+@row("FSDP2, weights that are loaded or written to")
+def fsdp_written() -> str:
+    if torch.__version__ < (2, 13):
+        return "not run: torch before 2.13 does not shard integers"
+    model = converted(seed=5)
+    for layer in model:
+        fully_shard(layer)
+    for layer, other in zip(model, converted(), strict=True):
+        with torch.no_grad():
+            for p, value in zip(layer.parameters(), other.parameters(), strict=True):
+                p.copy_(distribute_tensor(value, mesh(), [Shard(0)]))
+    for layer in model[:2]:
+        layer.pack()  # on every rank; a state dict that is loaded does so
+    told = near(model)
+    assert all(layer.fresh for layer in model[:2])
+    return told + ", packed anew"
 
 
 # --8<-- [end:slidesparse]
@@ -312,6 +343,18 @@ def derived() -> str:
     return f"both cut along the features, the result is {got.placements[0]}"
 
 
+@row("tensor parallel")
+def tensor_parallel() -> str:
+    """The two layers of an MLP, cut as Megatron cuts them."""
+    torch.manual_seed(0)
+    x, up, down = torch.randn(7, 6), torch.randn(8, 6), torch.randn(5, 8)
+    cut = [distribute_tensor(t, mesh(), [p]) for t, p in ((x, Replicate()), (up, Shard(0)), (down, Shard(1)))]
+    got = project(project(cut[0], cut[1]).relu(), cut[2])
+    torch.testing.assert_close(got.full_tensor(), project(project(x, up).relu(), down))
+    layer = distribute_module(sparse3d.SubMConv3d(4, 8, 3), mesh())
+    return f"your op: equal; converted layers: {by_style()}; sparse layers " + refused(lambda: layer(scene()))
+
+
 @row("DTensor, no rule")
 def no_rule() -> str:
     return refused(lambda: running(distribute_tensor(torch.randn(8), mesh(), [Shard(0)])))
@@ -345,9 +388,34 @@ def pipeline() -> str:
     out = ScheduleGPipe(stage, 2).step(*((x,) if rank == 0 else ()))
     if rank == world - 1:
         torch.testing.assert_close(out, nn.Sequential(*layers)(x))
-    alone = [dist.new_group([r]) for r in range(world)][rank]
+    return sparse_pipeline(ScheduleGPipe)
+
+
+@row("pipeline, one forward one backward", Schedule1F1B)
+def sparse_pipeline(schedule: Any) -> str:
+    """A part of a sparse network on each rank, and a scene in each micro-batch."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    parts = [sparse3d.SubMConv3d(4, 4, 3) for _ in range(world)]
+    batch = sparse3d.cat([scene(40 + 10 * seed, seed=seed) for seed in range(4)], 0)
+    wanted = nn.Sequential(*parts)(batch).feats.square().sum() / 4
+    stage = sparse_stage(parts[rank], rank, world, torch.device("cpu"), Voxels(80, 4, (8, 8, 8)))
+    losses: list[Tensor] = []
+    runner = schedule(stage, 4, loss_fn=lambda out, _: (out[0] * (out[1][:, :1] >= 0)).square().sum())
+    runner.step(*(split(batch, 4, rows=80) if rank == 0 else ()), target=torch.zeros(4), losses=losses)
+    if rank == world - 1:
+        torch.testing.assert_close(torch.stack(losses).mean(), wanted)
+    gradient = torch.autograd.grad(wanted, parts[rank].weight)[0]
+    torch.testing.assert_close(parts[rank].weight.grad, gradient, rtol=1e-4, atol=1e-4)
+    return "the losses and gradients of one process"
+
+
+@row("pipeline, a stage of torch")
+def torn() -> str:
+    """Torch would cut the rows of a scene apart."""
+    alone = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
     sparse = PipelineStage(Net(), 0, 1, torch.device("cpu"), group=alone)
-    return "plain tensors: equal; SparseTensor " + refused(lambda: ScheduleGPipe(sparse, 2).step(scene()))
+    return refused(lambda: ScheduleGPipe(sparse, 2).step(scene()))
 
 
 # --8<-- [end:pipeline]

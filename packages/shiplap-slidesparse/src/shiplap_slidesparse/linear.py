@@ -17,6 +17,7 @@ from shiplap.extend import blocked, error, notice
 from shiplap_slidesparse import formats, ops
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.packed import MODES, Packed, known_mode, multiply, pack
+from shiplap_slidesparse.sharded import is_dtensor, state_of, state_of_shard, whole
 
 __all__ = ["Linear"]
 
@@ -26,6 +27,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # a cast of floating t
 
 class Placed(Protocol):
     """Which part of a layer a rank has (``shiplap_slidesparse.tensor_parallel``)."""
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh of the ranks that have the other parts."""
 
     def local(self, held: Tensor) -> Tensor:
         """What this rank has of a parameter."""
@@ -81,7 +86,8 @@ class Linear(nn.Module):
             "bias", _frozen(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         )
         self.register_buffer("packed", None, persistent=False)
-        self._packed_from: tuple[int, int, int] | None = None
+        self._packed_from: tuple[int, ...] | None = None
+        self._shard: Tensor | None = None  # what fully_shard gathers the weight from
         self._looked = 0
 
     @classmethod
@@ -119,7 +125,27 @@ class Linear(nn.Module):
     @property
     def fresh(self) -> bool:
         """Whether ``packed`` is what ``weight`` holds; a change in place, or another tensor, makes it stale."""
-        return self.packed is not None and self._packed_from == _state(self.weight, self.local()[0])
+        if self.packed is None or self._packed_from is None:
+            return False
+        now = self._state(self.weight)
+        return self._packed_from[: len(now)] == now
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """``fully_shard`` sets a gathered weight in the place of its shard, and the shard again."""
+        if name == "weight" and is_dtensor(value) and (self.placed is None or self.placed.mesh != value.device_mesh):
+            self.__dict__["_shard"] = value
+        super().__setattr__(name, value)
+
+    def _state(self, held: Tensor, weight: Tensor | None = None) -> tuple[int, ...]:
+        """What changes when the parameter ``held`` does; ``weight`` is what this rank has of it.
+
+        Of a gathered weight that is the state of its shard, and of what was gathered, less where it lies: torch takes
+        the same object each time, and its gathering is no write to it.
+        """
+        if self._shard is not None and held is self._shard:
+            return state_of_shard(held)
+        of, place, written = state_of(held, self.local()[0] if weight is None else weight)
+        return (of, place, written) if self._shard is None else (*state_of_shard(self._shard), of, written)
 
     def local(self) -> tuple[Tensor, Tensor | None]:
         """``weight`` and ``weight_scale``, or the parts of them that this rank has."""
@@ -133,7 +159,8 @@ class Linear(nn.Module):
 
         What fits is written into the tensor that is there, so that graphs captured or compiled before stay right. SL211
         for a weight that is not of the pattern, SL608 in a trace, a capture or an op. On a device without sparse units
-        the dense form alone stays, with a notice.
+        the dense form alone stays, with a notice. Of a layer that ``fully_shard`` has sharded each rank packs the whole
+        weight, so all of them have to call this.
         """
         if reason := blocked():
             raise error(
@@ -145,7 +172,7 @@ class Linear(nn.Module):
                 fix="call pack() after loading",
             )
         weight, scale = self.local()
-        made = pack(weight, self.pattern, self.mode, scale=_flat(scale))
+        made = pack(whole(weight), self.pattern, self.mode, scale=None if scale is None else _flat(whole(scale)))
         old, self.layout = self.packed, made.layout
         if (
             old is not None
@@ -155,13 +182,14 @@ class Linear(nn.Module):
             old.copy_(made.packed)
         else:
             self.packed = made.packed
-        self._packed_from, self._looked = _state(self.weight, weight), 0
+        self._packed_from, self._looked = self._state(self.weight), 0
         return self
 
     def _holds_still(self, weight: Tensor, packed: Tensor) -> bool:
         """Whether a ``weight`` that was written to holds what is packed, as after the broadcast of DDP.
 
-        Looked at no more than ``LOOKS`` times, since it takes as long as a product: FSDP2 gathers a weight each time.
+        Looked at no more than ``LOOKS`` times, since it takes longer than a product: something may write to it in
+        every step. What FSDP2 gathers is written to where its shard is, and looked at once.
         """
         if self._looked >= LOOKS or blocked():
             return False
@@ -189,9 +217,11 @@ class Linear(nn.Module):
         scale: Tensor | None = self.weight_scale
         if self.placed is not None:
             weight, scale = self.local()
-        if packed is not None and not torch.compiler.is_compiling() and self._packed_from != _state(held, weight):
+        if weight.dtype != MODES[self.mode] or (scale is not None and scale.dtype != torch.float32):
+            self._refuse_cast(weight, scale)
+        if packed is not None and not torch.compiler.is_compiling() and self._packed_from != self._state(held, weight):
             if self._holds_still(weight, packed):
-                self._packed_from = _state(held, weight)
+                self._packed_from = self._state(held, weight)
             else:
                 stale = f"{self} was packed before its weight was changed, and runs dense: call pack()"
                 notice("slidesparse/stale", stale)
@@ -206,6 +236,16 @@ class Linear(nn.Module):
         learns = inner.requires_grad or (bias is not None and bias.requires_grad)
         out = _StraightThrough.apply(inner, *rest) if learns and torch.is_grad_enabled() else _product(inner, *rest)
         return out if out.dtype == x.dtype else out.to(x.dtype)
+
+    def _refuse_cast(self, weight: Tensor, scale: Tensor | None) -> None:
+        raise error(
+            "SL211",
+            where=f"slidesparse.Linear of mode {self.mode}",
+            what="the weight of a converted layer was cast",
+            got=f"a weight of {weight.dtype}" + ("" if scale is None else f" and scales of {scale.dtype}"),
+            expected=f"{MODES[self.mode]}" + ("" if scale is None else " and torch.float32"),
+            fix="shard converted layers first, each without a precision policy: fully_shard(layer)",
+        )
 
     def extra_repr(self) -> str:
         form = "packed" if self.fresh else "not packed" if self.packed is None else "stale"
@@ -232,21 +272,23 @@ class Linear(nn.Module):
             return made.view(t.dtype) if made.dtype == bits.dtype else t  # .type() casts integers as well
 
         super()._apply(moved, recurse)
+        if self._shard is not None:
+            self._shard = self.weight  # the same parameter, or another that took its place without setattr
         if packed is None or self.weight.device.type == "meta":
             return self
         if self.weight.device != before:  # what is packed is packed for a device
             return self.pack() if fresh else self
         self.packed = packed
         same = fresh and self.weight.data_ptr() == held_before.data_ptr()
-        self._packed_from = _state(self.weight, self.weight) if same else None
+        self._packed_from = self._state(self.weight) if same else None
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed_from": self.fresh}
+        return {**self.__dict__, "_packed_from": self.fresh, "_shard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._packed_from = _state(self.weight, self.local()[0]) if state["_packed_from"] else None
+        self._packed_from = self._state(self.weight) if state["_packed_from"] else None
 
     def _load_from_state_dict(
         self,
@@ -335,18 +377,6 @@ def _flat(scale: Tensor | None) -> Tensor | None:
 
 def _frozen(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
-
-
-def _state(held: Tensor, weight: Tensor) -> tuple[int, int, int]:
-    """What changes when the parameter ``held`` does, or its ``.data``; ``weight`` is what this rank has of it.
-
-    Tensors made in inference mode do not tell of writes.
-    """
-    try:
-        place = weight.data_ptr()
-    except RuntimeError:  # a fake tensor lies nowhere
-        place = 0
-    return id(held), place, 0 if weight.is_inference() else weight._version
 
 
 def _loads(given: torch.dtype, wanted: torch.dtype) -> bool:

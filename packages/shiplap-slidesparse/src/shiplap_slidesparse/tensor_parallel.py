@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from shiplap.extend import error
 from shiplap_slidesparse.linear import Linear
+from shiplap_slidesparse.sharded import whole
 
 __all__ = ["Colwise", "Placed", "Rowwise", "Style", "place", "slice_of", "unit"]
 
@@ -41,8 +42,11 @@ class Placed:
         return int(self.mesh.get_local_rank())
 
     def local(self, held: Tensor) -> Tensor:
-        """What this rank has of a parameter."""
+        """What this rank has of a parameter. If ``fully_shard`` has sharded it as well, it is gathered first."""
         with torch.no_grad():
+            if isinstance(held, DTensor) and held.device_mesh != self.mesh:
+                gathered, cut = whole(held), held.placements[-1]  # the mesh of fully_shard comes before this one
+                return gathered.chunk(self.mesh.size(), cut.dim)[self.rank] if isinstance(cut, Shard) else gathered
             part: Tensor = held.to_local() if isinstance(held, DTensor) else held
         return part
 
@@ -145,12 +149,12 @@ def place(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
     parts = slice_of(layer, style, mesh.get_local_rank(), mesh.size())
     split: Placement = Shard(0 if style == "colwise" else 1)
     rest: Placement = split if style == "colwise" else Replicate()
+    layer.packed, layer.placed = None, Placed(style, mesh)
     for name, part, where in zip(("weight", "weight_scale", "bias"), parts, (split, rest, rest), strict=True):
         if part is not None:
-            whole = getattr(layer, name)
-            held = DTensor.from_local(part, mesh, [where], run_check=False, shape=whole.shape, stride=whole.stride())
-            setattr(layer, name, nn.Parameter(held, requires_grad=whole.requires_grad))
-    layer.packed, layer.placed = None, Placed(style, mesh)
+            old = getattr(layer, name)
+            held = DTensor.from_local(part, mesh, [where], run_check=False, shape=old.shape, stride=old.stride())
+            setattr(layer, name, nn.Parameter(held, requires_grad=old.requires_grad))
     return layer.pack()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
+import warnings
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -12,13 +14,15 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import shiplap_slidesparse as slidesparse
-from shiplap_slidesparse import layers
+from shiplap_slidesparse import layers, linear, sharded
 from shiplap_slidesparse.convert import layers_of
 from shiplap_slidesparse.tensor_parallel import Colwise, Rowwise
 from shiplap_testing.ranks import cell, device, main
@@ -77,6 +81,7 @@ def run_cut(rank: int, world: int, *, by_torch: bool) -> str:
 
 cell("shard")(partial(run_cut, by_torch=False))
 cell("parallelize_module")(partial(run_cut, by_torch=True))
+cell("tensor parallel")(partial(run_cut, by_torch=True))
 
 
 @cell("shard, a Llama")
@@ -111,7 +116,7 @@ def load(model: nn.Module, folder: str, **options) -> None:
 
 
 def whole_bits(model: nn.Module) -> dict[str, Tensor]:
-    return {n: p.full_tensor() if isinstance(p, DTensor) else p.detach() for n, p in model.state_dict().items()}
+    return {n: sharded.whole(p).detach() for n, p in model.state_dict().items()}
 
 
 def assert_bits(got: nn.Module, wanted: nn.Module) -> None:
@@ -180,48 +185,160 @@ if "SAVED" in os.environ:
 
 
 class Adapted(nn.Module):
-    """A frozen converted layer under a trained one."""
+    """A frozen converted layer between two trained ones: its gradient with regard to the input counts, too."""
 
-    def __init__(self, mode: str = "int8") -> None:
+    def __init__(self, mode: str = "int8", around: Callable[..., Tensor] | None = None, unused: bool = False) -> None:
         super().__init__()
-        self.base, self.head = pair(mode)[0], nn.Linear(64, 8)
+        self.first, self.base, self.head = nn.Linear(32, 32), pair(mode)[0], nn.Linear(64, 8)
+        self.around, self.unused = around, nn.Linear(8, 8) if unused else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.base(x))
+        hidden = self.first(x)
+        return self.head(self.around(self.base, hidden) if self.around else self.base(hidden))
 
 
-def trained(net: nn.Module, inputs: list[Tensor], parameters: list[Tensor]) -> list[Tensor]:
-    grads = [torch.autograd.grad(net(x).square().mean(), parameters) for x in inputs]
-    return [sum(g) / len(inputs) for g in zip(*grads, strict=True)]
+class Packed:
+    """While it is entered, a product whose weight is packed gets that form alone, and is counted."""
+
+    def __enter__(self) -> Packed:
+        self.products, self.sparse, self.multiply = 0, 0, linear.multiply
+
+        def multiply(x, mode, n, scale, dense, packed, *rest):
+            self.products, self.sparse = self.products + 1, self.sparse + (packed is not None)
+            return self.multiply(x, mode, n, scale, dense if packed is None else None, packed, *rest)
+
+        linear.multiply = multiply
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        linear.multiply = self.multiply
 
 
-def run_wrapped(rank: int, world: int, *, wrap, packed: bool, mode: str = "int8") -> str:
+def train(net: nn.Module, inputs: list[Tensor], step: Callable[[list[Tensor]], None] | None = None) -> list[Tensor]:
+    """Outputs of three steps of SGD, along the mean of the gradients of ``inputs``."""
+    params = [p for p in net.parameters() if p.requires_grad]
+    optimizer, outs = torch.optim.SGD(params, lr=0.1), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        made = [net(x) for x in inputs]
+        sum(out.float().square().mean() for out in made).div(len(inputs)).backward()
+        optimizer.step()
+        outs.append(torch.stack([out.detach() for out in made]))
+    return outs
+
+
+def run_wrapped(rank: int, world: int, *, wrap, around=None, mode="int8", unused=False, tolerance=1e-5) -> str:
+    """Three steps: outputs, the weights after them, and that each product was one with the packed form."""
     torch.manual_seed(2)
-    net = Adapted(mode).to(device())
-    inputs = [torch.randn(6, 32).to(device()) for _ in range(world)]
-    wanted = trained(net, inputs, list(net.head.parameters()))
-    wrapped = wrap(net)
-    wrapped(inputs[rank]).square().mean().backward()
-    for p, w in zip(net.head.parameters(), wanted, strict=True):
-        grad = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
-        torch.testing.assert_close(grad, w, rtol=1e-5, atol=1e-6)
-    assert net.base.fresh == (packed and packs())
+    net = Adapted(mode, around, unused).to(device())
+    alone, inputs = copy.deepcopy(net), [torch.randn(6, 32).to(device()) for _ in range(world)]
+    wanted = train(alone, inputs)
+    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
+    with Packed() as seen:
+        for got, want in zip(train(wrap(net), inputs[rank : rank + 1]), wanted, strict=True):
+            close(got[0].float(), want[rank])
+    for (name, p), want in zip(net.named_parameters(), alone.parameters(), strict=True):
+        if p.requires_grad and "unused" not in name:
+            close(p.full_tensor() if isinstance(p, DTensor) else p, want, msg=lambda m, name=name: name + m)
+    assert seen.products >= 3
+    assert seen.sparse == (seen.products if packs() else 0)
+    return f"{tolerance:.0e}".replace("e-0", "e-")
+
+
+def ddp(net: nn.Module, **options) -> nn.Module:
+    return DistributedDataParallel(net, **options)
+
+
+def compiled(net: nn.Module, wrap) -> nn.Module:
+    return torch.compile(wrap(net), backend="aot_eager")
+
+
+def fsdp(net: Adapted, *, stages: bool = False, keep: bool = False, policy=None, own_policy: bool = False) -> nn.Module:
+    options = {"mp_policy": policy} if policy else {}
+    if own_policy:
+        fully_shard(net.base)
+    for stage in (net.first, net.base, net.head) if stages else ():
+        fully_shard(stage, **options)
+    return fully_shard(net, ignored_params=set(net.base.parameters()) if keep else None, **options)
+
+
+def _save_products(ctx, op, *args, **kwargs):
+    ours = getattr(op, "namespace", "") == "slidesparse"
+    return CheckpointPolicy.MUST_SAVE if ours else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+plain, reentrant = partial(checkpoint, use_reentrant=False), partial(checkpoint, use_reentrant=True)
+selective = partial(plain, context_fn=partial(create_selective_checkpoint_contexts, _save_products))
+stages, narrow = partial(fsdp, stages=True), MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+# Torch 2.11 cannot shard parameters of integers.
+mode = "int8" if torch.__version__ >= (2, 13) else "bf16"
+
+cell("DDP")(partial(run_wrapped, wrap=ddp))
+cell("DDP, find_unused_parameters")(partial(run_wrapped, wrap=partial(ddp, find_unused_parameters=True), unused=True))
+cell("DDP, static_graph")(partial(run_wrapped, wrap=partial(ddp, static_graph=True)))
+cell("DDP, gradient_as_bucket_view")(partial(run_wrapped, wrap=partial(ddp, gradient_as_bucket_view=True)))
+cell("DDP, compiled", long=True)(partial(run_wrapped, wrap=partial(compiled, wrap=ddp)))
+cell("FSDP2, root")(partial(run_wrapped, wrap=fsdp, mode=mode))
+cell("FSDP2, each stage")(partial(run_wrapped, wrap=stages, mode=mode))
+cell("FSDP2, bfloat16 policy")(partial(run_wrapped, wrap=partial(fsdp, policy=narrow), mode="fp8"))
+cell("FSDP2, bfloat16 policy for the other layers")(
+    partial(run_wrapped, wrap=partial(fsdp, policy=narrow, own_policy=True), mode=mode, tolerance=3e-2)
+)
+cell("FSDP2, compiled", long=True)(partial(run_wrapped, wrap=partial(compiled, wrap=stages), mode=mode))
+cell("FSDP2, converted layers ignored")(partial(run_wrapped, wrap=partial(fsdp, keep=True)))
+cell("checkpoint, non-reentrant")(partial(run_wrapped, wrap=ddp, around=plain))
+cell("checkpoint, selective")(partial(run_wrapped, wrap=ddp, around=selective))
+cell("checkpoint, reentrant")(partial(run_wrapped, wrap=ddp, around=reentrant))
+cell("checkpoint in FSDP2")(partial(run_wrapped, wrap=stages, around=plain, mode=mode))
+
+
+@cell("FSDP2, weights that are loaded or written to")
+def repacked(rank: int, world: int) -> str:
+    """What is packed follows a checkpoint that is loaded; a weight that is written to runs dense, until ``pack()``."""
+    net, other = Adapted(mode).to(device()), Adapted(mode).to(device())
+    other.base = pair(mode, seed=5)[0]
+    x = torch.randn(6, 32).to(device())
+    wanted = other.base(net.first(x))
+    fully_shard(net.base)
+    fully_shard(other.base)
+    net.base.load_state_dict(other.base.state_dict())
+    with Packed() as seen:
+        torch.testing.assert_close(net.base(net.first(x)), wanted)
+        assert seen.sparse == packs()
+        bias = other.base.bias.full_tensor()
+        for sharded in (False, True):
+            if sharded:
+                net.base.reshard()
+            with torch.no_grad():
+                net.base.weight.copy_(-net.base.weight)
+            assert not net.base.fresh
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.testing.assert_close(net.base(net.first(x)) - bias, bias - wanted)
+            assert seen.sparse == packs()
+        net.base.reshard()
+        net.base.pack()
+        torch.testing.assert_close(net.base(net.first(x)) - bias, bias - wanted)
+        assert seen.sparse == 2 * packs()
     return "1e-5"
 
 
-def fsdp(net: Adapted, *, keep: bool) -> nn.Module:
-    options = {"ignored_params": set(net.base.parameters())} if keep else {}
-    if not keep:
-        fully_shard(net.base)
-    return fully_shard(net, **options)
-
-
-cell("DDP")(partial(run_wrapped, wrap=DistributedDataParallel, packed=True))
-cell("DDP, static_graph")(partial(run_wrapped, wrap=partial(DistributedDataParallel, static_graph=True), packed=True))
-cell("FSDP2, converted layers ignored")(partial(run_wrapped, wrap=partial(fsdp, keep=True), packed=True))
-# Torch 2.11 cannot shard parameters of integers.
-narrow = "int8" if torch.__version__ >= (2, 13) else "bf16"
-cell("FSDP2, converted layers sharded")(partial(run_wrapped, wrap=partial(fsdp, keep=False), packed=False, mode=narrow))
+@cell("pipeline")
+def pipeline(rank: int, world: int) -> str:
+    """A converted layer and a trained one on each rank, two micro-batches."""
+    parts = [nn.Sequential(pair(seed=r)[0], nn.Linear(64, 32).to(device())) for r in range(world)]
+    x = torch.randn(8, 32).to(device())
+    wanted = torch.autograd.grad(
+        nn.Sequential(*parts)(x).square().mean(), [p for p in parts[rank].parameters() if p.requires_grad]
+    )
+    stage = PipelineStage(parts[rank], rank, world, device())
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, target: out.square().mean())
+    with Packed() as seen:
+        schedule.step(*((x,) if rank == 0 else ()), target=x)
+        assert seen.products == seen.sparse + seen.products * (not packs())
+    for p, want in zip(parts[rank][1].parameters(), wanted, strict=True):
+        torch.testing.assert_close(p.grad, want, rtol=1e-5, atol=1e-6)
+    return "1e-5"
 
 
 if __name__ == "__main__":

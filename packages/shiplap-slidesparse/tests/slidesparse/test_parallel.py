@@ -82,15 +82,30 @@ def reported() -> dict[str, str]:
 
 
 EXPECTED = ranks.table("slidesparse")
+LONG = ("DDP, compiled", "FSDP2, compiled")
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name not in LONG])
 def test_two_ranks_do_what_the_page_says(name, reported):
     assert reported.get(name, ranks.NO_SUCH_CELL) == EXPECTED[name]
 
 
+@pytest.mark.long
+def test_two_ranks_do_what_the_page_says_for_longer():
+    assert ranks.outcomes("tests.slidesparse.rank_cells", *LONG) == {name: EXPECTED[name] for name in LONG}
+
+
 def test_every_combination_is_on_the_page(reported):
     assert set(reported) <= set(EXPECTED)
+
+
+@pytest.mark.long
+def test_other_models_do_what_the_page_says():
+    wanted = ranks.table("converted layers")
+    one = "two dimensions"  # takes four ranks
+    assert ranks.outcomes("tests.slidesparse.rank_networks", one, world=4) == {one: wanted[one]}
+    names = [name for name in wanted if name != one and wanted[name] != ranks.NO_SUCH_CELL]
+    assert ranks.outcomes("tests.slidesparse.rank_networks", *names) == {name: wanted[name] for name in names}
 
 
 @pytest.mark.long

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import distribute_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import shiplap_sparse3d as sparse3d
-from shiplap_sparse3d import spconv
+from shiplap_sparse3d import pipeline, spconv
 from shiplap_testing.ranks import cell, device, main
 from tests.sparse3d.scenes import scene
 
@@ -252,6 +252,7 @@ cell("spconv facade, DDP static_graph")(
 cell("spconv facade, FSDP2 each stage")(partial(run_classic, parallel=_by_stage))
 
 
+@cell("tensor parallel")
 @cell("DTensor among tensors")
 def mixed(rank: int, world: int) -> str:
     """Weights that a style of tensor parallelism would distribute, and a plain SparseTensor."""
@@ -261,8 +262,63 @@ def mixed(rank: int, world: int) -> str:
     raise AssertionError("nothing was refused")
 
 
-@cell("pipeline")
-def pipeline(rank: int, world: int) -> str:
+class Lower(nn.Module):
+    """Down and up again, with a skip connection, on one rank; and the skip connection for the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.down = sparse3d.SubMConv3d(4, 6, 3), sparse3d.SparseConv3d(6, 8, 2, 2)
+        self.norm, self.up = sparse3d.BatchNorm(8), sparse3d.SparseInverseConv3d(8, 6, 2)
+
+    def forward(self, x: sparse3d.SparseTensor) -> tuple[sparse3d.SparseTensor, sparse3d.SparseTensor]:
+        fine = self.stem(x)
+        coarse = self.norm(self.down(fine))
+        return self.up(coarse) + fine, coarse
+
+
+class Upper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = sparse3d.SubMConv3d(6, 3, 3), sparse3d.SubMConv3d(8, 3, 3)
+
+    def forward(self, fine: sparse3d.SparseTensor, coarse: sparse3d.SparseTensor) -> Tensor:
+        return torch.stack([self.fine(fine).dense().square().sum(), self.coarse(coarse).dense().square().sum()])[None]
+
+
+def run_pipeline(rank: int, world: int, schedule) -> str:
+    """Four micro-batches of a scene each, of different numbers of voxels, through two stages; two steps."""
+    takes = pipeline.Voxels(80, 4, (8, 8, 8), dtype=torch.float64)
+    torch.manual_seed(3)
+    parts = [Lower().double().to(device()), Upper().double().to(device())]
+    x = scene(160, (8, 8, 8), 4, batch_size=4, seed=0).to(device())
+    assert len({len(x[i].feats) for i in range(4)}) > 1
+    alone = copy.deepcopy(parts)
+    for _ in range(2):
+        grads = [
+            torch.autograd.grad(alone[1](*alone[0](x[i])).sum(), [p for m in alone for p in m.parameters()])
+            for i in range(4)
+        ]
+        with torch.no_grad():
+            for p, *each in zip([p for m in alone for p in m.parameters()], *grads, strict=True):
+                p.sub_(1e-3 * sum(each) / 4)
+    stage = pipeline.stage(parts[rank], rank, world, device(), takes)
+    steps = torch.optim.SGD(parts[rank].parameters(), lr=1e-3)
+    runner = schedule(stage, 4, loss_fn=lambda out, target: out.sum())
+    for _ in range(2):
+        steps.zero_grad()
+        runner.step(*(pipeline.split(x, 4, 80) if rank == 0 else ()), target=torch.zeros(4, 2))
+        steps.step()
+    for (name, got), want in zip(parts[rank].state_dict().items(), alone[rank].state_dict().values(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: name + m)
+    return "1e-10"
+
+
+cell("pipeline")(partial(run_pipeline, schedule=ScheduleGPipe))
+cell("pipeline, one forward one backward")(partial(run_pipeline, schedule=Schedule1F1B))
+
+
+@cell("pipeline, a stage of torch")
+def torn(rank: int, world: int) -> str:
     """Micro-batches are cut along the rows of tensors, which would tear scenes apart."""
     alone = [dist.new_group([r]) for r in range(world)][rank]  # a pipeline of one stage, so that no rank waits
     stage = PipelineStage(Encoder().double().to(device()), 0, 1, device(), group=alone)

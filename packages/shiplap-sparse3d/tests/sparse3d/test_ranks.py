@@ -38,6 +38,13 @@ def test_every_combination_is_on_the_page(reported):
     assert set(reported) <= set(EXPECTED)
 
 
+@pytest.mark.long
+def test_other_networks_do_what_the_page_says():
+    wanted = ranks.table("sparse networks")
+    names = [name for name in wanted if wanted[name] != ranks.NO_SUCH_CELL]
+    assert ranks.outcomes("tests.sparse3d.rank_networks", *names) == {name: wanted[name] for name in names}
+
+
 def spconv_tensor() -> spconv.SparseConvTensor:
     x = scene(40, (6, 6, 6), 4, seed=0)
     return spconv.SparseConvTensor(x.feats, x.coords, [6, 6, 6], 2)

@@ -3,7 +3,8 @@
 A module of cells has functions under ``@cell("name")`` and ends in ``main()``. ``outcomes("its.module")`` runs all of
 them in one group of processes and returns what each cell reported: *equal* with the tolerance that it compared with, or
 *refused* with the id of the error. A cell must say the same on every rank. The ranks are processes on the CPU that
-speak gloo; ``SHIPLAP_RANKS=nccl`` gives each a GPU. They are forked from one process that has imported all they need:
+speak gloo; ``SHIPLAP_RANKS=nccl`` gives each a GPU, and ``SHIPLAP_RANKS=shared`` lets all of them use the first GPU and
+speak gloo, since NCCL takes one rank a GPU. They are forked from one process that has imported all they need:
 ``torchrun`` would let each of them, and itself, import torch once more. ``torchrun -m its.module`` does the same.
 """
 
@@ -15,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -52,25 +54,30 @@ def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str
 
 def device() -> torch.device:
     """Where the tensors of this rank are."""
-    return torch.device("cuda", torch.cuda.current_device()) if _backend() == "nccl" else torch.device("cpu")
+    return torch.device("cpu") if _kind() == "gloo" else torch.device("cuda", torch.cuda.current_device())
 
 
-def _backend() -> str:
+def _kind() -> str:
     return os.environ.get("SHIPLAP_RANKS", "gloo")
+
+
+BACKENDS = {"shared": "cpu:gloo,cuda:gloo"}  # said for each device: of "gloo" a mesh of GPUs makes a group of NCCL
 
 
 def main() -> None:
     """Run the cells (or those named on the command line) on this rank, and let rank 0 print what they reported."""
     import torch.distributed as dist
 
-    if _backend() == "nccl":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(_backend(), timeout=timedelta(seconds=60))
+    if _kind() != "gloo":
+        torch.cuda.set_device(0 if _kind() == "shared" else int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(BACKENDS.get(_kind(), _kind()), timeout=timedelta(seconds=60))
     rank, world = dist.get_rank(), dist.get_world_size()
     reported = {}
     for name in sys.argv[1:] or [name for name in _cells if name not in _long]:
         everyone: list[str] = [""] * world
-        dist.all_gather_object(everyone, _say(_cells[name], rank, world))
+        mine = _say(_cells[name], rank, world)
+        print(f"rank {rank}, {name}: {mine}", file=sys.stderr, flush=True)  # all that is seen if they lose each other
+        dist.all_gather_object(everyone, mine)
         reported[name] = everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
     if rank == 0:
         print(MARK + json.dumps(reported), flush=True)
@@ -93,9 +100,21 @@ def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
 
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> dict[str, str]:
     """What the cells of ``module`` say on ``world`` processes that share one group, started once for all of them."""
-    program = "from shiplap_testing.ranks import launch; launch()"
     environment = {**os.environ, "PYTHONPATH": searched()}
-    done = python("-c", program, world, timeout, module, *cells, env=environment, timeout=timeout + 60)
+    if _kind() == "gloo":
+        program = "from shiplap_testing.ranks import launch; launch()"
+        done = python("-c", program, world, timeout, module, *cells, env=environment, timeout=timeout + 60)
+    else:  # a process in which CUDA may be in use must not be forked
+        command = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(world), "-m", module, *cells]
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            env=environment,
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert lines, done.stderr[-3000:]
     reported: dict[str, str] = json.loads(lines[-1][len(MARK) :])

@@ -7,6 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed.distributed_c10d import BackendConfig
+
+from shiplap.selection import share
 
 PROGRAM = """
 import json, os, sys, warnings
@@ -49,3 +56,32 @@ def test_one_rank_tunes_and_the_other_receives(tmp_path: Path) -> None:
     assert first["frozen"] == second["frozen"] == ["right(WAIT=300)"]
     assert first["failure"] == "SL606 the op has no valid inputs to tune on"
     assert second["failure"] == "SL611 rank 0 could not tune"
+
+
+@pytest.mark.parametrize(
+    ("backend", "where"),
+    [
+        ("gloo", "cpu"),
+        ("mpi", "cpu"),
+        ("cpu:gloo,cuda:nccl", "cpu"),
+        ("nccl", "cuda:3"),
+        ("cuda:nccl", "cuda:3"),
+        ("xpu:xccl", "xpu:3"),
+    ],
+)
+def test_what_is_sent_lies_where_the_group_can_send_it(backend, where, monkeypatch):
+    """Torch's own words for each backend; no GPU is needed to say on which one a tensor would lie."""
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: repr(BackendConfig(backend)))
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: SimpleNamespace(current_device=lambda: 3))
+    assert share.carrier() == torch.device(where)
+
+
+def test_a_group_whose_backend_serves_another_device_gets_tensors_there(monkeypatch):
+    """The broadcasts themselves, on a device without memory: each tensor lies where the backend is."""
+    sent = []
+    monkeypatch.setattr(share, "carrier", lambda: torch.device("meta"))
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, src: sent.append((tensor.device.type, src)))
+    with pytest.raises(NotImplementedError, match="meta"):
+        share._broadcast({"result": 1})
+    assert sent == [("meta", 0), ("meta", 0)]

@@ -10,7 +10,7 @@ import torch
 
 from shiplap.errors import error
 
-__all__ = ["from_first", "ranks"]
+__all__ = ["carrier", "from_first", "ranks"]
 
 
 def ranks() -> tuple[int, int]:
@@ -46,10 +46,21 @@ def from_first(work: Callable[[], Any]) -> Any:
     return content["result"]
 
 
+def carrier() -> torch.device:
+    """Where a tensor has to be for the default group to send it: the CPU if it can, else the device in use.
+
+    A group says for each type of device which backend serves it, as in ``"cpu:gloo,cuda:nccl"``. NCCL alone serves GPUs
+    only, under whichever name it was asked for.
+    """
+    served = [pair.partition(":")[0] for pair in torch.distributed.get_backend_config().split(",")]
+    if "cpu" in served:
+        return torch.device("cpu")
+    return torch.device(served[0], torch.get_device_module(served[0]).current_device())
+
+
 def _broadcast(content: dict[str, Any]) -> dict[str, Any]:
     """Two broadcasts, length and bytes. Every rank receives, the sender too, so that all see the same."""
-    dist = torch.distributed
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    dist, device = torch.distributed, carrier()
     data = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8).to(device)
     size = torch.tensor([data.numel()], device=device)
     dist.broadcast(size, src=0)

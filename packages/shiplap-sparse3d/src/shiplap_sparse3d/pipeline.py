@@ -1,0 +1,178 @@
+"""Pipelines whose stages hand sparse tensors on: ``torch.distributed.pipelining`` carries their tensors.
+
+Torch cuts a batch along the rows of its tensors and allocates, once, what a stage receives. So each micro-batch is
+whole scenes in the capacity form (``SparseTensor.pad``), which has as many rows whatever its scenes are. Between stages
+features and coordinates travel, tables do not: an inverse convolution finds its way back only if its stage has the
+convolution, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shiplap.extend import error
+from shiplap_sparse3d.tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
+
+__all__ = ["Voxels", "split", "stage"]
+
+MOST = 16  # sparse tensors that a stage hands on
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Voxels:
+    """What is known of a sparse tensor of a micro-batch before there is one.
+
+    Args:
+        rows: the capacity; a micro-batch with more voxels is refused by :func:`split`.
+        channels: of the features.
+        spatial_shape: cells per axis.
+        batch_size: scenes of a micro-batch.
+        dtype: of the features.
+    """
+
+    rows: int
+    channels: int
+    spatial_shape: tuple[int, ...]
+    batch_size: int = 1
+    dtype: torch.dtype = torch.float32
+
+    def empty(self, device: torch.device, requires_grad: bool) -> tuple[Tensor, Tensor]:
+        """Features and coordinates without a voxel."""
+        feats = torch.zeros(self.rows, self.channels, dtype=self.dtype, device=device)
+        coords = torch.full((self.rows, 1 + len(self.spatial_shape)), -1, dtype=torch.int32, device=device)
+        return feats.requires_grad_(requires_grad), coords
+
+    def tensor(self, feats: Tensor, coords: Tensor) -> SparseTensor:
+        """The sparse tensor of what came from the stage before."""
+        return SparseTensor(feats, coords, self.spatial_shape, self.batch_size, padded=True)
+
+
+class _Stage(nn.Module):
+    """``module``, with tensors instead of sparse tensors on both sides."""
+
+    def __init__(self, module: nn.Module, takes: Sequence[Voxels]) -> None:
+        super().__init__()
+        self.module, self.takes = module, takes
+
+    def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        pairs = zip(self.takes, tensors[::2], tensors[1::2], strict=True)
+        out = self.module(*(voxels.tensor(feats, coords) for voxels, feats, coords in pairs))
+        made = tuple(_tensors(out if isinstance(out, (tuple, list)) else (out,)))
+        return made[0] if len(made) == 1 else made
+
+
+def _tensors(outputs: Sequence[Any]) -> list[Tensor]:
+    """Each output as tensors that another rank can receive: features and coordinates, or the tensor that it is."""
+    made: list[Tensor] = []
+    for out in outputs:
+        if isinstance(out, SparseTensor):
+            made += [out.feats, out.coords]
+        elif isinstance(out, Tensor):
+            made.append(out)
+        else:
+            raise _refused(f"an output of {type(out).__name__}", "sparse tensors, and in the last stage tensors")
+    return made
+
+
+def _refused(got: str, expected: str) -> Exception:
+    fix = "let the module of each stage but the last return a sparse tensor, or a tuple of them"
+    return error("SL209", where="a stage of a pipeline", got=got, expected=expected, fix=fix)
+
+
+def stage(
+    module: nn.Module, index: int, stages: int, device: torch.device, takes: Voxels, group: Any = None
+) -> PipelineStage:
+    """A stage for the schedules of ``torch.distributed.pipelining`` (``ScheduleGPipe``, ``Schedule1F1B`` ...).
+
+    The module takes what the module of the stage before returns: a sparse tensor or a tuple of them. In the last stage
+    it may return tensors, and a sparse tensor becomes ``(feats, coords)`` for ``loss_fn``. Rows whose coordinates are
+    -1 are padding and mean nothing. Hand :func:`split` of the batch to ``schedule.step`` on the first rank.
+
+    Every rank has to call this, in the order of its stages: each learns from the one before what it will receive.
+
+    Args:
+        module: what this rank computes.
+        index, stages: the number of the stage, and of all. Stage ``i`` is that of rank ``i % ranks``.
+        device: of this rank.
+        takes: what comes into the first stage.
+        group: the ranks of the pipeline, by default all.
+
+    Raises:
+        ShiplapError: SL209 for outputs that another stage cannot take, and for several stages on a single rank.
+    """
+    from torch.distributed.pipelining import PipelineStage
+
+    ranks = dist.get_world_size(group)
+    if ranks == 1 and stages > 1:
+        raise _refused(f"{stages} stages on one rank", "at most one stage on a single rank")
+    given = (takes,) if index == 0 else _receive((index - 1) % ranks, device, group)
+    wrapped = _Stage(module, given)
+    sample = tuple(t for voxels in given for t in voxels.empty(device, index > 0))
+    learning = {m: m.training for m in module.modules()}
+    module.eval()  # statistics are those of voxels, and there is none
+    with torch.no_grad():
+        out = module(
+            *(v.tensor(*pair) for v, pair in zip(given, zip(sample[::2], sample[1::2], strict=True), strict=True))
+        )
+        made = _tensors(out if isinstance(out, (tuple, list)) else (out,))
+    for m, was in learning.items():
+        m.training = was
+    if index < stages - 1:
+        _send(out if isinstance(out, (tuple, list)) else (out,), (index + 1) % ranks, device, group)
+    made = [t.detach().requires_grad_(t.is_floating_point()) for t in made]
+    return PipelineStage(wrapped, index, stages, device, input_args=sample, output_args=tuple(made), group=group)
+
+
+def _send(outputs: Sequence[Any], rank: int, device: torch.device, group: Any) -> None:
+    """Tell the next stage what it will receive: numbers in a tensor of a fixed size."""
+    if len(outputs) > MOST or not all(isinstance(out, SparseTensor) for out in outputs):
+        kinds = ", ".join(type(out).__name__ for out in outputs)
+        raise _refused(f"{len(outputs)} outputs: {kinds}", f"at most {MOST} sparse tensors")
+    lines = [
+        [*out.feats.shape, out.batch_size, DTYPES.index(out.feats.dtype), *(*out.spatial_shape, 0, 0)[:3]]
+        for out in outputs
+    ]
+    told = torch.zeros(MOST, 7, dtype=torch.int64)
+    told[: len(lines)] = torch.tensor(lines)
+    dist.send(told.to(device), group=group, group_dst=rank)
+
+
+def _receive(rank: int, device: torch.device, group: Any) -> tuple[Voxels, ...]:
+    """What the stage before says that it will send."""
+    told = torch.zeros(MOST, 7, dtype=torch.int64, device=device)
+    dist.recv(told, group=group, group_src=rank)
+    lines = [line for line in told.tolist() if line[0]]
+    return tuple(
+        Voxels(rows, channels, tuple(cells for cells in shape if cells), scenes, DTYPES[dtype])
+        for rows, channels, scenes, dtype, *shape in lines
+    )
+
+
+def split(x: SparseTensor, parts: int, rows: int) -> tuple[Tensor, Tensor]:
+    """``(feats, coords)`` of ``parts`` micro-batches of as many scenes and ``rows`` rows each, below each other.
+
+    ``torch.chunk(t, parts)`` of each are the micro-batches, which is how torch's schedules cut.
+
+    Raises:
+        ShiplapError: SL208 for a number of scenes that is no multiple of ``parts``, and for more than ``rows`` voxels.
+    """
+    if parts < 1 or x.batch_size % parts:
+        raise error(
+            "SL208",
+            where="pipeline.split",
+            got=f"{x.batch_size} scenes for {parts} micro-batches",
+            expected="as many scenes in each",
+        )
+    scenes = x.batch_size // parts
+    made = [x[at : at + scenes].pad(rows) for at in range(0, x.batch_size, scenes)]
+    return torch.cat([part.feats for part in made]), torch.cat([part.coords for part in made])
