@@ -143,6 +143,6 @@ def test_from_a_scan_to_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert result.training_points + result.held_out_points == 5000
     page = Path(result.html).read_text()
     assert "hill.laz" in page
-    assert "Autzen" not in page
-    assert "Cloth" not in page
+    assert "Liberty" not in page
+    assert "Geological" not in page
     assert ("Better than the network" in page) == any(rule.iou > result.iou for rule in result.rules)

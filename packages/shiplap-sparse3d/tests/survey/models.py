@@ -48,6 +48,11 @@ def build() -> SurveyModel:
     return SurveyModel(net, VOXEL, (1, 2, 5))
 
 
+def lost() -> SurveyModel:
+    """A function of the user that finds no weights."""
+    raise KeyError("weights")
+
+
 model = build()
 
 

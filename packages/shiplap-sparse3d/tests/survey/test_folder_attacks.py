@@ -72,6 +72,16 @@ def test_no_folder_of_it_leads_elsewhere(
     assert tree(elsewhere) == []
 
 
+def test_what_the_user_keeps_in_the_folder_stays(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    """The folder of a survey may be one that was there before: its files are not the survey's to remove."""
+    folder = tmp_path / "work"
+    (folder / "mine").mkdir(parents=True)
+    (folder / "mine" / "notes.txt").write_text("precious")
+    survey(corner, folder / "out.laz", model, folder=folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["mine", "out.laz"]
+    assert (folder / "mine" / "notes.txt").read_text() == "precious"
+
+
 def test_a_folder_that_everybody_can_write_is_refused(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -284,6 +285,18 @@ def test_ranks_of_launchers(
 # --- what cannot be processed
 
 
+def with_table_at(content: bytes, place: int) -> bytes:
+    """A LAZ file whose chunk table is said to be elsewhere."""
+    first = struct.unpack_from("<I", content, 96)[0]
+    return content[:first] + struct.pack("<q", place) + content[first + 8 :]
+
+
+def with_chunks(content: bytes, count: int) -> bytes:
+    """A LAZ file whose chunk table says ``count`` chunks: lazrs ended the process for want of 69 GB."""
+    table = struct.unpack_from("<q", content, struct.unpack_from("<I", content, 96)[0])[0]
+    return content[: table + 4] + struct.pack("<I", count) + content[table + 8 :]
+
+
 def damaged(kind: str, corner: Path, folder: Path) -> Path:
     content, path = corner.read_bytes(), folder / "in.laz"
     if kind.startswith("las"):
@@ -304,6 +317,8 @@ def damaged(kind: str, corner: Path, folder: Path) -> Path:
         "las truncated": content[: len(content) // 2],
         "las odd": content[:-5],
         "header alone": content[:400],
+        "many chunks": with_chunks(content, 2**32 - 1),
+        "table nowhere": with_table_at(content, 1 << 60),
     }
     path.write_bytes(parts[kind])
     return path
@@ -311,13 +326,38 @@ def damaged(kind: str, corner: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     "kind",
-    ["empty", "short", "foreign", "truncated", "end cut off", "las truncated", "las odd", "header alone", "no points"],
+    [
+        "empty",
+        "short",
+        "foreign",
+        "truncated",
+        "end cut off",
+        "las truncated",
+        "las odd",
+        "header alone",
+        "no points",
+        "many chunks",
+        "table nowhere",
+    ],
 )
 def test_files_that_cannot_be_read(kind: str, corner: Path, model: SurveyModel, tmp_path: Path) -> None:
     path = damaged(kind, corner, tmp_path)
     with pytest.raises(ShiplapError, match="SL822") as caught:
         survey(path, tmp_path / "out.laz", model)
     assert str(path) in caught.value.where
+    assert not (tmp_path / "out.laz").exists()
+
+
+@pytest.mark.parametrize("scale", [0.0, float("nan"), float("inf")])
+def test_a_scale_that_gives_no_coordinates(scale: float, corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    path = tmp_path / "in.las"
+    laspy.read(corner).write(path)
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<d", content, 131, scale)
+    path.write_bytes(content)
+    with pytest.raises(ShiplapError, match="SL822") as caught:
+        survey(path, tmp_path / "out.laz", model)
+    assert caught.value.where == str(path)
     assert not (tmp_path / "out.laz").exists()
 
 

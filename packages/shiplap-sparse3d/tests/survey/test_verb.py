@@ -39,6 +39,7 @@ def test_errors_come_before_the_work(run: Any, corner: Path, tmp_path: Path) -> 
     assert "16 or more" in answer("--model", model, "--halo", 8)
     assert "SL825" in answer("--model", f"{MODELS}:modle")
     assert "SL825" in answer("--model", f"{MODELS}:VOXEL")
+    assert "KeyError: 'weights'" in answer("--model", f"{MODELS}:lost")
     assert "SL501" in answer("--model", "nowhere.py:model")
     assert "SL822" in answer("--model", model, source=MODELS)
     assert "SL602" in answer("--model", model, out=tmp_path / "none" / "out.laz")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shiplap import ShiplapError
 from shiplap.extend import error, verbs
 from shiplap_sparse3d.cli.progress import shown
 
@@ -86,13 +88,26 @@ def _model(target: str) -> SurveyModel:
             expected=meant or "module:name",
         )
     if callable(made) and not isinstance(made, SurveyModel):
-        made = made()
+        made = _made(target, made)
     if not isinstance(made, SurveyModel):
         got = f"a {type(made).__name__}"
         raise error(
             "SL825", where=f"--model {target}", got=got, expected="a SurveyModel, or a function that returns one"
         )
     return made
+
+
+def _made(target: str, function: Callable[[], Any]) -> Any:
+    """What the function of the user returns. Raises SL825 if it raises, as for weights that are not there."""
+    try:
+        return function()
+    except ShiplapError:
+        raise
+    except Exception as failure:
+        got = " ".join(f"{type(failure).__name__}: {failure}".split())
+        raise error(
+            "SL825", where=f"--model {target}", got=got, expected="a function that returns a SurveyModel"
+        ) from failure
 
 
 def _print(result: SurveyResult) -> None:

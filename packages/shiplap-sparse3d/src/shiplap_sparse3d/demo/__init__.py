@@ -1,4 +1,4 @@
-"""``shiplap demo``: a sparse U-Net learns in one pass what a cloth simulation does iteratively, on a real scan."""
+"""``shiplap demo``: a sparse U-Net learns from a survey which points of a real scan are ground."""
 
 from shiplap_sparse3d.demo.result import DemoResult, DemoSettings
 from shiplap_sparse3d.demo.run import run

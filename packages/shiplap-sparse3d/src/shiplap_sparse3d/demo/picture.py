@@ -19,10 +19,13 @@ _GROUND, _OTHER, _MISSED, _INVENTED = "#c8a165", "#4f7cac", "#111111", "#d62728"
 _WIDTH, _LEFT, _RIGHT, _BETWEEN, _TITLE, _FOOT = 10.0, 0.72, 0.12, 0.2, 0.36, 0.56  # inches
 _DPI = 100
 _MARGIN = 6.0  # metres around the scan
+_SQUARE = 0.85  # from this ratio of depth to width on, the panels stand in a row
 
 
 def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> bytes:
     """PNG, 1,000 pixels wide: height and truth above, prediction below; everything right of the line is held out.
+
+    The three panels of a scan as deep as wide stand in a row.
 
     Args:
         scan: all points.
@@ -36,9 +39,9 @@ def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> byt
     figure = Figure()
     height, right, prediction = _panels(figure, scan)
     _heights(height, scan)
-    height.set_title("scan, coloured by height")
+    height.set_title("scan, coloured by height", fontsize=11)
     _classes(right, scan, [("ground", _GROUND, truth), ("other", _OTHER, ~truth)], 0.35)
-    right.set_title(f"truth: {labels}")
+    right.set_title(f"truth: {labels}", fontsize=11)
     groups = [
         ("ground", _GROUND, predicted & truth),
         ("other", _OTHER, ~predicted & ~truth),
@@ -46,7 +49,7 @@ def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> byt
         ("invented ground", _INVENTED, predicted & ~truth),
     ]
     _classes(prediction, scan, groups, 1.0)
-    prediction.set_title("prediction: sparse U-Net, one pass")
+    prediction.set_title("prediction: sparse U-Net, one pass", fontsize=11)
     border = float(scan.xyz[held_out, 0].min())
     for ax in (height, right, prediction):
         ax.axvline(border, color="black", linewidth=1)
@@ -57,28 +60,36 @@ def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> byt
 
 
 def _panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
-    """Two small panels above a wide one. Placed by hand: a metre is as long in y as in x, so the sizes are known, and
-    matplotlib's layouts cut labels off when they meet a fixed aspect."""
+    """Two small panels above a wide one, or three in a row. Placed by hand: a metre is as long in y as in x, so the
+    sizes are known, and matplotlib's layouts cut labels off when they meet a fixed aspect."""
     low, high = scan.xyz[:, :2].amin(0) - _MARGIN, scan.xyz[:, :2].amax(0) + _MARGIN
     ratio = float((high - low)[1] / (high - low)[0])
     wide = _WIDTH - _LEFT - _RIGHT
-    small = (wide - _BETWEEN) / 2
-    top = _FOOT + wide * ratio + _TITLE + 0.3
-    height = top + small * ratio + _TITLE
+    if ratio < _SQUARE:
+        small = (wide - _BETWEEN) / 2
+        top = _FOOT + wide * ratio + _TITLE + 0.3
+        height = top + small * ratio + _TITLE
+        places = [(_LEFT, top, small), (_LEFT + small + _BETWEEN, top, small), (_LEFT, _FOOT, wide)]
+    else:
+        small = (wide - 2 * _BETWEEN) / 3
+        height = _FOOT + small * ratio + _TITLE
+        places = [(_LEFT + i * (small + _BETWEEN), _FOOT, small) for i in range(3)]
     figure.set_size_inches(_WIDTH, height)
-    places = (_LEFT, top, small), (_LEFT + small + _BETWEEN, top, small), (_LEFT, _FOOT, wide)
     panels = [figure.add_axes((x / _WIDTH, y / height, w / _WIDTH, w * ratio / height)) for x, y, w in places]
     for ax in panels:
         ax.set(xlim=(float(low[0]), float(high[0])), ylim=(float(low[1]), float(high[1])), aspect="equal")
         ax.tick_params(labelsize="small")
     panels[0].set_ylabel("y [m]")
     panels[1].tick_params(labelleft=False)
-    panels[2].set(xlabel="x [m]", ylabel="y [m]")
+    panels[2].set_xlabel("x [m]")
+    panels[2].tick_params(labelleft=ratio < _SQUARE)
+    if ratio < _SQUARE:
+        panels[2].set_ylabel("y [m]")
     return panels[0], panels[1], panels[2]
 
 
 def _heights(ax: Axes, scan: Scan) -> None:
-    """Colours span the terrain: with the tree tops in it, the river bank would not be seen."""
+    """Colours span the terrain: with tree tops and statues in it, no wall or slope would be seen."""
     xyz = scan.xyz[scan.xyz[:, 2].argsort()]
     low, high = (float(xyz[int(len(xyz) * q), 2]) for q in (0.01, 0.9))
     x, y, z = xyz.T.numpy()
@@ -92,7 +103,7 @@ def _classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], size: 
     for name, colour, mask in groups:
         x, y, _ = scan.xyz[mask].T.numpy()
         ax.scatter(x, y, color=colour, s=size, linewidths=0, label=f"{name} ({len(x):,})")
-    legend = ax.legend(loc="upper right", ncols=2, fontsize="x-small", columnspacing=1, handletextpad=0.2)
+    legend = ax.legend(loc="upper right", ncols=2, fontsize=6.5, columnspacing=1, handletextpad=0.2)
     for handle in legend.legend_handles:
         handle.set_sizes([24.0])  # type: ignore[union-attr]
 

@@ -1,8 +1,9 @@
-"""Anybody's classified scan as the demonstration wants it: last returns in metres, and which of them are ground."""
+"""A classified scan as the demonstration wants it: last returns in metres, and which of them are ground."""
 
 from __future__ import annotations
 
 import math
+from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,17 @@ from shiplap.extend import error
 from shiplap_sparse3d.demo.scan import Scan, split
 from shiplap_sparse3d.survey.cloud import chunks, opened
 
-__all__ = ["read"]
+__all__ = ["load", "read"]
 
 NOISE = 7, 18  # classes of the LAS specification
 FEWEST, MOST = 5_000, 5_000_000  # last returns
 FEWEST_OF_A_CLASS = 100  # in the training area, and in the one that is held out
+
+
+def load() -> Scan:
+    """The scan that comes with the package: the Statue of Liberty. Provenance: ``data/README.md``."""
+    with as_file(files("shiplap_sparse3d.demo") / "data" / "liberty.laz") as path:
+        return read(path, (2,), 1.0)
 
 
 def read(path: Path, classes: tuple[int, ...], metres: float) -> Scan:

@@ -58,7 +58,7 @@ class Rule:
 class DemoResult:
     """What was measured. Times in seconds (``_s``) or milliseconds (``_ms``); IoU of the class ground, held out.
 
-    ``scan`` is the file that was read, or None for the packaged one, whose labels come from a simulation.
+    ``scan`` is the file that was read, or None for the packaged one.
     """
 
     graphs: int

@@ -23,8 +23,8 @@ __all__ = ["RADII", "best_rules", "lowest_within", "over_cell"]
 
 RADII = (2.0, 4.0, 8.0, 16.0, 32.0, 48.0)  # metres
 
-_CELLS = 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0  # metres
-_HEIGHTS = 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2.0, 3.0  # metres
+_CELLS = 0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0  # metres
+_HEIGHTS = 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2.0, 3.0  # metres
 _SLOPES = 0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0  # metres a metre
 _FAR = 1e9  # metres, the height of a raster cell without points: above any terrain
 _CELL = 2.0  # metres, raster of local minima

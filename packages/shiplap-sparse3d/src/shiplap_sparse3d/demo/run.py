@@ -14,10 +14,10 @@ from torch import Tensor
 from shiplap.extend.compiling import CompileCounts, compile_counts, reset_compiler
 from shiplap_sparse3d.demo import evaluate, picture, report
 from shiplap_sparse3d.demo.audits import audits
-from shiplap_sparse3d.demo.read import read
+from shiplap_sparse3d.demo.read import load, read
 from shiplap_sparse3d.demo.result import DemoResult, DemoSettings, Rule, Verdicts
 from shiplap_sparse3d.demo.rules import best_rules
-from shiplap_sparse3d.demo.scan import Scan, load, split
+from shiplap_sparse3d.demo.scan import Scan, split
 from shiplap_sparse3d.demo.score import iou
 from shiplap_sparse3d.demo.tiles import random_tiles
 from shiplap_sparse3d.demo.train import Fit, Progress, Recipe, fit, parameters
@@ -59,7 +59,7 @@ def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
     counts = compile_counts()  # before the audit, which compiles graphs of its own
     verdicts = audits(settings.quick, progress) if settings.audit else {}
     progress("report", 0, 1, "")
-    truth = "cloth simulation, iterative" if settings.input is None else "classes of the file"
+    truth = "classes of the survey" if settings.input is None else "classes of the file"
     png = picture.picture(here, held_out, judged.predicted, truth)
     points = (len(training), int(held_out.sum()))
     result = _result(settings, points, time.perf_counter() - start, trained, judged, speed, counts, verdicts)

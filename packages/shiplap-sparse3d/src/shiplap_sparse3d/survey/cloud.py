@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from shiplap.extend import error
 
@@ -41,7 +42,44 @@ def opened(path: Path) -> Iterator[laspy.LasReader]:
     with reader:
         if not reader.header.point_count:
             raise error("SL822", where=str(path), got="0 points", expected="at least one point")
+        _check_scales(path, reader.header)
+        if reader.header.are_points_compressed:
+            _check_chunk_table(path, reader.header)
         yield reader
+
+
+def _check_chunk_table(path: Path, header: laspy.LasHeader) -> None:
+    """SL822 for a LAZ file whose chunk table says more chunks than its bytes can hold.
+
+    lazrs reserves memory for as many chunks as the table says, and ends the process if it gets none. What is damaged in
+    other ways is left to lazrs, which says so. Each chunk begins with a point that is not compressed.
+    """
+    size, first = path.stat().st_size, header.offset_to_point_data
+    with path.open("rb") as file:
+        table = _number(file, "<q", first, size)
+        if table == -1:  # the writer could not go back: the place is in the last bytes
+            table = _number(file, "<q", size - 8, size)
+        count = None if table is None else _number(file, "<4xI", table, size)
+    most = max(0, size - first) // header.point_format.size + 1
+    if count is not None and count > most:
+        raise error("SL822", where=str(path), got=f"a table of {count:,} chunks", expected=f"at most {most:,}")
+
+
+def _number(file: IO[bytes], form: str, place: int, size: int) -> int | None:
+    """The number at ``place`` of a file of ``size`` bytes; None beyond the file."""
+    wide = struct.calcsize(form)
+    if not 0 <= place <= size - wide:
+        return None
+    file.seek(place)
+    return int(struct.unpack(form, file.read(wide))[0])
+
+
+def _check_scales(path: Path, header: laspy.LasHeader) -> None:
+    """SL822 for scales and offsets that give no coordinates: with a scale of 0 all points lie in one place."""
+    scales, offsets = [float(v) for v in header.scales], [float(v) for v in header.offsets]
+    if not all(map(math.isfinite, scales + offsets)) or 0 in scales:
+        got = f"scales {scales} and offsets {offsets}"
+        raise error("SL822", where=str(path), got=got, expected="finite numbers, and no scale of 0")
 
 
 def chunks(

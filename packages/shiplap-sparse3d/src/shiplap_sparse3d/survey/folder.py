@@ -6,10 +6,11 @@ what has a mark is finished, and everything else is made anew.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ class Folder:
                 fix="pass another folder, or remove what 'where' names",
             ) from None
 
-    @contextmanager
+    @contextlib.contextmanager
     def alone(self, rank: int) -> Iterator[None]:
         """Hold worker ``rank`` of this folder; SL823 while another process holds it. A killed process lets it go.
 
@@ -123,6 +124,16 @@ class Folder:
                 yield
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile, such as a data loader's, shares it
+
+    def clear(self) -> None:
+        """Remove what a survey writes here, and the folder if nothing else is in it. A file of the user stays."""
+        for part in ("points", "classes", "done"):
+            shutil.rmtree(self.path / part, ignore_errors=True)
+        for path in (self.identity, self.progress, self.classes, *self.path.glob("worker*.lock")):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def write_result(self, tile: Tile, rows: np.ndarray[Any, Any]) -> None:
         """The classes of a tile, and then its mark, which holds their digest."""

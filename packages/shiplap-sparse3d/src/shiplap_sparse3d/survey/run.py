@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import resource
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -108,7 +107,8 @@ def survey(
         tile, halo, origin: in voxels, see :func:`tiling`. By default what the network needs.
         folder: the folder for sorted points and results, about 24 bytes for each point. The default is the path of
             ``target`` followed by ``.survey``. Workers on several machines need a folder on a shared file system.
-        keep: whether the folder stays afterwards, so that training can use it. False by default.
+        keep: whether the folder stays afterwards, so that training can use it. False by default: what the survey wrote
+            there is removed, and the folder too unless other things are in it.
         chunk: the number of points that are read at a time.
         workers: ``(rank, number of workers)``, by default as torchrun, Slurm or MPI state them in the environment.
             Worker 0 sorts the points and writes the output.
@@ -144,7 +144,7 @@ def survey(
             expected="a writable folder with room for 24 bytes a point",
         ) from None
     if rank == 0 and not keep:
-        shutil.rmtree(place.path, ignore_errors=True)
+        place.clear()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     return SurveyResult(
         str(target) if rank == 0 else None,
