@@ -158,9 +158,9 @@ def _overwritten(run: Callable[[], Any]) -> str:
         finally:
             for (_, _, write, _), value in zip(SETTINGS, was, strict=True):
                 write(value)
-        for (name, *_), value, found in zip(SETTINGS, wanted, now, strict=True):
-            if found != value:
-                return f"{name}: {value} before, {found} after"
+        for (name, *_), value, left in zip(SETTINGS, wanted, now, strict=True):
+            if left != value:
+                return f"{name}: {value} before, {left} after"
     return ""
 
 
