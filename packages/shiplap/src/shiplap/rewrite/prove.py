@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Interpreter
+from torch.fx import Graph, Interpreter
+from torch.nn import Module
 
 from shiplap.compat import same_storage
 from shiplap.compat.nodes import hint, node_value
@@ -76,7 +77,7 @@ def prove(rewrite: Provable) -> tuple[Finding, ...]:
     """
     digest = rewrite.digest
     if _findings.get(rewrite, ("",))[0] != digest:
-        if known := kept.read(rewrite):
+        if known := kept.read(rewrite, digest):
             _findings[rewrite] = digest, known
         else:
             _prove(rewrite, digest)
@@ -88,7 +89,7 @@ def _prove(rewrite: Provable, digest: str) -> None:
 
     with preserving_state(), uncast(), quiet(), _uncollected():
         if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
-            _findings[rewrite] = digest, _run(rewrite)
+            _findings[rewrite] = digest, _run(rewrite, digest)
 
 
 @contextmanager
@@ -103,13 +104,13 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _run(rewrite: Provable) -> tuple[Finding, ...]:
+def _run(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
     token = proving.set(True)
     try:
         findings = tuple(_summed(rewrite, list(_observed(rewrite))))
     finally:
         proving.reset(token)
-    kept.write(rewrite, findings)
+    kept.write(rewrite, digest, findings)
     return findings
 
 
@@ -208,7 +209,7 @@ def _module(graph: Graph) -> Interpreter:
     """A copy of ``graph`` that takes and returns flat lists, whatever its own code does."""
     held = Graph()
     held.output(held.graph_copy(graph, {}))
-    return Interpreter(GraphModule(graph.owning_module or {}, held))
+    return Interpreter(graph.owning_module or Module(), graph=held)  # no code is generated for what is interpreted
 
 
 class _Run:

@@ -49,8 +49,8 @@ class Attention(Rewrite):
 
     @property
     def digest(self) -> str:
-        parts = [source_digest(f) for f in (Attention.apply, Attention._at, scores_of, _attended, _weighted, _declined)]
-        return hashlib.sha256(" ".join([*parts, str(self.always)]).encode()).hexdigest()[:16]
+        of = source_digest(Attention.apply, Attention._at, scores_of, _attended, _weighted, _declined)
+        return hashlib.sha256(f"{of} {self.always}".encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
         return programs()
