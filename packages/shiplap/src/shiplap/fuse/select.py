@@ -283,8 +283,8 @@ def _reason(listed: list[Any], ranked: list[int], times: dict[int, float], how: 
     if not times:
         return "the fallback: no template could be run"
     best, fallbacks = ranked[0], [i for i in ranked if listed[i].kernel == REFERENCE]
-    said = [f"{_fallback(listed[i])} {show_time(times[i])}" for i in fallbacks if i != best]
-    against = "".join(f", {text}" for text in said)
+    reasons = [f"{_fallback(listed[i])} {show_time(times[i])}" for i in fallbacks if i != best]
+    against = "".join(f", {text}" for text in reasons)
     other = next((i for i in ranked[1:] if i not in fallbacks), None)
     behind = f", next {label(listed[other])} {show_time(times[other])}" if other is not None else ""
     wrong = sum(f.verdict == "fail" for f in ranking.findings)

@@ -89,7 +89,8 @@ def _prove(rewrite: Provable, digest: str) -> None:
 
     with preserving_state(), uncast(), quiet(), _uncollected():
         if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
-            _findings[rewrite] = digest, _run(rewrite, digest)
+            _findings[rewrite] = digest, _run(rewrite)
+            kept.write(rewrite, rewrite.digest, _findings[rewrite][1])  # samples that count their calls are others now
 
 
 @contextmanager
@@ -104,14 +105,12 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _run(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
+def _run(rewrite: Provable) -> tuple[Finding, ...]:
     token = proving.set(True)
     try:
-        findings = tuple(_summed(rewrite, list(_observed(rewrite))))
+        return tuple(_summed(rewrite, list(_observed(rewrite))))
     finally:
         proving.reset(token)
-    kept.write(rewrite, digest, findings)
-    return findings
 
 
 @dataclass(frozen=True)
