@@ -57,15 +57,21 @@ class Turns:
         part.rename(part.with_suffix(".json"))
 
 
-def together(names: Sequence[str], command: Sequence[str], seconds: float) -> Iterator[dict[str, Any]]:
-    """What ``command FOLDER NAME CASE`` tells, for each case; nothing of one that is not ready after ``seconds``."""
+def together(
+    names: Sequence[str], command: Sequence[str], seconds: float, after: Path | None = None
+) -> Iterator[dict[str, Any]]:
+    """What ``command FOLDER NAME CASE`` tells, for each case; nothing of one that is not ready after ``seconds``.
+
+    Nobody has a turn before the file ``after`` exists, or the ``seconds`` are over.
+    """
     with tempfile.TemporaryDirectory() as made:
         folder, end = Path(made), time.monotonic() + seconds
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         running = {f"{i:02}": subprocess.Popen([*command, made, f"{i:02}", n], env=env) for i, n in enumerate(names)}
         while True:
             ready = {f.stem for f in folder.glob("*.ready")} | {n for n, p in running.items() if p.poll() is not None}
-            if not running.keys() - ready or time.monotonic() > end:
+            waited_for = after is None or after.exists()
+            if (waited_for and not running.keys() - ready) or time.monotonic() > end:
                 break
             time.sleep(0.1)
         for late in running.keys() - ready:

@@ -247,7 +247,7 @@ def _merges(result: dict[str, Any]) -> Iterator[str]:
         yield f"| {case['case']} | {decided} | {case['us']['off']:.0f} | {' | '.join(ratios)} |"
 
 
-@pytest.mark.parametrize("name", [path.stem for path in RESULTS if path.stem.startswith("rewrite")])
+@pytest.mark.parametrize("name", ["rewrite", "rewrite_gpu"])
 def test_the_page_repeats_the_recorded_merges(name: str) -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
     page = BENCHMARKS.read_text(encoding="utf-8")
@@ -272,3 +272,37 @@ def test_the_page_repeats_the_recorded_models() -> None:
         assert cells[0].lower().replace("-", "").startswith(name.replace("-", "")), row
         assert cells[1:5] == [f"{times[n]:.0f}" for n in names]
         assert f"{times[own]:.0f}" in cells[5] if own in times else record["failed"][own].partition(": ")[2] in cells[5]
+
+
+def _models(result: dict[str, Any]) -> Iterator[str]:
+    for case in result["cases"]:
+        places = ", ".join(f"{name} {n}" for name, n in case["matches"].items() if name != "no_ops")
+        compiled, ratio = (case[field] for field in ("compile_s", "off over"))
+        errors = (case["error"], case.get("gradient error"))
+        cells = [
+            case["model"],
+            "x".join(map(str, case["input"])),
+            places,
+            f"{case['us']['off']:.0f}",
+            f"{ratio['on']:.2f}",
+            f"{ratio['again']:.2f}",
+            ", ".join(f"{compiled[row]:.1f}" for row in ("off", "on", "again")),
+            *(f"{e['on']:.4f} ({e['eager']:.4f})" if e else "–" for e in errors),
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _pieces(result: dict[str, Any]) -> Iterator[str]:
+    for case in result["cases"]:
+        times = case["us"]
+        (other,) = times.keys() - {"off", "again"}
+        instead = f"{times[other]:.0f} ({'in blocks' if other == 'on' else other})"
+        yield f"| {case['case']} | {times['off']:.0f} | {times['again']:.0f} | {instead} |"
+
+
+@pytest.mark.parametrize(("name", "rows"), [("rewrite_models_gpu", _models), ("rewrite_pieces_gpu", _pieces)])
+def test_the_page_repeats_the_recorded_models_and_pieces(name: str, rows: Any) -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    page = BENCHMARKS.read_text(encoding="utf-8")
+    shown = page[page.index(f"<!-- {name} -->") : page.index(f"<!-- /{name} -->")]
+    assert shown.splitlines()[3:] == list(rows(result))

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ import shiplap as sl
 from shiplap.compat import lowering
 from shiplap.fuse import explain, fusion_choices, select, switches
 from shiplap.op import digest
+from shiplap.op.choices import REFERENCE
+from shiplap.selection.measure import Timing
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 from tests.fuse import targets
@@ -112,14 +115,33 @@ def test_switches_are_controls(name):
     assert (fusion_choices("fusetest::qmm")[-1].chosen == "reference") == (name == "off")
 
 
-def test_a_template_may_decline_to_be_fused(monkeypatch):
+def test_a_template_may_decline_to_be_fused():
     only(GOOD)
     asked = []
     declines = {"fuses": lambda sizes: bool(asked.append(dict(sizes)))}
-    monkeypatch.setitem(qmm.templates, "cpu", [dataclasses.replace(t, **declines) for t in qmm.templates["cpu"]])
+    qmm.templates["cpu"] = [dataclasses.replace(t, **declines) for t in qmm.templates["cpu"]]  # until the test ends
     args = arguments()
     assert fused(*args) == (1, 0)
     assert asked[0]["m"] == len(args[0])
+
+
+def test_the_fallback_is_compiled_without_tuning_where_that_was_faster(monkeypatch):
+    """In a graph that is tuned. What Inductor picks for a product by measurement is not always the faster one."""
+    only(GOOD)
+    seen, plain = [], lowering.inline
+    monkeypatch.setattr(lowering, "inline", lambda *args: (seen.append(lowering.autotuning()), plain(*args))[1])
+    args = arguments()
+    with select.trial("fusetest::qmm", f"reference({select.UNTUNED})"):
+        got = torch.compile(layer, fullgraph=True, mode="max-autotune-no-cudagraphs")(*args)
+    assert seen == [False]
+    assert float((got - layer(*args)).norm() / layer(*args).norm()) < 1e-6
+
+
+def test_a_template_has_to_beat_the_fallback_by_more_than_the_clock_can_tell():
+    times = {REFERENCE: 1.0, "tie": 0.995, "faster": 0.98}
+    kernels = {name: SimpleNamespace(kernel=name) for name in times}
+    costs = {n: select._cost(kernels[n], Timing(t, t, t, 25, True)) for n, t in times.items()}
+    assert sorted(costs, key=lambda n: costs[n]) == ["faster", REFERENCE, "tie"]
 
 
 @pytest.mark.long

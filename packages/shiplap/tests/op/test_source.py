@@ -69,3 +69,13 @@ def test_the_digest_is_the_same_in_another_process():
     run = functools.partial(subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True)
     digests = {run(env={"PYTHONHASHSEED": seed}).stdout.strip() for seed in ("1", "2", "3")}
     assert digests == {source_digest(load())}
+
+
+def test_of_several_functions_each_counts_and_a_helper_that_they_share_does():
+    def made(**changes):
+        first, second = load(**changes), load(default=4, **changes)
+        return source_digest(first, second)
+
+    assert made() == made() != made(helper=3)
+    assert made() != source_digest(load(), load(default=5))
+    assert source_digest(load()) != source_digest(load(), load(default=5))

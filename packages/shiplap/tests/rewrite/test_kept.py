@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from shiplap.op.source import foreign
 from shiplap.rewrite import PatternRewrite, prove, rewrite
 from shiplap.rewrite.shipped import no_ops, rms_norm
+from shiplap.rewrite.shipped.no_ops import NoOps
 from shiplap.settings import settings
 
 RUNS: list[str] = []
@@ -131,3 +132,17 @@ SCALE = _Scale(2.0)
 
 def _scaled(x: Tensor, by: _Scale = SCALE) -> Tensor:
     return by.of(x)
+
+
+def test_a_proof_looks_at_the_code_of_its_rewrite_before_and_after() -> None:
+    """And not for each file of the cache: all functions of a rewrite are followed for its digest."""
+    asked: list[str] = []
+
+    class Counted(NoOps):
+        @property
+        def digest(self) -> str:
+            asked.append(super().digest)
+            return asked[-1]
+
+    assert {f.verdict for f in prove(Counted())} <= {"ok", "skip"}
+    assert asked == [no_ops.digest] * 2

@@ -16,7 +16,7 @@ from shiplap.fuse.candidate import TemplateCandidate, candidates
 from shiplap.fuse.choice import FusionChoice, Verdict, remember
 from shiplap.fuse.isolated import collect
 from shiplap.fuse.prove import prove
-from shiplap.fuse.select import Selection, blocked, forced, known, measure, preferred
+from shiplap.fuse.select import UNTUNED, Selection, blocked, forced, known, measure, preferred
 from shiplap.fuse.switch import in_force
 from shiplap.fuse.tuning import answered
 from shiplap.op import Op, choices
@@ -25,7 +25,9 @@ from shiplap.op.choices import REFERENCE
 from shiplap.op.fake import refuse_python
 from shiplap.selection.choice import Choice
 
-__all__ = ["lower"]
+__all__ = ["UNTUNED_REFERENCE", "lower"]
+
+UNTUNED_REFERENCE = f"{REFERENCE}({UNTUNED})"
 
 
 def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
@@ -38,6 +40,9 @@ def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
         remember(choice)
     if wanted == REFERENCE:
         return fallback(call, overload, args, kwargs)
+    if wanted == UNTUNED_REFERENCE:
+        with lowering.no_autotuning():
+            return fallback(call, overload, args, kwargs)
     valid, _ = candidates(call)
     return next(c for c in valid if c.label == wanted).node(in_force(op).fusion)
 
@@ -75,7 +80,7 @@ def _stored(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict],
     """A stored choice was verified when it was measured, of this very source on this machine; another one is proven."""
     if choice.origin != "stored":
         return _by_default(call, valid, verdicts, f"{choice.origin}: {choice.reason}", choice.label)
-    if choice.label == REFERENCE or any(c.label == choice.label for c in valid):
+    if choice.kernel == REFERENCE or any(c.label == choice.label for c in valid):
         return _fusion_choice(call, choice.label, f"stored: {choice.reason}", verdicts)
     return _by_default(call, valid, verdicts, f"the stored choice {choice.label} does not take this call")
 
@@ -84,8 +89,8 @@ def _by_default(
     call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], reason: str, first: str = ""
 ) -> FusionChoice:
     """The choice where nothing is measured. ``first``: what was chosen for the call without its neighbours."""
-    if first == REFERENCE:
-        return _fusion_choice(call, REFERENCE, f"the choice of sl.tune; {reason}", verdicts)
+    if first in (REFERENCE, UNTUNED_REFERENCE):
+        return _fusion_choice(call, first, f"the choice of sl.tune; {reason}", verdicts)
     taken = [c for c in valid if c.template.default or c.label == first]
     if any(c.label == first for c in taken):
         taken.sort(key=lambda c: c.label != first)

@@ -2,6 +2,10 @@
 
 A kernel that is slower alone may be faster with a fused epilogue, and the reverse. The last step therefore times graphs
 that are compiled as they will run. The choice is stored under the op, the machine and the operations around the call.
+
+Where the reference is a call of a library, Inductor would tune it in the graph to come (``mode="max-autotune"``), and
+what it picks is not always faster than the library. The fallback then takes part twice: as Inductor tunes it, and with
+the library's own kernel. A template has to beat both.
 """
 
 from __future__ import annotations
@@ -37,15 +41,16 @@ from shiplap.selection.inputs import Inputs, inputs
 from shiplap.selection.isolate import Isolation
 from shiplap.selection.key import Key, key_for
 from shiplap.selection.measure import Plan, Timing, clock_for, race
-from shiplap.selection.search import Ranking, Report, search
+from shiplap.selection.search import TIE, Ranking, Report, search
 from shiplap.selection.selector import Options, Task, in_force, stored
 from shiplap.selection.store import Store
 
-__all__ = ["Selection", "forced", "known", "measure", "preferred", "trial"]
+__all__ = ["UNTUNED", "Selection", "forced", "known", "measure", "preferred", "trial"]
 
 FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
 NEAR = 1.3
 SECONDS = 60.0  # per call, with the compilation of its candidates
+UNTUNED = Config.of({"tuned": False})  # of the fallback: what Inductor compiles for it where it tunes nothing
 
 _forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
 
@@ -70,8 +75,8 @@ class FallbackCandidate(Candidate):
     """The op without a template: its own kernel, or the code that Inductor generates from its reference."""
 
     call: Call
-    kernel: str = REFERENCE
     config: Config = NO_CONFIG
+    kernel: str = REFERENCE
     fixed: bool = True
     opaque: bool = True
     _compiled: Callable[..., Any] | None = None
@@ -212,7 +217,7 @@ def _bench(task: Task, call: Call, isolation: Isolation | None) -> Bench:
 
 def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
     """The choice, and the times of the candidates that were raced with their surroundings."""
-    order, alone = ranking.order, ranking.timings
+    order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
     if not here:  # what was proven in the other process is proven again as it was rendered in this one
         check = LocalBench(selection.inputs, listed)
@@ -220,17 +225,41 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
         near = [i for i in near if i == 0 or check.verify(i).ok]
         order = [i for i in order if i in near or i == 0]
     finalists = [*near, *([0] if 0 in alone and 0 not in near else [])]
+    tuned = 0 in finalists and tuned_by_inductor(selection.call)
+    if tuned:
+        finalists.append(len(listed))
+        listed.append(FallbackCandidate(selection.call, UNTUNED))
     around: dict[int, Timing] = {}
-    how = "alone"
-    if selection.surroundings.nodes and len(finalists) > 1:
-        around, how = _race(selection, listed, finalists), f"with {selection.surroundings.text}"
+    how = f"with {selection.surroundings.text}" if selection.surroundings.nodes else "in compiled code"
+    if (selection.surroundings.nodes or tuned) and len(finalists) > 1:
+        around = _race(selection, listed, finalists, tuned=tuned)
     timings: dict[int, Timing] = around or alone
-    ranked = sorted(timings, key=lambda i: timings[i].median) or [0]
+    ranked = sorted(timings, key=lambda i: _cost(listed[i], timings[i])) or [0]
     if not around:
-        ranked = order or [0]
+        ranked, how = order or [0], "alone"
+    return _chosen(
+        selection, listed, ranking, {i: timings[i].median for i in ranked if i in timings}, how, tried
+    ), around
+
+
+def _cost(candidate: Candidate, timing: Timing) -> float:
+    """A template that is no faster than the fallback by more than the clock can tell is no gain."""
+    return timing.median * (TIE if candidate.kernel == REFERENCE else 1.0)
+
+
+def tuned_by_inductor(call: Call) -> bool:
+    """Whether the fallback is the code that Inductor picks by measurement: a product or convolution, inlined."""
+    library = call.device.type in call.op.spec.library
+    return library and lowering.autotuning() and not call.op.own(call.device.type)
+
+
+def _chosen(
+    selection: Selection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
+) -> Choice:
+    """``times``: by candidate, the best one first."""
+    ranked = list(times) or [0]
     best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
-    times = {i: t.median for i, t in timings.items()}
-    choice = Choice(
+    return Choice(
         op=selection.call.op.spec.name,
         device=selection.key["device"],
         bucket=selection.inputs.bucket,
@@ -244,37 +273,45 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
         default_time=times.get(0, 0.0),
         reason=_reason(listed, ranked, times, how, ranking),
         findings=tuple(ranking.findings),
-        tried=len(listed) - ranking.unseen,
+        tried=tried,
         sizes=str(selection.inputs.recipe),
         place=place_of(selection.key),
     )
-    return choice, around
 
 
 def _reason(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
     if not times:
         return "the fallback: no template could be run"
-    best = ranked[0]
-    against = f", fallback {show_time(times[0])}" if 0 in times and best != 0 else ""
-    other = next((i for i in ranked[1:] if i != 0), None)
+    best, fallbacks = ranked[0], [i for i in ranked if listed[i].kernel == REFERENCE]
+    reasons = [f"{_fallback(listed[i])} {show_time(times[i])}" for i in fallbacks if i != best]
+    against = "".join(f", {text}" for text in reasons)
+    other = next((i for i in ranked[1:] if i not in fallbacks), None)
     behind = f", next {label(listed[other])} {show_time(times[other])}" if other is not None else ""
     wrong = sum(f.verdict == "fail" for f in ranking.findings)
     return f"fastest {how}: {show_time(times[best])}{against}{behind}" + (f"; {wrong} dropped" if wrong else "")
+
+
+def _fallback(candidate: Candidate) -> str:
+    return "fallback untuned" if candidate.config == UNTUNED else "fallback"
 
 
 def _call(compiled: Callable[..., Any], args: list[Any]) -> tuple[Tensor, ...]:
     return tuple(compiled(*args))
 
 
-def _race(selection: Selection, listed: list[Any], finalists: Sequence[int]) -> dict[int, Timing]:
-    """The finalists compiled with their surroundings; one that cannot be is left out."""
+def _race(selection: Selection, listed: list[Any], finalists: Sequence[int], *, tuned: bool) -> dict[int, Timing]:
+    """The finalists compiled with their surroundings; one that cannot be is left out.
+
+    ``tuned``: the plain fallback is compiled as the mode of this compilation asks for.
+    """
     around = selection.surroundings
     clock = clock_for(str(selection.call.device))
     args = around.arguments(selection.inputs.real[0].fresh())
     written: dict[int, Callable[[], Callable[..., Any]]] = {}
     for index in finalists:
-        name = REFERENCE if index == 0 else listed[index].label
-        with suppress(Exception), lowering.no_autotuning(), trial(selection.call.op.spec.name, name):
+        ambient = tuned and index == 0
+        mode = nullcontext() if ambient else lowering.no_autotuning()
+        with suppress(Exception), mode, trial(selection.call.op.spec.name, label(listed[index])):
             written[index] = lowering.write_graph(around.graph(), around.fakes())
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         loading = {index: pool.submit(load) for index, load in written.items()}

@@ -16,9 +16,13 @@ __all__ = ["followed", "foreign", "home", "same_home", "source_digest", "used"]
 KNOWN = frozenset({"builtins", "math", "operator", "torch", "typing"})  # a version stands for what these hold
 
 
-def source_digest(fn: Callable[..., object]) -> str:
-    """The same in every process that loaded the same code; another one when it or a helper behaves differently."""
-    return hashlib.sha256("\n".join(_walk(fn, set())).encode()).hexdigest()[:16]
+def source_digest(*fns: Callable[..., object]) -> str:
+    """The same in every process that loaded the same code; another one when it or a helper behaves differently.
+
+    Of several functions together, whose helpers are looked at once.
+    """
+    seen: set[int] = set()
+    return hashlib.sha256("\n".join(line for fn in fns for line in _walk(fn, seen)).encode()).hexdigest()[:16]
 
 
 def foreign(fn: object, seen: set[int] | None = None) -> str:

@@ -30,21 +30,24 @@ ROOMS = ("rewrite", "compat", "op", "referee")
 GOOD = ("ok", "skip")
 
 
-def read(rewrite: Provable) -> tuple[Finding, ...]:
-    """The findings of the proof of ``rewrite`` in another process. Empty if there is none to be believed."""
+def read(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
+    """The findings of the proof of ``rewrite`` in another process. Empty if there is none to be believed.
+
+    ``digest`` is that of the rewrite: to look at all of its code again takes longer than to read the file.
+    """
     if not rewrite.self_contained:
         return ()
-    held = _store().get(_key(rewrite))
+    held = _store().get(_key(rewrite, digest))
     listed = held.get("findings") if held is not None else None
     findings = tuple(map(_finding, listed)) if isinstance(listed, list) else ()
     return () if None in findings else tuple(f for f in findings if f is not None)
 
 
-def write(rewrite: Provable, findings: tuple[Finding, ...]) -> bool:
+def write(rewrite: Provable, digest: str, findings: tuple[Finding, ...]) -> bool:
     """Keep ``findings``; whether they were kept. Those of a proof that found a fault are not."""
     if not rewrite.self_contained or any(f.verdict not in GOOD for f in findings):
         return False
-    return _store().put(_key(rewrite), {"findings": [asdict(f) for f in findings]})
+    return _store().put(_key(rewrite, digest), {"findings": [asdict(f) for f in findings]})
 
 
 def proofs() -> list[tuple[Stored, str]]:
@@ -70,10 +73,10 @@ def _store() -> Store:
     return Store(Path(settings().cache_dir).absolute() / "proofs", "proofs of rewrites")
 
 
-def _key(rewrite: Provable) -> Key:
+def _key(rewrite: Provable, digest: str) -> Key:
     fields = {
         "op": f"rewrite {rewrite.name}",
-        "source": rewrite.digest,
+        "source": digest,
         "extra.engine": _engine(),
         "extra.level": rewrite.level,
         "extra.torch": str(torch.version.git_version),

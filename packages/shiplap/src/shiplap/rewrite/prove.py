@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Interpreter
+from torch.fx import Graph, Interpreter
+from torch.nn import Module
 
 from shiplap.compat import same_storage
 from shiplap.compat.nodes import hint, node_value
@@ -76,7 +77,7 @@ def prove(rewrite: Provable) -> tuple[Finding, ...]:
     """
     digest = rewrite.digest
     if _findings.get(rewrite, ("",))[0] != digest:
-        if known := kept.read(rewrite):
+        if known := kept.read(rewrite, digest):
             _findings[rewrite] = digest, known
         else:
             _prove(rewrite, digest)
@@ -89,6 +90,7 @@ def _prove(rewrite: Provable, digest: str) -> None:
     with preserving_state(), uncast(), quiet(), _uncollected():
         if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
             _findings[rewrite] = digest, _run(rewrite)
+            kept.write(rewrite, rewrite.digest, _findings[rewrite][1])  # samples that count their calls are others now
 
 
 @contextmanager
@@ -106,11 +108,9 @@ def _uncollected() -> Iterator[None]:
 def _run(rewrite: Provable) -> tuple[Finding, ...]:
     token = proving.set(True)
     try:
-        findings = tuple(_summed(rewrite, list(_observed(rewrite))))
+        return tuple(_summed(rewrite, list(_observed(rewrite))))
     finally:
         proving.reset(token)
-    kept.write(rewrite, findings)
-    return findings
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _module(graph: Graph) -> Interpreter:
     """A copy of ``graph`` that takes and returns flat lists, whatever its own code does."""
     held = Graph()
     held.output(held.graph_copy(graph, {}))
-    return Interpreter(GraphModule(graph.owning_module or {}, held))
+    return Interpreter(graph.owning_module or Module(), graph=held)  # no code is generated for what is interpreted
 
 
 class _Run:

@@ -93,7 +93,7 @@ class Group(Rewrite):
     def digest(self) -> str:
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
         plain = [m.fget if isinstance(m, property) else m for m in methods]
-        parts = [source_digest(m) for m in plain if m is not None]
+        parts = [source_digest(*(m for m in plain if m is not None))]
         parts += [str(v) for v in (self.least, self.most, self.always, MACHINES, MARGIN, self.described())]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -24,16 +24,13 @@ from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
 from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.program import Program, proving
-from shiplap.rewrite.shipped import capped, einsum, sinks, zeroed
+from shiplap.rewrite.shipped import capped, einsum, gain, sinks, zeroed
 from shiplap.rewrite.shipped.attention_programs import programs
 from shiplap.rewrite.shipped.missed import missed, over_last, written_out
 from shiplap.rewrite.shipped.region import region_of
 from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of, steps_of, swaps_last
 
 __all__ = ["Attention", "attention"]
-
-
-MASKS = frozenset({"fill", "keep"})
 
 
 class Attention(Rewrite):
@@ -49,8 +46,8 @@ class Attention(Rewrite):
 
     @property
     def digest(self) -> str:
-        parts = [source_digest(f) for f in (Attention.apply, Attention._at, scores_of, _attended, _weighted, _declined)]
-        return hashlib.sha256(" ".join([*parts, str(self.always)]).encode()).hexdigest()[:16]
+        of = source_digest(Attention.apply, Attention._at, scores_of, _attended, _weighted, gain.required)
+        return hashlib.sha256(f"{of} {self.always}".encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
         return programs()
@@ -95,16 +92,16 @@ class Attention(Rewrite):
         held = _held(above, below)
         if reason := _unfit(held):
             raise Obstructed(below.out, *reason)
-        biased = any(step.kind in ("add", *MASKS) for step in above.steps)
         _require_same_mask(above, below)
-        if capped.is_capped(above) and not {s.kind for s in above.steps} <= {"cap", "scale", "stretch", "add", *MASKS}:
+        in_blocks = {"cap", "scale", "stretch", "add", *gain.MASKS}
+        if capped.is_capped(above) and not {s.kind for s in above.steps} <= in_blocks:
             what = "tanh caps the scores, and a view or a sink follows: that is computed in no blocks of rows"
             raise Obstructed(below.out, "operator", what, capped.FLEX, 2)
         if above.blocks_gradients or below.mask is not None:
             _require_no_gradients(below.out, held)
         shape = tuple(value(softmax).shape)
         if not (self.always or proving.get()):
-            _require_gain(below.out, above, held, shape, biased)
+            gain.required(below.out, above, held, shape)
         _require_same_sink(above, below)
         plan = _Plan(above, shape, tuple(value(below.out).shape), below.spelled, masked=below.mask is not None)
         nodes = [*above.nodes, softmax, *below.nodes]
@@ -172,14 +169,6 @@ def _require_same_sink(above: Scores, below: _Weighted) -> None:
     what = f"{above.sink} columns are joined to the scores at the end, and {below.dropped} of the weights dropped"
     fix = "join a sink to the scores last, and drop the same columns of the weights"
     raise Obstructed(below.out, "operator", what, fix, 2)
-
-
-def _require_gain(out: Node, above: Scores, held: Sequence[Tensor], shape: Sequence[Any], biased: bool) -> None:
-    if capped.is_capped(above):
-        if reason := capped.declined(held, shape):
-            raise Obstructed(out, "cost", reason, capped.FLEX, 2)
-    elif reason := _declined(held, biased, above.sinks):
-        raise Obstructed(out, "cost", reason)
 
 
 def _require_no_gradients(out: Node, held: Sequence[Tensor]) -> None:
@@ -273,23 +262,6 @@ def _unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
         kinds = ", ".join(str(t.dtype).removeprefix("torch.") for t in held)
         return "dtype", f"queries, keys and values are {kinds}: a fused kernel takes one dtype", "cast them to one", 2
     return None
-
-
-def _declined(held: Sequence[Any], biased: bool, sink: bool) -> str:
-    """Where torch has no fused kernel for CUDA that pays. Flash: 16 bits, one head dim of up to 256, no mask.
-    Memory-efficient: masks too, but beyond 128 its accumulators leave the registers (head dim 1024: 0.34x of the
-    written-out form), and float32 is slower than products in TF32 (0.81x, 12 heads of 64, 197 tokens, H200)."""
-    q, _, v = held
-    if q.device.type != "cuda":
-        return ""
-    if sink:
-        return "a sink makes keys and masks one column longer, which was not measured on CUDA"
-    e, d = q.shape[-1], v.shape[-1]
-    if q.itemsize != 2 or e % 8 or d % 8:
-        return f"torch's fused kernels pay for 16 bits and heads that are multiples of 8; these are {q.dtype}, {e}, {d}"
-    if max(e, d) <= 128 or (e == d and d <= 256 and not biased):
-        return ""
-    return f"torch's fused kernels pay for heads of up to 128, or of 256 without a mask; these are of {e} and {d}"
 
 
 class _Plan:

@@ -3,7 +3,8 @@
 The steps stay as they are, on one block of query rows after the other, so that the scores of a block stay in the cache.
 8 heads of 64, float32, compiled, one thread of a loaded CPU (torch 2.13, 2026-11-23), the least of 12 turns: with 1024
 tokens 237 ms for 367 ms as written, whose control was 376 ms. With 256 tokens the control said nothing: 3.6 and 6.8 ms
-for one code, 7.9 ms in blocks. Timed as functions, not in a model.
+for one code, 7.9 ms in blocks. Timed as functions, not in a model. On a GPU Inductor's code is faster (H100, torch
+2.11, bfloat16, 8 heads of 256): 115 us against 308 us in blocks with 1024 tokens, 722 against 1125 with 4096.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def declined(held: Sequence[Any], shape: Sequence[Any]) -> str:
     what = "tanh caps the scores, and scaled_dot_product_attention has no cap; "
     q = held[0]
     if q.device.type != "cpu":
-        return f"{what}blocks of rows were not measured on {q.device.type}"
+        return f"{what}blocks of rows are slower on a GPU, and were measured on no other device than a CPU"
     if torch.is_grad_enabled() and any(t.requires_grad for t in held):
         return f"{what}blocks of rows were not measured with gradients"
     if not all(isinstance(n, int) for n in shape):

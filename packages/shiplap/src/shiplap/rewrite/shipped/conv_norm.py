@@ -104,7 +104,7 @@ class FoldedNorm(Rewrite):
     def digest(self) -> str:
         own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_at", "_declined", "_folded")]
         given = [self.conv, *(fn for fn, _ in self.written_out.values()), *([self.pays] if self.pays else [])]
-        parts = [source_digest(f) for f in (*own, _parameters, *given)]
+        parts = [source_digest(*own, _parameters, *given)]
         parts += [self.name, self.operator, str(self.always), str(self.gradient)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 

@@ -85,8 +85,8 @@ class Rotary(Rewrite):
 
     @property
     def digest(self) -> str:
-        parts = [source_digest(f) for f in (Rotary.apply, Rotary._at, Turn.__call__, Turn._pair, _Plan.__call__)]
-        return hashlib.sha256(" ".join([*parts, str(self.always)]).encode()).hexdigest()[:16]
+        of = source_digest(Rotary.apply, Rotary._at, Turn.__call__, Turn._pair, _Plan.__call__)
+        return hashlib.sha256(f"{of} {self.always}".encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
         return programs()

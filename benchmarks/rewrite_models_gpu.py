@@ -1,0 +1,288 @@
+"""The rewrites that ship on ten models of transformers, bfloat16, attention written out: times, results, compile times.
+
+Rows: ``off`` (torch.compile), ``again`` (torch.compile once more: the control), ``on`` (with all rewrites that ship)
+and ``eager``. Each is compiled from empty caches in a process that has compiled before, and all are timed in random
+order, round by round. Compile times are seconds of processor time, of compilers that were started too. Results, and
+gradients of all parameters, are compared with the same model in float32; ``eager`` shows what bfloat16 costs.
+Models have their published widths, and four layers. ``--tiny --device cpu`` is a rehearsal.
+
+    python benchmarks/rewrite_models_gpu.py [--json benchmarks/results/rewrite_models_gpu.json] [--only NAME]
+
+All are compiled at once, each in a process of its own, and timed one after the other, once ``--after`` exists. A model
+that is not compiled after ``--seconds`` is left out, and gradients are compared where time is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+import transformers as t
+from _together import Turns, together
+from rewrite import apart, keep, kept, of_its_own, timed
+from torch import Tensor, nn
+from torch._inductor import utils as inductor_utils
+
+import shiplap as sl
+from shiplap.rewrite import Match, NearMiss
+from shiplap.rewrite.prove import prove
+from shiplap.rewrite.shipped import everything
+
+SOURCES = (
+    "benchmarks/rewrite_models_gpu.py",
+    "benchmarks/_together.py",
+    "packages/shiplap/src/shiplap/rewrite/shipped/*.py",
+    "packages/shiplap/src/shiplap/rewrite/group/*.py",
+)
+FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+LAYERS, SHARE = 4, 0.6  # SHARE: of the time, after which gradients are left out
+DECODER: dict[str, Any] = {"vocab_size": 1024, "num_hidden_layers": LAYERS, "use_cache": False, "pad_token_id": 0}
+ENCODER: dict[str, Any] = {"vocab_size": 1024, "num_hidden_layers": LAYERS, "pad_token_id": 0}
+LLAMA = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192}
+QWEN = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+}
+GEMMA = {
+    "hidden_size": 2304,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 9216,
+}
+T5 = {
+    "d_model": 768,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_heads": 12,
+    "num_layers": LAYERS,
+    "vocab_size": 1024,
+    "feed_forward_proj": "gated-gelu",
+}
+WHISPER = {
+    "d_model": 768,
+    "encoder_layers": LAYERS,
+    "encoder_attention_heads": 12,
+    "encoder_ffn_dim": 3072,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 12,
+    "vocab_size": 1024,
+    "pad_token_id": 0,
+}
+# By name: class, config, its options, and the shape of what it takes
+MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...]]] = {
+    "Qwen3": ("Qwen3Model", "Qwen3Config", {**DECODER, **QWEN}, (2, 1024)),
+    "Llama": ("LlamaModel", "LlamaConfig", {**DECODER, **LLAMA}, (1, 2048)),
+    "Gemma2": ("Gemma2Model", "Gemma2Config", {**DECODER, **GEMMA}, (1, 1024)),
+    "GPT2": ("GPT2Model", "GPT2Config", {"n_layer": LAYERS, "vocab_size": 1024, "use_cache": False}, (8, 1024)),
+    "BERT": ("BertModel", "BertConfig", ENCODER, (16, 512)),
+    "ModernBERT": ("ModernBertModel", "ModernBertConfig", ENCODER, (8, 1024)),
+    "T5": ("T5EncoderModel", "T5Config", T5, (8, 512)),
+    "ViT": ("ViTModel", "ViTConfig", {"num_hidden_layers": LAYERS}, (32, 3, 224, 224)),
+    "Swin": ("SwinModel", "SwinConfig", {"depths": [2, 2], "num_heads": [3, 6]}, (32, 3, 224, 224)),
+    "Whisper": ("WhisperModel", "WhisperConfig", WHISPER, (4, 80, 3000)),
+}
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 1,
+    "n_layer": 1,
+    "n_embd": 64,
+    "n_head": 4,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_heads": 4,
+    "num_layers": 1,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+}
+
+
+class First(nn.Module):
+    """The first result of a model, of what it takes first; of Whisper the encoder alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.encoder if isinstance(model, t.WhisperModel) else model
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.model(x)[0]
+        return made
+
+
+def built(name: str, device: str, *, tiny: bool) -> tuple[First, Tensor]:
+    """The model in bfloat16, and what it takes; in float32 for a rehearsal."""
+    kind, config, options, shape = MODELS[name]
+    if tiny:
+        given = options if name != "GPT2" else {**options, "n_embd": 768, "n_head": 12}
+        options = {**options, **{k: v for k, v in SMALL.items() if type(given.get(k)) is int}}
+        shape = (2, 16) if len(shape) == 2 else (2, *shape[1:])
+    torch.manual_seed(0)
+    dtype = torch.float32 if tiny else torch.bfloat16
+    with torch.device(device):
+        made = getattr(t, kind)._from_config(getattr(t, config)(**options), attn_implementation="eager")
+        x = torch.randint(3, 1000, shape) if len(shape) == 2 else torch.randn(shape).to(dtype)
+    return First(made).to(device, dtype).eval(), x
+
+
+def spent() -> float:
+    """Seconds of processor time of this process and of those it started and that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+@contextmanager
+def emptied() -> Iterator[None]:
+    """Caches of the compiler that are empty, on disk and in memory; code that was made stays loaded."""
+    FOLDERS.append(tempfile.TemporaryDirectory())
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = FOLDERS[-1].name
+    os.environ.pop("TRITON_CACHE_DIR", None)
+    inductor_utils.clear_caches()
+    yield
+
+
+def contestant(model: nn.Module, x: Tensor, rewrites: Any) -> tuple[Callable[[], Tensor], float, list[Any]]:
+    """A call that is compiled, what its compilation cost, and what the rewrites did."""
+    run = torch.compile(of_its_own(model), dynamic=False)
+    with emptied(), sl.rewrites(*rewrites) as scope:
+        before = spent()
+        run(x)
+        cost = spent() - before
+        run(x)
+    return lambda: run(x), cost, scope.outcomes
+
+
+def gradients(model: nn.Module, x: Tensor, cotangent: Tensor, rewrites: Any = None) -> list[Tensor]:
+    """Of all parameters; eager without ``rewrites``. Parameters that a result does not depend on are left out."""
+    own = of_its_own(model)
+    for p in own.parameters():
+        p.grad = None
+    with torch.enable_grad(), sl.rewrites(*(rewrites or ())):
+        run: Any = own if rewrites is None else torch.compile(own, dynamic=False)
+        (run(x).float() * cotangent).sum().backward()
+    return [p.grad.double().flatten() for p in own.parameters() if p.grad is not None]
+
+
+def wide_of(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    return copy.deepcopy(model).float(), x.float() if x.is_floating_point() else x
+
+
+def compared(model: nn.Module, x: Tensor) -> dict[str, float]:
+    """How far the gradients are from those in float32, as one vector: with rewrites, and eager."""
+    wide, given = wide_of(model, x)
+    with torch.no_grad():
+        cotangent = torch.randn(wide(given).shape, device=x.device)
+    exact = torch.cat(gradients(wide, given, cotangent))
+    del wide
+    rows = {"on": everything, "eager": None}
+    return {n: apart(torch.cat(gradients(model, x, cotangent, r)), exact) for n, r in rows.items()}
+
+
+def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
+    """Compile, compare, wait for the turn, time, tell."""
+    started = time.monotonic()
+    torch.compile(nn.Sequential(nn.Linear(8, 8), nn.GELU()).to(args.device))(torch.ones(3, 8, device=args.device))
+    before = spent()
+    for rewrite in everything:
+        prove(rewrite)
+    proofs = spent() - before
+    model, x = built(name, args.device, tiny=args.tiny)
+    calls: dict[str, Callable[[], Tensor]] = {}
+    costs, outcomes = dict[str, float](), list[Any]()
+    with torch.no_grad():
+        for row, rewrites in (("off", ()), ("on", everything), ("again", ())):
+            calls[row], costs[row], seen = contestant(model, x, rewrites)
+            outcomes += seen
+        wide, given = wide_of(model, x)
+        exact, eager = wide(given), of_its_own(model)
+        del wide
+        calls["eager"] = lambda: eager(x)
+        told: dict[str, Any] = {
+            "model": name,
+            "input": list(x.shape),
+            "matches": Counter(o.rewrite for o in outcomes if isinstance(o, Match)),
+            "near misses": Counter(f"{o.rewrite}: {o.reason}" for o in outcomes if isinstance(o, NearMiss)),
+            "compile_s": {n: round(s, 2) for n, s in costs.items()},
+            "compile on over off": round(costs["on"] / costs["off"], 3),
+            "compile again over off": round(costs["again"] / costs["off"], 3),
+            "proofs_s": round(proofs, 2),
+            "error": {n: float(f"{apart(call(), exact):.3g}") for n, call in calls.items()},
+        }
+        if time.monotonic() - started < SHARE * args.seconds:
+            try:
+                told["gradient error"] = {n: float(f"{e:.3g}") for n, e in compared(model, x).items()}
+            except torch.OutOfMemoryError:  # others have the memory
+                told["gradient error"] = {}
+        turns_taken(told, calls, args, turns)
+
+
+def turns_taken(
+    told: dict[str, Any], calls: dict[str, Callable[[], Tensor]], args: argparse.Namespace, turns: Turns
+) -> None:
+    """Time ``calls`` when the turn comes, and tell."""
+    with turns.turn():
+        times = timed(calls, args.device, args.rounds)
+    off = times["off"]
+    told["us"] = {n: round(median(ts) * 1e6, 1) for n, ts in times.items()}
+    told["least_us"] = {n: round(min(ts) * 1e6, 1) for n, ts in times.items()}
+    told["off over"] = {
+        n: round(median(o / s for o, s in zip(off, ts, strict=True)), 3) for n, ts in times.items() if n != "off"
+    }
+    turns.tell(told)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="record, kept up to date after each model")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--only", default="", help="models with this in their name")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--tiny", action="store_true", help="small models: whether each runs, not how fast")
+    parser.add_argument(
+        "--seconds", type=float, default=200.0, help="for compiling; what is not ready then is left out"
+    )
+    parser.add_argument("--after", type=Path, help="time nothing before this file exists, or the seconds are over")
+    parser.add_argument("--turns", nargs=3, metavar=("FOLDER", "NAME", "MODEL"), help="one of those that are started")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch._inductor.config.compile_threads = 1
+    if args.turns:
+        measured(args.turns[2], args, Turns(Path(args.turns[0]), args.turns[1]))
+        return
+    models = kept(args.json, SOURCES)
+    names = [n for n in MODELS if args.only in n and all(m["model"] != n for m in models)]
+    again = [sys.executable, __file__, "--device", args.device, "--rounds", str(args.rounds)]
+    again += ["--seconds", str(args.seconds), *["--tiny"] * args.tiny, "--turns"]
+    for told in together(names, again, args.seconds, args.after):
+        models.append(told)
+        print(json.dumps(told), flush=True)
+        keep(args.json, SOURCES, args.device, args.rounds, models)
+
+
+if __name__ == "__main__":
+    main()
