@@ -19,7 +19,9 @@ from tests.backend.examples import DISCRETE, built
 
 pytestmark = pytest.mark.long  # building the device takes a minute; tests of the other runtimes are the sample
 
-CASES = [Path(__file__).with_name(name) for name in ("discrete_cases.py", "discrete_models.py", "discrete_operators.py")]
+CASES = [
+    Path(__file__).with_name(name) for name in ("discrete_cases.py", "discrete_models.py", "discrete_operators.py")
+]
 NAMES = [
     node.name
     for path in CASES
