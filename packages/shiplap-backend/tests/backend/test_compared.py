@@ -119,7 +119,7 @@ def test_a_model_whose_package_is_missing_is_left(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("seeds", "message"), [(1, ""), (judge.SEEDS, "from float64")])
 def test_a_little_too_far_off_is_asked_again_with_other_weights(seeds: int, message: str) -> None:
-    """MobileNetV3's gradients were 4.4e-5 off where the CPU's were 1.4e-5, and with four other seeds as near as those."""
+    """MobileNetV3's gradients were 4.4e-5 off, the CPU's 1.4e-5; with four other seeds both were as near."""
     calls = itertools.count()
 
     class Near(nn.Linear):
