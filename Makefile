@@ -14,7 +14,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c con
 PACKAGES := $(sort $(notdir $(wildcard packages/*)))
 
 # The optional parts that development needs.
-EXTRAS_shiplap-backend  := [openvino]
+EXTRAS_shiplap-backend  := [openvino,onednn]
 EXTRAS_shiplap-sparse3d := [demo]
 EXTRAS_shiplap-testing  := [all,dev]
 

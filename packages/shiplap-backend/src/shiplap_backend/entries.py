@@ -65,7 +65,6 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     dtypes: dict[str, list[str]] = {}
     operators: dict[str, str] = {}
     index_parameters: list[str] = []
-    layout: dict[str, int] = {}
     falls_back: dict[str, str] = {}
 
 

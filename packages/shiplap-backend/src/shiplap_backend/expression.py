@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from shiplap.dtypes import in_aten
-from shiplap_backend.hidden import hidden
+from shiplap_backend.hidden import hidden, undecided
 from shiplap_backend.vendor import Functions, Parameter, VendorFunction, enum_values
 
 __all__ = ["DTYPES", "OPERATORS", "Compiler", "ExpressionError", "Typed", "Vocabulary", "nearest"]
@@ -111,6 +111,8 @@ class Compiler:
             raise ExpressionError(f"{source.strip()[:40]!r}...: nested too deeply") from None
 
     def _visit(self, tree: ast.expr, expected: str) -> Typed:
+        if why := undecided(tree):
+            raise ExpressionError(why)
         match tree:
             case ast.Constant():
                 return self._constant(tree.value)
@@ -181,8 +183,6 @@ class Compiler:
         if self._is_node(tree.test):
             return self._operator("if else", [tree.test, tree.body, tree.orelse])
         condition = self._condition(tree.test)
-        if ast.dump(tree.body) == ast.dump(tree.orelse):
-            raise ExpressionError(f"{ast.unparse(tree)!r} is the same either way")
         one, other = self._visit(tree.body, expected), self._visit(tree.orelse, expected)
         if expected.startswith("enum") or expected in ("str", "dtype", "node"):
             one, other = self._as(one, expected, tree.body), self._as(other, expected, tree.orelse)
@@ -271,6 +271,8 @@ class Compiler:
     def _subscript(self, tree: ast.Subscript) -> Typed:
         value = self._visit(tree.value, "nodes")
         index = self._as(self._visit(tree.slice, "int"), "int", tree.slice).code
+        if index.startswith("-"):
+            raise ExpressionError(f"{ast.unparse(tree)!r}: elements are counted from 0")
         element = {"nodes": "node", "ints": "int", "bools": "bool", "tensors": "tensor"}.get(value.kind)
         if element is None:
             raise ExpressionError(f"{ast.unparse(tree.value)!r} is a {value.kind} and has no element {index}")

@@ -92,6 +92,9 @@ def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, D
         raise wrong(where, f"{name!r}", "an overload that the runtime does not register itself")
     if (delegate := declared[name].delegate) and declared[name].kind != "functional":
         raise wrong(where, f"{name}: an overload that torch hands to {delegate!r}", f"an entry for {delegate!r}")
+    if declared[name].view and entry.template != "custom":
+        expected = "an overload whose result has memory of its own; views are made by the device core"
+        raise wrong(where, f"{name}: the result is a view of an argument", expected)
     structured = declared[name].structured
     if FAMILIES[entry.template].file == "structured" and structured is None:
         primary = next((d.name for d in declared.values() if name in d.group), "")

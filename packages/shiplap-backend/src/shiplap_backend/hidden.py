@@ -1,11 +1,11 @@
-"""Combinations of operands whose value does not depend on them: an argument in them would only seem to be used."""
+"""Expressions whose value does not depend on a part of them: an argument in that part would only seem to be used."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Sequence
 
-__all__ = ["hidden"]
+__all__ = ["hidden", "undecided"]
 
 
 def hidden(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) -> str:
@@ -24,10 +24,45 @@ def hidden(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) 
     if len(operands) != 2:
         return ""
     left, right = operands
-    if symbol in ("-", "/", "%", "^") and ast.dump(left) == ast.dump(right):
+    if symbol in ("-", "/", "//", "%", "^") and _same(left, right):
         return f"{ast.unparse(left)!r} is compared or combined with itself"
-    names = {n.id for o in operands for n in ast.walk(o) if isinstance(n, ast.Name)}
-    zeros = {"*": operands, "**": [right], "&": operands}.get(symbol, [])
-    if names and names <= {*numbers} and any(isinstance(o, ast.Constant) and o.value == 0 for o in zeros):
+    if symbol == "+" and (_negates(left, right) or _negates(right, left)):
+        return f"{ast.unparse(left)!r} and {ast.unparse(right)!r} cancel"
+    if not _names(left, right) or not _names(left, right) <= {*numbers}:
+        return ""
+    zeros = {"*": operands, "**": [right], "&": operands, "/": [left], "//": [left], "%": [left]}.get(symbol, [])
+    if any(_value(o) == 0 for o in zeros) or (symbol == "**" and _value(left) == 1):
         return f"{ast.unparse(left)} {symbol} {ast.unparse(right)} is the same for every value"
     return ""
+
+
+def undecided(tree: ast.expr) -> str:
+    """Why a choice, or a combination of conditions, decides nothing; or nothing. ``x if True else y`` is only ``x``.
+
+    >>> undecided(ast.parse("x if alpha == 1 or True else y", mode="eval").body.test)
+    "'True' asks for no argument"
+    """
+    if isinstance(tree, ast.IfExp) and _same(tree.body, tree.orelse):
+        return f"{ast.unparse(tree)!r} is the same either way"
+    conditions = [tree.test] if isinstance(tree, ast.IfExp) else tree.values if isinstance(tree, ast.BoolOp) else []
+    return next((f"{ast.unparse(c)!r} asks for no argument" for c in conditions if not _names(c)), "")
+
+
+def _names(*trees: ast.expr) -> set[str]:
+    return {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
+
+
+def _same(left: ast.expr, right: ast.expr) -> bool:
+    return ast.dump(left) == ast.dump(right)
+
+
+def _negates(tree: ast.expr, other: ast.expr) -> bool:
+    return isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub) and _same(tree.operand, other)
+
+
+def _value(tree: ast.expr) -> object:
+    """The number that ``tree`` states, or None."""
+    try:
+        return ast.literal_eval(tree)
+    except ValueError:
+        return None

@@ -15,7 +15,7 @@ from shiplap_backend.expression import DTYPES, Compiler, ExpressionError, Typed,
 from shiplap_backend.families import FAMILIES, Family
 from shiplap_backend.metadata import Metadata
 from shiplap_backend.uses import check_names, uses_of
-from shiplap_backend.vendor import Functions
+from shiplap_backend.vendor import Functions, VendorFunction
 from shiplap_backend.wrapper import Wrapper, kind
 
 __all__ = ["map_entry", "vocabulary"]
@@ -318,15 +318,24 @@ class _Mapping:
         return uses_of(self.where, self.d, self.entry, self.family, used)
 
 
+def _takes_nodes(function: VendorFunction, count: int) -> bool:
+    """Whether ``function`` makes a node of ``count`` nodes, and needs nothing else."""
+    nodes, rest = function.parameters[:count], function.parameters[count:]
+    kinds = [p.kind for p in nodes] == ["node"] * count
+    return function.returns == "node" and kinds and all(p.optional for p in rest)
+
+
 def vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:
-    """The words that expressions of ``metadata`` may use. SL902: an operator names no vendor function."""
+    """The words that expressions of ``metadata`` may use. SL902: an operator names no function of such operands."""
     for symbol, name in metadata.target.operators.items():
-        if name not in functions:
+        operands = 3 if symbol == "if else" else 1 if symbol.startswith("unary") else 2
+        if not any(_takes_nodes(function, operands) for function in functions.get(name, ())):
+            known = "; ".join(map(str, functions.get(name, ())))
             raise error(
                 "SL902",
                 where=f"{metadata.places[('operators', symbol)]}: operators: {symbol!r}",
-                got=f"{name!r}{nearest(name, functions)}",
-                expected="a vendor function",
+                got=known or f"{name!r}{nearest(name, functions)}",
+                expected=f"a vendor function that makes a node of {operands} nodes",
             )
     parameters = {p.name for overloads in functions.values() for f in overloads for p in f.parameters}
     for name in metadata.target.index_parameters:

@@ -136,6 +136,9 @@ def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
             line = [n for keys, n in lines.items() if keys[0] == "ops" and len(keys) == 2][place]
             raise _wrong(path, line, f"a name that is {name!r}, a {type(name).__name__}", "an overload's name, a text")
     file = _converted(path, lines, data, _File, ())
+    for name, raw in file.ops.items():
+        for key in [k for k, v in raw.items() if v == "" and k != "graph"] if isinstance(raw, dict) else ():
+            raise _wrong(path, lines[("ops", name, key)], f"{name}: {key}: an empty text", "a value, or no such field")
     ops = {name: _converted(path, lines, raw, Entry, ("ops", name)) for name, raw in file.ops.items()}
     return msgspec.structs.replace(file, ops=ops), lines
 

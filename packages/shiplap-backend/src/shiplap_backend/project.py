@@ -144,10 +144,21 @@ def open_project(root: Path) -> Project:
     except tomllib.TOMLDecodeError as e:
         number = re.search(r"line (\d+)", str(e))
         raise _damaged(f"{path}:{number[1] if number else text.count(chr(10)) + 1}", str(e)) from None
-    for key, got in _problems(data):
+
+    def at(key: str) -> str:
+        """File and line of ``key``."""
         lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[*[\"']?{re.escape(key)}\b", line)]
-        raise _damaged(f"{path}:{lines[0] if lines else 1}", got)
-    return Project(root, data["device"], runtime(data["runtime"], root), data.get("units", 16))
+        return f"{path}:{lines[0] if lines else 1}"
+
+    for key, got in _problems(data):
+        raise _damaged(at(key), got)
+    try:
+        chosen = runtime(data["runtime"], root)
+    except ShiplapError as e:
+        if e.id == "SL907":  # no such runtime: the line that names it is ours
+            raise _damaged(at("runtime"), f"runtime {data['runtime']!r}: {e.got}") from None
+        raise
+    return Project(root, data["device"], chosen, data.get("units", 16))
 
 
 def _problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -74,6 +74,10 @@ def _check_outputs(where: str, d: Declaration, entry: Entry, results: Sequence[s
             raise wrong(where, got, f"one of {', '.join(results)}")
     if entry.output and d.kind == "inplace":
         raise wrong(where, f"{d.name}: 'output', which an in-place overload does not read", "an entry without it")
+    conditions = [(n, o.when) for n, o in entry.output.items()] + [(n, u.when) for n, u in entry.updates.items()]
+    for name, when in conditions:
+        if when and not names_in(when):
+            raise wrong(where, f"{d.name}: {name!r}, when: {when!r} asks for no argument", "a condition, or none")
     for name, rule in entry.output.items():
         if rule.when and d.kind == "out":
             raise wrong(where, f"{d.name}: output {name!r}: 'when' of an output that the caller passes", "no 'when'")

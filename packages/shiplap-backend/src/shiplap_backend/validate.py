@@ -52,6 +52,7 @@ def _target(target: Target) -> Iterator[Problem]:
         if symbol not in OPERATORS:
             got = f"operators: {symbol!r}{nearest(symbol, OPERATORS)}"
             yield ("operators", symbol), got, f"one of {' '.join(OPERATORS)}"
+    yield from _twice(("index_parameters",), "index_parameters", target.index_parameters)
     for package, versions in target.requires.items():
         yield from _range(("requires", package), f"requires: {package}", versions)
     for pattern, why in target.falls_back.items():

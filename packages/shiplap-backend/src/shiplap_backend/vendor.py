@@ -88,6 +88,7 @@ class VendorFunction:
     parameters: tuple[Parameter, ...]
     returns: str
     header: str = ""
+    about: str = ""  # the comment above it
 
     def __str__(self) -> str:
         parameters = ", ".join(p.name + (" = ..." if p.optional else "") for p in self.parameters)
@@ -189,15 +190,22 @@ def _constructors(name: str, body: str) -> Iterator[tuple[Parameter, ...]]:
 def free_functions(header: Path, namespace: str, include: str) -> Functions:
     """Functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``."""
     by_name: dict[str, list[VendorFunction]] = {}
-    text = uncommented(header.read_text(encoding="utf-8"))
+    written = header.read_text(encoding="utf-8")
+    text, about = uncommented(written), dict(_comments(written))
     for m in re.finditer(r"^(?:inline|extern) ([\w:<>, ]+?) (\w+)\(", text, re.M):
         parameters = _parameters(text[m.end() : balanced(text, m.end() - 1, "()") - 1])
         returns = _KINDS.get(_NAMESPACES.sub("", m[1]).replace(" ", ""))
         if parameters is not None and returns is not None:
             call = f"{namespace}::{m[2]}"
-            function = VendorFunction(m[2], call, call, parameters, returns, include)
+            function = VendorFunction(m[2], call, call, parameters, returns, include, about.get(m[2], ""))
             by_name.setdefault(m[2], []).append(function)
     return {name: tuple(functions) for name, functions in sorted(by_name.items())}
+
+
+def _comments(text: str) -> Iterator[tuple[str, str]]:
+    """Names of functions, each with the comment of the lines above it."""
+    for m in re.finditer(r"^((?://[^\n]*\n)+)(?:inline|extern) [^(\n]*?(\w+)\(", text, re.M):
+        yield m[2], " ".join(line.removeprefix("//").strip() for line in m[1].splitlines())
 
 
 def enums(headers: Path) -> dict[str, dict[str, str]]:

@@ -224,6 +224,8 @@ def test_diff_of_locks(project: Project, tmp_path: Path) -> None:
 
 def test_functions_of_the_vendor() -> None:
     assert run("functions", "openvino", "softplus", "--json") == {"SoftPlus": ["SoftPlus(arg)"]}
+    out, _ = run("functions", "openvino", "all_are")
+    assert out == "all_are(values, what)  // Whether each value is `what`.\n"
     run("functions", "openvino", "nothing of that name", status=1)
     _, err = run("functions", "openvin", status=2)
     assert "did you mean 'openvino'" in err

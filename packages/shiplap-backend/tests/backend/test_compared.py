@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -114,3 +115,17 @@ def test_a_model_whose_package_is_missing_is_left(monkeypatch: pytest.MonkeyPatc
     left, ran = (audit._verdict(row) for row in rows)
     assert (left.state, left.why) == ("left", "needs the package 'no_such_package_of_models'")
     assert (ran.state, ran.samples, ran.why) == ("core", 1, "")
+
+
+@pytest.mark.parametrize(("seeds", "message"), [(1, ""), (judge.SEEDS, "from float64")])
+def test_a_little_too_far_off_is_asked_again_with_other_weights(seeds: int, message: str) -> None:
+    """MobileNetV3's gradients were 4.4e-5 off, the CPU's 1.4e-5; with four other seeds both were as near."""
+    calls = itertools.count()
+
+    class Near(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            n = next(calls)  # two of the device come before two of the CPU and two in float64
+            return super().forward(x) * (1 + 1.2e-5 * (n % 6 < 2 and n < 6 * seeds))
+
+    got = compared(lambda: Case(Near(4, 3), (torch.randn(5, 4),)), "cpu")
+    assert message in got if message else got == ""

@@ -1,6 +1,6 @@
-"""A device with memory and streams of its own: the example is built, `discrete_cases.py` and `discrete_models.py` run.
+"""A device with memory and streams of its own: the example is built, and the files `discrete_*.py` run on it.
 
-It runs in a process of its own, since a process has one generated device, and touching the device's memory ends it.
+They run in a process of its own, since a process has one generated device, and touching the device's memory ends it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from shiplap_backend import audit
 from tests.backend.examples import DISCRETE, built
 
 pytestmark = pytest.mark.long  # building the device takes a minute; tests of the other runtimes are the sample
 
-CASES = [Path(__file__).with_name(name) for name in ("discrete_cases.py", "discrete_models.py")]
+CASES = [
+    Path(__file__).with_name(name) for name in ("discrete_cases.py", "discrete_models.py", "discrete_operators.py")
+]
 NAMES = [
     node.name
     for path in CASES
@@ -45,3 +48,11 @@ def outcomes(request: pytest.FixtureRequest) -> tuple[dict[str, set[str]], str]:
 def test_case(outcomes: tuple[dict[str, set[str]], str], name: str) -> None:
     by_name, printed = outcomes
     assert by_name.get(name) == {"PASSED"}, printed
+
+
+def test_the_database_of_operators(request: pytest.FixtureRequest) -> None:
+    """Every operator in float32, in processes that may crash: the memory faults where the host touches it."""
+    project = built(request.config, "discrete", DISCRETE)
+    verdicts = list(audit.audit(project, audit.operators(project), ["f32"], samples=1))
+    assert [v for v in verdicts if v.state in ("fail", "crash")] == []
+    assert sum(v.samples > 0 for v in verdicts) >= 400

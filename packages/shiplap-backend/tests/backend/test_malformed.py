@@ -268,6 +268,16 @@ TARGET = {
         "SL901",
         "falls_back: linalg_*: no reason",
     ),
+    "an operator of one operand": ('"+": Add', '"+": Relu', "SL902", "Relu("),
+    "an operator of a value": ('"+": Add', '"+": rank', "SL902", "rank(t)"),
+    "an operator that needs more": ('"+": Add', '"+": Softmax', "SL902", "Softmax("),
+    "a parameter twice": (
+        "index_parameters: [output_shape,",
+        "index_parameters: [output_shape, output_shape,",
+        "SL901",
+        "index_parameters: 'output_shape' twice",
+    ),
+    "a key that nothing reads": ("index_parameters: [", "layout: [", "SL901", "unknown field `layout`"),
     "unknown key": ("falls_back:", "fallsback:", "SL901", "did you mean 'falls_back'?"),
 }
 
@@ -284,6 +294,8 @@ SETTINGS = {
     "a truth as a number": (GOOD.replace("3", "true"), 3, "units = True, not a number"),
     "no units": (GOOD.replace("3", "0"), 3, "units 0"),
     "too many units": (GOOD.replace("3", "3000"), 3, "units 3000"),
+    "no such runtime": (GOOD.replace("openvino", "openvin"), 2, "did you mean 'openvino'?"),
+    "no such directory": (GOOD.replace("openvino", "./nowhere"), 2, "runtime './nowhere': No such file"),
     "no device": (GOOD.partition("\n")[2], 1, "no 'device'"),
     "no TOML": (GOOD.replace('"openvino"', "openvino"), 2, "Invalid value"),
 }

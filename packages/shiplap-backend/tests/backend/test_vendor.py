@@ -42,6 +42,7 @@ def test_constructors_of_the_listed_version(tmp_path: Path) -> None:
 def test_free_functions(tmp_path: Path) -> None:
     path = tmp_path / "h.h"
     path.write_text(
+        "// In another dtype,\n// by torch's rules.\n"
         "inline Node cast(Node v, at::ScalarType to) { return v; }\n"
         "static int hidden(int a);\n"
         "inline std::vector<int64_t> axes(at::OptionalIntArrayRef d, const at::Tensor& t) {\n}\n"
@@ -49,6 +50,7 @@ def test_free_functions(tmp_path: Path) -> None:
     functions = free_functions(path, "helpers", "h.h")
     signatures = {n: [str(f) for f in fs] for n, fs in functions.items()}
     assert signatures == {"axes": ["axes(d, t)"], "cast": ["cast(v, to)"]}
+    assert (functions["axes"][0].about, functions["cast"][0].about) == ("", "In another dtype, by torch's rules.")
     assert (functions["axes"][0].returns, functions["cast"][0].returns) == ("ints", "node")
 
 

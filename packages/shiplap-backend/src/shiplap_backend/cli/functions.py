@@ -30,15 +30,14 @@ def command(
     part: Annotated[str, typer.Argument(metavar="PART", help="Part of a name.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: signatures by name.")] = False,
 ) -> None:
-    """List the functions that a vendor's headers declare and metadata may use."""
+    """List the functions that metadata may use, each with the comment above its declaration."""
     from shiplap_backend.runtimes import runtime as find
 
-    by_name = {n: [str(f) for f in fs] for n, fs in find(runtime).functions().items() if part.lower() in n.lower()}
+    by_name = {n: fs for n, fs in find(runtime).functions().items() if part.lower() in n.lower()}
     if json:
-        verbs.emit_json(by_name)
+        verbs.emit_json({name: [str(f) for f in functions] for name, functions in by_name.items()})
     else:
-        for signatures in by_name.values():
-            for signature in signatures:
-                verbs.out().print(signature, markup=False)
+        for function in (f for functions in by_name.values() for f in functions):
+            verbs.out().print(f"{function}  // {function.about}" if function.about else str(function), markup=False)
     if not by_name:
         raise typer.Exit(verbs.FAILED)

@@ -16,12 +16,19 @@
 
 namespace shiplap::backend::attributes {
 
+// How many dims there are.
 inline int64_t rank(const at::Tensor& t) { return t.dim(); }
+// How many elements there are.
 inline int64_t numel(const at::Tensor& t) { return t.numel(); }
+// The size of one dim.
 inline int64_t size(const at::Tensor& t, int64_t dim) { return t.size(dim); }
+// The sizes of all dims.
 inline std::vector<int64_t> sizes(const at::Tensor& t) { return t.sizes().vec(); }
+// The dtype of a tensor.
 inline at::ScalarType dtype_of(const at::Tensor& t) { return t.scalar_type(); }
+// Whether the dtype is a floating-point one.
 inline bool is_float(const at::Tensor& t) { return t.is_floating_point(); }
+// Whether the dtype is bool.
 inline bool is_bool(const at::Tensor& t) { return t.scalar_type() == at::kBool; }
 
 // A dim counted from the front; 0-dim tensors have one.
@@ -61,22 +68,25 @@ inline int64_t reduced_count(const at::Tensor& t, at::OptionalIntArrayRef dims) 
   return n;
 }
 
-// Of the dims that a norm is taken over, the last ones; and the sizes of its statistics.
+// The dims that a norm is taken over: the last ones.
 inline std::vector<int64_t> last_axes(const at::Tensor& t, at::IntArrayRef normalized) {
   std::vector<int64_t> out;
   for (int64_t d = t.dim() - static_cast<int64_t>(normalized.size()); d < t.dim(); ++d) out.push_back(d);
   return out;
 }
+// The dims that a norm is not taken over.
 inline std::vector<int64_t> first_axes(const at::Tensor& t, at::IntArrayRef normalized) {
   std::vector<int64_t> out;
   for (int64_t d = 0; d < t.dim() - static_cast<int64_t>(normalized.size()); ++d) out.push_back(d);
   return out;
 }
+// The sizes of a norm's statistics.
 inline std::vector<int64_t> statistics(const at::Tensor& t, at::IntArrayRef normalized) {
   auto out = t.sizes().vec();
   for (auto d : last_axes(t, normalized)) out[d] = 1;
   return out;
 }
+// The product of all values.
 inline int64_t product(at::IntArrayRef sizes) {
   int64_t n = 1;
   for (auto s : sizes) n *= s;
@@ -87,13 +97,17 @@ inline int64_t product(at::IntArrayRef sizes) {
 inline std::vector<int64_t> expanded(at::IntArrayRef values, int64_t n) {
   return values.size() == 1 ? std::vector<int64_t>(n, values[0]) : values.vec();
 }
+// The strides of a pooling, which are the kernel's sizes if none are given.
 inline std::vector<int64_t> stride_or(at::IntArrayRef stride, at::IntArrayRef kernel, int64_t n) {
   return expanded(stride.empty() ? kernel : stride, n);
 }
+// How many values there are.
 inline int64_t length(at::IntArrayRef values) { return static_cast<int64_t>(values.size()); }
+// Whether each value is `what`.
 inline bool all_are(at::IntArrayRef values, int64_t what) {
   return std::all_of(values.begin(), values.end(), [&](int64_t v) { return v == what; });
 }
+// Whether no value is below `what`.
 inline bool all_at_least(at::IntArrayRef values, int64_t what) {
   return std::all_of(values.begin(), values.end(), [&](int64_t v) { return v >= what; });
 }
@@ -119,7 +133,9 @@ inline bool same_but(const at::Tensor& small, const at::Tensor& large, int64_t d
   for (int64_t d = 0; d < small.dim(); ++d) if (d != dim && small.size(d) != large.size(d)) return false;
   return true;
 }
+// Whether the sizes are the same.
 inline bool same_sizes(const at::Tensor& a, const at::Tensor& b) { return a.sizes() == b.sizes(); }
+// Whether the dtypes are the same.
 inline bool same_dtype(const at::Tensor& a, const at::Tensor& b) { return a.scalar_type() == b.scalar_type(); }
 // Sizes with one dim replaced.
 inline std::vector<int64_t> resized(const at::Tensor& t, int64_t dim, int64_t n) {
@@ -127,11 +143,13 @@ inline std::vector<int64_t> resized(const at::Tensor& t, int64_t dim, int64_t n)
   if (!out.empty()) out[at::maybe_wrap_dim(dim, t.dim())] = n;
   return out;
 }
+// The dtype that two tensors are promoted to.
 inline at::ScalarType promoted(const at::Tensor& a, const at::Tensor& b) { return at::result_type(a, b); }
 // A dtype that the vendor reads without loss.
 inline bool is_real(const at::Tensor& t) {
   return t.scalar_type() != at::kLong && t.scalar_type() != at::kDouble && !t.is_complex() || t.unsafeGetTensorImpl()->is_wrapped_number();
 }
+// Whether the magnitude is below 2^23.
 inline bool is_small(const at::Scalar& s) { return std::abs(s.toDouble()) < 8388608; }
 // A whole number that int32 holds.
 inline bool is_int32(const at::Scalar& s) {
@@ -260,6 +278,7 @@ inline bool indices_address(const c10::List<std::optional<at::Tensor>>& indices,
   return any && static_cast<int64_t>(indices.size()) <= t.dim() && t.numel() > 0;
 }
 
+// The number, or `otherwise` if there is none.
 inline double number_or(std::optional<double> value, double otherwise) { return value.value_or(otherwise); }
 inline double largest(const at::Tensor& t) {
   return t.scalar_type() == at::kHalf ? 65504.0 : t.scalar_type() == at::kBFloat16 ? 3.3895313892515355e38 : 3.4028234663852886e38;

@@ -1,0 +1,103 @@
+# ruff: noqa: E501 (a case a line)
+"""Edits after which an argument only seems to be used, or a result is not what torch takes it for: each is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from shiplap_backend import BackendError
+from tests.backend import described
+from tests.backend.test_malformed import EXP, RELU, place
+
+pytest.importorskip("openvino")
+
+# ops, line, id, part of `got`
+CASES = {
+    "an empty text": (EXP + "    dtypes: ''\n", 4, "SL901", "dtypes: an empty text"),
+    "a choice without a question": (
+        "  add.out: {template: binary, graph: self + other if True else self + other * alpha}\n",
+        1,
+        "SL902",
+        "'True' asks for no argument",
+    ),
+    "a choice between numbers": (
+        "  add.out: {template: binary, graph: self + other if 1 < 2 else self + other * alpha}\n",
+        1,
+        "SL902",
+        "'1 < 2' asks for no argument",
+    ),
+    "a condition that is always met": (
+        "  add.out: {template: binary, graph: self + other if alpha == 1 or True else self + other * alpha}\n",
+        1,
+        "SL902",
+        "'True' asks for no argument",
+    ),
+    "a condition that is never met": (
+        "  add.out: {template: binary, graph: self + other * alpha if alpha == 1 and False else self + other}\n",
+        1,
+        "SL902",
+        "'False' asks for no argument",
+    ),
+    "a choice of the same by values": (
+        "  add.out: {template: binary, graph: self + other if other > alpha else self + other}\n",
+        1,
+        "SL902",
+        "is the same either way",
+    ),
+    "zero by a value": (
+        "  add.out: {template: binary, graph: self + other + 0 / alpha}\n",
+        1,
+        "SL902",
+        "0 / alpha is the same for every value",
+    ),
+    "one to the power of a value": (
+        "  add.out: {template: binary, graph: self + other * 1 ** alpha}\n",
+        1,
+        "SL902",
+        "1 ** alpha is the same for every value",
+    ),
+    "a value and its negative": (
+        "  add.out: {template: binary, graph: self + other + (alpha + -alpha)}\n",
+        1,
+        "SL902",
+        "'alpha' and '-alpha' cancel",
+    ),
+    "a value times negative zero": (
+        "  add.out: {template: binary, graph: self + other + alpha * -0}\n",
+        1,
+        "SL902",
+        "is the same for every value",
+    ),
+    "a view": (
+        "  transpose.int: {template: functional, graph: 'Transpose(self, [dim0, dim1])', output: {result: {mode: transpose}}}\n",
+        1,
+        "SL901",
+        "transpose.int: the result is a view of an argument",
+    ),
+    "an element before the first": (
+        "  topk.values: {template: structured, guard: {largest: l, sorted: s}, graph: {values: \"TopK(self, k, dim, 'MAX', 'NONE')[-1]\", indices: self}}\n",
+        1,
+        "SL902",
+        "elements are counted from 0",
+    ),
+    "a result that is always made": (
+        RELU.replace("mode: bypass", "mode: bypass, when: 'True'"),
+        1,
+        "SL901",
+        "when: 'True' asks for no argument",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused(tmp_path: Path, name: str) -> None:
+    ops, number, id, got = CASES[name]
+    with pytest.raises(BackendError) as caught:
+        described.made(tmp_path, ops)
+    assert (caught.value.id, *place(caught.value)) == (id, str(tmp_path / "ops.yaml"), described.line(number))
+    assert got in caught.value.got
+
+
+def test_what_depends_on_its_arguments_is_accepted(tmp_path: Path) -> None:
+    text = "  add.out: {template: binary, graph: self + other * alpha if alpha > 0 and alpha != 1 else self + other + (alpha - 1) * other}\n"
+    assert len(described.made(tmp_path, text).wrappers) == 1
