@@ -27,6 +27,7 @@ class Settings:
     cache_dir: str = field(default_factory=_user_cache)
     tuned: str = ""
     record: str = ""
+    progress: bool = False
 
     @staticmethod
     def variable(name: str) -> str:
@@ -39,6 +40,7 @@ _MEANING = {
     "native": "0: C ABI kernels stay with the Python binding, no compiler is started",
     "cache_dir": "directory of native bindings and tuned choices, private to you",
     "tuned": "table of 'shiplap freeze': its choices are in force, nothing is measured",
+    "progress": "1: say on stderr what a long compilation is at, also where stderr is no terminal",
     "record": "file to which the calls of declared ops are recorded, for 'shiplap tune --profile'",
 }
 

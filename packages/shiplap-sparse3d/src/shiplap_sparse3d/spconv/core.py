@@ -91,8 +91,7 @@ class SparseConvTensor(Summed):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        proxy = proxy_among((*args, *kwargs.values()))
-        if proxy is None:
+        if torch.compiler.is_compiling() or (proxy := proxy_among((*args, *kwargs.values()))) is None:
             return object.__new__(cls)
         return proxy.tracer.create_proxy("call_function", cls, args, kwargs)  # torch.fx is tracing
 
@@ -129,18 +128,23 @@ class SparseConvTensor(Summed):
     def _check(self) -> None:
         where, shape = "SparseConvTensor", self.spatial_shape
         check_ndim(where, len(shape))
-        for name, tensor in (("features", self._features), ("indices", self._indices)):
-            if tensor.ndim != 2:
-                raise error("SL208", where=f"{where}, {name}", got=f"{tensor.ndim} dims", expected="2 dims")
+        self._check_features()
+        if self._indices.ndim != 2:
+            raise error("SL208", where=f"{where}, indices", got=f"{self._indices.ndim} dims", expected="2 dims")
         if self._indices.shape[1] != len(shape) + 1:
             got = f"{self._indices.shape[1]} columns of indices, {len(shape)} axes of spatial_shape"
             raise error("SL208", where=where, got=got, expected="one column for the batch and one per axis")
         if self._indices.dtype != torch.int32:
             raise error("SL204", where=f"{where}, indices", got=self._indices.dtype, expected="int32")
-        if self._features.is_quantized:
-            raise error("SL204", where=f"{where}, features", got=self._features.dtype, expected="a floating dtype")
         check_least(where, [self.batch_size], lambda: f"batch_size {self.batch_size}")
         assume_rows(self._indices.shape[0])
+
+    def _check_features(self) -> None:
+        where, features = "SparseConvTensor, features", self._features
+        if features.ndim != 2:
+            raise error("SL208", where=where, got=f"{features.ndim} dims", expected="2 dims")
+        if features.is_quantized:
+            raise error("SL204", where=where, got=features.dtype, expected="a floating dtype")
 
     # --- what layers read ---------------------------------------------------------------------------------------------
 
@@ -159,6 +163,7 @@ class SparseConvTensor(Summed):
     @indices.setter
     def indices(self, val: Tensor) -> None:
         self._indices, self._geometry = val, None
+        assume_rows(val.shape[0])
 
     @property
     def ndim(self) -> int:
@@ -195,19 +200,17 @@ class SparseConvTensor(Summed):
 
     def replace_feature(self, feature: Tensor) -> SparseConvTensor:
         """Other features on the same voxels; ``indice_dict`` and tables are shared."""
-        other = SparseConvTensor(
-            feature,
-            self._indices,
-            self.spatial_shape,
-            self.batch_size,
-            self.grid,
-            self.voxel_num,
-            self.indice_dict,
-            self.benchmark,
-            force_algo=self.force_algo,
-        )
-        other.benchmark_record = self.benchmark_record
-        other._geometry = self._geometry
+        if proxy_among((feature,)) is not None:
+            return SparseConvTensor(feature, self._indices, self.spatial_shape, self.batch_size)
+        # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over.
+        other = object.__new__(SparseConvTensor)
+        other._features, other._indices, other._geometry = feature, self._indices, self._geometry
+        other.spatial_shape, other.batch_size = self.spatial_shape, self.batch_size
+        other.grid, other.voxel_num, other.indice_dict = self.grid, self.voxel_num, self.indice_dict
+        other.benchmark, other.benchmark_record = self.benchmark, self.benchmark_record
+        other.thrust_allocator, other._timer, other.force_algo = None, self._timer, self.force_algo
+        other.int8_scale, other.checkpointed = None, made_inside()
+        other._check_features()
         return other
 
     def move(self, feature: Tensor, geometry: Geometry, indices: Tensor, spatial_shape: list[int]) -> SparseConvTensor:

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import Proxy
 
@@ -17,7 +18,9 @@ __all__ = ["one_node", "proxy_among"]
 
 
 def proxy_among(values: Any) -> Proxy | None:
-    """The first proxy in ``values`` and in the lists there, or None."""
+    """The first proxy in ``values`` and in the lists there, or None. A graph of ``torch.compile`` holds none."""
+    if torch.compiler.is_compiling():
+        return None
     for value in values:
         if isinstance(value, Proxy):
             return value
@@ -36,8 +39,7 @@ def one_node(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        proxy = proxy_among((*args, *kwargs.values()))
-        if proxy is None:
+        if torch.compiler.is_compiling() or (proxy := proxy_among((*args, *kwargs.values()))) is None:
             return forward(self, *args, **kwargs)
         tracer: Any = proxy.tracer
         path = tracer.path_of_module(self)

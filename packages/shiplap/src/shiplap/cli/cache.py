@@ -1,8 +1,9 @@
 """``shiplap cache``: what the store of choices holds, why an entry does not serve, moving entries between machines; and
-the compiled bindings and proofs of rewrites beside it."""
+the compiled bindings and proofs of rewrites and templates beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +25,7 @@ Examples:
   shiplap cache why mylib.ops:rms_norm   the same, and whether a kernel has changed
   shiplap cache export all.json          shiplap cache import all.json
   shiplap cache rm mylib::rms_norm       one op; 'rm all' removes every entry
-  shiplap cache ls proofs                the kept proofs of rewrites; 'rm proofs' removes them
+  shiplap cache ls proofs                the kept proofs; 'rm proofs' removes them
   shiplap cache gc                       stale and damaged files, old compiled bindings and proofs
 
 \b
@@ -55,7 +56,7 @@ def command(
 ) -> None:
     """Look into the store of tuned choices: one readable JSON file per entry, in SHIPLAP_CACHE_DIR/tuned.
 
-    Compiled bindings and proofs of rewrites lie beside it, in native and proofs.
+    Compiled bindings lie beside it in native, proofs of rewrites in proofs, and proofs of templates in templates.
 
     Entries are compared with this machine, its driver and its library versions, and with the op's kernels where the op
     can be imported.
@@ -137,12 +138,10 @@ def _ls(store: Store, what: str) -> Result:
 
 
 def _proofs() -> Result:
-    """The kept proofs of rewrites, and why one serves no process like this."""
-    from shiplap.rewrite import kept
-
+    """The kept proofs of rewrites and templates, and why one serves no process like this."""
     rows = [
         {"file": str(entry.path), "rewrite": entry.key["op"] if entry.key else "", "problem": problem}
-        for entry, problem in kept.proofs()
+        for _, entry, problem in _kept()
     ]
     lines = [f"{'other ' if r['problem'] else 'proven'}  {r['rewrite'] or r['file']}  {r['problem']}" for r in rows]
     return {"proofs": rows}, [line.rstrip() for line in lines] or ["no proofs are kept"], 0
@@ -150,11 +149,18 @@ def _proofs() -> Result:
 
 def _without_proofs(*, stale: bool) -> tuple[int, list[str]]:
     """How many proofs were removed, of all or of those that serve no process like this; and what could not be."""
-    from shiplap.rewrite import kept
-
-    removable = [entry for entry, problem in kept.proofs() if problem or not stale]
-    stuck = [str(entry.path) for entry in removable if not kept.remove(entry)]
+    removable = [(remove, entry) for remove, entry, problem in _kept() if problem or not stale]
+    stuck = [str(entry.path) for remove, entry in removable if not remove(entry)]
     return len(removable) - len(stuck), stuck
+
+
+def _kept() -> list[tuple[Callable[[Stored], bool], Stored, str]]:
+    """For each kept proof what removes it, the proof, and why it serves no process like this."""
+    from shiplap.fuse import kept as templates
+    from shiplap.rewrite import kept as rewrites
+
+    listed = (rewrites.remove, rewrites.proofs()), (templates.remove, templates.entries())
+    return [(remove, entry, problem) for remove, entries in listed for entry, problem in entries]
 
 
 def _compiled(store: Store) -> list[dict[str, Any]]:

@@ -23,14 +23,25 @@ __all__ = ["Call"]
 
 @dataclass(frozen=True)
 class Call:
-    """``values`` are fakes and scalars in schema order; ``env`` maps dims and scalars to sizes, symbolic or not."""
+    """``values`` are fakes and scalars in schema order; ``env`` maps dims and scalars to sizes, symbolic or not;
+    ``node`` is the FX node."""
 
     op: Op
     args: tuple[Any, ...]
     values: tuple[Any, ...]
     env: Mapping[str, Any]
     output: Tensor
+    node: torch.fx.Node
     _scratch: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    memo: dict[str, Any] = field(default_factory=dict, repr=False)  # of :func:`candidates`
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of memory and of candidates, which refer to the call in turn."""
+        self._scratch.clear()
+        self.memo.clear()
 
     def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
         """Memory that is made at the first request. All candidates of this call use it in turn."""
@@ -47,11 +58,16 @@ class Call:
         rest = op.spec.args[len(args) :]
         values = op.spec.complete(fakes, named)
         nodes = (*args, *(kwargs.get(a.name, a.default) for a in rest))
-        return Call(op, nodes, values, op.bind(values).env, node.meta["val"])
+        return Call(op, nodes, values, op.bind(values).env, node.meta["val"], node)
 
     @property
     def device(self) -> torch.device:
         return self.output.device
+
+    @cached_property
+    def identity(self) -> str:
+        """The digest of the op with all of its kernels, which is computed each time that it is asked for."""
+        return self.op.identity
 
     def reference(self, *tensors: Any) -> Any:
         """The reference on the tensors that are present, everything else as in this call."""

@@ -62,9 +62,25 @@ class TemplateCandidate(Candidate):
             self._choice = _render(self.call, self.template, self.config, buffers, self.split_k)
         return self._choice
 
+    @property
+    def digest(self) -> str:
+        """Of the kernel as it is rendered for this call, alone, and of the memory that it reads."""
+        from shiplap.compat import choices_ahead
+
+        text = choices_ahead.source(self.render())
+        return hashlib.sha256(f"{text}|{self._slots}|{self.split_k}".encode()).hexdigest()[:32]
+
+    def compile_apart(self) -> bool:
+        """Start compiling the kernel beside this thread; whether that is done."""
+        from shiplap.compat import choices_ahead
+
+        return choices_ahead.compile_apart(self.render())
+
     def precompile(self, args: tuple[Any, ...]) -> None:
         """Compile the kernel alone, after it has been rendered. Any thread may do so."""
-        self.render().precompile()
+        from shiplap.compat import choices_ahead
+
+        choices_ahead.precompile(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output.
@@ -78,7 +94,7 @@ class TemplateCandidate(Candidate):
         inputs, out = self._inputs(args), self.call.scratch(f"out {self.split_k}", _output, self.call, self.split_k)
         _poison(out)
         if self._run is None:
-            choice.precompile()
+            self.precompile(args)
             self._run = choice.bmreq.make_run_fn(*inputs, out=out)
         run = self._run
 
@@ -123,7 +139,17 @@ class TemplateCandidate(Candidate):
 
 
 def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """The candidates of the op's templates for this call, and a reason for each template that cannot be used."""
+    """The candidates of the op's templates for this call, and a reason for each template that cannot be used.
+
+    One that has been rendered for the call is not rendered again.
+    """
+    if "candidates" not in call.memo:
+        call.memo["candidates"] = _listed(call)
+    valid, refused = call.memo["candidates"]
+    return list(valid), dict(refused)
+
+
+def _listed(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
     valid, refused = [], {}
     for template in call.op.templates.get(call.device.type, ()):
         for config in template.candidates(call.hints):

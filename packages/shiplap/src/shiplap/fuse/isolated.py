@@ -17,7 +17,7 @@ from shiplap.op import Op
 from shiplap.selection.candidate import Candidate
 from shiplap.selection.inputs import Inputs
 
-__all__ = ["collect", "compile_alone", "provide"]
+__all__ = ["collect", "collecting", "compile_alone", "provide"]
 
 _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candidates", default=None)
 
@@ -31,6 +31,11 @@ def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
 
     listed += rendered(call, candidates)
     return True
+
+
+def collecting() -> bool:
+    """Whether :func:`provide` compiles."""
+    return _collected.get() is not None
 
 
 def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:

@@ -11,14 +11,15 @@ from typing import Any
 
 from shiplap.compat import lowering, packages
 from shiplap.errors import notice
+from shiplap.fuse.ahead import look_ahead
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate, candidates
 from shiplap.fuse.choice import FusionChoice, Verdict, remember
-from shiplap.fuse.isolated import collect
+from shiplap.fuse.isolated import collect, collecting
 from shiplap.fuse.prove import prove
 from shiplap.fuse.select import UNTUNED, Selection, blocked, forced, known, measure, preferred
 from shiplap.fuse.switch import in_force
-from shiplap.fuse.tuning import answered
+from shiplap.fuse.tuning import answered, asked
 from shiplap.op import Op, choices
 from shiplap.op.binding import Binding
 from shiplap.op.choices import REFERENCE
@@ -32,19 +33,21 @@ UNTUNED_REFERENCE = f"{REFERENCE}({UNTUNED})"
 
 def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
     """Lower one call of ``op`` to a node of the graph."""
-    call = Call.bind(op, args, kwargs)
-    wanted = forced(op.spec.name)  # a trial of a candidate that has been proven
-    if wanted is None:
-        choice = _select(call)
-        wanted = choice.chosen
-        remember(choice)
-    if wanted == REFERENCE:
-        return fallback(call, overload, args, kwargs)
-    if wanted == UNTUNED_REFERENCE:
-        with lowering.no_autotuning():
+    with Call.bind(op, args, kwargs) as call:
+        wanted = forced(op.spec.name)  # a trial of a candidate that has been proven
+        if wanted is None:
+            if not (asked() or collecting()):
+                look_ahead(call, _likely).step(op.spec.name)
+            choice = _select(call)
+            wanted = choice.chosen
+            remember(choice)
+        if wanted == REFERENCE:
             return fallback(call, overload, args, kwargs)
-    valid, _ = candidates(call)
-    return next(c for c in valid if c.label == wanted).node(in_force(op).fusion)
+        if wanted == UNTUNED_REFERENCE:
+            with lowering.no_autotuning():
+                return fallback(call, overload, args, kwargs)
+        valid, _ = candidates(call)
+        return next(c for c in valid if c.label == wanted).node(in_force(op).fusion)
 
 
 def _select(call: Call) -> FusionChoice:
@@ -76,6 +79,31 @@ def _select(call: Call) -> FusionChoice:
     return _fusion_choice(call, choice.label, choice.reason, [*measured, *verdicts])
 
 
+def _likely(call: Call) -> TemplateCandidate | None:
+    """What is proven first for a call, where nothing is measured; None where nothing has to be."""
+    switch = in_force(call.op)
+    valid = [c for c in candidates(call)[0] if switch.only in c.label] if switch.templates else []
+    if switch.only or not valid:
+        return next(iter(valid), None)
+    selection = Selection.of(call)
+    choice = known(selection)
+    if choice is None:
+        if lowering.autotuning() and not choices.frozen:
+            return None  # candidates are measured, and compiled beside each other for that
+        first = preferred(selection, [c.label for c in valid])
+    else:
+        first = choice.label
+    if first in (REFERENCE, UNTUNED_REFERENCE) or (choice is not None and choice.origin == "stored"):
+        return None
+    return next(iter(_in_order(valid, first)), None)
+
+
+def _in_order(valid: list[TemplateCandidate], first: str) -> list[TemplateCandidate]:
+    """Those that are tried without a measurement, beginning with the one named ``first`` if there is one."""
+    taken = [c for c in valid if c.template.default or c.label == first]
+    return sorted(taken, key=lambda c: c.label != first) if any(c.label == first for c in taken) else taken
+
+
 def _stored(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], choice: Choice) -> FusionChoice:
     """A stored choice was verified when it was measured, of this very source on this machine; another one is proven."""
     if choice.origin != "stored":
@@ -91,9 +119,8 @@ def _by_default(
     """The choice where nothing is measured. ``first``: what was chosen for the call without its neighbours."""
     if first in (REFERENCE, UNTUNED_REFERENCE):
         return _fusion_choice(call, first, f"the choice of sl.tune; {reason}", verdicts)
-    taken = [c for c in valid if c.template.default or c.label == first]
+    taken = _in_order(valid, first)
     if any(c.label == first for c in taken):
-        taken.sort(key=lambda c: c.label != first)
         reason = f"the choice of sl.tune; {reason}"
     if not taken:
         return _fusion_choice(

@@ -7,6 +7,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from shiplap.fuse import kept
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.fuse.choice import Verdict
@@ -27,7 +28,18 @@ def sample(call: Call, seed: int = SEED) -> Case:
 
 
 def prove(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> Verdict:
-    """``ok`` if the candidate computes what the reference does, on non-degenerate inputs and into poisoned outputs."""
+    """``ok`` if the candidate computes what the reference does, on non-degenerate inputs and into poisoned outputs.
+
+    An equal candidate for an equal call has the same verdict.
+    """
+    verdict = kept.known(candidate)
+    if verdict is None:
+        verdict = _proven(candidate, seeds)
+        kept.remember(candidate, verdict)
+    return verdict
+
+
+def _proven(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Verdict:
     call = candidate.call
     if needs_builder(call.op):
         return Verdict(candidate.label, "refused", "integers that mean something, and no @op.samples to draw them")

@@ -31,7 +31,7 @@ from shiplap.selection.selector import Options, force
 from shiplap.selection.table import keep
 from shiplap.settings import settings
 
-__all__ = ["answered", "tune_templates"]
+__all__ = ["answered", "asked", "tune_templates"]
 
 
 @dataclass
@@ -50,20 +50,25 @@ class Request:
 _request: ContextVar[Request | None] = ContextVar("shiplap_tuned_call", default=None)
 
 
+def asked() -> bool:
+    """Whether :func:`tune_templates` compiles."""
+    return _request.get() is not None
+
+
 def answered(call: Call) -> bool:
     """Choose a candidate for ``call`` if :func:`tune_templates` compiles it. The call then uses the fallback."""
-    asked = _request.get()
-    if asked is None or asked.op is not call.op or asked.key is not None:
+    request = _request.get()
+    if request is None or request.op is not call.op or request.key is not None:
         return False
     selection = Selection.of(call)
-    asked.key = selection.key
+    request.key = selection.key
     valid, refused = candidates(call)
-    asked.findings += [_skipped(call.op, f"{name}: {why}", selection.inputs.recipe) for name, why in refused.items()]
-    asked.choice = None if asked.options.remeasure and not choices.frozen else known(selection)
-    if asked.choice is None and choices.frozen:
-        asked.choice = _default(selection, valid)
-    elif asked.choice is None and valid:
-        asked.choice, _ = measure(selection, valid, options=asked.options, report=asked.report, within=asked.isolation)
+    request.findings += [_skipped(call.op, f"{name}: {why}", selection.inputs.recipe) for name, why in refused.items()]
+    request.choice = None if request.options.remeasure and not choices.frozen else known(selection)
+    if request.choice is None and choices.frozen:
+        request.choice = _default(selection, valid)
+    elif request.choice is None and valid:
+        request.choice, _ = measure(selection, valid, request.options, request.report, request.isolation)
     return True
 
 

@@ -25,6 +25,8 @@ from shiplap.referee.sizes import free_dims, ones, search
 __all__ = ["Inputs", "given_ones", "inputs", "layout_name", "recipe_of"]
 
 SEED = 20261121  # any; the same everywhere, so that two processes verify on the same numbers
+MOST = 1024  # calls of which the facts are remembered
+_facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,14 @@ class Inputs:
     seed: int
 
     @cached_property
+    def first(self) -> Case:
+        """Arguments with the sizes of the call."""
+        return Samples(self.op, self.seed, self.device).build(self.recipe)
+
+    @cached_property
     def real(self) -> tuple[Case, Case]:
         """Two draws of arguments with the sizes of the call."""
-        first, second = (Samples(self.op, self.seed + i, self.device).build(self.recipe) for i in (0, 1))
-        return first, second
+        return self.first, Samples(self.op, self.seed + 1, self.device).build(self.recipe)
 
     @cached_property
     def small(self) -> Case | None:
@@ -54,19 +60,36 @@ class Inputs:
         """The call on the meta device if values do not affect its sizes, else the first draw."""
         if self.op.sampler is None:
             return Samples(self.op, self.seed, "meta").blank(self.recipe)
-        return self.op.bind(self.real[0].args)
+        return self.op.bind(self.first.args)
+
+    @cached_property
+    def identity(self) -> str:
+        """The digest of the op with all of its kernels, which is computed each time that it is asked for."""
+        return self.op.identity
+
+    @cached_property
+    def facts(self) -> tuple[Bucket, str, str]:
+        """What a key says of the arguments. Equal calls have equal ones, so nothing is drawn for the second of them."""
+        asked = self.identity, id(self.op.sampler), str(self.recipe), self.device, self.seed
+        if (facts := _facts.get(asked)) is None:
+            rule = self.op.rule
+            facts = rule.bucket(self.call.env), dtypes_of(rule, self.call), layout_of(self.call.args)
+            while len(_facts) >= MOST:
+                _facts.pop(next(iter(_facts)), None)
+            _facts[asked] = facts
+        return facts
 
     @property
     def bucket(self) -> Bucket:
-        return self.op.rule.bucket(self.call.env)
+        return self.facts[0]
 
     @property
     def dtypes(self) -> str:
-        return dtypes_of(self.op.rule, self.call)
+        return self.facts[1]
 
     @property
     def layout(self) -> str:
-        return layout_of(self.call.args)
+        return self.facts[2]
 
 
 def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:

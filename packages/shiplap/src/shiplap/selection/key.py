@@ -55,7 +55,7 @@ def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> K
         "bucket": str(inputs.bucket),
         "dtypes": inputs.dtypes,
         "layout": inputs.layout,
-        "source": op.identity,
+        "source": inputs.identity,
         **environment(inputs.device),
         **{f"extra.{name}": str(value) for name, value in (extra or {}).items()},
     }
@@ -94,6 +94,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
     return tuple(versions.items())
 
 
+@cache
 def _package(*names: str) -> str:
     for name in names:
         try:

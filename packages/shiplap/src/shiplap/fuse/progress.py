@@ -1,0 +1,70 @@
+"""What a compilation is at, on stderr, after it has taken a few seconds: on a terminal, or where SHIPLAP_PROGRESS=1."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shiplap.settings import settings
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+__all__ = ["Progress", "started"]
+
+PATIENCE = 3.0  # seconds before anything is said
+EACH = 5.0  # seconds from one line to the next, where lines stay
+
+
+@dataclass
+class Progress:
+    """How many of the ``total`` calls of a graph have their kernel."""
+
+    total: int
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+    _last: float = 0.0
+    _status: Status | None = None
+
+    def step(self, op: str) -> None:
+        """The next call is looked at."""
+        self.done += 1
+        seconds = time.monotonic() - self.began
+        if seconds < PATIENCE or not _wanted():
+            return
+        text = f"torch.compile: {op}, kernel {self.done} of {self.total}, {seconds:.0f} s"
+        if sys.stderr.isatty():
+            self._on_terminal(text)
+        elif seconds - self._last >= EACH:
+            self._last = seconds
+            print(text, file=sys.stderr, flush=True)
+        if self.done >= self.total:
+            self.end()
+
+    def _on_terminal(self, text: str) -> None:
+        if self._status is None:
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status(text)
+            self._status.start()
+        self._status.update(text)
+
+    def end(self) -> None:
+        """Nothing is left on a terminal."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def started(total: int, graph: Any) -> Progress:
+    """The progress of ``graph``, which ends with its last call, or with the graph if its lowering fails."""
+    progress = Progress(total)
+    weakref.finalize(graph, progress.end)
+    return progress
+
+
+def _wanted() -> bool:
+    return settings().progress or sys.stderr.isatty()
