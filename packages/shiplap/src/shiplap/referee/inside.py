@@ -107,9 +107,7 @@ class Host:
         else:
             args = list(unpack(asked["args"], memory))
         if asked["do"] == "ops":
-            ops, result = _ops(self._target, args)
-            self._last = result, [_home(o) for o in leaves(result)]
-            return {"ops": ops, "outs": [_place(o) for o in self._last[1]]}
+            return self._operators(args)
         if asked["do"] == "gradients":
             return self._gradients(args, list(unpack(asked["seeds"], memory)), memory)
         with torch.no_grad():
@@ -155,6 +153,11 @@ class Host:
             for _ in range(repeats - 1):
                 run()
             return {"spent": perf_counter_ns() - started}
+
+    def _operators(self, args: list[Any]) -> dict[str, Any]:
+        ops, result = _ops(self._target, args)
+        self._last = result, [_home(o) for o in leaves(result)]
+        return {"ops": ops, "outs": [_place(o) for o in self._last[1]]}
 
     def _gradients(self, args: list[Any], seeds: list[Tensor], memory: Any) -> dict[str, Any]:
         given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in args]
