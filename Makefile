@@ -55,8 +55,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # A file stays with one worker, since its tests share what is compiled; shiplap_testing.plugin says which files come first.
 SPREAD = --dist loadfile --no-loadscope-reorder
-# Two workers more than there are cores: tests wait for processes and locks for a quarter of their time.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# One worker more than there are cores: tests wait for processes and locks for a quarter of their time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) $(SPREAD)
 
 # The worse status of two runs. Status 5: -k left one of the runs empty.

@@ -244,7 +244,7 @@ class Linear(nn.Module):
             what="the weight of a converted layer was cast",
             got=f"a weight of {weight.dtype}" + ("" if scale is None else f" and scales of {scale.dtype}"),
             expected=f"{MODES[self.mode]}" + ("" if scale is None else " and torch.float32"),
-            fix="shard converted layers first, each without a precision policy: fully_shard(layer)",
+            fix="apply fully_shard(layer) to each converted layer first, without a precision policy",
         )
 
     def extra_repr(self) -> str:

@@ -25,13 +25,13 @@ def matrices(dtype=torch.float32, k=512):
 def test_a_truncated_sum_looks_faster_and_never_wins(dtype):
     args = matrices(dtype, k=4096)
     choice = select(ops.mm, recipe_of(ops.mm, args))
-    assert choice.label == "right(WAIT=300)"
+    assert choice.label in ("right(WAIT=300)", "reference")  # the faster of those that are right, on this machine
     assert choice.origin == "measured"
     dropped = [f for f in choice.findings if f.verdict == "fail"]
     assert [f.evidence.partition(":")[0] for f in dropped] == ["cut(PARTS=10)", "cut(PARTS=2)"]
     assert all("tolerances on sizes(m=16, k=4096, n=16)" in f.evidence for f in dropped)
     assert "fastest of 3 verified" in choice.reason
-    assert choice.runner_up == "reference" or choice.runner_up == "right(WAIT=3000)"
+    assert choice.runner_up in ("right(WAIT=300)", "reference", "right(WAIT=3000)")
 
 
 def test_the_choice_is_served_to_its_bucket_and_to_no_other():
