@@ -103,7 +103,8 @@ class FoldedNorm(Rewrite):
     @property
     def digest(self) -> str:
         own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_at", "_declined", "_folded")]
-        given = [self.conv, *(fn for fn, _ in self.written_out.values()), *([self.pays] if self.pays else [])]
+        written = [fn for fn, _ in self.written_out.values()]
+        given: list[Callable[..., object]] = [self.conv, *written, *([self.pays] if self.pays else [])]
         parts = [source_digest(*own, _parameters, *given)]
         parts += [self.name, self.operator, str(self.always), str(self.gradient)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
