@@ -44,11 +44,11 @@ def _with_helper(factor):
     def make(ns):
         @sl.op(f"{ns}::slope")
         def slope(x: M, grad: M) -> M:
-            return 3 * x * x * grad
+            return 3 * x * grad * x  # in this order 16 bits overflow only where the result does
 
         @slope.backward
         def _(grad, saved, needs):
-            return {"x": factor * saved.x * saved.grad * grad, "grad": 3 * saved.x * saved.x * grad}
+            return {"x": factor * saved.x * saved.grad * grad, "grad": 3 * saved.x * grad * saved.x}
 
         op = cube(ns)
         op.backward(lambda grad, saved, needs: {"x": slope(saved.x, grad)})
