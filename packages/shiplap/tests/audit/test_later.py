@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import sys
+from types import ModuleType
 
+import pytest
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
 from shiplap.audit import audit
+from shiplap.audit.checks.threads import INTERPRETER
 from shiplap_testing.defects import defects
 from shiplap_testing.effort import sampled
 
@@ -17,6 +24,7 @@ MISSED = {
     "a view of an argument that is returned": "fresh",
     "halves rounded away from zero": "numerics",
     "gradient of a clamp without its ends": "gradient",
+    "vmap rule that moves the batch of the first argument only": "transforms",
 }
 
 
@@ -31,3 +39,22 @@ def test_what_was_missed_is_flagged_and_its_twin_is_not(name):
     assert "crashed" not in finding.evidence
     (finding,) = audit(defect.make_good(), checks=[check], seed=SEED, budget_s=600)
     assert finding.verdict == "ok", finding
+
+
+def test_no_threads_are_started_for_what_tritons_interpreter_runs(ns, monkeypatch):
+    """Not even where the launcher finds its kernel by way of another module."""
+    stand_in = ModuleType(INTERPRETER)
+    exec("def launch(x, out):\n    out.copy_(x * 2)", vars(stand_in))
+    monkeypatch.setitem(sys.modules, INTERPRETER, stand_in)
+
+    @sl.op(f"{ns}::doubled")
+    def doubled(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    @doubled.kernel("cpu")
+    def _(x, *, out):
+        vars(sys.modules[INTERPRETER])["launch"](x, out)
+
+    (finding,) = audit(doubled, checks=["threads"], seed=SEED)
+    assert finding.verdict == "skip", finding
+    assert "one thread" in finding.evidence

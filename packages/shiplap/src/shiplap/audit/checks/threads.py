@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from types import FunctionType
+from types import FrameType
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from shiplap.referee.run import run
 from shiplap.referee.samples import Samples, other
 
 CALLERS, ROUNDS = 4, 8
+INTERPRETER = "triton.runtime.interpreter"
 
 
 def cases(samples: Samples) -> Iterable[Case]:
@@ -31,22 +33,31 @@ def cases(samples: Samples) -> Iterable[Case]:
 def skips(op: Op) -> str:
     if op.spec.draws:
         return "each call draws other numbers"
-    kernels = [k for ks in op.kernels.values() for k in ks]
-    if any(_interpreted(k.function) for k in kernels):
-        return "Triton's interpreter, which runs the kernel here, is made for one thread"
     return ""
 
 
-def _interpreted(fn: object) -> bool:
-    """Whether a launcher uses a Triton kernel that is interpreted."""
-    if not isinstance(fn, FunctionType):
+def _interpreted(op: Op, case: Case) -> bool:
+    """Whether Triton's interpreter runs a part of the call, wherever the launcher has its kernels from."""
+    if INTERPRETER not in sys.modules:
         return False
-    used = [fn.__globals__.get(name) for name in fn.__code__.co_names]
-    used += [c.cell_contents for c in fn.__closure__ or ()]
-    return any(type(value).__name__ == "InterpretedFunction" for value in used)
+    seen = False
+
+    def look(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal seen
+        seen = seen or frame.f_globals.get("__name__") == INTERPRETER
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        run(op, case)
+    finally:
+        sys.setprofile(before)
+    return seen
 
 
 def observe(op: Op, case: Case) -> Observation:
+    if _interpreted(op, case):
+        return Observation(skip="Triton's interpreter, which runs the kernel here, is made for one thread")
     pair = [case, other(op, case)]
     expected = [run(op, c) for c in pair]
 
