@@ -31,6 +31,7 @@ from torch._dynamo import mark_dynamic
 sys.path.insert(0, str(Path(__file__).parent))
 from _networks import NETWORKS, shell
 from _record import record, write
+from sparse3d_gpu import once
 
 import shiplap_sparse3d.spconv as facade
 
@@ -96,17 +97,6 @@ def training(net: nn.Module, inputs: tuple[Any, ...]) -> Run:
 
 
 MODES = {"inference": inference, "training": training}
-
-
-def once(fn: Run) -> float:
-    """Milliseconds of one call from an idle GPU."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    fn()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
 
 
 def in_turns(runs: dict[str, Run], rounds: int) -> dict[str, float]:
