@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -81,3 +82,22 @@ def test_the_page_counts_what_counts(power):
     text = power("page").page(rows, 9)
     assert "killed 1 of the 2 mutants that count (50.0 %)" in text
     assert "- b, kernel line 3, token: `<` → `>`" in text
+
+
+def test_a_mutant_is_compared_in_an_interpreter_of_its_own(power, tmp_path):
+    judge = power("judge")
+    subject = next(s for s in power("subjects").SUBJECTS if s.name == "rms_norm")
+    for name, sign in (("correct", "+"), ("wrong", "-")):
+        judge.load(subject, subject.kernel.replace("r + eps", f"r {sign} eps"), subject.backward, name, tmp_path)
+    found = [judge._apart(tmp_path / f"{name}.py", tmp_path / "correct.py", 1, "cpu") for name in ("correct", "wrong")]
+    assert [f["differs"] for f in found] == [False, True]
+    assert not any("raised" in f for f in found)
+
+
+def test_no_mutant_is_judged_where_the_correct_kernel_is_not_correct(power, tmp_path):
+    judge, subjects = power("judge"), power("subjects")
+    sound = next(s for s in subjects.SUBJECTS if s.name == "rms_norm")
+    broken = dataclasses.replace(sound, name="broken", kernel=sound.kernel.replace("* w", "+ w"))
+    originals = judge.Originals(tmp_path, 1, tmp_path / "notes")
+    assert originals.runs(sound)
+    assert not originals.runs(broken)

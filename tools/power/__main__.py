@@ -68,6 +68,8 @@ def work(options: argparse.Namespace) -> None:
         for subject, part, mutant in todo[number::of]:
             if time.time() > options.until:
                 return
+            if not originals.runs(subject):
+                continue  # left to another machine
             row = judged(subject, mutant, part, originals)
             file.write(json.dumps(row).encode() + b"\n")  # one write: lines of several processes do not mix
 

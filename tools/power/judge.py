@@ -6,11 +6,13 @@ import hashlib
 import importlib.util
 import json
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -63,11 +65,7 @@ def load(subject: Subject, kernel: str, backward: str, namespace: str, folder: P
     """The op of these two functions, declared anew from a file of its own."""
     file = folder / f"{namespace}.py"
     file.write_text(subject.module(kernel, backward, namespace))
-    spec = importlib.util.spec_from_file_location(namespace, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[namespace] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _imported(file)
     op: Op = module.op
     if subject.compiled:
         from shiplap_testing.build import compile_c
@@ -82,6 +80,15 @@ def load(subject: Subject, kernel: str, backward: str, namespace: str, folder: P
         with file.open("a") as text:  # for whoever imports it anew: compute-sanitizer
             text.write(bound)
     return op
+
+
+def _imported(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def drawn(op: Op, rng: random.Random) -> list[Any]:
@@ -177,6 +184,10 @@ class Originals:
             self.ops[subject.name] = load(subject, subject.kernel, subject.backward, name, self.folder)
         return self.ops[subject.name]
 
+    def runs(self, subject: Subject) -> bool:
+        """Whether the correct kernel is correct on this machine: Triton's interpreter, say, may not fit its numpy."""
+        return self.passes(subject, "numerics")
+
     def passes(self, subject: Subject, check: str) -> bool:
         """Whether ``check`` passes; the processes of a run share the answers through a file."""
         lines = self.notes.read_text(encoding="utf-8").splitlines() if self.notes.exists() else []
@@ -211,7 +222,10 @@ def judged(subject: Subject, mutant: Mutant, part: str, originals: Originals) ->
         op = load(subject, kernel, backward, f"mutant_{key}", folder)
     except Exception as e:
         return {**row, "fate": "stillborn", "why": type(e).__name__}
-    event = _compared(op, original, seed, subject.device)
+    if subject.device == "cpu":
+        event = _compared(op, original, seed)
+    else:
+        event = _apart(folder / f"mutant_{key}.py", folder / f"original_{subject.name}.py", seed, subject.device)
     if event is not None and not event["differs"]:
         return {**row, "fate": "equal", "inputs": event["inputs"]}
     incomplete = []
@@ -224,19 +238,41 @@ def judged(subject: Subject, mutant: Mutant, part: str, originals: Originals) ->
     return {**row, "fate": "survived", "incomplete": incomplete, "compared": compared}
 
 
-def _compared(op: Op, original: Op, seed: int, device: str) -> dict[str, Any] | None:
+def _compared(op: Op, original: Op, seed: int) -> dict[str, Any] | None:
     """What the comparison found, or None if the mutant ended the process in which it ran."""
 
     def compare(send: Any) -> None:
         send({"kind": "case", "patience": 2 * SECONDS + 30})
-        try:
-            different, looked = differs(op, original, seed, device)
-            send({"kind": "found", "differs": different, "inputs": looked})
-        except Exception as e:
-            send({"kind": "found", "differs": True, "raised": f"{type(e).__name__}: {str(e)[:200]}"})
+        send(_found(op, original, seed, "cpu"))
 
     events = list(stream(compare, Limits(busy_s=2 * SECONDS + 30, idle_s=10)))
     if any(isinstance(e, Death) for e in events):
         return None
     last: dict[str, Any] = events[-1]  # type: ignore[assignment]
     return last
+
+
+def _apart(mutant: Path, original: Path, seed: int, device: str) -> dict[str, Any] | None:
+    """The same in a new interpreter: CUDA cannot be used by the fork of a process that has used it."""
+    command = [sys.executable, "-W", "ignore", __file__, str(mutant), str(original), str(seed), device]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=4 * SECONDS + 60)
+    except subprocess.TimeoutExpired:
+        return None
+    if ran.returncode:
+        return None
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def _found(op: Op, original: Op, seed: int, device: str) -> dict[str, Any]:
+    try:
+        different, looked = differs(op, original, seed, device)
+    except Exception as e:
+        return {"kind": "found", "differs": True, "raised": f"{type(e).__name__}: {str(e)[:200]}"}
+    return {"kind": "found", "differs": different, "inputs": looked}
+
+
+if __name__ == "__main__":
+    mutated, unmutated = (_imported(Path(file)).op for file in sys.argv[1:3])
+    print(json.dumps(_found(mutated, unmutated, int(sys.argv[3]), sys.argv[4])))
