@@ -59,7 +59,7 @@ def test_the_blocks_of_every_page_fit(copy: Copy, page: str) -> None:
 
 
 # Their commands run audits, compilers and tools for 10 s and more.
-LONG = ("audit-check", "backend-overload", "kernel-family", "cli-verb")
+LONG = ("audit-check", "backend-overload", "kernel-family", "cli-verb", "docs-page", "torch-version")
 
 
 @pytest.mark.parametrize("page", sampled(MOST, long=LONG))

@@ -46,6 +46,7 @@ MATRIX: dict[str, tuple[Callable[..., Any], int]] = {  # what follows y, and how
 
 
 FEWER = (
+    "bias and gelu",  # that of any number of rows is run
     "transposed",
     "siblings",
     "raw and reshaped",

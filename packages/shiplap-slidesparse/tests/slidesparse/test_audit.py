@@ -41,7 +41,11 @@ def checks_of(op: sl.Op) -> list[str]:
 
 @pytest.mark.parametrize(
     "op",
-    sampled(OPS, long=("linear_int8", "linear_bf16", "lift", "quantise_fp8"), name=lambda op: op.spec.opname),
+    sampled(
+        OPS,
+        long=("linear_int8", "linear_bf16", "lift", "quantise_fp8", "sparse_mm_int8", "sparse_mm_fp16"),
+        name=lambda op: op.spec.opname,
+    ),
     ids=lambda op: op.spec.opname,
 )
 def test_an_op_passes_its_audit(op: sl.Op) -> None:

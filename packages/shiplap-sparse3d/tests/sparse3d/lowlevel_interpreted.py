@@ -80,7 +80,7 @@ def late_errors() -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore", sl.ShiplapNotice)  # the launcher says that the interpreter launches otherwise
     late_errors()
-    seed, step = int(sys.argv[1]), 1 if sys.argv[2] == "every" else 3
+    seed, step = int(sys.argv[1]), 1 if sys.argv[2] == "every" else 5
     for op in OPS:  # bf16 is wrong in the interpreter
         differing = disagreements(op, seed=seed, without=(torch.bfloat16,), step=step)
         status.poll(CPU)

@@ -48,6 +48,11 @@ LONG_OPS = (
     "hash_lookup_3d",
     "subm_table",
     "masked_gemm_kernels",
+    "global_sum_pool",
+    "hash_insert_3d",
+    "unique_coords",
+    "sort_table",
+    "hilbert_encode",
 )
 OPS = [value for module in MODULES for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
 

@@ -43,6 +43,7 @@ def scenes(name: str) -> list[tuple[object, ...]]:
             "VoxelNeXt",
             "SpUNet",
             "UBlock",
+            "TRELLIS",
         ),
     )
 )

@@ -47,7 +47,7 @@ def test_the_network_tells_points_apart(untiled: Path) -> None:
     assert min(np.bincount(classes_of(untiled))[[1, 2, 5]]) > 100
 
 
-@pytest.mark.parametrize("tile", [16, 32, 44])
+@pytest.mark.parametrize("tile", sampled([16, 32, 44], long=["32", "44"]))
 def test_tiles_change_nothing(tile: int, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.laz"
     result = survey(corner, out, model, tile=tile)
@@ -155,7 +155,7 @@ class Stopped(Exception):
     """A process that ends here."""
 
 
-@pytest.mark.parametrize("moment", range(0, 30, 6))
+@pytest.mark.parametrize("moment", sampled(range(0, 30, 6), long=["0", "12", "24"]))
 def test_stopped_before_each_step_and_resumed(
     moment: int, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
