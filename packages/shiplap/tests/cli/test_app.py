@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from shiplap import cli
+from shiplap.cli import console
 
 # The files that look like verbs, read as text: the command line itself finds them by importing them.
 VERBS = sorted(path.stem for path in Path(cli.__file__).parent.glob("*.py") if "\nEPILOG = " in path.read_text())
@@ -70,6 +72,40 @@ def test_errors_are_text_on_stderr(process: Any) -> None:
         "  expected did you mean 'packages/shiplap/tests/cli/targets.py'?",
         "  fix      pass module:op, a file that declares ops, or namespace::name of a declared op",
     ]
+
+
+def test_with_json_an_error_is_a_value_on_stdout_as_well(run: Any) -> None:
+    result = run("header", "nowhere.py", "--json")
+    assert result.exit_code == 2
+    said = json.loads(result.stdout)["error"]
+    assert list(said) == ["id", "what", "where", "got", "expected", "fix"]
+    assert (said["id"], said["what"], said["where"]) == ("SL501", "the file does not exist", "nowhere.py")
+    assert said["fix"] == "pass module:op, a file that declares ops, or namespace::name of a declared op"
+    assert result.stderr.startswith("SL501: the file does not exist")
+    assert run("header", "nowhere.py").stdout == run("header", "nowhere.py", "--", "--json").stdout == ""
+
+
+def test_with_json_a_wrong_option_is_a_value_on_stdout_as_well(run: Any) -> None:
+    result = run("header", "--nope", "--json")
+    assert result.exit_code == 2
+    said = json.loads(result.stdout)["error"]
+    assert said["id"] is None
+    assert "--nope" in said["what"]
+    assert "--nope" in result.stderr
+
+
+def test_an_error_after_the_value_adds_no_second_one(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(value: object) -> None:
+        emit(value)
+        raise RuntimeError("too late")
+
+    emit = console.emit_json
+    monkeypatch.setattr(console, "emit_json", told)
+    result = run("env", "--json")
+    assert result.exit_code == 2
+    assert "torch" in result.stdout
+    json.loads(result.stdout)
+    assert "unexpected RuntimeError: too late" in result.stderr
 
 
 def test_traceback_on_request(process: Any) -> None:

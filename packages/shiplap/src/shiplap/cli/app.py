@@ -22,11 +22,18 @@ from shiplap.errors import ShiplapError, error
 __all__ = ["app", "main"]
 
 
+ASKED = "shiplap.json"  # whether the verb was called with --json
+
+
 class Verbs(TyperGroup):
-    """Runs a verb; a failure becomes text on stderr unless ``--traceback`` was given."""
+    """Runs a verb; a failure becomes text on stderr, and with ``--json`` one value on stdout, too.
+
+    With ``--traceback`` it is raised.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb that ``args`` begin with; SL614 says which there are, since distributions add verbs of theirs."""
+        ctx.meta[ASKED] = "--json" in (args[: args.index("--")] if "--" in args else args)
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             verbs = sorted(self.list_commands(ctx))
             close = difflib.get_close_matches(args[0], verbs, n=1, cutoff=0.75)
@@ -35,16 +42,21 @@ class Verbs(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        console.begin()
         try:
             return super().invoke(ctx)
         except ShiplapError as failure:
             if ctx.params.get("traceback"):
                 raise
-            console.show_error(failure)
+            console.show_error(failure, as_json=ctx.meta.get(ASKED, False))
+        except typer.BadParameter.__mro__[1] as usage:  # click's UsageError, an option that there is not, say
+            if ctx.meta.get(ASKED):
+                console.emit_failure(what=usage.format_message())
+            raise  # click prints it
         except Exception as failure:
             if ctx.params.get("traceback") or type(failure).__module__.split(".")[0] in ("click", "typer"):
-                raise  # usage errors, Exit and Abort have their own way out
-            console.show_defect(failure)
+                raise  # Exit and Abort have their own way out
+            console.show_defect(failure, as_json=ctx.meta.get(ASKED, False))
         raise typer.Exit(console.ERROR)
 
 

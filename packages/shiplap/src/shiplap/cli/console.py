@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "begin",
+    "emit_failure",
     "emit_json",
     "err",
     "note",
@@ -65,8 +67,19 @@ def note(message: str) -> None:
     err().print(message, markup=False)
 
 
+_answered = False  # whether the verb that runs has written its JSON value
+
+
+def begin() -> None:
+    """Another verb runs, which has written nothing yet."""
+    global _answered
+    _answered = False
+
+
 def emit_json(value: Any) -> None:
     """The one JSON value that ``--json`` promises."""
+    global _answered
+    _answered = True
     sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str) + "\n")
     sys.stdout.flush()
 
@@ -87,8 +100,16 @@ def own_stdout(active: bool = True) -> Iterator[None]:
         yield
 
 
-def show_error(failure: ShiplapError) -> None:
-    """A catalogue error, a field a line; multi-line values stay aligned."""
+def emit_failure(
+    *, what: str, id: str | None = None, where: str = "", got: str = "", expected: str = "", fix: str = ""
+) -> None:
+    """The JSON value of a verb that failed; nothing if it failed after it had written its value."""
+    if not _answered:
+        emit_json({"error": {"id": id, "what": what, "where": where, "got": got, "expected": expected, "fix": fix}})
+
+
+def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
+    """A catalogue error, a field a line; multi-line values stay aligned. With ``as_json`` on stdout as well."""
     from rich.text import Text
 
     text = Text()
@@ -99,11 +120,16 @@ def show_error(failure: ShiplapError) -> None:
             style = "green" if label == "fix" else ""
             text.append(f"  {label:<9}", style="dim").append(value.replace("\n", "\n" + " " * 11) + "\n", style=style)
     err().print(text, end="")
+    if as_json:
+        emit_failure(**{name: value or "" for name, value in rows}, what=failure.what, id=failure.id)
 
 
-def show_defect(failure: Exception) -> None:
+def show_defect(failure: Exception, *, as_json: bool = False) -> None:
     """An exception that nobody foresaw: say so in one line, and how to see more."""
-    note(f"unexpected {type(failure).__name__}: {failure}\n  run again as 'shiplap --traceback ...' to see where")
+    what, fix = f"unexpected {type(failure).__name__}: {failure}", "run again as 'shiplap --traceback ...' to see where"
+    note(f"{what}\n  {fix}")
+    if as_json:
+        emit_failure(what=what, fix=fix)
 
 
 def write_text(path: Path, text: str) -> None:
