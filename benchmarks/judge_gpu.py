@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -184,7 +185,7 @@ def main() -> int:
     """Judge all; see the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of one verdict")
-    parser.add_argument("--only", default="", help="kernels whose name contains this")
+    parser.add_argument("--only", default="", help="kernels in whose name this regular expression is found")
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device")
@@ -192,7 +193,7 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as folder, Launcher() as launcher:
         for number, (name, reference, candidate, honest) in enumerate(cases()):
-            if asked.only not in name:
+            if not re.search(asked.only, name):
                 continue
             ref, it = Path(folder, f"{number}", "ref.py"), Path(folder, f"{number}", "candidate", f"it{number}.py")
             it.parent.mkdir(parents=True)

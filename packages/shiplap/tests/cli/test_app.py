@@ -95,7 +95,7 @@ def test_with_json_a_wrong_option_is_a_value_on_stdout_as_well(run: Any) -> None
 
 
 def test_an_error_after_the_value_adds_no_second_one(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(value: object) -> None:
+    def told(value: Any) -> None:
         emit(value)
         raise RuntimeError("too late")
 

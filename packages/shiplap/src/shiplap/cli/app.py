@@ -23,6 +23,7 @@ __all__ = ["app", "main"]
 
 
 ASKED = "shiplap.json"  # whether the verb was called with --json
+USAGE: type[Any] = typer.BadParameter.__mro__[1]  # click's UsageError, of the click that typer has
 
 
 class Verbs(TyperGroup):
@@ -49,7 +50,7 @@ class Verbs(TyperGroup):
             if ctx.params.get("traceback"):
                 raise
             console.show_error(failure, as_json=ctx.meta.get(ASKED, False))
-        except typer.BadParameter.__mro__[1] as usage:  # click's UsageError, an option that there is not, say
+        except USAGE as usage:
             if ctx.meta.get(ASKED):
                 console.emit_failure(what=usage.format_message())
             raise  # click prints it
