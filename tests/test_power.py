@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 POWER = Path(__file__).parents[1] / "tools/power"
 PYTHON = """def kernel(x, limit):
@@ -100,3 +101,9 @@ def test_no_mutant_is_judged_where_the_correct_kernel_is_not_correct(power, tmp_
     originals = judge.Originals(tmp_path, 1, tmp_path / "notes")
     assert originals.runs(sound)
     assert not originals.runs(broken)
+
+
+def test_integers_differ_by_one(power):
+    judge, counts = power("judge"), torch.tensor([3, 4])
+    assert not judge._differs([counts], [counts.clone()])
+    assert judge._differs([counts], [counts + torch.tensor([0, 1])])
