@@ -46,9 +46,10 @@ CLI = """\
 # Command line
 
 Every verb accepts `--json`. It then prints exactly one JSON value on stdout, and everything else on stderr. If a verb
-fails, it prints the error on stderr in the form of the [catalogue](errors.md), and ends with exit status 2. With `--json`
-it then prints `{"error": {"id", "what", "where", "got", "expected", "fix"}}` on stdout; `id` is null for a wrong option
-and for a defect of Shiplap. `shiplap --traceback VERB ...` shows where the error was raised, and prints no JSON for it.
+fails, it prints the error on stderr in the form of the [catalogue](errors.md), and ends with exit status 2. With
+`--json` it also prints `{"error": {"id", "what", "where", "got", "expected", "fix"}}` on stdout; `id` is null for a
+wrong option and for a defect of Shiplap. `shiplap --traceback VERB ...` shows where the error was raised, and prints no
+JSON for it.
 
 A `TARGET` is one of the following:
 
