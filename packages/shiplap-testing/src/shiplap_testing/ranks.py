@@ -68,6 +68,7 @@ def main() -> None:
     """Run the cells (or those named on the command line) on this rank, and let rank 0 print what they reported."""
     import torch.distributed as dist
 
+    faulthandler.enable()  # of a rank that dies of a signal, this is all that is seen
     if _kind() != "gloo":
         torch.cuda.set_device(0 if _kind() == "shared" else int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(BACKENDS.get(_kind(), _kind()), timeout=timedelta(seconds=60))
