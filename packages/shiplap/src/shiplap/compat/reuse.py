@@ -21,5 +21,6 @@ def prepare() -> None:
     if torch.version.cuda:
         _set_triton_ptxas_path()
     marked = config.unsafe_marked_cacheable_functions
-    if _CHECK not in marked and torch.torch_version.TorchVersion(torch.__version__) < _CACHES_CHECKS:
+    major, minor = torch.__version__.split(".")[:2]
+    if _CHECK not in marked and (int(major), int(minor)) < _CACHES_CHECKS:
         config.unsafe_marked_cacheable_functions = {**marked, _CHECK: torch.__version__}
