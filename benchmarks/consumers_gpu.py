@@ -44,7 +44,7 @@ SOURCES = [
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.triton.jinja",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/plan.py",
 ]
-SHELLS = (128, 256)
+SHELLS = (111, 224)  # 47,354 and 193,976 voxels
 PEERS = (("spconv.pytorch", "spconv"), ("spconv_triton.pytorch", "spconv-triton"))
 CHANNELS = 4
 Run = Callable[[], Any]

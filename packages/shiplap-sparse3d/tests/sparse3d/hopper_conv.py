@@ -39,3 +39,13 @@ for name in (HALF, FULL, TF32):
     outer = (feats, feats, columns.t(), order, blocks, counts, 1, False, name == TF32)
     for op, args in ((ops.conv, conv), (ops.conv_weight_grad, outer)):
         print(json.dumps([op.spec.opname, name, first(op, args)]), flush=True)
+
+# So many rows that their number is an int64 of the kernel, as a number is that only the data of a graph knows.
+many = (1 << 31) + 64
+feats = torch.zeros(ROWS, CHANNELS, dtype=torch.float16)
+conv = (
+    *(feats, feats.new_zeros(CHANNELS, TAPS, CHANNELS), table[:1].expand(many, TAPS), None),
+    *(order[:1, :1].expand(PARTS, many), masks[:, :1].expand(PARTS, many // 64)),
+    *(None, None, None, 1, False, False, False),
+)
+print(json.dumps([ops.conv.spec.opname, HALF, first(ops.conv, conv)]), flush=True)

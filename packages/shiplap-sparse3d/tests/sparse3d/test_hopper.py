@@ -16,7 +16,8 @@ def test_the_configs_that_run_first_fit_and_do_not_spill():
     done = python("-m", "tests.sparse3d.hopper_conv")
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) == 6
+    assert len(rows) == 7
+    assert "BULK=True" in rows[-1][-1]["config"]
     for row in rows:
         *_, resources = row
         assert resources["stack"] == 0, row

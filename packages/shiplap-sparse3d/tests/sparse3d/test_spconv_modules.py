@@ -213,6 +213,20 @@ def wrong(first: nn.Module, second: nn.Module, says: str) -> None:
     assert "indice_key='a'" in str(caught.value)
 
 
+def test_a_record_finds_its_plan_once_and_completes_it_for_gradients():
+    for layer in (spconv.SparseConv3d(4, 4, 2, 2, indice_key="k"), spconv.SubMConv3d(4, 4, 2, indice_key="k")):
+        with torch.no_grad():
+            record = layer(voxels()).indice_dict["k"]
+            without = record.plan
+            assert record.plan is without
+            assert without.back is None
+        whole = record.plan
+        assert whole.back is not None
+        assert record.plan is whole
+        with torch.no_grad():
+            assert record.plan is whole
+
+
 def test_misused_keys_are_refused():
     subm, conv, key = spconv.SubMConv3d(4, 4, 3, indice_key="a"), spconv.SparseConv3d, {"indice_key": "a"}
     wrong(subm, spconv.SubMConv3d(4, 4, (3, 3, 1), **key), r"kernel_size \[3, 3, 1\]")
@@ -281,6 +295,7 @@ def test_layers_refuse_what_spconv_refuses():
 def test_parameters_and_their_initial_values():
     layer = spconv.SubMConv3d(64, 32, (3, 1, 5))
     assert layer.weight.shape == (32, 3, 1, 5, 64)
+    assert layer.weight_shape == [32, 3, 1, 5, 64]
     bound = 1 / (64 * 15) ** 0.5
     for parameter in layer.parameters():
         assert parameter.abs().max() <= bound

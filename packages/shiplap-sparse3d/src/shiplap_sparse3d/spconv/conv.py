@@ -145,6 +145,11 @@ class SparseConvolution(SparseModule):
         return getattr(self, indices.COUNT, None)
 
     @property
+    def weight_shape(self) -> list[int]:
+        """``[out_channels, *kernel_size, in_channels / groups]``, as spconv's layers have it."""
+        return list(self.weight.shape)
+
+    @property
     def window(self) -> Window:
         extra = self.output_padding if self.transposed else None
         return Window(self.kernel_size, self.stride, self.padding, self.dilation, extra)
@@ -153,12 +158,8 @@ class SparseConvolution(SparseModule):
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
         check_sparse(type(self).__name__, input)
         if input.features.shape[1] != self.in_channels:
-            raise error(
-                "SL202",
-                where=type(self).__name__,
-                got=f"{input.features.shape[1]} channels",
-                expected=f"in_channels = {self.in_channels}",
-            )
+            got, expected = f"{input.features.shape[1]} channels", f"in_channels = {self.in_channels}"
+            raise error("SL202", where=type(self).__name__, got=got, expected=expected)
         if self.conv1x1:
             output = self._pointwise(input)
         else:
@@ -177,11 +178,13 @@ class SparseConvolution(SparseModule):
         features = plan.conv(input.features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
             return input.move(features, data.geometry, data.indices, data.spatial_shape)
-        assume_rows(features.shape[0], training=self.training)
+        if self.training:  # a graph knows of one row since the tensor was made
+            assume_rows(features.shape[0], training=True)
         output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape)
         if self.indice_key is not None:
             output.indice_dict[self.indice_key] = data
-        indices.count_voxels(self.get_max_num_voxels(), features.shape[0])
+        if self.record_voxel_count:
+            indices.count_voxels(self.get_max_num_voxels(), features.shape[0])
         return output
 
     def _indice_data(self, input: SparseConvTensor) -> IndiceData:
@@ -189,12 +192,12 @@ class SparseConvolution(SparseModule):
         where, key = type(self).__name__, self.indice_key
         data = indices.find(where, input, key, self.algo)
         if self.inverse:
-            return indices.check_inverse(where, input, key, data, self.window)
+            return indices.check_inverse(where, input, key, data, self.kernel_size)
         if data is None:
             return indices.build(where, input, self.window, self.algo, subm=self.subm, training=self.training)
         if not self.subm:
             raise indices.taken(where, key)
-        return indices.check_subm(where, input, key, data, self.window)
+        return indices.check_subm(where, input, key, data, self.kernel_size, self.dilation)
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, "

@@ -52,8 +52,9 @@ def check_sparse(where: str, x: Any) -> None:
     if not isinstance(x, SparseConvTensor):
         fix = "pass SparseConvTensor(features, indices, spatial_shape, batch_size)"
         raise error("SL209", where=where, got=type(x).__name__, expected="a SparseConvTensor", fix=fix)
-    check_rows(where, x.features, x.indices.shape[0])
-    refuse_reentrant(where, x)
+    if not torch.compiler.is_compiling():  # neither asks anything of a graph, which would be traced through both
+        check_rows(where, x.features, x.indices.shape[0])
+        refuse_reentrant(where, x)
 
 
 def autocast(tensor: Tensor) -> Tensor:
@@ -200,24 +201,28 @@ class SparseConvTensor(Summed):
 
     def replace_feature(self, feature: Tensor) -> SparseConvTensor:
         """Other features on the same voxels; ``indice_dict`` and tables are shared."""
-        if proxy_among((feature,)) is not None:
+        compiling = torch.compiler.is_compiling()
+        if not compiling and proxy_among((feature,)) is not None:
             return SparseConvTensor(feature, self._indices, self.spatial_shape, self.batch_size)
-        # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over.
+        # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over, and
+        # what a graph is not asked is not called.
         other = object.__new__(SparseConvTensor)
         other._features, other._indices, other._geometry = feature, self._indices, self._geometry
         other.spatial_shape, other.batch_size = self.spatial_shape, self.batch_size
         other.grid, other.voxel_num, other.indice_dict = self.grid, self.voxel_num, self.indice_dict
         other.benchmark, other.benchmark_record = self.benchmark, self.benchmark_record
         other.thrust_allocator, other._timer, other.force_algo = None, self._timer, self.force_algo
-        other.int8_scale, other.checkpointed = None, made_inside()
-        other._check_features()
+        other.int8_scale, other.checkpointed = None, not compiling and made_inside()
+        if feature.ndim != 2 or feature.is_quantized:
+            other._check_features()
         return other
 
     def move(self, feature: Tensor, geometry: Geometry, indices: Tensor, spatial_shape: list[int]) -> SparseConvTensor:
         """``feature`` on other voxels of the same scenes, with a copy of ``indice_dict``."""
         other = self.replace_feature(feature)
-        other.indices, other.spatial_shape, other.indice_dict = indices, list(spatial_shape), self.indice_dict.copy()
-        other._geometry = geometry
+        if indices is not self._indices:
+            other.indices = indices
+        other.spatial_shape, other.indice_dict, other._geometry = list(spatial_shape), self.indice_dict.copy(), geometry
         return other
 
     def select_by_index(self, valid_indices: Tensor) -> SparseConvTensor:

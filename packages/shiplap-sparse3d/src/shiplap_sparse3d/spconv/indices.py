@@ -129,7 +129,7 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
     if not guard_or_false(rows > 0):
         return
     if torch.compiler.is_compiling():
-        torch._check(out_rows > (1 if training else 0), lambda: "SL211: sparse3d.spconv: too few output voxels")
+        torch._check(out_rows > (1 if training else 0))
     elif out_rows == 0:
         raise error(
             "SL211",
@@ -140,25 +140,30 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
         )
 
 
-def check_subm(where: str, input: SparseConvTensor, key: str | None, data: IndiceData, window: Window) -> IndiceData:
-    """``found`` if a submanifold layer may reuse it."""
+def check_subm(
+    where: str, input: SparseConvTensor, key: str | None, data: IndiceData, ksize: list[int], dilation: list[int]
+) -> IndiceData:
+    """``data`` if a submanifold layer may reuse it."""
     if not data.is_subm:
         raise taken(where, key)
-    _same(where, key, "kernel_size", window.ksize, data.ksize)
-    _same(where, key, "dilation", window.dilation, data.dilation)
-    _same(where, key, "spatial_shape", input.spatial_shape, data.spatial_shape)
-    _same(where, key, "number of voxels", input.indices.shape[0], data.indices.shape[0])
+    window = data.window
+    if ksize != window.ksize or dilation != window.dilation or input.spatial_shape != data.spatial_shape:
+        _same(where, key, "kernel_size", ksize, window.ksize)
+        _same(where, key, "dilation", dilation, window.dilation)
+        _same(where, key, "spatial_shape", input.spatial_shape, data.spatial_shape)
+    if input.indices is not data.indices:
+        _same(where, key, "number of voxels", input.indices.shape[0], data.indices.shape[0])
     return data
 
 
 def check_inverse(
-    where: str, input: SparseConvTensor, key: str | None, data: IndiceData | None, window: Window
+    where: str, input: SparseConvTensor, key: str | None, data: IndiceData | None, ksize: list[int]
 ) -> IndiceData:
-    """``found`` if an inverse layer may go back along it."""
+    """``data`` if an inverse layer may go back along it."""
     if data is None or data.is_subm:
         got = "no such key" if data is None else "the key of a submanifold layer"
         raise error("SL208", where=_named(where, key), got=got, expected="the key of an earlier SparseConv or pool")
-    _same(where, key, "kernel_size", window.ksize, data.ksize)
+    _same(where, key, "kernel_size", ksize, data.ksize)
     _same(where, key, "spatial_shape", input.spatial_shape, data.out_spatial_shape)
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 

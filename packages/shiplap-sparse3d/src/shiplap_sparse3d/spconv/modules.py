@@ -181,7 +181,8 @@ def _through(module: nn.Module, input: Any) -> Any:
         return module(input)
     if not has_rows(input.indices):
         return input
-    assume_rows(input.indices.shape[0], training=module.training)
+    if module.training:  # a graph knows of one row since the tensor was made
+        assume_rows(input.indices.shape[0], training=True)
     return input.replace_feature(module(input.features))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
@@ -63,12 +63,18 @@ class IndiceData:
     window: Window
     geometry: Geometry
     out_geometry: Geometry
+    _plan: Plan | None = field(default=None, repr=False, compare=False)
 
     @property
     def plan(self) -> Plan:
-        if self.is_subm:
-            return self.geometry.subm(self.ksize, self.dilation)
-        return self.window.step(self.geometry).plan
+        plan = self._plan
+        if plan is None or (torch.is_grad_enabled() and not plan.whole):
+            if self.is_subm:
+                plan = self.geometry.subm(self.ksize, self.dilation)
+            else:
+                plan = self.window.step(self.geometry).plan
+            self._plan = plan
+        return plan
 
     @property
     def pool_plan(self) -> Plan:

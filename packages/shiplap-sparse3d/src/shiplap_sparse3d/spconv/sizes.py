@@ -61,7 +61,7 @@ def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: s
         raise error("SL208", where=where, got=got(), expected="1 or more", fix=fix)
     if torch.compiler.is_compiling():
         for size in sizes:
-            torch._check(size >= 1, lambda: "SL208: sparse3d.spconv: a size of 1 or more is expected")
+            torch._check(size >= 1)
 
 
 def assume_rows(rows: int, *, training: bool = False) -> None:
@@ -75,4 +75,4 @@ def assume_rows(rows: int, *, training: bool = False) -> None:
 
     least = 2 if training else 1
     if not guard_or_false(rows >= least) and not guard_or_false(rows < least):
-        torch._check(rows >= least, lambda: "SL211: sparse3d.spconv: too few voxels for what was compiled")
+        torch._check(rows >= least)

@@ -37,13 +37,14 @@ def _lower_below(op: Op) -> None:
 
 
 def _register(op: Op) -> None:
-    from shiplap.compat import lowering
+    from shiplap.compat import lowering, reuse
     from shiplap.fuse.lower import lower
 
     for overload in {op.overload, op.raw}:
         lowering.register(overload, partial(lower, op, op.raw))
     _installed.update((op.overload, op.raw))
     if not _code:
+        reuse.prepare()
         _code.append(source_digest(lower))
         digest.refresh()  # before the compile caches are asked, as ``on_trace`` promises
 
