@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -25,16 +26,15 @@ class Alone:
     """The device, for one process at a time; a thread that has it may ask again.
 
     Attributes:
-        waited: seconds of this process until it had the device.
-        held: seconds for which it then had the device.
+        seconds: of this process until it had the device (``waited``), and for which it then had it, by its use.
     """
 
     def __init__(self, path: str) -> None:
         self.path, self.lock, self.depth = path, threading.RLock(), 0
-        self.waited = self.held = 0.0
+        self.seconds: Counter[str] = Counter()
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self, use: str = "used") -> Iterator[None]:
         asked = time.monotonic()
         with self.lock:
             file = None if self.depth else open(self.path, "w")  # noqa: SIM115
@@ -48,14 +48,15 @@ class Alone:
                 self.depth -= 1
                 if file is not None:
                     file.close()
-                    self.waited, self.held = self.waited + given - asked, self.held + time.monotonic() - given
+                    self.seconds["waited"] += given - asked
+                    self.seconds[use] += time.monotonic() - given
 
     def around(self, owner: Any, name: str) -> None:
         """``owner.name``, no property, runs while no other process has the device."""
         plain, bound = getattr(owner, name), isinstance(vars(owner).get(name), classmethod)
 
         def run(*args: Any, **named: Any) -> Any:
-            with self():
+            with self(name):
                 return plain(*args, **named)
 
         setattr(owner, name, staticmethod(run) if bound else run)

@@ -117,15 +117,20 @@ def errors(fn: Fn, args: tuple[Tensor, ...], runs: dict[str, Callable[[], Any]])
         return {row: float((run()[0].double() - want).norm() / want.norm()) for row, run in runs.items()}
 
 
-def measure(name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, clock: CudaClock) -> dict[str, Any]:
-    """All rows of one case, and how far from float64 each of the two programs is."""
+def measure(
+    name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, clock: CudaClock, fallback: bool = False
+) -> dict[str, Any]:
+    """All rows of one case, and how far from float64 each program is. ``fallback``: nothing is selected."""
     seconds: dict[str, float] = {}
+    chosen = reason = "fallback"
     with torch.no_grad():
         runs = {"eager": clock.ready(lambda: (plain(*args),))}
-    runs["shiplap"], seconds["shiplap"] = compiled(ours, args, clock)
-    choice = fusion_choices(op.spec.name)[-1]
-    template = not choice.chosen.startswith("reference")
-    with switches(op, fusion=False, only=choice.chosen) if template else switches(op, templates=False):
+    if not fallback:
+        runs["shiplap"], seconds["shiplap"] = compiled(ours, args, clock)
+        choice = fusion_choices(op.spec.name)[-1]  # IndexError: the graph comes from a cache, which has no choices
+        chosen, reason = choice.chosen, choice.reason
+    template = not fallback and not chosen.startswith("reference")
+    with switches(op, fusion=False, only=chosen) if template else switches(op, templates=False):
         runs["control"], seconds["control"] = compiled(ours, args, clock)
     for row in ("inductor", "again"):
         try:
@@ -138,16 +143,16 @@ def measure(name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, c
         times = race(dict(enumerate(runs.values())), clock, Plan(rounds=60, seconds=2.0, hopeless=1e9))
     times_us = {row: round(times[i].median * 1e6, 2) for i, row in enumerate(rows) if i in times}
     spread = {row: [round(times[i].low * 1e6, 2), round(times[i].high * 1e6, 2)] for i, row in enumerate(rows)}
-    print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in times_us.items()) + f"  {choice.chosen}", flush=True)
-    print(f"    {choice.reason}; errors " + " ".join(f"{r} {e:.1e}" for r, e in apart.items()), flush=True)
+    print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in times_us.items()) + f"  {chosen}", flush=True)
+    print(f"    {reason}; errors " + " ".join(f"{r} {e:.1e}" for r, e in apart.items()), flush=True)
     return {
         "case": name,
         "us": times_us,
         "quartiles_us": spread,
         "error": apart,
         "compile_s": seconds,
-        "chosen": choice.chosen,
-        "reason": choice.reason,
+        "chosen": chosen,
+        "reason": reason,
     }
 
 
@@ -174,15 +179,17 @@ def measured_here(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if time.monotonic() - started > options.seconds:
             print(f"{name}: not started, time is up")
             continue
-        begun, waited, held = time.monotonic(), *((alone.waited, alone.held) if alone else (0.0, 0.0))
+        begun = time.monotonic()
+        if alone is not None:
+            alone.seconds.clear()
         print(f"{name}: begun", flush=True)
         try:
-            told = measure(name, *make(*shape), CudaClock("cuda"))
+            told = measure(name, *make(*shape), CudaClock("cuda"), options.fallback)
         except Exception:
             print(f"{name}: failed\n{traceback.format_exc()[-2000:]}", flush=True)
             continue
         if alone is not None:
-            seconds = {"all": time.monotonic() - begun, "waited": alone.waited - waited, "device": alone.held - held}
+            seconds = {"all": time.monotonic() - begun, **alone.seconds}
             told["seconds"] = {n: round(s, 1) for n, s in seconds.items()}
         yield told
         torch._dynamo.reset()
@@ -195,6 +202,7 @@ def measured_together(options: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as made:
         lines = options.lines or Path(made) / "lines"
         command = [sys.executable, __file__, *options.case, "--seconds", str(options.seconds), "--lines", str(lines)]
+        command += ["--fallback"] * options.fallback
         command += ["--queue", f"{made}/queue", "--lock", options.lock or f"{made}/lock"]
         running = [subprocess.Popen(command) for _ in range(options.workers)]
         for process in running:
@@ -213,6 +221,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further case after this time")
     parser.add_argument("--workers", type=int, default=0, help="processes that compile")
+    parser.add_argument("--fallback", action="store_true", help="select nothing: the fallback beside its peers")
     parser.add_argument("--queue", type=Path, help="file: how many of the cases processes have taken")
     parser.add_argument("--lock", help="file: who runs on the device has it locked")
     parser.add_argument("--lines", type=Path, help="a line of JSON for each case, as soon as it is measured")
