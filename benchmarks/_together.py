@@ -1,4 +1,4 @@
-"""Cases that are compiled all at once, each in a process of its own, and then timed one after the other."""
+"""Cases that are compiled beside each other in processes of their own, and timed while no other process is."""
 
 from __future__ import annotations
 
@@ -8,15 +8,90 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from torch._inductor.runtime import benchmarking
 
-__all__ = ["Turns", "together"]
+__all__ = ["Alone", "Turns", "queued", "together"]
+
+
+class Alone:
+    """The device, for one process at a time; a thread that has it may ask again.
+
+    Attributes:
+        seconds: of this process until it had the device (``waited``), and for which it then had it, by its use.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path, self.lock, self.depth = path, threading.RLock(), 0
+        self.seconds: Counter[str] = Counter()
+
+    @contextmanager
+    def __call__(self, use: str = "used") -> Iterator[None]:
+        asked = time.monotonic()
+        with self.lock:
+            file = None if self.depth else open(self.path, "w")  # noqa: SIM115
+            if file is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            self.depth += 1
+            given = time.monotonic()
+            try:
+                yield
+            finally:
+                self.depth -= 1
+                if file is not None:
+                    file.close()
+                    self.seconds["waited"] += given - asked
+                    self.seconds[use] += time.monotonic() - given
+
+    def around(self, owner: Any, name: str) -> None:
+        """``owner.name``, no property, runs while no other process has the device."""
+        plain, bound = getattr(owner, name), isinstance(vars(owner).get(name), classmethod)
+
+        def run(*args: Any, **named: Any) -> Any:
+            with self(name):
+                return plain(*args, **named)
+
+        setattr(owner, name, staticmethod(run) if bound else run)
+
+    def searches(self) -> None:
+        """What Inductor times: each kernel, and the choices of one product together."""
+        self.around(benchmarking.benchmarker, "benchmark_gpu")
+        self.around(import_module("torch._inductor.select_algorithm").AlgorithmSelectorCache, "benchmark_choices")
+
+    def selections(self) -> None:
+        """What Shiplap verifies and times. Candidates run in this process: in another one nobody waits.
+
+        Seconds of waiting are no seconds of a search, so a search ends when it is done.
+        """
+        select, bench = import_module("shiplap.fuse.select"), import_module("shiplap.selection.bench")
+        measure = import_module("shiplap.selection.measure")
+        select._isolation, select.SECONDS = None, 1e5
+        self.around(select, "race")
+        self.around(bench, "race")
+        self.around(bench.Verifier, "check")
+        self.around(measure.CudaClock, "ready")
+
+
+def queued(items: Sequence[Any], counter: Path) -> Iterator[Any]:
+    """The ``items`` that no other process with the same ``counter`` has taken."""
+    while True:
+        with open(counter, "a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            taken = int(file.read() or 0)
+            file.truncate(0)
+            file.write(str(taken + 1))
+        if taken >= len(items):
+            return
+        yield items[taken]
 
 
 class Turns:

@@ -1,26 +1,23 @@
 """Products and convolutions with their epilogues on a GPU: fused templates, the same without fusion, and the peers.
 
 Rows: ``shiplap`` (max-autotune, verified choice), ``control`` (the same candidate, fusion off), ``inductor``
-(max-autotune of the plain PyTorch function), ``again`` (that, compiled once more: the noise between compilations),
+(max-autotune of the plain PyTorch function), ``again`` (that, compiled once more from the caches: the noise),
 ``eager`` (cuBLASLt or cuDNN, then pointwise kernels). Each is captured in a CUDA graph; runs take turns with the L2
 cache flushed between them; medians in microseconds.
 
-``--workers 6`` compiles cases in as many processes; what runs on the device, runs while no other process does.
+``--workers 6`` compiles cases in as many processes; what is timed or verified has the device alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _record import record, write
+from _together import Alone, queued
 
 import shiplap as sl  # noqa: F401
 import shiplap_dense as dense
@@ -112,108 +110,89 @@ def compiled(fn: Fn, args: tuple[Tensor, ...], clock: CudaClock) -> tuple[Callab
         return clock.ready(lambda: (made(*args),)), seconds
 
 
-def error(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want.double()).norm() / want.double().norm())
+def errors(fn: Fn, args: tuple[Tensor, ...], runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """How far each of ``runs`` is from ``fn`` in float64."""
+    with torch.no_grad():
+        want = fn(*(a.double() if a.is_floating_point() else a for a in args)).double()
+        return {row: float((run()[0].double() - want).norm() / want.norm()) for row, run in runs.items()}
 
 
-def measure(name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, clock: CudaClock) -> dict[str, Any]:
-    """All rows of one case, and how far from float64 each of the two programs is."""
+def measure(
+    name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, clock: CudaClock, fallback: bool = False
+) -> dict[str, Any]:
+    """All rows of one case, and how far from float64 each program is. ``fallback``: nothing is selected."""
     seconds: dict[str, float] = {}
+    chosen = reason = "fallback"
     with torch.no_grad():
         runs = {"eager": clock.ready(lambda: (plain(*args),))}
-    runs["shiplap"], seconds["shiplap"] = compiled(ours, args, clock)
-    choice = fusion_choices(op.spec.name)[-1]
-    template = not choice.chosen.startswith("reference")
-    with switches(op, fusion=False, only=choice.chosen) if template else switches(op, templates=False):
+    if not fallback:
+        runs["shiplap"], seconds["shiplap"] = compiled(ours, args, clock)
+        choice = fusion_choices(op.spec.name)[-1]  # IndexError: the graph comes from a cache, which has no choices
+        chosen, reason = choice.chosen, choice.reason
+    template = not fallback and not chosen.startswith("reference")
+    with switches(op, fusion=False, only=chosen) if template else switches(op, templates=False):
         runs["control"], seconds["control"] = compiled(ours, args, clock)
     for row in ("inductor", "again"):
         try:
             runs[row], seconds[row] = compiled(plain, args, clock)
         except Exception as e:
             print(f"{name}: inductor failed: {str(e)[:200]}", flush=True)
+    apart = errors(plain if "grouped" not in name else ours, args, runs)
     with torch.no_grad():
-        wide = [a.double() if a.is_floating_point() else a for a in args]
-        want = plain(*wide) if "grouped" not in name else ours(*wide)
-        errors = {row: error(run()[0], want) for row, run in runs.items()}
-        del wide, want
         rows = list(runs)
         times = race(dict(enumerate(runs.values())), clock, Plan(rounds=60, seconds=2.0, hopeless=1e9))
     times_us = {row: round(times[i].median * 1e6, 2) for i, row in enumerate(rows) if i in times}
     spread = {row: [round(times[i].low * 1e6, 2), round(times[i].high * 1e6, 2)] for i, row in enumerate(rows)}
-    print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in times_us.items()) + f"  {choice.chosen}", flush=True)
-    print(f"    {choice.reason}; errors " + " ".join(f"{r} {e:.1e}" for r, e in errors.items()), flush=True)
+    print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in times_us.items()) + f"  {chosen}", flush=True)
+    print(f"    {reason}; errors " + " ".join(f"{r} {e:.1e}" for r, e in apart.items()), flush=True)
     return {
         "case": name,
         "us": times_us,
         "quartiles_us": spread,
-        "error": errors,
+        "error": apart,
         "compile_s": seconds,
-        "chosen": choice.chosen,
-        "reason": choice.reason,
+        "chosen": chosen,
+        "reason": reason,
     }
 
 
 def cases(wanted: list[str]) -> list[tuple[str, Any]]:
+    """Those with one of the parts in their name, in the order of the parts; all of them without any."""
     listed: list[tuple[str, Any]] = []
     for matmul, conv, grouped in ((MATMUL, CONV, GROUPED), (MORE_MATMUL, MORE_CONV, MORE_GROUPED)):
         listed += [(f"matmul {m}x{n}x{k}", (matmul_case, (m, n, k))) for m, n, k in matmul]
         listed += [(f"conv {c[0]}->{c[2]} {c[3]}x{c[3]}/{c[4]} at {c[1]}", (conv_case, c)) for c in conv]
         listed += [(f"grouped {g[0]} over {g[1]}: {g[2]}x{g[3]}", (grouped_case, g)) for g in grouped]
-    return [(name, make) for name, make in listed if not wanted or any(w in name for w in wanted)]
-
-
-class Alone:
-    """The device, for one process at a time; a thread that has it may ask again."""
-
-    def __init__(self, path: str) -> None:
-        self.path, self.lock, self.depth = path, threading.RLock(), 0
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        with self.lock:
-            held = None if self.depth else open(self.path, "w")  # noqa: SIM115
-            if held is not None:
-                fcntl.flock(held, fcntl.LOCK_EX)
-            self.depth += 1
-            try:
-                yield
-            finally:
-                self.depth -= 1
-                if held is not None:
-                    held.close()
-
-    def around(self, owner: Any, name: str) -> None:
-        """``owner.name`` runs while no other process has the device."""
-        plain = getattr(owner, name)
-
-        def run(*args: Any, **named: Any) -> Any:
-            with self():
-                return plain(*args, **named)
-
-        setattr(owner, name, run)
-
-    def always(self) -> None:
-        """All that this process verifies and times. Candidates run in this process: in another one nobody waits."""
-        select, bench = import_module("shiplap.fuse.select"), import_module("shiplap.selection.bench")
-        select._isolation = None
-        self.around(type(import_module("torch._inductor.runtime.benchmarking").benchmarker), "benchmark_gpu")
-        self.around(select, "race")
-        self.around(bench, "race")
-        self.around(bench.Verifier, "check")
-        self.around(sys.modules[__name__], "race")
+    return list(dict(case for part in wanted or [""] for case in listed if part in case[0]).items())
 
 
 def measured_here(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     started = time.monotonic()
-    part, parts = map(int, options.part.split("/"))
-    for name, (make, shape) in cases(options.case)[part::parts]:
+    alone = Alone(options.lock) if options.lock else None
+    if alone is not None:
+        alone.searches()
+        alone.selections()
+        alone.around(sys.modules[__name__], "race")
+        alone.around(sys.modules[__name__], "errors")
+    wanted = cases(options.case)
+    for name, (make, shape) in queued(wanted, options.queue) if options.queue else wanted:
         if time.monotonic() - started > options.seconds:
             print(f"{name}: not started, time is up")
             continue
+        begun = time.monotonic()
+        if alone is not None:
+            alone.seconds.clear()
+        print(f"{name}: begun", flush=True)
         try:
-            yield measure(name, *make(*shape), CudaClock("cuda"))
-        except Exception as e:
-            print(f"{name}: {type(e).__name__}: {str(e)[:300]}", flush=True)
+            told = measure(name, *make(*shape), CudaClock("cuda"), options.fallback)
+        except Exception:
+            print(f"{name}: failed\n{traceback.format_exc()[-2000:]}", flush=True)
+            continue
+        if alone is not None:
+            seconds = {"all": time.monotonic() - begun, **alone.seconds}
+            told["seconds"] = {n: round(s, 1) for n, s in seconds.items()}
+        yield told
+        torch._dynamo.reset()
         torch.cuda.empty_cache()
 
 
@@ -221,18 +200,18 @@ def measured_together(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The cases in processes of their own; one that is not done in time is ended, and what it has told stays."""
     end = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as made:
-        running = []
-        for i in range(options.workers):
-            command = [sys.executable, __file__, *options.case, "--part", f"{i}/{options.workers}"]
-            command += ["--seconds", str(options.seconds), "--lock", f"{made}/lock", "--lines", f"{made}/{i}"]
-            running.append(subprocess.Popen(command))
+        lines = options.lines or Path(made) / "lines"
+        command = [sys.executable, __file__, *options.case, "--seconds", str(options.seconds), "--lines", str(lines)]
+        command += ["--fallback"] * options.fallback
+        command += ["--queue", f"{made}/queue", "--lock", options.lock or f"{made}/lock"]
+        running = [subprocess.Popen(command) for _ in range(options.workers)]
         for process in running:
             try:
                 process.wait(max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-        texts = [path.read_text(encoding="utf-8") for path in Path(made).glob("[0-9]*")]
-    told = {case["case"]: case for text in texts for case in map(json.loads, text.splitlines())}
+        text = lines.read_text(encoding="utf-8") if lines.exists() else ""
+    told = {case["case"]: case for case in map(json.loads, text.splitlines())}
     return [told[name] for name, _ in cases([]) if name in told]
 
 
@@ -242,12 +221,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further case after this time")
     parser.add_argument("--workers", type=int, default=0, help="processes that compile")
-    parser.add_argument("--part", default="0/1", help="of the cases, as 0/6")
+    parser.add_argument("--fallback", action="store_true", help="select nothing: the fallback beside its peers")
+    parser.add_argument("--queue", type=Path, help="file: how many of the cases processes have taken")
     parser.add_argument("--lock", help="file: who runs on the device has it locked")
     parser.add_argument("--lines", type=Path, help="a line of JSON for each case, as soon as it is measured")
     options = parser.parse_args()
-    if options.lock:
-        Alone(options.lock).always()
     results = measured_together(options) if options.workers else []
     for case in () if options.workers else measured_here(options):
         results.append(case)

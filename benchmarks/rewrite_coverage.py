@@ -10,6 +10,7 @@ A softmax counts as attention if its scores come from a product of two activatio
 with an activation, whatever lies in between; a router's is none. A root counts as RMS norm if it is that of a mean of
 squares of what no mean was subtracted from. A rotary is counted by the function in which the model mixes pairs.
 Rewrites are applied whether they pay or not. A place is silent if it neither matches nor has a near miss.
+Gradients of all parameters are compared, too, in a graph that is rewritten for training: there, fewer places match.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -82,12 +83,18 @@ def tensors(result: Any) -> list[torch.Tensor]:
 
 @dataclass
 class Looked:
-    """What was seen of one model: what the rewrites did, for each the places that there are and those that matched."""
+    """What was seen of one model: what the rewrites did, for each the places that there are and those that matched.
 
-    outcomes: list[Any]
-    places: dict[str, int]
-    hits: dict[str, int]
+    Attributes:
+        error: the largest difference of a result, relative to the largest number in it.
+        gradient_error: the difference of all gradients as one vector, relative to its length.
+    """
+
+    outcomes: list[Any] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WANTED, 0))
+    hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WANTED, 0))
     error: float = 0.0
+    gradient_error: float = 0.0
 
     def silent(self, rewrite: str) -> int:
         """How many places neither match nor have a near miss."""
@@ -95,9 +102,8 @@ class Looked:
         return max(self.places[rewrite] - self.hits[rewrite] - misses, 0)
 
 
-def look(model: Any, inputs: dict[str, Any]) -> Looked:
-    """Compile ``model`` with the rewrites. The error is the largest difference relative to the largest result."""
-    seen = Looked([], dict.fromkeys(WANTED, 0), dict.fromkeys(WANTED, 0))
+def rewritten(model: Any, seen: Looked) -> Any:
+    """``model`` compiled with the rewrites; ``seen`` is told of each graph."""
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
         there = {name: {n.name for n in gm.graph.nodes if wanted(n)} for name, wanted in WANTED.items()}
@@ -113,10 +119,27 @@ def look(model: Any, inputs: dict[str, Any]) -> Looked:
         return gm.forward
 
     torch._dynamo.reset()
+    return torch.compile(model, backend=backend)
+
+
+def gradients(run: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    """Of all parameters that a result depends on, as one vector in float64; results have cotangents of 1, 0.5, ..."""
+    model.zero_grad()
+    parts = [
+        (t * torch.linspace(1, -0.5, t.numel()).view(t.shape)).sum() for t in tensors(run(**inputs)) if t.requires_grad
+    ]
+    torch.stack(parts).sum().backward()
+    return torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
+
+
+def look(model: Any, inputs: dict[str, Any]) -> Looked:
+    """What the rewrites do in ``model``, and how far its results and gradients are from eager ones."""
+    seen = Looked()
     with torch.no_grad():
-        pairs = zip(tensors(torch.compile(model, backend=backend)(**inputs)), tensors(model(**inputs)), strict=True)
-        errors = [float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in pairs]
-    seen.error = max(errors, default=0.0)
+        pairs = zip(tensors(rewritten(model, seen)(**inputs)), tensors(model(**inputs)), strict=True)
+        seen.error = max((float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in pairs), default=0.0)
+    exact = gradients(model, model, inputs)
+    seen.gradient_error = float((gradients(rewritten(model, Looked()), model, inputs) - exact).norm() / exact.norm())
     return seen
 
 
@@ -148,7 +171,10 @@ def main() -> None:
             counts = (seen.hits[rewrite], seen.places[rewrite], seen.silent(rewrite))
             total[:] = [a + b for a, b in zip(total, counts, strict=True)]
             shown.append(f"{rewrite} {counts[0]} of {counts[1]}" + (f" ({counts[2]} SILENT)" if counts[2] else ""))
-        print(f"{name:32} {', '.join(shown)}, results differ by {seen.error:.1e}", flush=True)
+        print(
+            f"{name:32} {', '.join(shown)}, results differ by {seen.error:.1e}, gradients by {seen.gradient_error:.1e}",
+            flush=True,
+        )
         for miss in (o for o in seen.outcomes if isinstance(o, NearMiss)):
             print(f"    {miss}")
     summed = (f"{name} {hit} of {of}, {silent} silent" for name, (hit, of, silent) in totals.items())

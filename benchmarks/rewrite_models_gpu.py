@@ -19,12 +19,13 @@ import copy
 import json
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 import transformers as t
-from _together import Turns, together
+from _together import Alone, Turns, together
 from rewrite import apart, keep, kept, of_its_own, timed
 from torch import Tensor, nn
 from torch._inductor import utils as inductor_utils
@@ -229,7 +230,7 @@ def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
             "near misses": Counter(f"{o.rewrite}: {o.reason}" for o in outcomes if isinstance(o, NearMiss)),
             "compile_s": {n: round(s, 2) for n, s in costs.items()},
             "compile on over off": round(costs["on"] / costs["off"], 3),
-            "compile again over off": round(costs["again"] / costs["off"], 3),
+            "compile on over again": round(costs["on"] / costs["again"], 3),
             "proofs_s": round(proofs, 2),
             "error": {n: float(f"{apart(call(), exact):.3g}") for n, call in calls.items()},
         }
@@ -241,11 +242,23 @@ def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
         turns_taken(told, calls, args, turns)
 
 
+@contextmanager
+def stopped(group: int) -> Iterator[None]:
+    """No process of the group runs meanwhile. Those that have the device locked must not be in it."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGCONT)
+
+
 def turns_taken(
     told: dict[str, Any], calls: dict[str, Callable[[], Tensor]], args: argparse.Namespace, turns: Turns
 ) -> None:
     """Time ``calls`` when the turn comes, and tell."""
-    with turns.turn():
+    with turns.turn(), Alone(args.lock)(), stopped(args.stop) if args.stop else nullcontext():
         times = timed(calls, args.device, args.rounds)
     off = times["off"]
     told["us"] = {n: round(median(ts) * 1e6, 1) for n, ts in times.items()}
@@ -260,13 +273,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="record, kept up to date after each model")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--only", default="", help="models with this in their name")
+    parser.add_argument("--only", nargs="*", default=[""], help="models with one of these in their name")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small models: whether each runs, not how fast")
     parser.add_argument(
         "--seconds", type=float, default=200.0, help="for compiling; what is not ready then is left out"
     )
     parser.add_argument("--after", type=Path, help="time nothing before this file exists, or the seconds are over")
+    parser.add_argument("--lock", default=os.devnull, help="file: who runs on the device has it locked")
+    parser.add_argument("--stop", type=int, default=0, help="process group that is stopped while a model is timed")
     parser.add_argument("--turns", nargs=3, metavar=("FOLDER", "NAME", "MODEL"), help="one of those that are started")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -275,9 +290,10 @@ def main() -> None:
         measured(args.turns[2], args, Turns(Path(args.turns[0]), args.turns[1]))
         return
     models = kept(args.json, SOURCES)
-    names = [n for n in MODELS if args.only in n and all(m["model"] != n for m in models)]
+    names = [n for n in MODELS if any(o in n for o in args.only) and all(m["model"] != n for m in models)]
     again = [sys.executable, __file__, "--device", args.device, "--rounds", str(args.rounds)]
-    again += ["--seconds", str(args.seconds), *["--tiny"] * args.tiny, "--turns"]
+    again += ["--seconds", str(args.seconds), "--stop", str(args.stop), *["--tiny"] * args.tiny]
+    again += ["--lock", args.lock, "--turns"]
     for told in together(names, again, args.seconds, args.after):
         models.append(told)
         print(json.dumps(told), flush=True)

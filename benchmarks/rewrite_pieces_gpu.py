@@ -1,6 +1,7 @@
 """Pieces of models for which a rewrite might pay on a GPU, each against torch.compile of what models write.
 
 * ``capped``: attention whose scores are capped by ``tanh`` (Gemma 2), in blocks of rows as the rewrite has it on a CPU.
+* ``rotary``: rotary embedding by halves, of queries and keys as a model has them, without the copy that is turned.
 * ``layer norm``: ``layer_norm(x + residual)``, both results used. Nothing to place; how near is Inductor to a copy?
 * ``cross entropy``: of a linear layer, forward and backward, in chunks of rows that are computed again. Memory beside
   time.
@@ -32,13 +33,16 @@ from torch.utils.checkpoint import checkpoint
 
 import shiplap as sl
 from shiplap.rewrite.shipped.attention import Attention
+from shiplap.rewrite.shipped.rotary import Rotary
 
 SOURCES = (
     "benchmarks/rewrite_pieces_gpu.py",
     "packages/shiplap/src/shiplap/rewrite/shipped/attention.py",
     "packages/shiplap/src/shiplap/rewrite/shipped/capped.py",
+    "packages/shiplap/src/shiplap/rewrite/shipped/rotary.py",
 )
 CAPPED = [(1, 8, 1024, 256), (1, 8, 4096, 256), (4, 16, 2048, 128)]  # batch, heads, tokens, width
+ROTARIES = [(1, 32, 2048, 64), (2, 16, 1024, 128), (8, 32, 4096, 128)]  # batch, heads, tokens, width
 NORMS = [(16384, 1024), (8192, 4096)]
 ENTROPIES = [(8192, 2048, 32000), (8192, 4096, 128256)]  # tokens, width, vocabulary
 CHUNK = 1024
@@ -48,6 +52,16 @@ def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = torch.matmul(q, k.transpose(2, 3)) * 0.0625
     scores = torch.tanh(scores / 50.0) * 50.0 + mask
     return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    q, k, cos, sin = q.transpose(1, 2), k.transpose(1, 2), cos.unsqueeze(1), sin.unsqueeze(1)
+    return (q * cos) + (rotate_half(q) * sin), (k * cos) + (rotate_half(k) * sin)
 
 
 def normed(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,6 +114,21 @@ def capped_row(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> dict[
         return row(f"capped {'x'.join(map(str, shape))}", calls, device, error=errors)
 
 
+def rotary_row(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> dict[str, Any]:
+    batch, heads, tokens, width = shape
+    q, k = (torch.randn(batch, tokens, n, width, device=device, dtype=dtype) for n in (heads, max(heads // 4, 1)))
+    angles = torch.randn(batch, tokens, width // 2, device=device).repeat(1, 1, 2)
+    args = (q, k, angles.cos().to(dtype), angles.sin().to(dtype))
+    with torch.no_grad():
+        calls = {name: ready(fresh(turned), *args) for name in ("off", "again")}
+        with sl.rewrites(Rotary(always=True)) as placed:
+            calls["on"] = ready(fresh(turned), *args)
+        assert len(placed.matches) == 2
+        exact = turned(*(a.double() for a in args))[0]
+        errors = {n: float(f"{apart(call()[0], exact):.2g}") for n, call in calls.items()}
+        return row(f"rotary {'x'.join(map(str, shape))}", calls, device, error=errors)
+
+
 def norm_row(shape: tuple[int, int], device: str, dtype: torch.dtype) -> dict[str, Any]:
     x, residual, other, total = (torch.randn(shape, device=device, dtype=dtype) for _ in range(4))
     weight, bias = torch.randn(2, shape[1], device=device, dtype=dtype)
@@ -147,12 +176,18 @@ def main() -> None:
     args = parser.parse_args()
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     wanted: list[tuple[Callable[..., dict[str, Any]], tuple[int, ...]]] = [
+        *((rotary_row, s) for s in ROTARIES),
         *((norm_row, s) for s in NORMS),
         *((capped_row, s) for s in CAPPED),
         *((entropy_row, s) for s in ENTROPIES),
     ]
     if args.tiny:
-        wanted = [(norm_row, (64, 32)), (capped_row, (1, 2, 64, 16)), (entropy_row, (2048, 16, 50))]
+        wanted = [
+            (rotary_row, (1, 2, 16, 8)),
+            (norm_row, (64, 32)),
+            (capped_row, (1, 2, 64, 16)),
+            (entropy_row, (2048, 16, 50)),
+        ]
     results, started = list[dict[str, Any]](), time.monotonic()
     for measure, sizes in wanted:
         if time.monotonic() - started > args.seconds:

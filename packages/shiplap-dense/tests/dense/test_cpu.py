@@ -26,6 +26,14 @@ def test_functional_forms_are_pytorchs():
     assert out.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("k", [0, 64])
+def test_a_product_with_a_bias_is_the_linear_layer_of_pytorch(k):
+    """Where no template wins, the graph has the call that the user would have written: one call, rounded once."""
+    a, weight, bias = (torch.randn(s).bfloat16() for s in ((5, k), (48, k), (48,)))
+    expected = torch.nn.functional.linear(a, weight, bias)
+    torch.testing.assert_close(ops.mm.reference(a, weight.t(), bias), expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 8, 9, 100, 193, 5000])
 def test_a_block_of_rows_holds_whole_registers(rows):
     """Blocks taller than the call waste scratch only; those of the default cover small calls at once."""
