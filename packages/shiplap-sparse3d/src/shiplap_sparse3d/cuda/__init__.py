@@ -58,9 +58,12 @@ planning.subm_plan.kernel("cuda", late_launches(TABLES, "SUBM_PLAN"), name="trit
 planning.conv_plan.kernel("cuda", late_launches(TABLES, "CONV_PLAN"), name="triton", workspace=CONV_PLAN)
 
 
-@bounded.out_coords_bounded.kernel("cuda", name="triton")
-def _(*args: Any, reached: Tensor, count: Tensor) -> None:
-    late("coords", "out_coords_bounded")(*args, reached=reached, count=count)
+COORDS, _CAPACITY = f"{__name__}.coords", f"min(capacity, {ops.OUT_COORDS_BOUND})"
+SET = f"8 * pow2ceil(max(64, 2 * {_CAPACITY}))"  # bytes: coords.SLOTS
+BOUNDED, KEYS = f"{SET} + 8 + 24 * capacity", "24 * m * min(1, m // 8193)"  # more than coords.FEW
+bounded.reached_keys.kernel("cuda", late_launches(COORDS, "REACHED_KEYS"), name="triton", workspace=SET)
+bounded.voxels_of_keys.kernel("cuda", late_launches(COORDS, "VOXELS_OF_KEYS"), name="triton", workspace=KEYS)
+bounded.out_coords_bounded.kernel("cuda", late_launches(COORDS, "BOUNDED"), name="triton", workspace=BOUNDED)
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------

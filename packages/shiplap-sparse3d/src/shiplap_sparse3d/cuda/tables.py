@@ -9,7 +9,7 @@ from torch import Tensor
 from shiplap.extend import TritonLaunches, launch_program, triton_launcher
 from shiplap_sparse3d.cuda import sort, status
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES, report
-from shiplap_sparse3d.cuda.lookup import CAPACITY, NEAR, OUTPUT_OUTSIDE, OUTSIDE, Queries, look_up, numbers
+from shiplap_sparse3d.cuda.lookup import CAPACITY, NEAR, OUTPUT_GRID, OUTPUT_OUTSIDE, OUTSIDE, Queries, look_up, numbers
 
 __all__ = [
     "CONV_PLAN",
@@ -26,7 +26,7 @@ SELVES = Queries("coords", "n", "spatial_shape[{i}]", "1", "kernel[{i}] // 2 * d
 OUTPUTS = Queries(
     "out_coords",
     "m",
-    "max(0, (spatial_shape[{i}] + 2 * padding[{i}] - dilation[{i}] * (kernel[{i}] - 1) - 1) // stride[{i}] + 1)",
+    OUTPUT_GRID,
     "stride[{i}]",
     "padding[{i}]",
     OUTPUT_OUTSIDE,
