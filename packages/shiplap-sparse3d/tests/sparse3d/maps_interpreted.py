@@ -49,7 +49,7 @@ CPU = torch.device("cpu")
 WORKSPACES = {
     "subm_table": (plain_tables.subm_table, HASH),
     "conv_table": (plain_tables.conv_table, HASH),
-    "transpose_table": (tables.transpose_table, None),
+    "transpose_table": (tables.TRANSPOSE_TABLE, None),
     "sort_table": (sort.SORT_TABLE, SORT.format("m")),
     "subm_plan": (tables.SUBM_PLAN, SUBM_PLAN),
     "conv_plan": (tables.CONV_PLAN, CONV_PLAN),

@@ -38,11 +38,6 @@ def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
     late("plain_tables", "conv_table")(*args, out=out, workspace=workspace)
 
 
-@ops.transpose_table.kernel("cuda", name="triton")
-def _(table: Tensor, rows: int, *, out: Tensor) -> None:
-    late("tables", "transpose_table")(table, rows, out=out)
-
-
 @ops.out_coords.kernel("cuda", name="triton")
 def _(*args: Any) -> Tensor:
     return late("coords", "out_coords")(*args)
@@ -53,6 +48,7 @@ SUBM_PLAN = f"{HASH} + {SORT.format('n')} + 4 * n * k"
 SORT_BACK = SORT.format("n").replace("parts", "parts_t")
 CONV_PLAN = f"{HASH} + {SORT.format('m')} + {SORT_BACK} + 4 * k * (m + n * min(parts_t, 1))"
 ops.sort_table.kernel("cuda", late_launches(SORTS, "SORT_TABLE"), name="triton", workspace=SORT.format("m"))
+ops.transpose_table.kernel("cuda", late_launches(TABLES, "TRANSPOSE_TABLE"), name="triton")
 ops.tap_blocks.kernel("cuda", late_launches(SORTS, "TAP_BLOCKS"), name="triton")
 planning.subm_plan.kernel("cuda", late_launches(TABLES, "SUBM_PLAN"), name="triton", workspace=SUBM_PLAN)
 planning.conv_plan.kernel("cuda", late_launches(TABLES, "CONV_PLAN"), name="triton", workspace=CONV_PLAN)
