@@ -185,7 +185,11 @@ WINDOW = [[8] * 3, [3] * 3, [2] * 3, [1] * 3, [1] * 3]
         (lambda at: planning.subm_plan(at, [8] * 3, [3] * 3, [1] * 3, 9), "cuda", ""),
         (lambda at: bounded.out_coords_bounded(at, *WINDOW, 20), "cuda", ""),
         (lambda at: ops.transpose_table(at, 9), "cuda", ""),
-        (lambda at: ops.segment_mean(at.float(), at[:, 0], at[:, 0]), "cuda", "sparse3d::segment_mean"),
+        (
+            lambda at: ops.segment_mean(at.new_empty(9, 4, dtype=torch.float32), at[:, 0], at[:, 0]),
+            "cuda",
+            "sparse3d::segment_mean",
+        ),
         (lambda at: planning.subm_plan(at, [8] * 3, [3] * 3, [1] * 3, 9), "cpu", "sparse3d::subm_plan"),
         (
             lambda at: ops.conv(

@@ -1,4 +1,4 @@
-"""The benchmark of the host between launches runs where there is no GPU: it takes the place of parts of the launcher."""
+"""The benchmark of the host between launches runs where there is no GPU."""
 
 from __future__ import annotations
 
