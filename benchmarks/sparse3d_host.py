@@ -2,8 +2,8 @@
 
 Everything of a call runs - checks, choices, allocation, launchers, autograd - on CPU tensors, up to the launch itself,
 which is a function that does nothing. So these are microseconds of our Python on this machine, and no result of a GPU:
-what the driver, the device and its allocator take comes on top. Launch programs (maps, ``tap_blocks``) and templates are
-launched by Python here, as they are until C++ takes over: where there is a driver, later calls cost less.
+what the driver, the device and its allocator take comes on top. Launch programs (of maps and of ``tap_blocks``) and
+templates are launched by Python here, as they are until C++ takes over: where there is a driver, later calls cost less.
 ``--profile CASE`` says where the time goes.
 """
 
