@@ -2,12 +2,15 @@
 
 Everything of a call runs - checks, choices, allocation, launchers, autograd - on CPU tensors, up to the launch itself,
 which is a function that does nothing. So these are microseconds of our Python on this machine, and no result of a GPU:
-what the driver, the device and its allocator take comes on top. ``--profile CASE`` says where the time goes.
+what the driver, the device and its allocator take comes on top. Launch programs (of maps and of ``tap_blocks``) and
+templates are launched by Python here, as they are until C++ takes over: where there is a driver, later calls cost less.
+``--profile CASE`` says where the time goes.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import cProfile
 import ctypes
 import json
@@ -15,10 +18,9 @@ import pstats
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +29,7 @@ from _record import record, write
 
 from shiplap.bind import triton as launching
 from shiplap.op import route
+from shiplap.op.kernel import Kernel
 
 SOURCES = [
     "benchmarks/sparse3d_host.py",
@@ -59,7 +62,19 @@ class Silent:
         self.__module__, self.__qualname__ = kernel.fn.__module__, kernel.fn.__qualname__
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return lambda *args, **options: SimpleNamespace(run=launch, function=0, packed_metadata=())
+        source = SimpleNamespace(signature={})
+        made = {"run": launch, "function": 0, "packed_metadata": (), "metadata": Facts(), "src": source}
+        return lambda *args, **options: SimpleNamespace(**made)
+
+
+class Facts(NamedTuple):
+    """What Triton says of a kernel that needs nothing of its own."""
+
+    num_warps: int = 4
+    num_ctas: int = 1
+    shared: int = 0
+    global_scratch_size: int = 0
+    profile_scratch_size: int = 0
 
 
 def launch(*arguments: Any) -> None:
@@ -76,11 +91,20 @@ def silence() -> None:
     launching._runtime = lambda: launching.Runtime(lambda: 0, lambda device: 0, knobs, list)
 
 
+def on_cpu_too(kernel: Kernel) -> Kernel:
+    """The same kernel for tensors of the CPU, without the variants that it has for configs."""
+    made = copy.copy(kernel)
+    made.device, made._variants = "cpu", {}
+    if made.native is not None:
+        made.native.settle("there is no CUDA driver")
+    return made
+
+
 def on_cpu(ops: list[Any]) -> None:
     """The CUDA kernels of ``ops`` take calls of CPU tensors."""
     for op in ops:
         op.drop_native()
-        op.kernels["cpu"] = [replace(k, device="cpu", _variants={}) for k in op.kernels["cuda"]]
+        op.kernels["cpu"] = [on_cpu_too(k) for k in op.kernels["cuda"]]
         op.direct = route.compile_route(op, "cpu") or op.direct
 
 

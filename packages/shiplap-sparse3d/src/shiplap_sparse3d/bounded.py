@@ -1,16 +1,22 @@
-"""Ops of the capacity form: a size that depends on data, padded to one that does not, for graphs that are replayed."""
+"""Ops of the capacity form: a size that depends on data, padded to one that does not, for graphs that are replayed.
+
+On a GPU ``out_coords`` is ``reached_keys``, a look at how many there are, and ``voxels_of_keys``.
+"""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int32
+from jaxtyping import Int32, Int64
 from torch import Tensor
 
 import shiplap as sl
 from shiplap.extend import error
 from shiplap_sparse3d import cpu, ops
+from shiplap_sparse3d.coords import keys_of, output_shape
 
-__all__ = ["out_coords_bounded"]
+__all__ = ["NO_KEY", "out_coords_bounded", "reached_keys", "voxels_of_keys"]
+
+NO_KEY = 2**63 - 1  # the key of padding, which sorts after every voxel's
 
 
 @sl.op(
@@ -41,3 +47,40 @@ def out_coords_bounded(
 
 
 cpu.bind(out_coords_bounded, cpu.OUT_COORDS_SPACE)
+
+
+@sl.op(
+    "sparse3d::reached_keys",
+    outputs=("keys", "count"),
+    requires=(*ops.WINDOW, "capacity >= 0"),
+    unordered=("keys",),
+)
+def reached_keys(
+    coords: Int32[Tensor, "n 4"],
+    spatial_shape: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    capacity: int,
+) -> tuple[Int64[Tensor, "capacity"], Int64[Tensor, "1"]]:
+    """A key for each voxel of ``out_coords``, in any order, ``NO_KEY`` behind them, and how many there are.
+
+    A key is ``((b * X + x) * Y + y) * Z + z`` in the output grid ``[X, Y, Z]``. A count above ``capacity`` says no more
+    than that there are so many at least, and the keys are some of them. Raises SL211 as ``out_coords`` does.
+    """
+    reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
+    keys = keys_of(reached, output_shape(spatial_shape, kernel, stride, padding, dilation))
+    padded = keys.new_full((capacity,), NO_KEY)
+    padded[: len(keys)] = keys[:capacity]
+    return padded, torch.full((1,), len(keys), dtype=torch.int64, device=coords.device)
+
+
+@sl.op("sparse3d::voxels_of_keys", requires=("len(grid) == 3", "min(grid) >= 1"))
+def voxels_of_keys(keys: Int64[Tensor, "m"], grid: list[int]) -> Int32[Tensor, "m 4"]:
+    """The voxels of ``reached_keys`` in ascending order; of ``NO_KEY`` padding, which comes last."""
+    ordered = keys.sort()[0]
+    line, z = ordered // grid[2], ordered % grid[2]
+    plane, y = line // grid[1], line % grid[1]
+    voxels = torch.stack([plane // grid[0], plane % grid[0], y, z], 1)
+    return torch.where((ordered == NO_KEY)[:, None], -1, voxels).int()

@@ -265,6 +265,10 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @bounded.out_coords_bounded.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _bounded(rng, sizes, device)
+
+
+def _bounded(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
     """As many voxels, between padding, as reach no more than the capacity."""
     grid, window = _grid(sizes["n"]), _window(sizes)
     coords = _voxels(rng, sizes["n"], grid, device)
@@ -276,3 +280,18 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     kept = bisect_right(range(sizes["n"] + 1), sizes["capacity"], key=reached) - 1
     coords[kept:] = -1
     return coords, grid, *window, sizes["capacity"]
+
+
+@bounded.reached_keys.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """As ``out_coords_bounded`` has them."""
+    return _bounded(rng, sizes, device)
+
+
+@bounded.voxels_of_keys.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Keys of distinct voxels in any order, then some of padding."""
+    grid = _grid(sizes["m"])
+    keys = torch.randperm(SCENES * math.prod(grid), generator=rng)[: sizes["m"]]
+    keys[sizes["m"] - sizes["m"] // 8 :] = bounded.NO_KEY
+    return keys.to(device), grid

@@ -25,21 +25,38 @@ from shiplap.extend import TritonLaunches
 from shiplap.op.expr import Expr
 from shiplap.op.kernel import Terms
 from shiplap_sparse3d import bounded, cuda, ops, planning
+from shiplap_sparse3d.coords import output_shape
 
 cuda.__path__[:0] = sys.argv[3:]  # before its modules are imported
 
-from shiplap_sparse3d.cuda import CONV_PLAN, HASH, SORT, SUBM_PLAN, coords, plain_tables, sort, status, tables, unique  # noqa: E402
+from shiplap_sparse3d.cuda import (  # noqa: E402
+    BOUNDED,
+    CONV_PLAN,
+    HASH,
+    KEYS,
+    SET,
+    SORT,
+    SUBM_PLAN,
+    coords,
+    plain_tables,
+    sort,
+    status,
+    tables,
+    unique,
+)
 
 CPU = torch.device("cpu")
 WORKSPACES = {
     "subm_table": (plain_tables.subm_table, HASH),
     "conv_table": (plain_tables.conv_table, HASH),
-    "transpose_table": (tables.transpose_table, None),
+    "transpose_table": (tables.TRANSPOSE_TABLE, None),
     "sort_table": (sort.SORT_TABLE, SORT.format("m")),
     "subm_plan": (tables.SUBM_PLAN, SUBM_PLAN),
     "conv_plan": (tables.CONV_PLAN, CONV_PLAN),
     "tap_blocks": (sort.TAP_BLOCKS, None),
-    "out_coords_bounded": (coords.out_coords_bounded, None),
+    "out_coords_bounded": (coords.BOUNDED, BOUNDED),
+    "reached_keys": (coords.REACHED_KEYS, SET),
+    "voxels_of_keys": (coords.VOXELS_OF_KEYS, KEYS),
 }
 GUARD = 64  # bytes behind a workspace that nobody may touch
 T = TypeVar("T")
@@ -70,7 +87,7 @@ def launch(op: Any, code: Any, args: Sequence[Any], outs: Sequence[torch.Tensor]
     code(*args, **dict(zip([o.name for o in op.spec.outputs], outs, strict=True)), **extra)
 
 
-def run(op: Any, *args: Any, code: Any = None) -> tuple[torch.Tensor, ...]:
+def run(op: Any, *args: Any, code: Any = None, room: str = "") -> tuple[torch.Tensor, ...]:
     """The kernel of ``op`` on poisoned outputs and a poisoned workspace of the declared size."""
     known, workspace = WORKSPACES[op.spec.opname]
     want = op.reference(*args)
@@ -79,11 +96,13 @@ def run(op: Any, *args: Any, code: Any = None) -> tuple[torch.Tensor, ...]:
     given = dict(zip([a.name for a in op.spec.args], args, strict=False))
     scalars = {name: value for name, value in given.items() if not isinstance(value, torch.Tensor)}
     sizes = {"n": len(args[0]), "m": len(given.get("out_coords", args[0])), "k": math.prod(given.get("kernel", []))}
-    size = int(Expr.parse(workspace or "0", "test")({**sizes, **scalars}))
+    size = int(Expr.parse(room or workspace or "0", "test")({**sizes, **scalars}))
     memory = torch.full((size + GUARD,), 0xAB, dtype=torch.uint8)
     launch(op, code or known, args, outs, None if workspace is None else memory[:size])
     status.poll(CPU)
     for name, got, expected in zip(names, outs, want, strict=True):
+        if name in op.spec.unordered:
+            got, expected = got.sort()[0], expected.sort()[0]
         assert torch.equal(got, expected), f"{op.spec.opname} {name} {scalars}"
     assert bool((memory[size:] == 0xAB).all()), f"{op.spec.opname} writes behind its workspace"
     return tuple(outs)
@@ -123,7 +142,11 @@ def steps(rng: torch.Generator) -> None:
         grid = [9, 8, 10]
         at = voxels(rng, rows, grid, padding=0.1)
         reached = ops.out_coords.reference(at, grid, *window)
-        reached, _ = run(bounded.out_coords_bounded, at, grid, *window, len(reached) + 9)
+        most = len(reached)
+        run(bounded.out_coords_bounded, at, grid, *window, most + 9, code=coords.out_coords_bounded(0))
+        reached, _ = run(bounded.out_coords_bounded, at, grid, *window, most + 9)
+        keys, _ = run(bounded.reached_keys, at, grid, *window, most + random.choice((0, 9)))
+        keyed(keys, list(output_shape(grid, *window)))
         (table,) = run(ops.conv_table, at, reached, grid, *window)
         run(ops.transpose_table, table, rows)
         k = math.prod(window[0])
@@ -132,6 +155,12 @@ def steps(rng: torch.Generator) -> None:
         odd = reached[: (len(reached) - 1) | 1]  # the keys of the other direction have 64 bits and stay aligned
         run(planning.conv_plan, at, odd, grid, *window, 1, 1, 1)
     run(planning.conv_plan, at, reached[:0], grid, *window, 2, 3, 50)
+
+
+def keyed(keys: torch.Tensor, grid: list[int]) -> None:
+    """Voxels of keys that are compared with each other, and of more than that, which are sorted."""
+    run(bounded.voxels_of_keys, keys, grid)
+    run(bounded.voxels_of_keys, keys, grid, code=coords.voxels_of_keys(0), room="24 * m")
 
 
 def sorts(rng: torch.Generator) -> None:

@@ -33,6 +33,8 @@ LONG_OPS = (
     "subm_plan",
     "indice_weighted_sum_grad",
     "out_coords_bounded",
+    "reached_keys",
+    "voxels_of_keys",
     "trilinear_map",
     "max_pool_grad",
     "max_pool_with_taps",

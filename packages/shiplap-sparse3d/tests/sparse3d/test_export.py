@@ -183,7 +183,13 @@ WINDOW = [[8] * 3, [3] * 3, [2] * 3, [1] * 3, [1] * 3]
     ("call", "device", "refused"),
     [
         (lambda at: planning.subm_plan(at, [8] * 3, [3] * 3, [1] * 3, 9), "cuda", ""),
-        (lambda at: bounded.out_coords_bounded(at, *WINDOW, 20), "cuda", "sparse3d::out_coords_bounded"),
+        (lambda at: bounded.out_coords_bounded(at, *WINDOW, 20), "cuda", ""),
+        (lambda at: ops.transpose_table(at, 9), "cuda", ""),
+        (
+            lambda at: ops.segment_mean(at.new_empty(9, 4, dtype=torch.float16), at.new_empty(9), at.new_empty(9)),
+            "cuda",
+            "sparse3d::segment_mean",
+        ),
         (lambda at: planning.subm_plan(at, [8] * 3, [3] * 3, [1] * 3, 9), "cpu", "sparse3d::subm_plan"),
         (
             lambda at: ops.conv(
@@ -195,7 +201,7 @@ WINDOW = [[8] * 3, [3] * 3, [2] * 3, [1] * 3, [1] * 3]
             "",
         ),
     ],
-    ids=["table", "coordinates", "table on the CPU", "template"],
+    ids=["table", "coordinates", "transpose", "means", "table on the CPU", "template"],
 )
 def test_what_python_runs_is_refused_by_a_package(call, device, refused):
     """On fake tensors, as Inductor has them while it makes a package."""

@@ -72,3 +72,13 @@ def test_every_form_of_a_sort_fits_its_scratch():
                 assert most <= int(room(env)), env
                 bits = env["size"] + (parts * env["runs"] - 1).bit_length()
                 assert not env["ranked"] or env["key"] == next(b for b in (16, 32, 64) if bits < b), env
+
+
+def test_keys_that_are_sorted_have_room_and_few_need_none():
+    from shiplap.op.expr import Expr
+    from shiplap_sparse3d import cuda
+    from shiplap_sparse3d.cuda import coords
+
+    room = Expr.parse(cuda.KEYS, "workspace")
+    assert [room({"m": m}) for m in (0, coords.FEW, coords.FEW + 1)] == [0, 0, 24 * (coords.FEW + 1)]
+    assert f"8 * {coords.SLOTS}" == cuda.SET

@@ -44,7 +44,7 @@ def keyed(x, keys: tl.int64, status: tl.int64, n, code, BITS: tl.constexpr, WIDT
         tl.store(keys.to(tl.int64).to(tl.pointer_type(tl.int64)) + at, value.to(tl.int64), mask=at < n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def written(rows, ones, out, n, WIDTH: tl.constexpr):
     at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     row = tl.load(rows + at, mask=at < n, other=0).to(tl.int32)

@@ -38,11 +38,6 @@ def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
     late("plain_tables", "conv_table")(*args, out=out, workspace=workspace)
 
 
-@ops.transpose_table.kernel("cuda", name="triton")
-def _(table: Tensor, rows: int, *, out: Tensor) -> None:
-    late("tables", "transpose_table")(table, rows, out=out)
-
-
 @ops.out_coords.kernel("cuda", name="triton")
 def _(*args: Any) -> Tensor:
     return late("coords", "out_coords")(*args)
@@ -53,14 +48,18 @@ SUBM_PLAN = f"{HASH} + {SORT.format('n')} + 4 * n * k"
 SORT_BACK = SORT.format("n").replace("parts", "parts_t")
 CONV_PLAN = f"{HASH} + {SORT.format('m')} + {SORT_BACK} + 4 * k * (m + n * min(parts_t, 1))"
 ops.sort_table.kernel("cuda", late_launches(SORTS, "SORT_TABLE"), name="triton", workspace=SORT.format("m"))
+ops.transpose_table.kernel("cuda", late_launches(TABLES, "TRANSPOSE_TABLE"), name="triton")
 ops.tap_blocks.kernel("cuda", late_launches(SORTS, "TAP_BLOCKS"), name="triton")
 planning.subm_plan.kernel("cuda", late_launches(TABLES, "SUBM_PLAN"), name="triton", workspace=SUBM_PLAN)
 planning.conv_plan.kernel("cuda", late_launches(TABLES, "CONV_PLAN"), name="triton", workspace=CONV_PLAN)
 
 
-@bounded.out_coords_bounded.kernel("cuda", name="triton")
-def _(*args: Any, reached: Tensor, count: Tensor) -> None:
-    late("coords", "out_coords_bounded")(*args, reached=reached, count=count)
+COORDS, _CAPACITY = f"{__name__}.coords", f"min(capacity, {ops.OUT_COORDS_BOUND})"
+SET = f"8 * pow2ceil(max(64, 2 * {_CAPACITY}))"  # bytes: coords.SLOTS
+BOUNDED, KEYS = f"{SET} + 8 + 24 * capacity", "24 * m * min(1, m // 8193)"  # more than coords.FEW
+bounded.reached_keys.kernel("cuda", late_launches(COORDS, "REACHED_KEYS"), name="triton", workspace=SET)
+bounded.voxels_of_keys.kernel("cuda", late_launches(COORDS, "VOXELS_OF_KEYS"), name="triton", workspace=KEYS)
+bounded.out_coords_bounded.kernel("cuda", late_launches(COORDS, "BOUNDED"), name="triton", workspace=BOUNDED)
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------

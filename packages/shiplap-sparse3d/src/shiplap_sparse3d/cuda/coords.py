@@ -1,26 +1,31 @@
-"""Output voxels of a strided convolution in Triton: candidates, a hash set of their keys, a sort of what it kept."""
+"""Output voxels of a strided convolution in Triton, as launch programs: the keys of candidates, in a hash set and in a
+list of those that were new in it, then the order of the list.
+
+Few keys are compared with each other to find their places, more are sorted by torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from shiplap.extend import triton_launcher
+from shiplap.extend import TritonLaunches, launch_program
+from shiplap_sparse3d import bounded, ops
 from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
-from shiplap_sparse3d.cuda.lookup import OUTSIDE, batches_below
+from shiplap_sparse3d.cuda.lookup import AXES, OUTPUT_GRID, OUTSIDE, scenes_below
 
-__all__ = ["out_coords", "out_coords_bounded"]
+__all__ = ["BOUNDED", "REACHED_KEYS", "VOXELS_OF_KEYS", "out_coords", "out_coords_bounded", "voxels_of_keys"]
 
 MANY = "more than {row} output voxels, which is the capacity"
 BLOCK = 256
-NO_KEY = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # an empty slot; sorts after every key
+FEW = 8192  # keys that are compared with each other
+NO_KEY = tl.constexpr(bounded.NO_KEY)  # an empty slot; sorts after every key
 LINE = tl.constexpr(2)  # as in hash.py
 IN_LINE = tl.constexpr(3)
 
@@ -46,37 +51,28 @@ def _slot(key, mask):
     return ((h << LINE).to(tl.int32) | (key.to(tl.int32) & IN_LINE)) & mask
 
 
-@triton.jit(
-    do_not_specialize=[
-        "n",
-        "width",
-        "height",
-        "depth",
-        "width_q",
-        "height_q",
-        "depth_q",
-        "batches",
-        "sx",
-        "sy",
-        "sz",
-        "px",
-        "py",
-        "pz",
-        "dx",
-        "dy",
-        "dz",
-        "mask",
-        "limit",
-        "capacity",
-        "code",
-    ]
-)
+@triton.jit(do_not_specialize=["slots", "keys", "count", "size", "capacity"])
+def clear_kernel(slots, keys, count, size, capacity, BLOCK: tl.constexpr):
+    """An empty set, an empty list, and nothing counted."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    nothing = tl.full((BLOCK,), NO_KEY, tl.int64)
+    tl.store(slots + at, nothing, mask=at < size)
+    tl.store(keys + at, nothing, mask=at < capacity)
+    if tl.program_id(0) == 0:
+        tl.store(count, 0)
+
+
+SIZES = ("n", "width", "height", "depth", "width_q", "height_q", "depth_q", "batches")
+WINDOW = [f"{what}{axis}" for what in "spd" for axis in AXES]
+
+
+@triton.jit(do_not_specialize=["slots", "keys", "count", *SIZES, *WINDOW, "mask", "limit", "capacity", "code"])
 def reach_kernel(
     coords,
     slots,
     keys,
     count,
-    status,
+    status: tl.int64,
     n,
     width,
     height,
@@ -120,7 +116,6 @@ def reach_kernel(
     good = good & (j < JX * JY * JZ) & x_there & y_there & z_there
     good = good & (x < width_q) & (y < height_q) & (z < depth_q)
     key = ((b.to(tl.int64) * width_q + x) * height_q + y) * depth_q + z
-    slots = slots.to(tl.pointer_type(tl.int64))
     slot = _slot(key, mask)
     active, new = good & (tl.load(count) <= capacity), good & False
     step = 0
@@ -139,115 +134,178 @@ def reach_kernel(
     tl.store(keys + place, key, mask=(new > 0) & (place < capacity))
 
 
-@triton.jit(do_not_specialize=["capacity", "width", "height", "depth", "code"])
-def write_kernel(keys, rows_found, count, reached, status, capacity, width, height, depth, code, BLOCK: tl.constexpr):
-    """Sorted keys → coordinates, padding behind them; the count as int32."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    key = tl.load(keys + at, mask=at < capacity, other=NO_KEY)
+@triton.jit
+def _write(reached, place, key, inside, width, height, depth):
+    """The voxel of each key, or padding, into the rows ``place``."""
     there = key != NO_KEY
-    place = reached + at.to(tl.int64) * 4
+    at = reached + place.to(tl.int64) * 4
     plane = tl.where(there, key, 0) // depth
     line = plane // height
-    tl.store(place + 3, tl.where(there, key - plane * depth, -1).to(tl.int32), mask=at < capacity)
-    tl.store(place + 2, tl.where(there, plane - line * height, -1).to(tl.int32), mask=at < capacity)
-    tl.store(place + 1, tl.where(there, line % width, -1).to(tl.int32), mask=at < capacity)
-    tl.store(place, tl.where(there, line // width, -1).to(tl.int32), mask=at < capacity)
-    if tl.program_id(0) == 0:
-        total = tl.load(rows_found)
-        tl.store(count, tl.minimum(total, capacity).to(tl.int32))
-        report(status, code, capacity, total > capacity)
+    tl.store(at + 3, tl.where(there, key - plane * depth, -1).to(tl.int32), mask=inside)
+    tl.store(at + 2, tl.where(there, plane - line * height, -1).to(tl.int32), mask=inside)
+    tl.store(at + 1, tl.where(there, line % width, -1).to(tl.int32), mask=inside)
+    tl.store(at, tl.where(there, line // width, -1).to(tl.int32), mask=inside)
 
 
-_reach = triton_launcher(reach_kernel)
-_write = triton_launcher(write_kernel)
+@triton.jit(do_not_specialize=["keys", "m", "width", "height", "depth"])
+def rank_kernel(keys, reached, m, width, height, depth, ROWS: tl.constexpr, OTHERS: tl.constexpr):
+    """Few keys: the voxel of each goes behind those of smaller keys, and of the same key before it."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    key = tl.load(keys + row, mask=row < m, other=NO_KEY)
+    place = row * 0
+    for first in range(0, m, OTHERS):
+        at = first + tl.arange(0, OTHERS)
+        other = tl.load(keys + at, mask=at < m, other=NO_KEY)[None, :]
+        before = (other < key[:, None]) | ((other == key[:, None]) & (at[None, :] < row[:, None]))
+        place += tl.sum((before & (at < m)[None, :]).to(tl.int32), 1)
+    _write(reached, place, key, row < m, width, height, depth)
 
 
-def _candidates(window: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], bool]:
-    """Candidate outputs of one input per axis, and whether they are counted from the nearest (dilation 1)."""
-    kernel, stride, _, dilation = window
-    unit = max(dilation) == 1
-    return tuple(-(-k // s) if unit else k for k, s in zip(kernel, stride, strict=True)), unit
+@triton.jit(do_not_specialize=["keys", "m", "width", "height", "depth"])
+def write_kernel(keys, reached, m, width, height, depth, BLOCK: tl.constexpr):
+    """Sorted keys to voxels."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + at, mask=at < m, other=NO_KEY)
+    _write(reached, at, key, at < m, width, height, depth)
 
 
-def bound(n: int, window: Sequence[Sequence[int]]) -> int:
-    """No more outputs than this."""
+@triton.jit(do_not_specialize=["copy", "m"])
+def copy_kernel(keys, copy, m, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(copy + at, tl.load(keys + at, mask=at < m), mask=at < m)
+
+
+@triton.jit(do_not_specialize=["voxels", "capacity", "code"])
+def count_kernel(voxels, count, status: tl.int64, capacity, code):
+    """How many there are, as int32; more than the capacity are an error."""
+    total = tl.load(voxels)
+    tl.store(count, tl.minimum(total, capacity).to(tl.int32))
+    report(status, code, capacity, total > capacity)
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+SLOTS = f"pow2ceil(max(64, 2 * min(capacity, {ops.OUT_COORDS_BOUND})))"  # of the set, int64
+
+
+def _numbers() -> dict[str, str]:
+    """Of a call: its output grid, the candidates of one input along each axis, and sizes."""
+    axes = list(enumerate(AXES))
+    return {
+        **{f"grid_{axis}": OUTPUT_GRID.format(i=i) for i, axis in axes},
+        "unit": "max(dilation) == 1",
+        **{f"reach_{axis}": f"where(unit == 1, cdiv(kernel[{i}], stride[{i}]), kernel[{i}])" for i, axis in axes},
+        "lanes": "pow2ceil(reach_x * reach_y * reach_z)",
+        "bound": ops.OUT_COORDS_BOUND,
+        "size": SLOTS,
+        "batches": f"min({scenes_below(*[f'spatial_shape[{i}]' for i in range(3)])}, "
+        f"{scenes_below('grid_x', 'grid_y', 'grid_z')})",
+        "live": "n > 0 and min(grid_x, grid_y, grid_z) > 0",
+    }
+
+
+def _reach(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
+    """The keys and their number: outputs, or where ``keys`` says in the workspace, which starts with the set."""
+    scratch = {"slots": ("int64", "0"), **keys}
+    axes = list(enumerate(AXES))
+    sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
+    grid = {f"{name}_q": f"grid_{axis}" for name, axis in zip(("width", "height", "depth"), AXES, strict=True)}
+    window = {
+        f"{letter}{axis}": f"{name}[{i}]"
+        for letter, name in (("s", "stride"), ("p", "padding"), ("d", "dilation"), ("K", "kernel"))
+        for i, axis in axes
+    }
+    taps = {f"K{axis.upper()}": window.pop(f"K{axis}") for axis in AXES}
+    return (
+        launch_program(values=_numbers(), errors=status.ERRORS)
+        .then(clear_kernel, grid="cdiv(max(size, capacity), 1024)", constants={"BLOCK": 1024}, scratch=scratch)
+        .then(
+            reach_kernel,
+            grid=f"cdiv(n * lanes, {BLOCK})",
+            when="live == 1",
+            arguments={
+                **sizes,
+                **grid,
+                **window,
+                **taps,
+                **{f"J{axis.upper()}": f"reach_{axis}" for axis in AXES},
+                "mask": "size - 1",
+                # A set of too few slots is never searched to its end: a long search means that it is full.
+                "limit": "where(min(capacity, bound) < capacity, size, min(size, 4096))",
+                "UNIT": "unit",
+                "REACH": "lanes",
+            },
+            constants={"BLOCK": BLOCK, "num_warps": 4},
+            scratch=scratch,
+            word="status",
+            codes={"code": OUTSIDE},
+        )
+    )
+
+
+def _order(
+    program: TritonLaunches, few: int, rows: str, grid: tuple[str, str, str], given: dict[str, str], keys: str, out: str
+) -> TritonLaunches:
+    """``program``, then the voxels of ``rows`` keys in order; more than ``few`` lie at ``keys`` in the workspace.
+
+    ``given``: the argument that has the keys, where they are one. Those in the workspace have room for two more behind
+    them, of what is sorted and of where it was.
+    """
+    cells = {name: f"max(1, {size})" for name, size in zip(("width", "height", "depth"), grid, strict=True)}
+    arguments, there = {**cells, "m": rows, "reached": out}, ("int64", keys)
+    values, origins = f"{keys} + 8 * {rows}", f"{keys} + 16 * {rows}"
+    program = program.then(
+        rank_kernel,
+        grid=f"cdiv({rows}, 32)",
+        when=f"{rows} <= {few}",
+        arguments={**arguments, **given},
+        constants={"ROWS": 32, "OTHERS": 256, "num_warps": 4},
+        scratch={} if given else {"keys": there},
+    )
+    many = f"{rows} > {few}"
+    if given:
+        copied = {"copy": there}
+        program = program.then(
+            copy_kernel, grid=f"cdiv({rows}, 1024)", when=many, constants={"BLOCK": 1024}, scratch=copied
+        )
+    return program.sort(bits="64", count=rows, keys=keys, values=values, rows=origins, when=many).then(
+        write_kernel,
+        grid=f"cdiv({rows}, {BLOCK})",
+        when=many,
+        arguments=arguments,
+        constants={"BLOCK": BLOCK, "num_warps": 4},
+        scratch={"keys": ("int64", values)},
+    )
+
+
+def voxels_of_keys(few: int) -> TritonLaunches:
+    """The program of ``bounded.voxels_of_keys``: up to ``few`` keys are compared with each other."""
+    return _order(launch_program(), few, "m", ("grid[0]", "grid[1]", "grid[2]"), {"keys": "keys"}, "0", "out")
+
+
+def out_coords_bounded(few: int) -> TritonLaunches:
+    """The program of ``bounded.out_coords_bounded``. In the workspace: the set, the number of keys, the keys."""
+    voxels, keys = "8 * size", "8 * size + 8"
+    program = _reach({"count": ("int64", voxels), "keys": ("int64", keys)})
+    return _order(program, few, "capacity", ("grid_x", "grid_y", "grid_z"), {}, keys, "reached").then(
+        count_kernel,
+        grid=1,
+        constants={"num_warps": 1},
+        scratch={"voxels": ("int64", voxels)},
+        word="status",
+        codes={"code": MANY},
+    )
+
+
+REACHED_KEYS, VOXELS_OF_KEYS, BOUNDED = _reach({}), voxels_of_keys(FEW), out_coords_bounded(FEW)
+
+
+def _bound(n: int, window: Sequence[Sequence[int]]) -> int:
+    """No more outputs than this: ``ops.OUT_COORDS_BOUND``."""
     kernel, stride, _, dilation = window
     for k, s, d in zip(kernel, stride, dilation, strict=True):
         n *= -(-k // (s // gcd(s, d)))
     return n
-
-
-def _keys(
-    op: str, coords: Tensor, shape: Sequence[int], window: Sequence[Sequence[int]], capacity: int, word: int
-) -> tuple[Tensor, Tensor]:
-    """Keys of the outputs ``int64 [capacity]`` in any order, ``NO_KEY`` behind them, and how many, ``int64 [1]``."""
-    n, grid = coords.shape[0], output_shape(shape, *window)
-    (reach, unit), (kernel, stride, padding, dilation) = _candidates(window), window
-    most = min(capacity, bound(n, window))
-    capacity_of_set = triton.next_power_of_2(max(64, 2 * most))
-    room = torch.full((capacity_of_set + capacity + 1,), NO_KEY.value, dtype=torch.int64, device=coords.device)
-    slots, keys, count = room[:capacity_of_set], room[capacity_of_set:-1], room[-1:].zero_()
-    if n and min(grid) and reach[0] * reach[1] * reach[2]:
-        batches = min(batches_below(shape), batches_below(grid))
-        lanes = triton.next_power_of_2(reach[0] * reach[1] * reach[2])
-        # A set of too few slots is never searched to its end: a long search means that it is full, which is reported.
-        limit = capacity_of_set if most < capacity else min(capacity_of_set, 4096)
-        _reach[(-(-n * lanes // BLOCK),)](
-            coords.contiguous(),
-            slots,
-            keys,
-            count,
-            word,
-            n,
-            *shape,
-            *grid,
-            batches,
-            *stride,
-            *padding,
-            *dilation,
-            capacity_of_set - 1,
-            limit,
-            capacity,
-            status.code_of(op, OUTSIDE),
-            KX=kernel[0],
-            KY=kernel[1],
-            KZ=kernel[2],
-            JX=reach[0],
-            JY=reach[1],
-            JZ=reach[2],
-            UNIT=unit,
-            REACH=lanes,
-            BLOCK=BLOCK,
-            num_warps=4,
-        )
-    return keys, count
-
-
-def _decode(
-    op: str, keys: Tensor, total: Tensor, grid: Sequence[int], word: int, reached: Tensor, count: Tensor
-) -> None:
-    capacity = keys.shape[0]
-    _write[(max(1, -(-capacity // BLOCK)),)](
-        keys, total, count, reached, word, capacity, *(max(1, g) for g in grid), status.code_of(op, MANY), BLOCK=BLOCK
-    )
-
-
-def out_coords_bounded(
-    coords: Tensor,
-    shape: list[int],
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    capacity: int,
-    *,
-    reached: Tensor,
-    count: Tensor,
-) -> None:
-    """See ``bounded.out_coords_bounded``."""
-    op, window, word = "out_coords_bounded", (kernel, stride, padding, dilation), status.word(coords.device)
-    keys, total = _keys(op, coords, shape, window, capacity, word)
-    _decode(op, keys.sort()[0], total, output_shape(shape, *window), word, reached, count)
 
 
 def out_coords(
@@ -257,14 +315,10 @@ def out_coords(
 
     It reads back before it sorts: fewer keys are sorted, and the device is not idle while the next ops are launched.
     """
-    op, window, word = "out_coords", (kernel, stride, padding, dilation), status.word(coords.device)
-    most = bound(coords.shape[0], window)
-    capacity = min(most, max(1024, coords.shape[0]))
-    keys, total = _keys(op, coords, shape, window, capacity, word)
-    m = int(total)
-    if m > capacity:
-        keys, total = _keys(op, coords, shape, window, most, word)
-        m = int(total)
-    reached, count = coords.new_empty(m, 4), coords.new_empty(1)
-    _decode(op, keys[:m].sort()[0], total, output_shape(shape, *window), word, reached, count)
-    return reached
+    window, n = (kernel, stride, padding, dilation), coords.shape[0]
+    keys, count = bounded.reached_keys(coords, shape, *window, max(1024, n))
+    m = int(count)
+    if m > keys.shape[0]:
+        keys, count = bounded.reached_keys(coords, shape, *window, _bound(n, window))
+        m = int(count)
+    return bounded.voxels_of_keys(keys[:m], [max(1, size) for size in output_shape(shape, *window)])

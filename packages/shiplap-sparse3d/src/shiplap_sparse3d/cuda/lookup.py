@@ -16,7 +16,19 @@ from shiplap_sparse3d.coords import MAX_CELLS
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES
 from shiplap_sparse3d.cuda.lookup_kernels import block_kernel, insert_kernel, lookup_kernel, near_kernel
 
-__all__ = ["CAPACITY", "NEAR", "OUTPUT_OUTSIDE", "OUTSIDE", "TWICE", "Queries", "batches_below", "look_up", "numbers"]
+__all__ = [
+    "CAPACITY",
+    "NEAR",
+    "OUTPUT_GRID",
+    "OUTPUT_OUTSIDE",
+    "OUTSIDE",
+    "TWICE",
+    "Queries",
+    "batches_below",
+    "look_up",
+    "numbers",
+    "scenes_below",
+]
 
 OUTSIDE = "coords row {row} is outside spatial_shape (or its grid has 2^63 cells or more)"
 OUTPUT_OUTSIDE = "out_coords row {row} is outside the output grid (or that has 2^63 cells or more)"
@@ -29,6 +41,10 @@ NEAR = 1024  # voxels up to here are compared with each other
 NEAR_ROWS, NEAR_OTHERS = 4, 256
 
 CAPACITY = "max(2 * n, 64)"  # slots: twice the blocks that there can be
+# An axis of the output grid of a strided convolution: coords.output_shape as an expression.
+OUTPUT_GRID = (
+    "max(0, (spatial_shape[{i}] + 2 * padding[{i}] - dilation[{i}] * (kernel[{i}] - 1) - 1) // stride[{i}] + 1)"
+)
 AXES = "xyz"
 
 
@@ -60,8 +76,8 @@ def numbers(queries: Queries, near: int) -> dict[str, str]:
     few = f"{queries.rows} > 0 and n <= {near} and key == 0" if queries.themselves else "0"
     return {
         **per_axis,
-        "batches": _scenes(*[f"spatial_shape[{i}]" for i in range(3)]),
-        "batches_of_grid": _scenes("grid_x", "grid_y", "grid_z"),
+        "batches": scenes_below(*[f"spatial_shape[{i}]" for i in range(3)]),
+        "batches_of_grid": scenes_below("grid_x", "grid_y", "grid_z"),
         "far": f"{reach} + max(kernel) * max(dilation) >= {2**31}",
         "blocks": "max(kernel) <= 3 and max(dilation) == 1",
         "near": few,
@@ -74,7 +90,7 @@ def batches_below(shape: Sequence[int]) -> int:
     return min(2**31 - 1, (MAX_CELLS - 1) // max(1, shape[0] * shape[1] * shape[2]))
 
 
-def _scenes(*grid: str) -> str:
+def scenes_below(*grid: str) -> str:
     """:func:`batches_below` as an expression of numbers of 64 bits; of an empty grid, in which nothing is, any."""
     return f"min({2**31 - 1}, {MAX_CELLS - 1} // {' // '.join(f'max(1, {size})' for size in grid)})"
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from shiplap.extend import TritonLaunches, launch_program, triton_launcher
+from shiplap.extend import TritonLaunches, launch_program
 from shiplap_sparse3d.cuda import sort, status
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES, report
-from shiplap_sparse3d.cuda.lookup import CAPACITY, NEAR, OUTPUT_OUTSIDE, OUTSIDE, Queries, look_up, numbers
+from shiplap_sparse3d.cuda.lookup import CAPACITY, NEAR, OUTPUT_GRID, OUTPUT_OUTSIDE, OUTSIDE, Queries, look_up, numbers
 
 __all__ = [
     "CONV_PLAN",
     "SUBM_PLAN",
+    "TRANSPOSE_TABLE",
     "subm_plan",
-    "transpose_table",
 ]
 
 OUTPUT_TWICE = "duplicate coordinates: out_coords row {row} occurs more than once"
@@ -26,7 +27,7 @@ SELVES = Queries("coords", "n", "spatial_shape[{i}]", "1", "kernel[{i}] // 2 * d
 OUTPUTS = Queries(
     "out_coords",
     "m",
-    "max(0, (spatial_shape[{i}] + 2 * padding[{i}] - dilation[{i}] * (kernel[{i}] - 1) - 1) // stride[{i}] + 1)",
+    OUTPUT_GRID,
     "stride[{i}]",
     "padding[{i}]",
     OUTPUT_OUTSIDE,
@@ -64,26 +65,33 @@ def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_
     report(status, code_twice, row, good & (old != -1))
 
 
-_transpose = triton_launcher(transpose_kernel)
+@triton.jit(do_not_specialize=["size"])
+def nothing_kernel(out, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.full((BLOCK,), -1, tl.int32), mask=at < size)
 
 
-def transpose_table(table: Tensor, rows: int, *, out: Tensor) -> None:
-    """See ``ops.transpose_table``."""
-    word, entries = status.word(table.device), table.numel()
-    out.fill_(-1)
-    if entries:
-        _transpose[(-(-entries // 1024),)](
-            table.contiguous(),
-            out,
-            word,
-            entries,
-            table.shape[1],
-            rows,
-            status.code_of("transpose_table", ENTRY),
-            status.code_of("transpose_table", ENTRY_TWICE),
-            BLOCK=1024,
-            num_warps=4,
-        )
+def _transposed(program: TritonLaunches, twice: str, when: str, **of: Any) -> TritonLaunches:
+    """``program``, then the transpose of a table of ``m`` rows into one of which every entry is -1."""
+    return program.then(
+        transpose_kernel,
+        grid="cdiv(m * k, 1024)",
+        when=when,
+        constants={"BLOCK": 1024, "num_warps": 4},
+        word="status",
+        codes={"code": ENTRY, "code_twice": twice},
+        **of,
+    )
+
+
+TRANSPOSE_TABLE = _transposed(
+    launch_program(errors=status.ERRORS).then(
+        nothing_kernel, grid="cdiv(rows * k, 1024)", arguments={"size": "rows * k"}, constants={"BLOCK": 1024}
+    ),
+    ENTRY_TWICE,
+    "",
+    arguments={"entries": "m * k"},
+)
 
 
 def _conv_plan() -> TritonLaunches:
@@ -102,16 +110,9 @@ def _conv_plan() -> TritonLaunches:
     }
     program = look_up(launch_program(values=values, errors=status.ERRORS), OUTPUTS, table)
     program = sort.sorted_rows(program, sorting)
-    program = program.fill("place_back", "4 * k * n", byte=255, when="parts_t > 0").then(
-        transpose_kernel,
-        grid="cdiv(m * k, 1024)",
-        when="parts_t > 0",
-        arguments={"entries": "m * k", "rows": "n"},
-        constants={"BLOCK": 1024, "num_warps": 4},
-        scratch={"table": table, "out": back},
-        word="status",
-        codes={"code": ENTRY, "code_twice": OUTPUT_TWICE},
-    )
+    program = program.fill("place_back", "4 * k * n", byte=255, when="parts_t > 0")
+    given, scratch = {"entries": "m * k", "rows": "n"}, {"table": table, "out": back}
+    program = _transposed(program, OUTPUT_TWICE, "parts_t > 0", arguments=given, scratch=scratch)
     return sort.sorted_rows(sort.with_keys(program, sorting_back), sorting_back)
 
 

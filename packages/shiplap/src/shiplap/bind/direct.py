@@ -19,11 +19,13 @@ from typing import Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from shiplap.bind import replay
 from shiplap.bind.facts import Kept, Key, Launch, Run, adjacent, compile_key, compile_run, inner
-from shiplap.bind.partial_sums import add_partial_sums
+from shiplap.bind.partial_sums import BLOCK, add_partial_sums
 from shiplap.bind.tables import Table
 from shiplap.bind.triton import Launcher, triton_launcher
 from shiplap.codegen.triton import DESCRIBED, WORD, Rendered, constants, render
+from shiplap.op import registry
 from shiplap.op.binding import Binding, shape_of
 from shiplap.op.config import Config, Values
 from shiplap.op.kernel import Kernel, Rerun, Terms, makers
@@ -72,6 +74,7 @@ class TemplateKernel(Kernel):
     def _reset(self) -> None:
         self._refusals: dict[Key, str] = {}
         self._launches: dict[Key, Launch] = {}
+        self._passed: dict[Key, Callable[..., tuple[object, ...]]] = {}  # what a launch gives the kernel
         self._run: Run | None = None
 
     def configure(self, values: Values) -> None:
@@ -97,7 +100,28 @@ class TemplateKernel(Kernel):
         places = [self.spec.args.index(a) for a in self.reads]
         if any(t is not call.args[i] for (t, _, _), i in zip(kept.tensors, places, strict=True)):
             return None
-        return _repeated(kept, places, out, self._split_k(call, self.values))
+        plain, op = _repeated(kept, places, out, self._split_k(call, self.values)), registry.find(self.spec.name)
+        if op is None or kept.compiled is None or not replay.possible():
+            return plain
+        there = [place for place, (tensor, _, _) in zip(places, kept.tensors, strict=True) if tensor is not None]
+        return replay.served(op, plain, self._recording(kept, out), there, out)
+
+    def _recording(self, kept: Kept, out: Tensor) -> replay.Recording:
+        """What was launched for ``out``, for C++ to launch it again."""
+        tensors = [tensor for tensor, _, _ in kept.tensors if tensor is not None]
+        made, target, added = replay.Recording(out.get_device(), [*tensors, out]), out, None
+        if kept.sums is not None:
+            target, added = kept.sums
+            made.share(target)
+        each = [part for tensor in kept.tensors for part in tensor]
+        given = self._passed[kept.key](kept.grid, target, target.shape, target.stride(), *each)
+        assert kept.compiled is not None
+        made.add(kept.compiled, kept.grid, given)
+        if kept.sums is not None and added is not None:
+            total = out.numel()
+            made.add(added, [-(-total // BLOCK)], [target, out, total, target.shape[0], BLOCK])
+        made.close()
+        return made
 
     def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill the output, which is contiguous, on the current stream of the call's device."""
@@ -141,7 +165,9 @@ class TemplateKernel(Kernel):
             return
         partial_sums = torch.empty((split_k, *out.shape), dtype=torch.float32, device=out.device)
         run(call, partial_sums, split_k, kept)
-        add_partial_sums(partial_sums, out)
+        added = add_partial_sums(partial_sums, out)
+        if kept is not None:
+            kept.sums = partial_sums, added
 
     def _split_k(self, call: Binding, values: Values) -> int:
         """The split-K factor: the number of partial sums that the kernel stores."""
@@ -273,6 +299,7 @@ class TemplateKernel(Kernel):
             return launch
         launch = _with_memory(launch) if rendered.described else launch
         _bounded(self._launches)[key] = launch
+        _bounded(self._passed)[key] = eval(f"lambda {', '.join(parameters)}: ({', '.join(given)},)")
         return launch
 
 
@@ -332,9 +359,9 @@ def _with_memory(launch: Launch) -> Launch:
     def memory(size: int, alignment: int, stream: int | None) -> Tensor:
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
-    def inside(args: tuple[object, ...]) -> None:
+    def inside(args: tuple[object, ...]) -> replay.Compiled | None:
         triton.set_allocator(memory)
-        launch(*args)
+        return launch(*args)
 
     return lambda *args: copy_context().run(inside, args)
 

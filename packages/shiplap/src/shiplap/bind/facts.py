@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from shiplap.bind.replay import Compiled
 from shiplap.bind.tables import Table
 from shiplap.op.binding import Binding
 from shiplap.op.spec import Arg, OpSpec
@@ -21,7 +22,9 @@ __all__ = ["Kept", "Key", "Launch", "Run", "adjacent", "compile_key", "compile_r
 
 WIDE = 2**31 - 1  # elements that a 32-bit offset reaches
 Key: TypeAlias = Hashable  # all that a rendering, a launch or a refusal depends on
-Launch: TypeAlias = Callable[..., None]  # of the grid, then of the output and each tensor: itself, its shape, strides
+Launch: TypeAlias = Callable[
+    ..., "Compiled | None"
+]  # of the grid, then of the output and each tensor: itself, its shape, strides
 
 
 @dataclass
@@ -31,6 +34,9 @@ class Kept:
     launch: Launch | None = None
     grid: Sequence[int] = ()
     tensors: list[tuple[Tensor, Sequence[int], Sequence[int]]] = field(default_factory=list)  # with shape and strides
+    key: Key = None
+    compiled: Compiled | None = None  # what Triton compiled
+    sums: tuple[Tensor, Compiled | None] | None = None  # partial sums, and the kernel that added them
 
 
 class Run(Protocol):
@@ -112,8 +118,9 @@ def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Map
         "    launch = launches.get(key)",
         f"    if launch is None: launch = launch_for(key, call, ({''.join(f't{i}, ' for i in tensors)}), wide)",
         "    blocks = grid(env, config, cdiv)",
-        f"    launch(blocks, out, out.shape, out.stride(), {', '.join(f't{i}, s{i}, d{i}' for i in tensors)})",
-        f"    if kept is not None: kept.launch, kept.grid, kept.tensors = launch, blocks, [{kept}]",
+        f"    made = launch(blocks, out, out.shape, out.stride(), {', '.join(f't{i}, s{i}, d{i}' for i in tensors)})",
+        "    if kept is None: return",
+        f"    kept.launch, kept.grid, kept.tensors, kept.key, kept.compiled = launch, blocks, [{kept}], key, made",
     ]
     return "\n".join(lines)
 

@@ -6,17 +6,23 @@ from functools import cache
 
 from torch import Tensor
 
+from shiplap.bind.replay import Compiled
 from shiplap.bind.triton import Launcher, triton_launcher
 
-__all__ = ["add_partial_sums"]
+__all__ = ["BLOCK", "add_partial_sums"]
 
 BLOCK = 2048
 
 
-def add_partial_sums(partial_sums: Tensor, out: Tensor) -> None:
-    """``out = partial_sums.sum(0)``, summed in float32; both are contiguous."""
-    if total := out.numel():
-        _kernel()[(-(-total // BLOCK),)](partial_sums, out, total, partial_sums.shape[0], BLOCK=BLOCK)
+def add_partial_sums(partial_sums: Tensor, out: Tensor) -> Compiled | None:
+    """``out = partial_sums.sum(0)``, summed in float32; both are contiguous. Returns the compiled kernel, if any."""
+    total = out.numel()
+    if not total:
+        return None
+    compiled: Compiled | None = _kernel()[(-(-total // BLOCK),)](
+        partial_sums, out, total, partial_sums.shape[0], BLOCK=BLOCK
+    )
+    return compiled
 
 
 @cache

@@ -173,7 +173,8 @@ def _read(p: Parameter, entries: Iterator[int], config: Mapping[str, int]) -> tu
                 return "constexpr", None, False
             return f"*{_element(entry >> 1, p)}", None, bool(entry & 1) if p.specialises else None
         case "scratch":
-            return f"*{_TRITON[p.source]}", None, bool(next(entries)) if p.specialises else None
+            aligned = bool(next(entries))
+            return f"*{_TRITON[p.source]}", None, aligned if p.specialises else None
         case "integer":
             entry = next(entries)
             if entry & 1:

@@ -19,7 +19,7 @@ import torch
 
 from shiplap.errors import notice
 
-__all__ = ["VERIFIED", "Launcher", "triton_launcher"]
+__all__ = ["VERIFIED", "Launcher", "is_verified", "triton_launcher"]
 
 VERIFIED = ("3.6", "3.7")  # releases whose launchers and specialisation rules this module was read against
 LIMIT = 4096  # specialisations kept: a kernel with a number of its own for each call must not fill the memory
@@ -144,13 +144,18 @@ def _unsupported(kernel: Any) -> str:
 _NEEDED = {"type", "float", "int", "bool", "len", "callable", "tuple", "sorted", "getattr"}  # by what is generated
 
 
+def is_verified(version: str) -> bool:
+    """Whether launchers and specialisation rules of this release of Triton are known here."""
+    return ".".join(version.split(".")[:2]) in VERIFIED
+
+
 def _runtime() -> Runtime:
     import triton
     import triton.language
     from triton import knobs
     from triton.runtime import driver
 
-    if ".".join(triton.__version__.split(".")[:2]) not in VERIFIED:
+    if not is_verified(triton.__version__):
         raise ImportError(f"Triton {triton.__version__}, verified are {' and '.join(VERIFIED)}")
     active: Any = driver.active
     if active.get_current_target().backend != "cuda":
