@@ -101,7 +101,7 @@ class TemplateKernel(Kernel):
         if any(t is not call.args[i] for (t, _, _), i in zip(kept.tensors, places, strict=True)):
             return None
         plain, op = _repeated(kept, places, out, self._split_k(call, self.values)), registry.find(self.spec.name)
-        if op is None or kept.compiled is None or not replay.possible():
+        if op is None or kept.compiled is None or not replay.wanted():
             return plain
         there = [place for place, (tensor, _, _) in zip(places, kept.tensors, strict=True) if tensor is not None]
         return replay.served(op, plain, self._recording(kept, out), there, out)

@@ -2,7 +2,7 @@
 
 The first call of each kind is launched by Triton, and what it launched is written down: functions, grids, arguments.
 From then on one C function allocates scratch memory, takes the current stream and launches. It is the same for all ops
-and lies in the cache beside the bindings; until it is there, Python launches.
+and lies in the cache beside the bindings; until it is there, Python launches. All of this with ``SHIPLAP_REPLAY=1`` alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shiplap.op.kernel import Rerun
 from shiplap.op.values import Args, Result
 from shiplap.settings import settings
 
-__all__ = ["ALIGNMENT", "HOT", "Compiled", "Recording", "build", "library", "possible", "rerun_by", "served", "state"]
+__all__ = ["ALIGNMENT", "HOT", "Compiled", "Recording", "build", "library", "rerun_by", "served", "state", "wanted"]
 
 HOT = 32  # calls that Python launches before a compiler is started
 ASK = 64  # calls between two looks whether it has ended
@@ -241,9 +241,13 @@ def state() -> str:
     return _now.why or f"python: built in the background from call {HOT} on"
 
 
+def wanted() -> bool:
+    """Whether C++ may make launches again: off unless ``SHIPLAP_REPLAY=1``, for a Triton whose kernels are known."""
+    return settings().replay and _known()
+
+
 @cache
-def possible() -> bool:
-    """Whether what this Triton compiles is known well enough to be launched without it."""
+def _known() -> bool:
     import triton
 
     return is_verified(triton.__version__)
