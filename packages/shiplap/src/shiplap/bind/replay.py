@@ -2,7 +2,7 @@
 
 The first call of each kind is launched by Triton, and what it launched is written down: functions, grids, arguments.
 From then on one C function allocates scratch memory, takes the current stream and launches. It is the same for all ops
-and lies in the cache beside the bindings; until it is there, Python launches. All of this with ``SHIPLAP_REPLAY=1`` alone.
+and lies in the cache beside the bindings; until it is there, Python launches. ``SHIPLAP_REPLAY=1`` turns all of it on.
 """
 
 from __future__ import annotations
