@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from shiplap_backend.vendor import Functions, free_functions
 
-__all__ = ["COMMON", "CONTRACT", "RUNTIMES", "Runtime"]
+__all__ = ["COMMON", "CONTRACT", "EAGER", "RUNTIMES", "Runtime"]
 
 CONTRACT = 1  # of this class and of the C++ in runtimes/common/include; a change that a vendor must follow raises it
 RUNTIMES = Path(__file__).parent / "runtimes"
 COMMON = RUNTIMES / "common"
+EAGER = RUNTIMES / "eager"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -29,8 +31,11 @@ class Runtime:
     Args:
         name: a lower-case word; metadata says ``runtime: <name>``, and a project's ``ops.yaml`` ``extends: <name>``.
         contract: the ``CONTRACT`` that the runtime was written for. Another one is refused (SL909).
-        directory: holds ``vendor.h`` and is an include directory. Its ``*.cpp`` and ``*.c`` are compiled.
+        directory: an include directory, which holds ``vendor.h`` or ``functions_header``. Its ``*.cpp`` and ``*.c``
+            are compiled.
         metadata: YAML file of what each ATen overload is on the target.
+        graph: ``"own"`` if ``vendor.h`` in ``directory`` says what nodes and graphs are. ``"eager"`` takes both from
+            this package, for a library whose functions compute when they are called.
         functions_header: declares what metadata may call, as free functions of the namespace
             ``shiplap::backend::functions``; by default ``functions.h`` if ``directory`` has it.
         opset: the functions of a vendor's own headers, if they are not in ``functions_header``.
@@ -49,6 +54,7 @@ class Runtime:
     contract: int
     directory: Path
     metadata: Path
+    graph: Literal["own", "eager"] = "own"
     functions_header: str = "functions.h"
     opset: Callable[[], Functions] = dict
     enums: Callable[[], Mapping[str, Mapping[str, str]]] = dict
@@ -69,7 +75,8 @@ class Runtime:
     def units(self) -> tuple[Path, ...]:
         """What is compiled besides generated code: the device core, and the vendor's own files."""
         own = (p for suffix in ("*.cpp", "*.c") for p in sorted(self.directory.glob(suffix)))
-        return (COMMON / "csrc" / "all.cpp", COMMON / "csrc" / "profiler.cpp", *own, *self.sources)
+        graph = sorted(EAGER.glob("*.cpp")) if self.graph == "eager" else []
+        return (COMMON / "csrc" / "all.cpp", COMMON / "csrc" / "profiler.cpp", *graph, *own, *self.sources)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -78,8 +85,14 @@ class Runtime:
 
     @property
     def include_dirs(self) -> list[Path]:
-        """The vendor's directory first, then that of the device core."""
-        return [self.directory, COMMON / "include"]
+        """The vendor's directory first, then that of the graph, then that of the device core."""
+        return [self.directory, *([EAGER] if self.graph == "eager" else []), COMMON / "include"]
+
+    @property
+    def needed(self) -> tuple[Path, ...]:
+        """The files without which the runtime is none: its metadata, and where its C++ begins."""
+        header = "vendor.h" if self.graph == "own" else self.functions_header
+        return (self.directory / header, self.metadata)
 
     def functions(self) -> Functions:
         """Functions of sizes and attributes that every target has, the vendor's own, and the runtime's helpers.
