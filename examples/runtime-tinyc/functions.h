@@ -20,6 +20,7 @@ inline Node Add(Node a, Node b) { return binary(a, b, '+'); }
 inline Node Subtract(Node a, Node b) { return binary(a, b, '-'); }
 inline Node Multiply(Node a, Node b) { return binary(a, b, '*'); }
 inline Node Divide(Node a, Node b) { return binary(a, b, '/'); }
+inline Node Greater(Node a, Node b) { return binary(a, b, '>'); }
 inline Node Gate(Node a, Node b) { return binary(a, b, 'g'); }
 inline Node Relu(Node a) { return unary(a, 'r'); }
 inline Node Tanh(Node a) { return unary(a, 't'); }

@@ -8,6 +8,7 @@ void tinyc_binary(char op, const float* a, const float* b, float* out, int64_t n
              : op == '-' ? a[i] - b[i]
              : op == '*' ? a[i] * b[i]
              : op == '/' ? a[i] / b[i]
+             : op == '>' ? a[i] > b[i]
              : a[i] <= 0 ? 0
                          : b[i];
 }

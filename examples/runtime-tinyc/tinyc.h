@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* out[i] = a[i] op b[i]; op is one of + - * / and g, the gate: 0 where a[i] <= 0, else b[i] */
+/* out[i] = a[i] op b[i]; op is one of + - * / >, which gives 1 or 0, and g, the gate: 0 where a[i] <= 0, else b[i] */
 void tinyc_binary(char op, const float* a, const float* b, float* out, int64_t n);
 /* out[i] = f(a[i]); f is r (relu), t (tanh), e (exp) */
 void tinyc_unary(char f, const float* a, float* out, int64_t n);

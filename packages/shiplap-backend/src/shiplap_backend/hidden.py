@@ -64,8 +64,9 @@ def _negative(tree: ast.expr) -> str:
     parts = tree.elts if isinstance(tree, ast.List) else []
     parts = [tree.body, tree.orelse] if isinstance(tree, ast.IfExp) else parts
     number = _number(tree)
-    found = ast.unparse(tree) if number is not None and number < 0 else ""
-    return found or next(filter(None, map(_negative, parts)), "")
+    if number is not None and number < 0:
+        return ast.unparse(tree)
+    return next(filter(None, map(_negative, parts)), "")
 
 
 def _number(tree: ast.expr) -> int | None:

@@ -34,8 +34,6 @@ class Runtime:
         directory: an include directory, which holds ``vendor.h`` or ``functions_header``. Its ``*.cpp`` and ``*.c``
             are compiled.
         metadata: YAML file of what each ATen overload is on the target.
-        graph: ``"own"`` if ``vendor.h`` in ``directory`` says what nodes and graphs are. ``"eager"`` takes both from
-            this package, for a library whose functions compute when they are called.
         functions_header: declares what metadata may call, as free functions of the namespace
             ``shiplap::backend::functions``; by default ``functions.h`` if ``directory`` has it.
         opset: the functions of a vendor's own headers, if they are not in ``functions_header``.
@@ -48,13 +46,14 @@ class Runtime:
         sources: C and C++ files to compile besides those of ``directory``.
         discrete: the device has memory and streams of its own, and the C++ defines ``driver()``
             (``shiplap_backend/driver.h``). By default it computes on the host's memory.
+        graph: ``"own"`` if ``vendor.h`` in ``directory`` says what nodes and graphs are. ``"eager"`` takes both from
+            this package, for a library whose functions compute when they are called.
     """
 
     name: str
     contract: int
     directory: Path
     metadata: Path
-    graph: Literal["own", "eager"] = "own"
     functions_header: str = "functions.h"
     opset: Callable[[], Functions] = dict
     enums: Callable[[], Mapping[str, Mapping[str, str]]] = dict
@@ -65,6 +64,7 @@ class Runtime:
     compile_args: tuple[str, ...] = ()
     sources: tuple[Path, ...] = ()
     discrete: bool = False
+    graph: Literal["own", "eager"] = "own"
 
     @property
     def registers(self) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """One device, built once from what a user would write and loaded into the test process.
 
-It is OpenVINO's, or with SHIPLAP_BACKEND_EXAMPLE a project of the example runtimes: `test_discrete.py` runs the tests of
-a device so. The build directory lives in pytest's cache and ninja keeps it right: a session that changed nothing compiles nothing.
+It is OpenVINO's, or with SHIPLAP_BACKEND_EXAMPLE that of an example runtime: so `test_discrete.py` runs these tests.
+The build directory lives in pytest's cache and ninja keeps it right: a session that changed nothing compiles nothing.
 """
 
 from __future__ import annotations

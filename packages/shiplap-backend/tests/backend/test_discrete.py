@@ -1,8 +1,8 @@
 """A device with memory and streams of its own: the example is built, and the files `discrete_*.py` run on it.
 
 They run in a process of its own, since a process has one generated device, and touching the device's memory ends it.
-So do the tests that are written for OpenVINO's device and ask nothing of OpenVINO: on the example with memory of its own,
-and on the one that shares the host's.
+So do the tests that are written for OpenVINO's device and ask nothing of OpenVINO: on the example with memory of its
+own, and on the one that shares the host's.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def test_tests_that_need_no_openvino(request: pytest.FixtureRequest, name: str, 
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "SHIPLAP_BACKEND_EXAMPLE": str(project.root)}
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-20000:] + run.stderr[-5000:]
-    assert set(re.findall(r"^SKIPPED \[\d+\] [^ ]+: (.*)$", run.stdout, re.M)) <= REASONS
+    reasons = set(re.findall(r"^SKIPPED \[\d+\] [^ ]+: (.*)$", run.stdout, re.M))
+    assert {r for r in reasons if not r.startswith("could not import")} <= REASONS
     passed = re.search(r"(\d+) passed", run.stdout)
     assert passed
     assert int(passed[1]) >= least

@@ -175,6 +175,7 @@ def test_a_layout_is_part_of_the_key(fresh: Any, device: str) -> None:
     assert fresh.cache_info()["misses"] == 2
 
 
+@pytest.mark.usefixtures("of_shared_memory")
 def test_a_forked_child_does_not_hang(dev: Any, device: str) -> None:
     """The vendor's threads are not there in a child: it is told so, and computing on the CPU still works."""
     x = torch.rand(3, device=device).relu()

@@ -52,7 +52,8 @@ def test_autoload_twice_is_once(project: Project) -> None:
     name = project.package.name
     result = python(
         "-c",
-        f"import {name}; {name}.autoload(); {name}.autoload(); import torch; print(torch.ones(2, device='{project.device}'))",
+        f"import {name}; {name}.autoload(); {name}.autoload(); import torch\n"
+        f"print(torch.ones(2, device='{project.device}'))",
         cwd=project.root,
     )
     assert result.stdout.strip() == f"tensor([1., 1.], device='{project.device}:0')"

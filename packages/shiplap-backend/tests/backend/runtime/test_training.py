@@ -118,7 +118,9 @@ def test_amp_training_with_a_scaler(dev: Any, device: str) -> None:
         pytest.param("inductor", None, id="inductor, its own loops on the host", marks=pytest.mark.slow),
     ],
 )
-def test_torch_compile(dev: Any, device: str, backend: str, options: Any) -> None:
+def test_torch_compile(request: pytest.FixtureRequest, dev: Any, device: str, backend: str, options: Any) -> None:
+    if backend == "inductor":
+        request.getfixturevalue("of_shared_memory")
     compat.reset_compiler()
     torch.manual_seed(0)
     # An embedding, since loops that read by index check it: the CPU's words for that differ from other devices'.

@@ -204,15 +204,6 @@ Node permute(const Node& value, const Sizes& order) {
   return viewed(value, sizes, permuted);
 }
 
-Node reshape(const Node& value, Sizes sizes) {
-  TORCH_CHECK(count(value->sizes) == count(sizes), "a value of sizes ", value->sizes, " as one of sizes ", sizes);
-  if (value->sizes == sizes) return value;
-  auto compute = [bytes = bytes_of(*value)](c10::ArrayRef<const void*> in, void* out) {
-    std::memcpy(out, in[0], bytes);
-  };
-  return node(value->dtype, std::move(sizes), {value}, compute);
-}
-
 Moved behind(const Node& value, const Sizes& axes) {
   auto rank = static_cast<int64_t>(value->sizes.size());
   if (rank == 0) return {value, {}, 1, 1};

@@ -48,7 +48,6 @@ int64_t count(const Sizes& sizes);             // elements
 Sizes broadcast(const std::vector<Node>& of);  // the sizes that the nodes have in common
 Node expand(const Node& value, const Sizes& sizes);
 Node permute(const Node& value, const Sizes& order);  // dim i of the result is dim order[i] of `value`
-Node reshape(const Node& value, Sizes sizes);         // of as many elements
 
 // A value of any dtype: `compute(in, out)` gets pointers to void.
 Node node(at::ScalarType dtype, Sizes sizes, std::vector<Node> operands, Compute compute);

@@ -22,7 +22,7 @@ _OUTPUTS: Mapping[str, int | str] = {
     **{"Split": "num_splits", "VariadicSplit": "split_lengths"},
     **dict.fromkeys(("AdaptiveMaxPool", "CTCGreedyDecoderSeqLen", "ConvertPromoteTypes", "GRUSequence"), 2),
     **dict.fromkeys(("LSTMCell", "MaxPool", "Proposal", "RNNSequence", "TopK"), 2),
-    **dict.fromkeys(("ExperimentalDetectronGenerateProposalsSingleImage", "ExperimentalDetectronROIFeatureExtractor"), 2),
+    **{"ExperimentalDetectronGenerateProposalsSingleImage": 2, "ExperimentalDetectronROIFeatureExtractor": 2},
     **dict.fromkeys(("ExperimentalDetectronDetectionOutput", "GenerateProposals", "LSTMSequence", "MatrixNms"), 3),
     **dict.fromkeys(("MulticlassNms", "NMSRotated", "NonMaxSuppression", "StringTensorUnpack"), 3),
     "Unique": 4,
