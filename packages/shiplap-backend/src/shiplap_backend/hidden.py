@@ -72,10 +72,11 @@ def _negative(tree: ast.expr) -> str:
 def _number(tree: ast.expr) -> int | None:
     """The integer that ``tree`` states in digits and signs, or None."""
     match tree:
-        case ast.Constant(value=int(value)):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=operand) if (value := _number(operand)) is not None:
-            return -value
+        case ast.Constant(value=int(stated)):
+            return stated
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            number = _number(operand)
+            return None if number is None else -number
         case ast.BinOp(left=left, op=op, right=right):
             one, other = _number(left), _number(right)
             if one is None or other is None:

@@ -3,24 +3,26 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/ExpandUtils.h>
-#include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/TypeCast.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <unordered_map>
 
 namespace shiplap::backend {
 namespace {
 
+constexpr std::align_val_t kAligned{64};  // a cache line, and the widest vector registers
+
 struct Release {
-  void operator()(void* data) const { c10::free_cpu(data); }
+  void operator()(void* data) const { ::operator delete(data, kAligned); }
 };
 using Bytes = std::unique_ptr<void, Release>;
 
 Bytes zeros(size_t bytes) {
-  Bytes made(c10::alloc_cpu(std::max<size_t>(bytes, 1)));
+  Bytes made(::operator new(std::max<size_t>(bytes, 1), kAligned));
   std::memset(made.get(), 0, bytes);
   return made;
 }
