@@ -383,7 +383,7 @@ def test_what_the_device_does_not_do_is_an_error() -> None:
     x = torch.ones(2, 3, device="mine")
     with pytest.raises(NotImplementedError, match="the result is Sparse on cpu"):
         x.to_sparse()
-    with pytest.raises(NotImplementedError, match="nested_tensor|NestedTensor"):
+    with pytest.raises(NotImplementedError, match=r"nested_tensor|NestedTensor"):
         torch.nested.nested_tensor([torch.ones(2)], device="mine").unbind()
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="mine", layout=torch.jagged)
     assert (jagged * 2).values().cpu().tolist() == [2.0] * 5
