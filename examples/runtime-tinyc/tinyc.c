@@ -8,6 +8,7 @@ void tinyc_binary(char op, const float* a, const float* b, float* out, int64_t n
              : op == '-' ? a[i] - b[i]
              : op == '*' ? a[i] * b[i]
              : op == '/' ? a[i] / b[i]
+             : op == '>' ? a[i] > b[i]
              : a[i] <= 0 ? 0
                          : b[i];
 }
@@ -25,23 +26,19 @@ void tinyc_matmul(const float* a, const float* b, float* out, int64_t rows, int6
   }
 }
 
-void tinyc_copy(const float* in, const int64_t* in_strides, float* out, const int64_t* out_strides, const int64_t* sizes,
-                int64_t rank) {
-  if (rank == 0) {
-    *out = *in;
-    return;
+void tinyc_sum(const float* in, float* out, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i) {
+    float sum = 0;
+    for (int64_t k = 0; k < columns; ++k) sum += in[i * columns + k];
+    out[i] = sum;
   }
-  for (int64_t i = 0; i < *sizes; ++i)
-    tinyc_copy(in + i * *in_strides, in_strides + 1, out + i * *out_strides, out_strides + 1, sizes + 1, rank - 1);
 }
 
-void tinyc_add_to(const float* in, float* out, const int64_t* out_strides, const int64_t* sizes, int64_t rank) {
-  if (rank == 0) {
-    *out += *in;
-    return;
+void tinyc_softmax(const float* in, float* out, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i, in += columns, out += columns) {
+    float greatest = -INFINITY, sum = 0;
+    for (int64_t k = 0; k < columns; ++k) greatest = in[k] > greatest || isnan(in[k]) ? in[k] : greatest;
+    for (int64_t k = 0; k < columns; ++k) sum += out[k] = expf(in[k] - greatest);
+    for (int64_t k = 0; k < columns; ++k) out[k] /= sum;
   }
-  int64_t step = 1;
-  for (int64_t d = 1; d < rank; ++d) step *= sizes[d];
-  for (int64_t i = 0; i < *sizes; ++i)
-    tinyc_add_to(in + i * step, out + i * *out_strides, out_strides + 1, sizes + 1, rank - 1);
 }

@@ -10,6 +10,7 @@ RUNTIME = Runtime(
     contract=1,
     directory=HERE.parent,
     metadata=HERE.parent / "ops.yaml",
+    graph="eager",
     sources=(HERE / "driver.cpp",),
     discrete=True,
 )

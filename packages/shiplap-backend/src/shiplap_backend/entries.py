@@ -17,8 +17,9 @@ Empty = Literal["fallback", "run"]
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Shape, strides and dtype of one output that no structured ``meta`` gives: a mode, or a list of sizes.
 
-    ``format`` names tensors of which one stored channels last makes the output so. The mode ``meta`` is of outputs
-    whose shape a structured ``meta`` gives, where the CPU's kernel chooses the memory format afterwards.
+    ``format`` names tensors of which one stored channels last makes the output so. ``order`` lists the dims as they are
+    stored, the outermost first. The mode ``meta`` is of outputs whose shape a structured ``meta`` gives, where the
+    CPU's kernel chooses the memory format afterwards.
     """
 
     mode: Literal[
@@ -29,6 +30,7 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str = ""
     when: str = ""
     format: list[str] = []
+    order: list[int] = []
 
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -73,6 +73,7 @@ class Typed:
 
     kind: str
     code: str
+    length: int = 0  # of nodes, if it is known
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,9 @@ class Compiler:
         element = {"nodes": "node", "ints": "int", "bools": "bool", "tensors": "tensor"}.get(value.kind)
         if element is None:
             raise ExpressionError(f"{ast.unparse(tree.value)!r} is a {value.kind} and has no element {index}")
-        return Typed(element, f"{value.code}[{index}]")
+        if value.length and isinstance(tree.slice, ast.Constant) and int(str(tree.slice.value)) >= value.length:
+            raise ExpressionError(f"{ast.unparse(tree)!r}: the last output is number {value.length - 1}")
+        return Typed(element, f"{value.code}.at({index})" if element == "node" else f"{value.code}[{index}]")
 
     def _list(self, tree: ast.List, expected: str) -> Typed:
         element = "node" if expected == "nodes" else "int"
@@ -301,8 +304,8 @@ class Compiler:
                 self.used, self.baked, self.inputs = before
                 continue
             self.headers.add(function.header)
-            if function.returns == "node" and expected == "nodes":
-                return Typed("nodes", f"{function.every}({arguments})")
+            if function.returns == "node" and expected == "nodes" and function.every != function.call:
+                return Typed("nodes", f"{function.every}({arguments})", function.length(tree))
             return Typed(function.returns, f"{function.call}({arguments})")
         raise ExpressionError("; ".join(dict.fromkeys(problems)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,10 @@ def generate(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> Genera
     if metadata.target.runtime != runtime.name:
         got = f"a target of runtime {metadata.target.runtime!r}"
         raise wrong(metadata.places[("runtime",)], got, f"runtime {runtime.name!r}, which the project names")
+    for pattern in metadata.target.falls_back:
+        if not fnmatch.filter(declared, pattern):
+            got = f"falls_back: {pattern!r}{nearest(pattern, declared)}"
+            raise wrong(metadata.places[("falls_back", pattern)], got, "a pattern that fits an overload of torch")
     words = vocabulary(metadata, runtime.functions(), runtime.enums())
     wrappers: list[Wrapper] = []
     skipped: list[Skipped] = []

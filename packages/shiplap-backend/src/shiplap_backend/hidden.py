@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Sequence
 
-__all__ = ["hidden", "undecided"]
+__all__ = ["hidden", "negative", "undecided"]
 
 
 def hidden(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) -> str:
@@ -46,6 +46,43 @@ def undecided(tree: ast.expr) -> str:
         return f"{ast.unparse(tree)!r} is the same either way"
     conditions = [tree.test] if isinstance(tree, ast.IfExp) else tree.values if isinstance(tree, ast.BoolOp) else []
     return next((f"{ast.unparse(c)!r} asks for no argument" for c in conditions if not _names(c)), "")
+
+
+def negative(sizes: str) -> str:
+    """The size that is negative whatever the arguments are, or nothing; of what is no expression, nothing.
+
+    >>> negative("[size(self, -1), 2 - 3]")
+    '2 - 3'
+    """
+    try:
+        return _negative(ast.parse(sizes.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError):
+        return ""
+
+
+def _negative(tree: ast.expr) -> str:
+    parts = tree.elts if isinstance(tree, ast.List) else []
+    parts = [tree.body, tree.orelse] if isinstance(tree, ast.IfExp) else parts
+    number = _number(tree)
+    if number is not None and number < 0:
+        return ast.unparse(tree)
+    return next(filter(None, map(_negative, parts)), "")
+
+
+def _number(tree: ast.expr) -> int | None:
+    """The integer that ``tree`` states in digits and signs, or None."""
+    match tree:
+        case ast.Constant(value=int(stated)):
+            return stated
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            number = _number(operand)
+            return None if number is None else -number
+        case ast.BinOp(left=left, op=op, right=right):
+            one, other = _number(left), _number(right)
+            if one is None or other is None:
+                return None
+            return {ast.Add: one + other, ast.Sub: one - other, ast.Mult: one * other}.get(type(op))
+    return None
 
 
 def _names(*trees: ast.expr) -> set[str]:

@@ -174,6 +174,8 @@ class _Mapping:
             return
         formats = "".join(f", {self._tensor(name, 'format', of)}" for of in rule.format)
         made = f"like({like}, {dtype})" if rule.mode == "bypass" else f"make_result({sizes}, {like}, {dtype}{formats})"
+        if rule.order:
+            made = f"ordered({sizes}, {like}, {dtype}, {{{', '.join(map(str, rule.order))}}})"
         if rule.when:
             made = f"{self._compiled(self.shape, rule.when, 'bool', 'when').code} ? {made} : at::Tensor()"
         yield f"const at::Tensor {name} = {made};"
@@ -181,8 +183,10 @@ class _Mapping:
     def _placed(self, index: int, name: str, rule: Output) -> Iterator[str]:
         """Outputs that ATen itself makes: by TensorIterator, or by the Meta kernel of the op."""
         if rule.mode == "infer":
-            if not has_kernel(self.d.name, "Meta") or self.d.kind != "functional":
-                expected = "a functional overload that has a Meta kernel"
+            # What torch registers for `..._overrideable` on every device only says that nobody overrode it.
+            raises = self.d.base.endswith("_overrideable")
+            if raises or not has_kernel(self.d.name, "Meta") or self.d.kind != "functional":
+                expected = "a functional overload that has a Meta kernel, or another mode, such as 'sizes'"
                 raise wrong(self.where, f"{self.d.name}: output mode 'infer' of {name!r}", expected)
             self.shape.used.update(a.name for a in self.d.inputs)
             if index == 0:
@@ -223,7 +227,7 @@ class _Mapping:
         for name, source in self.entry.let.items():
             many = any(f"{name}[" in e for e in expressions)
             value = self._compiled(self.graph, source, "nodes" if many else "node", f"let {name!r}")
-            self.graph.lets[name] = Typed(value.kind, f"l_{name}")
+            self.graph.lets[name] = Typed(value.kind, f"l_{name}", value.length)
             yield f"const auto l_{name} = {value.code};"
 
     def _graphs(self) -> Iterator[tuple[str, str]]:

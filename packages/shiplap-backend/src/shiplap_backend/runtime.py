@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from shiplap_backend.vendor import Functions, free_functions
 
-__all__ = ["COMMON", "CONTRACT", "RUNTIMES", "Runtime"]
+__all__ = ["COMMON", "CONTRACT", "EAGER", "RUNTIMES", "Runtime"]
 
 CONTRACT = 1  # of this class and of the C++ in runtimes/common/include; a change that a vendor must follow raises it
 RUNTIMES = Path(__file__).parent / "runtimes"
 COMMON = RUNTIMES / "common"
+EAGER = RUNTIMES / "eager"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -29,7 +31,8 @@ class Runtime:
     Args:
         name: a lower-case word; metadata says ``runtime: <name>``, and a project's ``ops.yaml`` ``extends: <name>``.
         contract: the ``CONTRACT`` that the runtime was written for. Another one is refused (SL909).
-        directory: holds ``vendor.h`` and is an include directory. Its ``*.cpp`` and ``*.c`` are compiled.
+        directory: an include directory, which holds ``vendor.h`` or ``functions_header``. Its ``*.cpp`` and ``*.c``
+            are compiled.
         metadata: YAML file of what each ATen overload is on the target.
         functions_header: declares what metadata may call, as free functions of the namespace
             ``shiplap::backend::functions``; by default ``functions.h`` if ``directory`` has it.
@@ -43,6 +46,8 @@ class Runtime:
         sources: C and C++ files to compile besides those of ``directory``.
         discrete: the device has memory and streams of its own, and the C++ defines ``driver()``
             (``shiplap_backend/driver.h``). By default it computes on the host's memory.
+        graph: ``"own"`` if ``vendor.h`` in ``directory`` says what nodes and graphs are. ``"eager"`` takes both from
+            this package, for a library whose functions compute when they are called.
     """
 
     name: str
@@ -59,6 +64,7 @@ class Runtime:
     compile_args: tuple[str, ...] = ()
     sources: tuple[Path, ...] = ()
     discrete: bool = False
+    graph: Literal["own", "eager"] = "own"
 
     @property
     def registers(self) -> frozenset[str]:
@@ -69,7 +75,8 @@ class Runtime:
     def units(self) -> tuple[Path, ...]:
         """What is compiled besides generated code: the device core, and the vendor's own files."""
         own = (p for suffix in ("*.cpp", "*.c") for p in sorted(self.directory.glob(suffix)))
-        return (COMMON / "csrc" / "all.cpp", COMMON / "csrc" / "profiler.cpp", *own, *self.sources)
+        graph = sorted(EAGER.glob("*.cpp")) if self.graph == "eager" else []
+        return (COMMON / "csrc" / "all.cpp", COMMON / "csrc" / "profiler.cpp", *graph, *own, *self.sources)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -78,8 +85,14 @@ class Runtime:
 
     @property
     def include_dirs(self) -> list[Path]:
-        """The vendor's directory first, then that of the device core."""
-        return [self.directory, COMMON / "include"]
+        """The vendor's directory first, then that of the graph, then that of the device core."""
+        return [self.directory, *([EAGER] if self.graph == "eager" else []), COMMON / "include"]
+
+    @property
+    def needed(self) -> tuple[Path, ...]:
+        """The files without which the runtime is none: its metadata, and where its C++ begins."""
+        header = "vendor.h" if self.graph == "own" else self.functions_header
+        return (self.directory / header, self.metadata)
 
     def functions(self) -> Functions:
         """Functions of sizes and attributes that every target has, the vendor's own, and the runtime's helpers.

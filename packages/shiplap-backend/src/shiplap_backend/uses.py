@@ -15,6 +15,7 @@ from shiplap.extend import error
 from shiplap_backend.entries import Entry, wrong
 from shiplap_backend.expression import nearest
 from shiplap_backend.families import Family
+from shiplap_backend.hidden import negative
 from shiplap_backend.wrapper import kind
 
 __all__ = ["check_names", "uses_of"]
@@ -79,8 +80,12 @@ def _check_outputs(where: str, d: Declaration, entry: Entry, results: Sequence[s
         if when and not names_in(when):
             raise wrong(where, f"{d.name}: {name!r}, when: {when!r} asks for no argument", "a condition, or none")
     for name, rule in entry.output.items():
-        if rule.when and d.kind == "out":
-            raise wrong(where, f"{d.name}: output {name!r}: 'when' of an output that the caller passes", "no 'when'")
+        for field, value in (("when", rule.when), ("order", rule.order)):
+            if value and d.kind == "out":
+                got = f"{d.name}: output {name!r}: {field!r} of an output that the caller passes"
+                raise wrong(where, got, f"no {field!r}")
+        if element := negative(rule.sizes):
+            raise wrong(where, f"{d.name}: output {name!r}, sizes: {element} is negative", "sizes of 0 and more")
 
 
 def _check_lets(where: str, d: Declaration, entry: Entry, taken: Set[str]) -> None:

@@ -21,6 +21,7 @@ _READ = {
     "dtype": ("bypass", "broadcast", "matmul", "reduce", "concat", "transpose", "sizes"),
     "when": ("bypass", "matmul", "reduce", "concat", "transpose", "sizes"),
     "format": ("matmul", "reduce", "concat", "transpose", "sizes", "meta"),
+    "order": ("bypass", "sizes"),
     "of": ("bypass", "matmul", "reduce", "concat", "transpose", "sizes", "iterator"),
 }
 _NEEDED = {"sizes": "sizes", "broadcast": "dtype", "iterator": "of", "meta": "format"}
@@ -92,6 +93,10 @@ def _output(name: str, rule: Output) -> Iterator[Problem]:
                 f"output: {name}: {field!r}, which mode {rule.mode!r} does not read",
                 "a rule without it",
             )
+    if sorted(rule.order) != list(range(len(rule.order))):
+        yield ("output", name), f"output: {name}: order {rule.order}", "each dim once, counted from 0"
+    if rule.order and rule.format:
+        yield ("output", name), f"output: {name}: 'order' and 'format'", "one of the two"
     needed = _NEEDED.get(rule.mode)
     if needed and not getattr(rule, needed):
         yield ("output", name), f"output: {name}: mode {rule.mode!r} without {needed!r}", f"the field {needed!r}"

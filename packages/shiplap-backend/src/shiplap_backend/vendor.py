@@ -6,6 +6,7 @@ classes). A parameter of a type that no expression can produce makes that one ov
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -89,10 +90,24 @@ class VendorFunction:
     returns: str
     header: str = ""
     about: str = ""  # the comment above it
+    outputs: int | str = 1  # how many; a text names the parameter that says so
 
     def __str__(self) -> str:
         parameters = ", ".join(p.name + (" = ..." if p.optional else "") for p in self.parameters)
         return f"{self.name}({parameters})"
+
+    def length(self, call: ast.Call) -> int:
+        """How many outputs this call has; 0 if that is only known when it runs."""
+        if isinstance(self.outputs, int):
+            return self.outputs
+        given = dict(zip((p.name for p in self.parameters if p.kind != "graph"), call.args, strict=False))
+        given |= {k.arg: k.value for k in call.keywords if k.arg}
+        match given.get(self.outputs):
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.List(elts=parts):
+                return len(parts)
+        return 0
 
 
 Functions = Mapping[str, tuple[VendorFunction, ...]]
@@ -148,8 +163,18 @@ def _parameters(text: str) -> tuple[Parameter, ...] | None:
     return None if None in parsed else tuple(p for p in parsed if p is not None)
 
 
-def node_classes(headers: Path, table: Path, *, make: str = "make", every: str = "makes") -> Functions:
-    """Constructors of the classes that ``table`` lists as ``_OPENVINO_OP_REG(Add, ov::op::v1)``, from ``headers``."""
+def node_classes(
+    headers: Path,
+    table: Path,
+    *,
+    make: str = "make",
+    every: str = "makes",
+    outputs: Mapping[str, int | str] | None = None,
+) -> Functions:
+    """Constructors of the classes that ``table`` lists as ``_OPENVINO_OP_REG(Add, ov::op::v1)``, from ``headers``.
+
+    ``outputs`` are all classes with several outputs: how many, or the parameter that says so, or 0 for what varies.
+    """
     listed = dict(re.findall(r"^_OPENVINO_OP_REG\((\w+), ([\w:]+)\)", table.read_text(encoding="utf-8"), re.M))
     classes: dict[str, list[VendorFunction]] = {}
     for header in sorted(headers.glob("*.hpp")):
@@ -160,7 +185,10 @@ def node_classes(headers: Path, table: Path, *, make: str = "make", every: str =
             cls = f"{listed[name]}::{name}"
             for parameters in _constructors(name, body):
                 include = header.relative_to(headers.parents[1]).as_posix()
-                function = VendorFunction(name, f"{make}<{cls}>", f"{every}<{cls}>", parameters, "node", include)
+                many = 0 if outputs is None else outputs.get(name, 1)
+                function = VendorFunction(
+                    name, f"{make}<{cls}>", f"{every}<{cls}>", parameters, "node", include, outputs=many
+                )
                 classes.setdefault(name, []).append(function)
     return {name: tuple(functions) for name, functions in sorted(classes.items())}
 

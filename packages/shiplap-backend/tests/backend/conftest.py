@@ -1,5 +1,6 @@
 """One device, built once from what a user would write and loaded into the test process.
 
+It is OpenVINO's, or with SHIPLAP_BACKEND_EXAMPLE that of an example runtime: so `test_discrete.py` runs these tests.
 The build directory lives in pytest's cache and ninja keeps it right: a session that changed nothing compiles nothing.
 """
 
@@ -20,9 +21,11 @@ import shiplap_backend
 from shiplap_backend.build import build
 from shiplap_backend.project import Project, gen, new, open_project
 
-DEVICE = "openvino"
+EXAMPLE = os.environ.get("SHIPLAP_BACKEND_EXAMPLE")  # the built project of an example runtime
+DEVICE = "mine" if EXAMPLE else "openvino"
 FULL = os.environ.get("SHIPLAP_BACKEND_FULL") == "1"  # all of the metadata: minutes to compile
 BUILT = os.environ.get("SHIPLAP_BACKEND_PROJECT")  # with FULL: the project, built already
+OF_OPENVINO, OF_SHARED_MEMORY = "of OpenVINO", "of a device on the host's memory"
 TEMPLATES = Path(shiplap_backend.__file__).parent / "templates" / "project"
 
 
@@ -35,6 +38,8 @@ def _key(ops: str) -> str:
 @pytest.fixture(scope="session")
 def project(request: pytest.FixtureRequest) -> Project:
     """The generated and built project: the subset of OpenVINO's ops that ``tests/backend/ops.yaml`` names."""
+    if EXAMPLE:
+        return open_project(Path(EXAMPLE))
     pytest.importorskip("openvino")
     if FULL and BUILT:
         return open_project(Path(BUILT))
@@ -72,6 +77,20 @@ def subset() -> None:
     """For tests that ask about ops which only the subset leaves to the CPU, or only the subset has."""
     if FULL:
         pytest.skip("of the subset")
+
+
+@pytest.fixture
+def of_openvino() -> None:
+    """For tests of what OpenVINO's metadata makes native, or of dtypes and layouts that only OpenVINO takes."""
+    if EXAMPLE:
+        pytest.skip(OF_OPENVINO)
+
+
+@pytest.fixture
+def of_shared_memory(project: Project) -> None:
+    """For tests of one device on the host's memory; `discrete_cases.py` has their counterparts."""
+    if project.runtime.discrete:
+        pytest.skip(OF_SHARED_MEMORY)
 
 
 @pytest.fixture

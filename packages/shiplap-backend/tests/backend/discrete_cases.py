@@ -379,6 +379,19 @@ def test_torch_compile() -> None:
         torch.compile(f, backend="inductor")(x.to("mine"))
 
 
+def test_what_the_device_does_not_do_is_an_error() -> None:
+    x = torch.ones(2, 3, device="mine")
+    with pytest.raises(NotImplementedError, match="the result is Sparse on cpu"):
+        x.to_sparse()
+    with pytest.raises(NotImplementedError, match=r"nested_tensor|NestedTensor"):
+        torch.nested.nested_tensor([torch.ones(2)], device="mine").unbind()
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="mine", layout=torch.jagged)
+    assert (jagged * 2).values().cpu().tolist() == [2.0] * 5
+    pytest.importorskip("torch.accelerator.graphs")
+    with pytest.raises(RuntimeError, match="Graph is not supported on device type: mine"):
+        torch.accelerator.Graph()
+
+
 def test_a_forked_process_is_refused() -> None:
     """It lacks the threads of the streams: waiting for them would never end."""
     x = torch.ones(3, device="mine")

@@ -41,6 +41,7 @@ def test_5_alpha_is_not_dropped(dev: Any, device: str, alpha: float) -> None:
 
 
 @pytest.mark.parametrize("mode", [None, "floor", "trunc"])
+@pytest.mark.usefixtures("of_openvino")
 def test_5_rounding_mode_is_mapped_or_falls_back(dev: Any, device: str, mode: str | None) -> None:
     check(
         device,
@@ -88,6 +89,7 @@ def test_6_narrow_integers_wrap(device: str) -> None:
     check(device, torch.gt, torch.tensor([1, 255], dtype=torch.uint8), torch.tensor(-1, dtype=torch.int8))
 
 
+@pytest.mark.usefixtures("of_openvino")
 def test_7_the_key_holds_shapes_dtypes_and_attributes(dev: Any, device: str) -> None:
     dev.cache_clear()
     check(device, torch.mm, torch.randn(3, 5), torch.randn(5, 7))
@@ -106,6 +108,7 @@ def test_7_a_scalar_is_no_new_graph(dev: Any, device: str) -> None:
     assert (dev.cache_info()["misses"], dev.cache_info()["hits"]) == (1, 2)
 
 
+@pytest.mark.usefixtures("of_openvino")
 def test_8_every_output_has_its_own_sizes_and_strides(dev: Any, device: str) -> None:
     norm = torch.nn.functional.layer_norm
     check(device, lambda x, w: torch.native_layer_norm(x, [4], w, None, 1e-5), torch.randn(2, 3, 4), torch.randn(4))
@@ -113,6 +116,7 @@ def test_8_every_output_has_its_own_sizes_and_strides(dev: Any, device: str) -> 
     check(device, lambda x: norm(x, [3, 4]), torch.randn(2, 3, 4))
 
 
+@pytest.mark.usefixtures("of_openvino")
 def test_8_shapes_by_the_meta_kernel(dev: Any, device: str) -> None:
     """tests/backend/ops.yaml says `mode: infer` for hardswish: strides are inferred too, not sizes in their place."""
     for x in (
@@ -146,6 +150,7 @@ def test_10_out_of_another_dtype_is_refused_as_on_the_cpu(device: str) -> None:
         torch.add(torch.ones(2, device=device), 1.5, out=out)
 
 
+@pytest.mark.usefixtures("of_openvino")
 def test_10_all_outputs_are_returned(dev: Any, device: str) -> None:
     check(device, lambda x: torch.max(x, dim=1), torch.randn(3, 4))
     check(
@@ -211,6 +216,7 @@ def test_views_go_in_and_come_out(device: str, view: Callable[[Tensor], Tensor])
     check(device, lambda x: view(x).mm(view(x).t()), torch.randn(4, 6))
 
 
+@pytest.mark.usefixtures("of_openvino")
 def test_int32_is_compared_exactly(dev: Any, device: str) -> None:
     """OpenVINO's plugin compares int32 in float32, where 2^24 + 1 is 2^24: the metadata keeps int32 out."""
     big = torch.tensor([2**24 + 1, 2**31 - 1, -(2**31)], dtype=torch.int32)
@@ -220,6 +226,7 @@ def test_int32_is_compared_exactly(dev: Any, device: str) -> None:
     assert native(dev, "add.out") == 1
 
 
+@pytest.mark.usefixtures("of_openvino")
 def test_long_sums_keep_their_digits(dev: Any, device: str) -> None:
     x = torch.randn(300_001)
     for got in (x.to(device).sum(), x.reshape(-1, 1).to(device).sum(0)):

@@ -268,6 +268,12 @@ TARGET = {
         "SL901",
         "falls_back: linalg_*: no reason",
     ),
+    "a pattern of no operator": (
+        '"linalg_*": opset',
+        '"linagl_*": opset',
+        "SL901",
+        "falls_back: 'linagl_*'",
+    ),
     "an operator of one operand": ('"+": Add', '"+": Relu', "SL902", "Relu("),
     "an operator of a value": ('"+": Add', '"+": rank', "SL902", "rank(t)"),
     "an operator that needs more": ('"+": Add', '"+": Softmax', "SL902", "Softmax("),

@@ -28,7 +28,9 @@ BAD = {
     "no Runtime": ("RUNTIME = 1\n", "SL910", 1, "a int"),
     "a text for a path": (GOOD.replace("directory=HERE", "directory='here'"), "SL910", 1, "directory = 'here'"),
     "no metadata": (GOOD.replace("ops.yaml", "opps.yaml"), "SL910", 1, "opps.yaml"),
-    "no vendor.h": (GOOD.replace("directory=HERE", "directory=HERE / 'none'"), "SL910", 1, "vendor.h"),
+    "no vendor.h": (GOOD.replace(', graph="eager"', ""), "SL910", 1, "vendor.h"),
+    "no functions": (GOOD.replace("directory=HERE", "directory=HERE / 'none'"), "SL910", 1, "functions.h"),
+    "no such graph": (GOOD.replace('"eager"', '"lazy"'), "SL910", 1, "graph = 'lazy'"),
     "no name": (GOOD.replace('"tinyc"', '"Tiny-C"'), "SL910", 1, "a runtime named 'Tiny-C'"),
     "no contract": (GOOD.replace("contract=1, ", ""), "SL910", 8, "missing 1 required positional argument: 'contract'"),
 }
@@ -143,8 +145,15 @@ def test_a_model_trains_on_it(request: pytest.FixtureRequest) -> None:
     assert "dtype" not in run.stdout  # a Python number among tensors is float32 as well
 
 
+def test_one_graph_only(tmp_path: Path) -> None:
+    where = copied(tmp_path / "runtime")
+    (where / "vendor.h").write_text("#pragma once\n", encoding="utf-8")
+    with pytest.raises(BackendError, match=r"SL910(.|\n)*graph = 'eager' and a vendor\.h"):
+        runtime(str(where))
+
+
 def test_the_example_is_short() -> None:
-    """What a vendor writes besides the kernels themselves."""
-    files = ("runtime.py", "vendor.h", "functions.h", "graph.cpp", "ops.yaml")
+    """What a vendor writes besides the kernels themselves, without blank lines."""
+    files = ("runtime.py", "functions.h", "ops.yaml")
     lines = [line for f in files for line in (EXAMPLE / f).read_text(encoding="utf-8").splitlines() if line.strip()]
-    assert len(lines) < 200
+    assert len(lines) < 80

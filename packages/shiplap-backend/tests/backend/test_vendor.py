@@ -74,3 +74,26 @@ def test_enums_of_the_class_that_is_meant(openvino) -> None:
         values = enum_values(enums, "enum Reduction", f"make<{cls}>")
         assert values["SUM"] == f"{cls}::Reduction::SUM"
         assert len(values) == n
+
+
+def test_outputs_of_the_installed_operations(openvino) -> None:
+    """The table of operations with several outputs is what OpenVINO makes of them."""
+    import numpy
+    import openvino.opset15 as ov
+
+    data, numbers = ov.parameter([2, 4, 8, 8]), ov.constant(numpy.arange(4))
+    made = {
+        "MaxPool": (ov.max_pool(data, [1, 1], [1, 1], [0, 0], [0, 0], [2, 2]), 2),
+        "AdaptiveMaxPool": (ov.adaptive_max_pool(data, [2, 2]), 2),
+        "TopK": (ov.topk(data, 2, 1, "max", "none"), 2),
+        "Unique": (ov.unique(numbers), 4),
+        "ConvertPromoteTypes": (ov.convert_promote_types(numbers, numbers), 2),
+        "Split": (ov.split(data, 1, 2), "num_splits"),
+        "VariadicSplit": (ov.variadic_split(data, 1, [1, 3]), "split_lengths"),
+        "Concat": (ov.concat([data, data], 1), 1),
+        "Softmax": (ov.softmax(data, 1), 1),
+    }
+    functions = openvino.functions()
+    for name, (node, outputs) in made.items():
+        assert {f.outputs for f in functions[name]} == {outputs}, name
+        assert node.get_output_size() == (outputs if isinstance(outputs, int) else 2), name

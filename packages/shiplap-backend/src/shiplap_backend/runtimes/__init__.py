@@ -124,9 +124,14 @@ def _checked(value: Any, where: str, name: str = "") -> Runtime:
             raise _unusable(where, f"{field} = {getattr(value, field)!r}", f"a {kind.__name__}")
     if not value.name.isidentifier() or value.name != value.name.lower() or name not in ("", value.name):
         raise _unusable(where, f"a runtime named {value.name!r}", repr(name) if name else "a lower-case word")
-    for needed in (value.directory / "vendor.h", value.metadata):
+    if value.graph not in ("own", "eager"):
+        raise _unusable(where, f"graph = {value.graph!r}", "'own' or 'eager'")
+    for needed in value.needed:
         if not needed.is_file():
-            raise _unusable(where, f"no file {needed}", "vendor.h and a metadata file", "write the file")
+            fix = "write the file; a library without graphs of its own says graph='eager' and needs no vendor.h"
+            raise _unusable(where, f"no file {needed}", f"{value.needed[0].name} and a metadata file", fix)
+    if value.graph == "eager" and (value.directory / "vendor.h").exists():
+        raise _unusable(where, "graph = 'eager' and a vendor.h", "one of the two")
     return value
 
 

@@ -121,6 +121,60 @@ def test_strides_are_the_cpus(dev: Any, device: str, name: str, format: torch.me
     assert torch.equal(got.cpu(), want)
 
 
+# Orders in which the dims of a query may be stored. Most models have positions first.
+STORED = {
+    "heads first": (0, 1, 2, 3),
+    "positions first": (0, 2, 1, 3),
+    "heads outermost": (1, 0, 2, 3),
+    "positions outermost": (2, 0, 1, 3),
+    "features before positions": (0, 1, 3, 2),  # the CPU multiplies and takes a softmax
+}
+SEEN = torch.rand(5, 7, generator=torch.Generator().manual_seed(0)) > 0.4
+SEEN[2] = False  # a row that sees nothing
+SEEING: dict[str, dict[str, Any]] = {
+    "all": {},
+    "earlier": {"is_causal": True},
+    "some": {"attn_mask": SEEN},
+    "more or less": {"attn_mask": torch.randn(2, 1, 5, 7, generator=torch.Generator().manual_seed(0)), "scale": 0.3},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("seeing", SEEING)
+@pytest.mark.parametrize("stored", STORED)
+def test_attention_and_its_gradients_lie_as_the_cpus(
+    dev: Any, device: str, stored: str, seeing: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    order = STORED[stored]
+    back = [order.index(d) for d in range(4)]
+    tensors = []
+    for length in (5, 7, 7):
+        sizes = (2, 4, length, 8)
+        tensors.append(torch.randn([sizes[d] for d in order]).to(dtype).permute(back))
+    options = dict(SEEING[seeing])
+    if seeing == "more or less":
+        options["attn_mask"] = options["attn_mask"].to(dtype)
+    upstream, values = torch.randn(2, 4, 5, 8).to(dtype), []
+    for where in ("cpu", device):
+        given = [t.to(where).requires_grad_() for t in tensors]
+        there = {k: v.to(where) if isinstance(v, Tensor) else v for k, v in options.items()}
+        result = nn.functional.scaled_dot_product_attention(*given, **there)
+        values.append([result, *torch.autograd.grad(result, given, upstream.to(where))])
+    tolerance = 0.03 if dtype == torch.bfloat16 else 1e-4
+    for want, got in zip(*values, strict=True):
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got.cpu(), want, rtol=tolerance, atol=tolerance)
+
+
+def test_the_sums_of_attention_lie_as_the_cpus(dev: Any, device: str) -> None:
+    q = torch.randn(2, 4, 5, 8)
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    for got, want in zip(attention(*[q.to(device)] * 3), attention(q, q, q), strict=True):
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
+
+
 def test_a_norm_that_the_target_lacks_is_the_cpus(dev: Any, device: str) -> None:
     """Torch's composite would view the permuted image as if it were contiguous, and raise."""
     x = torch.randn(2, 3, 3, 4).permute(0, 3, 1, 2)

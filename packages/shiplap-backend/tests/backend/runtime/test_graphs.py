@@ -26,6 +26,7 @@ def test_output_sizes_alone_are_no_key(fresh: Any, device: str) -> None:
     assert fresh.cache_info()["misses"] == 2
 
 
+@pytest.mark.usefixtures("of_openvino")
 def test_what_is_a_key(fresh: Any, device: str) -> None:
     """dtype, dim, layout and op make a new graph; new values and another tensor of the same kind do not."""
     x = torch.rand(4, 4, device=device)
@@ -140,7 +141,7 @@ def test_a_graph_that_hands_on_its_input(dev: Any, device: str, sizes: tuple[int
 
 
 @pytest.fixture(params=[1, 4, 16])
-def blocked(request: pytest.FixtureRequest, dev: Any) -> Iterator[int]:
+def blocked(request: pytest.FixtureRequest, of_openvino: None, dev: Any) -> Iterator[int]:
     """A target that stores tensors with their last dim in blocks, padded."""
     dev._C.set_layout(request.param)
     yield request.param
@@ -162,6 +163,7 @@ def test_blocked_softmax_over_every_dim(blocked: int, device: str, sizes: tuple[
         torch.testing.assert_close(x.to(device).sum(dim).cpu(), x.sum(dim))
 
 
+@pytest.mark.usefixtures("of_openvino")
 def test_a_layout_is_part_of_the_key(fresh: Any, device: str) -> None:
     x = torch.randn(3, 5)
     for block in (0, 4, 0, 4):
@@ -173,6 +175,7 @@ def test_a_layout_is_part_of_the_key(fresh: Any, device: str) -> None:
     assert fresh.cache_info()["misses"] == 2
 
 
+@pytest.mark.usefixtures("of_shared_memory")
 def test_a_forked_child_does_not_hang(dev: Any, device: str) -> None:
     """The vendor's threads are not there in a child: it is told so, and computing on the CPU still works."""
     x = torch.rand(3, device=device).relu()

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from shiplap_backend.project import Project, gen, new
+from shiplap_backend.runtimes import names
 from shiplap_testing.forked import python
 
 
@@ -30,13 +31,14 @@ def test_another_torch_is_refused_readably(project: Project, tmp_path: Path) -> 
     (package / "_C.so").write_bytes(b"of another vendor release")
     result = python("-c", f"import {package.name}; {package.name}.autoload()", cwd=tmp_path)
     assert f"ImportError: {package.name} cannot load its library: " in result.stderr
-    assert f"it was built with openvino {manifest['vendor']}" in result.stderr
+    assert f"it was built with {project.runtime.name} {manifest['vendor']}" in result.stderr
 
 
 def test_what_is_generated_but_not_built_is_not_loaded(project: Project, tmp_path: Path) -> None:
     """Generating for another torch says nothing of the library that is there: its manifest comes with the build."""
-    made = new("unbuilt", "openvino", tmp_path / "p")
-    (made.root / "ops.yaml").write_text("extends: openvino\nonly: [add.out]\nops: {}\n")
+    runtime = project.runtime
+    made = new("unbuilt", runtime.name if runtime.name in names() else str(runtime.directory), tmp_path / "p")
+    (made.root / "ops.yaml").write_text(f"extends: {runtime.name}\nonly: [add.out]\nops: {{}}\n")
     gen(made)
     assert not (made.package / "_manifest.json").exists()
     assert json.loads((made.generated / "manifest.json").read_text())["device"] == "unbuilt"
@@ -50,10 +52,11 @@ def test_autoload_twice_is_once(project: Project) -> None:
     name = project.package.name
     result = python(
         "-c",
-        f"import {name}; {name}.autoload(); {name}.autoload(); import torch; print(torch.ones(2, device='openvino'))",
+        f"import {name}; {name}.autoload(); {name}.autoload(); import torch\n"
+        f"print(torch.ones(2, device='{project.device}'))",
         cwd=project.root,
     )
-    assert result.stdout.strip() == "tensor([1., 1.], device='openvino:0')"
+    assert result.stdout.strip() == f"tensor([1., 1.], device='{project.device}:0')"
 
 
 LATE = """
@@ -70,18 +73,18 @@ class Where(torch.autograd.Function):
     def forward(ctx, x): return x * 2
     @staticmethod
     def backward(ctx, g): seen.append(threading.get_ident()); return g * 2
-y = torch.ones(2, device="openvino", requires_grad=True)
+y = torch.ones(2, device="{device}", requires_grad=True)
 Where.apply(y).sum().backward()
 assert seen and seen[0] != main, "the device has a thread of its own, as one that was there first"
 pid = os.fork()
 if pid == 0:
     os._exit(0 if grad("cpu") == [2.0, 2.0] else 1)
 assert os.waitpid(pid, 0)[1] == 0, "a child computes on the CPU"
-print(y.grad.tolist(), grad("openvino"), grad("cpu"))
+print(y.grad.tolist(), grad("{device}"), grad("cpu"))
 """
 
 
 def test_a_device_may_come_after_the_first_backward(project: Project) -> None:
     """Torch's engine gives no thread to a device that comes later, and its assertion names neither cause nor fix."""
-    result = python("-c", LATE.format(name=project.package.name), cwd=project.root)
+    result = python("-c", LATE.format(name=project.package.name, device=project.device), cwd=project.root)
     assert result.stdout.strip() == "[2.0, 2.0] [2.0, 2.0] [2.0, 2.0]", result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,25 @@ def test_autocast(dev: Any, device: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(product.float().cpu(), a @ b, rtol=0.05, atol=0.05)
 
 
+def test_export(dev: Any, device: str) -> None:
+    """A model on the device is exported, decomposed, saved and loaded, and computes there what it did."""
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.LayerNorm(8), torch.nn.Dropout(), torch.nn.Linear(8, 3))
+    model, x = torch.nn.Sequential(*layers).to(device).eval(), torch.randn(4, 5).to(device)
+    rows = torch.export.Dim("rows", min=2, max=64)
+    exported = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    more = torch.randn(9, 5).to(device)
+    for program in (exported, exported.run_decompositions(), torch.export.load(file)):
+        dev.reset_counters()
+        got = program.module()(more)
+        assert got.device.type == device
+        torch.testing.assert_close(got.cpu(), model(more).cpu())
+        assert dev.counters()["aten::addmm.out"]["native"] > 0
+
+
 def test_amp_training_with_a_scaler(dev: Any, device: str) -> None:
     model = torch.nn.Linear(4, 2).to(device)
     before = model.weight.detach().cpu().clone()
@@ -98,7 +118,9 @@ def test_amp_training_with_a_scaler(dev: Any, device: str) -> None:
         pytest.param("inductor", None, id="inductor, its own loops on the host", marks=pytest.mark.slow),
     ],
 )
-def test_torch_compile(dev: Any, device: str, backend: str, options: Any) -> None:
+def test_torch_compile(request: pytest.FixtureRequest, dev: Any, device: str, backend: str, options: Any) -> None:
+    if backend == "inductor":
+        request.getfixturevalue("of_shared_memory")
     compat.reset_compiler()
     torch.manual_seed(0)
     # An embedding, since loops that read by index check it: the CPU's words for that differ from other devices'.

@@ -16,6 +16,18 @@ __all__ = ["RUNTIME"]
 
 _HERE = Path(__file__).parent
 
+# The classes with several outputs, which the headers do not say: how many, or the parameter that says so; 0: it varies.
+_OUTPUTS: Mapping[str, int | str] = {
+    **dict.fromkeys(("If", "Loop", "TensorIterator"), 0),
+    **{"Split": "num_splits", "VariadicSplit": "split_lengths"},
+    **dict.fromkeys(("AdaptiveMaxPool", "CTCGreedyDecoderSeqLen", "ConvertPromoteTypes", "GRUSequence"), 2),
+    **dict.fromkeys(("LSTMCell", "MaxPool", "Proposal", "RNNSequence", "TopK"), 2),
+    **{"ExperimentalDetectronGenerateProposalsSingleImage": 2, "ExperimentalDetectronROIFeatureExtractor": 2},
+    **dict.fromkeys(("ExperimentalDetectronDetectionOutput", "GenerateProposals", "LSTMSequence", "MatrixNms"), 3),
+    **dict.fromkeys(("MulticlassNms", "NMSRotated", "NonMaxSuppression", "StringTensorUnpack"), 3),
+    "Unique": 4,
+}
+
 
 @cache
 def _package() -> Path:
@@ -46,7 +58,7 @@ def _headers() -> Path:
 
 @cache
 def _opset() -> Functions:
-    return node_classes(_headers() / "op", _headers() / "opsets" / "opset15_tbl.hpp")
+    return node_classes(_headers() / "op", _headers() / "opsets" / "opset15_tbl.hpp", outputs=_OUTPUTS)
 
 
 @cache

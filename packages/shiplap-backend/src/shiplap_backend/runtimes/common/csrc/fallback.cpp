@@ -329,6 +329,7 @@ void register_stand_ins() {
     offer(name, torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
   }
   register_cells(offer);
+  register_attention(offer);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

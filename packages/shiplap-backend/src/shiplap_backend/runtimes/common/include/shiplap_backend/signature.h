@@ -6,6 +6,7 @@
 #include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -24,7 +25,9 @@ struct Port {
   // block]. 0: not blocked.
   int64_t block = 0;
 
-  bool row_major() const { return block == 0 && stored == sizes; }
+  bool row_major() const {
+    return block == 0 && stored == sizes && std::is_sorted(order.begin(), order.end());
+  }
   // Strides of the tensor's dims in the memory, in elements: 0 where a dim is expanded. Not for
   // blocked memory.
   std::vector<int64_t> strides() const {

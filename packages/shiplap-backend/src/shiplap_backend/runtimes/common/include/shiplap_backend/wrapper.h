@@ -130,6 +130,16 @@ template <class... Formats>
 at::Tensor make_result(at::IntArrayRef sizes, const at::Tensor& of, at::ScalarType dtype, const Formats&... formats) {
   return at::empty(sizes, of.options().dtype(dtype), format_of(formats...));
 }
+// Row-major in this order of its dims: dim 0 of the memory is dim order[0] of the result.
+inline at::Tensor ordered(at::IntArrayRef sizes, const at::Tensor& of, at::ScalarType dtype, at::IntArrayRef order) {
+  TORCH_CHECK(sizes.size() == order.size(), "an order of ", order.size(), " dims for sizes ", sizes);
+  std::vector<int64_t> stored(sizes.size()), back(sizes.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    stored[i] = sizes[order[i]];
+    back[order[i]] = static_cast<int64_t>(i);
+  }
+  return at::empty(stored, of.options().dtype(dtype)).permute(back);
+}
 // What CPU kernels do that call resize_(sizes, format) on an output of the structured meta.
 template <class... Formats>
 void restride(const at::Tensor& out, const Formats&... formats) {

@@ -1,0 +1,111 @@
+// A graph for a library whose functions compute when they are called, on memory that this process addresses.
+// A runtime with graph="eager" has this file in the place of a vendor.h of its own.
+#pragma once
+
+#include <c10/core/Scalar.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
+#include <shiplap_backend/signature.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace shiplap::backend {
+
+using Sizes = std::vector<int64_t>;
+
+// Computes one value. The operands and the result are dense and row-major. The result begins as zeros.
+using Compute = std::function<void(c10::ArrayRef<const void*> in, void* out)>;
+
+// A value that is still to be computed. An input has no `compute`.
+struct Value {
+  at::ScalarType dtype;
+  Sizes sizes;
+  std::vector<std::shared_ptr<const Value>> operands;
+  Compute compute;
+};
+using Node = std::shared_ptr<const Value>;
+
+class Graph {
+ public:
+  explicit Graph(const Signature& signature);
+  Node input(size_t i) const { return inputs[i]; }
+  Node input(size_t i, at::ScalarType dtype) const;
+  void output(size_t i, const Node& value);
+
+  Signature signature;
+  std::vector<Node> inputs, results;
+};
+
+Node convert(const Node& value, at::ScalarType dtype);
+Node constant(const at::Scalar& value, at::ScalarType dtype);
+Node constant(at::IntArrayRef values);
+
+// What functions of a runtime are made of.
+
+int64_t count(const Sizes& sizes);             // elements
+Sizes broadcast(const std::vector<Node>& of);  // the sizes that the nodes have in common
+Node expand(const Node& value, const Sizes& sizes);
+Node permute(const Node& value, const Sizes& order);  // dim i of the result is dim order[i] of `value`
+
+// A value of any dtype: `compute(in, out)` gets pointers to void.
+Node node(at::ScalarType dtype, Sizes sizes, std::vector<Node> operands, Compute compute);
+
+// A value of T made of values of T: `compute(in, out)`, where in[0] is a const T*, and out a T*.
+template <class T, class F>
+Node node(Sizes sizes, std::vector<Node> operands, F compute) {
+  constexpr auto dtype = c10::CppTypeToScalarType<T>::value;
+  for (const auto& o : operands) {
+    TORCH_CHECK_NOT_IMPLEMENTED(o->dtype == dtype, "a function of ", dtype, " got ", o->dtype);
+  }
+  auto typed = [compute](c10::ArrayRef<const void*> in, void* out) {
+    std::vector<const T*> pointers;
+    for (auto p : in) pointers.push_back(static_cast<const T*>(p));
+    compute(pointers, static_cast<T*>(out));
+  };
+  return node(dtype, std::move(sizes), std::move(operands), typed);
+}
+
+// Elementwise: `compute(in, out, n)`. The operands are expanded to the sizes that they have in common.
+template <class T, class F>
+Node elementwise(std::vector<Node> operands, F compute) {
+  auto sizes = broadcast(operands);
+  for (auto& o : operands) o = expand(o, sizes);
+  auto all = [compute, n = count(sizes)](const auto& in, T* out) { compute(in, out, n); };
+  return node<T>(sizes, std::move(operands), all);
+}
+
+// `axes`, none of them negative, behind the other dims; and how to undo that.
+struct Moved {
+  Node value;
+  Sizes back;
+  int64_t rows, columns;  // elements of the other dims, and of `axes`
+};
+Moved behind(const Node& value, const Sizes& axes);
+
+// Over `axes`: `compute(in, out, rows, columns)` makes an element of each row. The dims stay, with the size 1.
+template <class T, class F>
+Node reduce(const Node& value, const Sizes& axes, F compute) {
+  auto [moved, back, rows, columns] = behind(value, axes);
+  auto kept = value->sizes;
+  for (auto d : axes) {
+    if (!kept.empty()) kept[d] = 1;
+  }
+  auto each = [compute, rows = rows, columns = columns](const auto& in, T* out) {
+    compute(in[0], out, rows, columns);
+  };
+  return node<T>(kept, {moved}, each);
+}
+
+// Along one dim: `compute(in, out, rows, columns)` makes a row of each row.
+template <class T, class F>
+Node along(const Node& value, int64_t dim, F compute) {
+  auto [moved, back, rows, columns] = behind(value, {dim});
+  auto each = [compute, rows = rows, columns = columns](const auto& in, T* out) {
+    compute(in[0], out, rows, columns);
+  };
+  return permute(node<T>(moved->sizes, {moved}, each), back);
+}
+
+}  // namespace shiplap::backend
