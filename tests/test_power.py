@@ -90,8 +90,8 @@ def test_a_mutant_is_compared_in_an_interpreter_of_its_own(power, tmp_path):
     subject = next(s for s in power("subjects").SUBJECTS if s.name == "rms_norm")
     for name, sign in (("correct", "+"), ("wrong", "-")):
         judge.load(subject, subject.kernel.replace("r + eps", f"r {sign} eps"), subject.backward, name, tmp_path)
-    found = judge._apart(tmp_path / "wrong.py", tmp_path / "correct.py", 1, "cpu")
-    assert found == {"kind": "found", "differs": True, "inputs": 1}
+    event = judge._isolated(tmp_path / "wrong.py", tmp_path / "correct.py", 1, "cpu")
+    assert event == {"kind": "found", "differs": True, "inputs": 1}
 
 
 def test_no_mutant_is_judged_where_the_correct_kernel_is_not_correct(power, tmp_path):

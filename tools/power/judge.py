@@ -229,7 +229,7 @@ def judged(subject: Subject, mutant: Mutant, part: str, originals: Originals) ->
     if subject.device == "cpu":
         event = _compared(op, original, seed)
     else:
-        event = _apart(folder / f"mutant_{key}.py", folder / f"original_{subject.name}.py", seed, subject.device)
+        event = _isolated(folder / f"mutant_{key}.py", folder / f"original_{subject.name}.py", seed, subject.device)
     if event is not None and not event["differs"]:
         return {**row, "fate": "equal", "inputs": event["inputs"]}
     incomplete = []
@@ -256,7 +256,7 @@ def _compared(op: Op, original: Op, seed: int) -> dict[str, Any] | None:
     return last
 
 
-def _apart(mutant: Path, original: Path, seed: int, device: str) -> dict[str, Any] | None:
+def _isolated(mutant: Path, original: Path, seed: int, device: str) -> dict[str, Any] | None:
     """The same in a new interpreter: CUDA cannot be used by the fork of a process that has used it."""
     command = [sys.executable, "-W", "ignore", __file__, str(mutant), str(original), str(seed), device]
     try:
@@ -265,8 +265,8 @@ def _apart(mutant: Path, original: Path, seed: int, device: str) -> dict[str, An
         return None
     if ran.returncode:
         return None
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+    event: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return event
 
 
 def _found(op: Op, original: Op, seed: int, device: str) -> dict[str, Any]:

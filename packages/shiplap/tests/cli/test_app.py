@@ -77,10 +77,10 @@ def test_errors_are_text_on_stderr(process: Any) -> None:
 def test_with_json_an_error_is_a_value_on_stdout_as_well(run: Any) -> None:
     result = run("header", "nowhere.py", "--json")
     assert result.exit_code == 2
-    said = json.loads(result.stdout)["error"]
-    assert list(said) == ["id", "what", "where", "got", "expected", "fix"]
-    assert (said["id"], said["what"], said["where"]) == ("SL501", "the file does not exist", "nowhere.py")
-    assert said["fix"] == "pass module:op, a file that declares ops, or namespace::name of a declared op"
+    reported = json.loads(result.stdout)["error"]
+    assert list(reported) == ["id", "what", "where", "got", "expected", "fix"]
+    assert (reported["id"], reported["what"], reported["where"]) == ("SL501", "the file does not exist", "nowhere.py")
+    assert reported["fix"] == "pass module:op, a file that declares ops, or namespace::name of a declared op"
     assert result.stderr.startswith("SL501: the file does not exist")
     assert run("header", "nowhere.py").stdout == run("header", "nowhere.py", "--", "--json").stdout == ""
 
@@ -88,9 +88,9 @@ def test_with_json_an_error_is_a_value_on_stdout_as_well(run: Any) -> None:
 def test_with_json_a_wrong_option_is_a_value_on_stdout_as_well(run: Any) -> None:
     result = run("header", "--nope", "--json")
     assert result.exit_code == 2
-    said = json.loads(result.stdout)["error"]
-    assert said["id"] is None
-    assert "--nope" in said["what"]
+    reported = json.loads(result.stdout)["error"]
+    assert reported["id"] is None
+    assert "--nope" in reported["what"]
     assert "--nope" in result.stderr
 
 
