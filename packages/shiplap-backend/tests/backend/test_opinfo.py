@@ -25,7 +25,7 @@ DTYPES = ("f32", "bf16", "i64", "u8", "bool")
 def test_a_slice_of_the_database(project: Project) -> None:
     """Every state that is not a crash; ``sinh`` of tests/backend/ops.yaml is wrong on purpose, and found."""
     pytest.importorskip("openvino")
-    verdicts = {(v.op, v.dtype): v for v in audit.audit(project, OPS, DTYPES, samples=2)}
+    verdicts = {(v.op, v.dtype): v for v in audit.audit(project, OPS, DTYPES, samples=3)}
     state = {key: v.state for key, v in verdicts.items()}
     assert {state["add", d] for d in ("f32", "bf16", "u8", "bool")} == {state["softmax", "bf16"]} == {"native"}
     assert state["mm", "f32"] == "mixed"  # a product without terms is the CPU's

@@ -86,7 +86,7 @@ def test_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_program_that_compiles_nothing() -> None:
     done = run("--json", "--", sys.executable, "-c", "raise SystemExit(5)")
-    assert (done.exit_code, done.stdout) == (2, "")
+    assert (done.exit_code, json.loads(done.stdout)["error"]["id"]) == (2, "SL702")
     assert done.stderr.startswith("SL702: nothing was compiled\n")
     assert "no compiled function was called (exit status 5)" in done.stderr
 

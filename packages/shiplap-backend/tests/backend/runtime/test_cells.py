@@ -139,22 +139,33 @@ SEEING: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("heads", [1, 2])
+def test_heads_of_queries_share_those_of_keys(dev: Any, device: str, stored: str, heads: int) -> None:
+    check_attention(device, STORED[stored], {"enable_gqa": True, "is_causal": True}, torch.float32, heads)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("seeing", SEEING)
 @pytest.mark.parametrize("stored", STORED)
 def test_attention_and_its_gradients_lie_as_the_cpus(
     dev: Any, device: str, stored: str, seeing: str, dtype: torch.dtype
 ) -> None:
-    torch.manual_seed(0)
-    order = STORED[stored]
-    back = [order.index(d) for d in range(4)]
-    tensors = []
-    for length in (5, 7, 7):
-        sizes = (2, 4, length, 8)
-        tensors.append(torch.randn([sizes[d] for d in order]).to(dtype).permute(back))
     options = dict(SEEING[seeing])
     if seeing == "more or less":
         options["attn_mask"] = options["attn_mask"].to(dtype)
+    check_attention(device, STORED[stored], options, dtype)
+
+
+def check_attention(
+    device: str, order: tuple[int, ...], options: dict[str, Any], dtype: torch.dtype, heads: int = 4
+) -> None:
+    """Values and strides of the result and of three gradients. ``heads``: of keys and values."""
+    torch.manual_seed(0)
+    back = [order.index(d) for d in range(4)]
+    tensors = []
+    for sizes in ((2, 4, 5, 8), (2, heads, 7, 8), (2, heads, 7, 8)):
+        tensors.append(torch.randn([sizes[d] for d in order]).to(dtype).permute(back))
     upstream, values = torch.randn(2, 4, 5, 8).to(dtype), []
     for where in ("cpu", device):
         given = [t.to(where).requires_grad_() for t in tensors]

@@ -36,6 +36,7 @@ __all__ = ["Options", "judge"]
 ATTEMPTS = 3  # measurements before a time is held against a candidate
 ENOUGH = 100  # calls of the smallest form
 LEAST_SHAPES, MOST_SHAPES = 4, 14
+FIRST_CALL_S = 30.0  # a call may always take so long: the first one may compile
 LOOKING = 0.6  # share of the time that is for correctness
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 Report = Callable[[str, int, int], None]
@@ -58,8 +59,9 @@ class Options:
         gradients: whether gradients are compared. None, the default, compares them for ops that declare a gradient.
         timed: whether times are measured.
         device: the device of the arguments, ``"cpu"`` by default.
-        bounds: the limits of the candidate's process. By default one call may take 120 s, and the process may use 8 GiB
-            of memory more than at its start, and 32 processes.
+        bounds: the limits of the candidate's process. By default one call may take 120 s, or ``seconds`` if that is
+            less (30 s at least, since the first call may compile), and the process may use 8 GiB of memory more than at
+            its start, and 32 processes.
     """
 
     seconds: float = 60.0
@@ -136,6 +138,8 @@ def judge(
         >>> ruling.word, ruling.at_least
     """
     options = replace(options or Options(), **changes)
+    one_call = min(options.bounds.seconds, max(options.seconds, FIRST_CALL_S))
+    options = replace(options, bounds=replace(options.bounds, seconds=one_call))
     began = time.monotonic()
     if not sys.platform.startswith("linux"):
         raise error("SL617", where="judge", got=sys.platform, expected="Linux, whose kernel can lock a process in")

@@ -51,6 +51,20 @@ at::Tensor into(const at::Tensor& made, const at::Tensor& values) {
   return made.copy_(values);
 }
 
+// Keys or values of fewer heads, as the queries have them: each stands for as many heads in a row.
+at::Tensor repeated(const at::Tensor& kv, const at::Tensor& q) {
+  auto heads = kv.size(1), each = heads ? q.size(1) / heads : 1;
+  if (each == 1) return kv;
+  auto all = kv.unsqueeze(2).expand({-1, -1, each, -1, -1});
+  return all.reshape({kv.size(0), q.size(1), kv.size(2), kv.size(3)});
+}
+
+// The gradient of `repeated`.
+at::Tensor summed(const at::Tensor& grad, const at::Tensor& kv) {
+  if (grad.size(1) == kv.size(1)) return grad;
+  return grad.reshape({kv.size(0), kv.size(1), grad.size(1) / kv.size(1), kv.size(2), kv.size(3)}).sum({2});
+}
+
 // [batch, heads, length, ...] in memory of [batch, length, heads, ...], as the CPU's kernels store it.
 at::Tensor by_length(const at::Tensor& values, at::ScalarType dtype) {
   auto sizes = values.sizes().vec();
@@ -63,9 +77,9 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tens
                                              const Mask& mask, std::optional<double> scale) {
   TORCH_CHECK(dropout == 0, "_scaled_dot_product_flash_attention_for_cpu: no dropout, got ", dropout);
   auto wide = at::toOpMathType(q.scalar_type());
-  auto s = scores(q.to(wide), k.to(wide), mask, causal, scale);
+  auto s = scores(q.to(wide), repeated(k.to(wide), q), mask, causal, scale);
   auto sums = s.logsumexp(-1);
-  return {into(at::empty_like(q), weights(s, sums).matmul(v.to(wide))), by_length(sums, wide)};
+  return {into(at::empty_like(q), weights(s, sums).matmul(repeated(v.to(wide), q))), by_length(sums, wide)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
@@ -73,12 +87,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& out, const at::Tensor& sums, double /*dropout: none*/, bool causal,
     const Mask& mask, std::optional<double> scale) {
   auto dtype = q.scalar_type(), wide = at::toOpMathType(dtype);
-  auto wq = q.to(wide), wk = k.to(wide), g = grad.to(wide);
+  auto wq = q.to(wide), wk = repeated(k.to(wide), q), g = grad.to(wide);
   auto p = weights(scores(wq, wk, mask, causal, scale), sums);
   auto rows = g.mul(out.to(wide)).sum({-1}, true);
-  auto ds = g.matmul(v.to(wide).transpose(-2, -1)).sub(rows).mul(p).mul(factor(q, scale));
-  return {by_length(ds.matmul(wk), dtype), by_length(ds.transpose(-2, -1).matmul(wq), dtype),
-          by_length(p.transpose(-2, -1).matmul(g), dtype)};
+  auto ds = g.matmul(repeated(v.to(wide), q).transpose(-2, -1)).sub(rows).mul(p).mul(factor(q, scale));
+  return {by_length(ds.matmul(wk), dtype), by_length(summed(ds.transpose(-2, -1).matmul(wq), k), dtype),
+          by_length(summed(p.transpose(-2, -1).matmul(g), v), dtype)};
 }
 
 }  // namespace
