@@ -163,9 +163,8 @@ def check_attention(
     """Values and strides of the result and of three gradients. ``heads``: of keys and values."""
     torch.manual_seed(0)
     back = [order.index(d) for d in range(4)]
-    tensors = []
-    for sizes in ((2, 4, 5, 8), (2, heads, 7, 8), (2, heads, 7, 8)):
-        tensors.append(torch.randn([sizes[d] for d in order]).to(dtype).permute(back))
+    three = (2, 4, 5, 8), (2, heads, 7, 8), (2, heads, 7, 8)
+    tensors = [torch.randn([sizes[d] for d in order]).to(dtype).permute(back) for sizes in three]
     upstream, values = torch.randn(2, 4, 5, 8).to(dtype), []
     for where in ("cpu", device):
         given = [t.to(where).requires_grad_() for t in tensors]
