@@ -150,4 +150,5 @@ def test_a_new_rule_is_one_class(monkeypatch):
             bind(torch.zeros([1] * 9))
     printed = "\n".join(lines(plan.arguments))
     assert "if (!(rank_x <= 8)) [[unlikely]] refuse(" in printed
-    assert '{rank_x, " dims"}, {"at most 8 dims"}' in printed
+    assert '"{} dims", "at most 8 dims"' in printed
+    assert "{rank_x});" in printed

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import groupby
 
 from shiplap.op.cpp import quote
 from shiplap.op.plan.rule import TRUE, Rule
 from shiplap.op.plan.steps import Allocate, Check, Each, Evaluate, Let, Meet, Pack, Present, Step, Unset
 from shiplap.op.plan.term import Term, Text
 
-__all__ = ["NoCpp", "condition", "lines", "parts", "refusal"]
+__all__ = ["NoCpp", "braced", "condition", "lines", "refusal"]
 
 
 class NoCpp(ValueError):
@@ -68,19 +67,15 @@ def condition(rule: Rule) -> str:
 
 def refusal(rule: Rule) -> str:
     """The statement that raises the error for a call which breaks ``rule``."""
-    texts = ", ".join(parts(text) for text in (rule.where(), rule.got(), rule.expected()))
-    return f"refuse({quote(rule.id)}, {quote(rule.what)}, {texts}, {quote(rule.remedy)});"
+    texts = (rule.where(), rule.got(), rule.expected())
+    said = ", ".join(quote(braced(text)) for text in texts)
+    values = ", ".join(_known(part.shown[1]) for text in texts for part in text if isinstance(part, Term))
+    return f"refuse({quote(rule.id)}, {quote(rule.what)}, {said}, {quote(rule.remedy)}, {{{values}}});"
 
 
-def parts(text: Text) -> str:
-    """``{"n = ", d_n}``: what ``refuse`` puts together."""
-    texts: list[str] = []
-    for plain, group in groupby(text, lambda part: isinstance(part, str)):
-        if plain:
-            texts.append(quote("".join(p for p in group if isinstance(p, str))))
-        else:
-            texts += [_known(p.shown[1]) for p in group if isinstance(p, Term)]
-    return f"{{{', '.join(texts)}}}"
+def braced(text: Text) -> str:
+    """``n = {}``: what ``refuse`` puts values into."""
+    return "".join(part.replace("{", "{{") if isinstance(part, str) else "{}" for part in text)
 
 
 def _plain(text: Text) -> str:

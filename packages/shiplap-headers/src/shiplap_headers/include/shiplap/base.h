@@ -39,9 +39,10 @@ struct Dtype {
 
 // Sizes as an error shows them: (3, 4) and (3). A Tuple has Python's comma: (3,).
 struct Sizes {
-  List values;
-  [[gnu::cold]] Sizes(const int64_t* data, int64_t count) : values(data, data + count) {}
-  [[gnu::cold]] Sizes(std::initializer_list<int64_t> sizes) : values(sizes) {}
+  const int64_t* data;
+  int64_t count;
+  Sizes(const int64_t* data, int64_t count) : data(data), count(count) {}
+  Sizes(std::initializer_list<int64_t> sizes) : Sizes(sizes.begin(), static_cast<int64_t>(sizes.size())) {}  // seen, not kept
 };
 struct Tuple : Sizes {
   using Sizes::Sizes;
@@ -71,30 +72,58 @@ template <class Range>
   return text + close;
 }
 
-// A part of an error's text. Made only when a call is refused.
+// A part of an error's text: what it shows, and how. It holds nothing of its own, so that a check is a few stores of code
+// besides what it compares; a refused call writes the text before whatever is shown goes away.
 class Part {
  public:
-  [[gnu::cold]] Part(const char* given) : text(given) {}
-  [[gnu::cold]] Part(std::string given) : text(std::move(given)) {}
-  [[gnu::cold]] Part(int64_t value) : text(std::to_string(value)) {}
-  [[gnu::cold]] Part(int32_t value) : text(std::to_string(value)) {}
-  [[gnu::cold]] Part(uintptr_t value) : text(std::to_string(value)) {}
-  [[gnu::cold]] Part(bool value) : text(value ? "True" : "False") {}
-  [[gnu::cold]] Part(double value) : text(shown(value)) {}
-  [[gnu::cold]] Part(const List& values) : text(shown(values, "[", "]")) {}
-  [[gnu::cold]] Part(const std::vector<double>& values) : text(shown(values, "[", "]")) {}
-  [[gnu::cold]] Part(const Sizes& sizes) : text(shown(sizes.values, "(", ")")) {}
-  [[gnu::cold]] Part(const Tuple& sizes) : text(shown(sizes.values, "(", sizes.values.size() == 1 ? ",)" : ")")) {}
-  [[gnu::cold]] Part(Dtype dtype) : text(dtype_name(dtype.number)) {}
-  [[gnu::cold]] Part(Device device) : text(device_name(device)) {}
-  std::string text;
+  using Write = std::string (*)(const Part&);
+  Part(const char* given) : pointer_(given), write_([](const Part& p) { return std::string(p.as<char>()); }) {}
+  Part(const std::string& given) : pointer_(&given), write_([](const Part& p) { return *p.as<std::string>(); }) {}
+  Part(int64_t value) : value_(value), write_([](const Part& p) { return std::to_string(p.value_); }) {}
+  Part(int32_t value) : Part(int64_t{value}) {}
+  Part(uintptr_t value) : value_(static_cast<int64_t>(value)), write_(unsigned_number) {}
+  Part(bool value) : Part(value ? "True" : "False") {}
+  Part(double value) : number_(value), write_([](const Part& p) { return shown(p.number_); }) {}
+  Part(const List& values) : pointer_(&values), write_([](const Part& p) { return shown(*p.as<List>(), "[", "]"); }) {}
+  Part(const std::vector<double>& values) : pointer_(&values), write_(numbers) {}
+  Part(const Sizes& sizes) : pointer_(sizes.data), value_(sizes.count), write_([](const Part& p) { return p.sizes(")"); }) {}
+  Part(const Tuple& sizes) : pointer_(sizes.data), value_(sizes.count), write_(tuple) {}
+  Part(Dtype dtype) : value_(dtype.number), write_([](const Part& p) { return dtype_name(static_cast<int32_t>(p.value_)); }) {}
+  Part(Device device) : value_(device.type), index_(device.index), write_(device_text) {}
+  std::string text() const { return write_(*this); }
+
+ private:
+  template <class T>
+  const T* as() const { return static_cast<const T*>(pointer_); }
+  std::string sizes(const char* close) const {
+    const int64_t* const first = as<int64_t>();
+    return shown(List(first, first + value_), "(", close);
+  }
+  static std::string tuple(const Part& p) { return p.sizes(p.value_ == 1 ? ",)" : ")"); }
+  static std::string numbers(const Part& p) { return shown(*p.as<std::vector<double>>(), "[", "]"); }
+  static std::string unsigned_number(const Part& p) { return std::to_string(static_cast<uintptr_t>(p.value_)); }
+  static std::string device_text(const Part& p) { return device_name({static_cast<int32_t>(p.value_), p.index_}); }
+
+  const void* pointer_ = nullptr;
+  int64_t value_ = 0;
+  double number_ = 0;
+  int32_t index_ = 0;
+  Write write_;
 };
 using Parts = std::initializer_list<Part>;
 
-[[gnu::cold, gnu::noinline]] inline std::string joined(Parts parts) {
-  std::string text;
-  for (const Part& part : parts) text += part.text;
-  return text;
+// `text` with a part for each {}, from `part` on; {{ stands for one brace. Moves `part` behind those it took.
+[[gnu::cold, gnu::noinline]] inline std::string filled(const char* text, const Part*& part) {
+  std::string result;
+  for (; *text != 0; ++text) {
+    if (*text == '{' && text[1] == '}') result += (part++)->text(), ++text;
+    else if (result += *text; *text == '{') ++text;
+  }
+  return result;
+}
+inline std::string filled(const char* text, Parts values) {
+  const Part* next = values.begin();
+  return filled(text, next);
 }
 
 // What was refused last on this thread: id, what, where, got, expected, fix, and all of it as text. Who turns the
@@ -105,11 +134,16 @@ inline Refusal& refusal() {
   return last;
 }
 
-// Throws the catalogue's error `id`.
-[[noreturn, gnu::cold, gnu::noinline]] inline void refuse(const char* id, const char* what, Parts where, Parts got,
-                                                          Parts expected, const char* fix) {
+// Throws the catalogue's error `id`. `where`, `got` and `expected` have {} for the values, in this order.
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse(const char* id, const char* what, const char* where,
+                                                          const char* got, const char* expected, const char* fix,
+                                                          Parts values) {
   Refusal& last = refusal();
-  last = {id, what, joined(where), joined(got), joined(expected), fix, ""};
+  const Part* next = values.begin();
+  last = {id, what, "", "", "", fix, ""};
+  last[2] = filled(where, next);
+  last[3] = filled(got, next);
+  last[4] = filled(expected, next);
   std::string& text = last[6];
   text = last[0] + ": " + last[1];
   const char* const names[] = {"where    ", "got      ", "expected ", "fix      "};
@@ -234,8 +268,8 @@ inline DLDataType element_type(int32_t dtype) {
 #undef SL_CASE
     default: break;
   }
-  refuse("SL214", "the C ABI cannot carry this dtype", {"the C ABI"}, {Dtype{dtype}}, {"a dtype of shiplap/dtypes.h"},
-         "convert the tensor with .to(dtype), or view its bytes as torch.uint8");
+  refuse("SL214", "the C ABI cannot carry this dtype", "the C ABI", "{}", "a dtype of shiplap/dtypes.h",
+         "convert the tensor with .to(dtype), or view its bytes as torch.uint8", {Dtype{dtype}});
 }
 
 inline std::string dtype_name(int32_t dtype) {

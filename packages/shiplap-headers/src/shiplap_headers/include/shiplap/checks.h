@@ -78,9 +78,11 @@ inline void conclude(int status, const char* where, const char (&message)[1024])
   std::string text(message, strnlen(message, sizeof message));
   if (text.empty()) text = "status " + std::to_string(status);
   if (status == SL_INVALID_ARGUMENT) {
-    refuse("SL211", "the op does not accept these values", {where}, {text}, {}, "correct the values that the message names");
+    refuse("SL211", "the op does not accept these values", "{}", "{}", "", "correct the values that the message names",
+           {where, text});
   }
-  refuse("SL305", "the kernel refused its arguments", {where}, {text}, {}, "correct the argument that the kernel's message names");
+  refuse("SL305", "the kernel refused its arguments", "{}", "{}", "", "correct the argument that the kernel's message names",
+         {where, text});
 }
 
 }  // namespace shiplap

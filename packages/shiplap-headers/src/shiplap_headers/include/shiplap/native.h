@@ -19,7 +19,7 @@ class Stack {
   Stack(StableIValue* values, uint64_t count) : values_(values), count_(count) {}
 
   Tensor tensor(int i) { return Tensor(to<AtenTensorHandle>(values_[i])); }
-  Tensor optional_tensor(int i) {
+  [[gnu::noinline]] Tensor optional_tensor(int i) {
     auto value = to<std::optional<torch::stable::Tensor>>(values_[i]);
     if (!value) return Tensor();
     AtenTensorHandle handle = nullptr;

@@ -18,8 +18,11 @@ namespace shiplap {
 
 using torch::stable::detail::to;
 
+[[noreturn, gnu::cold, gnu::noinline]] inline void failed(const char* what) {
+  throw std::runtime_error(std::string("shiplap native: ") + what + " failed");
+}
 inline void check(AOTITorchError status, const char* what) {
-  if (status != AOTI_TORCH_SUCCESS) throw std::runtime_error(std::string("shiplap native: ") + what + " failed");
+  if (status != AOTI_TORCH_SUCCESS) [[unlikely]] failed(what);
 }
 
 // ------------------------------------------------------------------------------------------------------------ tensors

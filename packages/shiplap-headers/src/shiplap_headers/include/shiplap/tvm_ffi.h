@@ -74,7 +74,7 @@ class Arguments {
  public:
   Arguments(const char* op, const char* signature, const TVMFFIAny* values, int32_t got, int32_t want)
       : op_(op), values_(values) {
-    if (got != want) refuse("SL209", kKind, {op}, {got, " arguments"}, {signature}, kDeclared);
+    if (got != want) refuse("SL209", kKind, "{}", "{} arguments", "{}", kDeclared, {op, got, signature});
   }
 
   Tensor tensor(int i, const char* name) const { return Tensor(as<DLTensor*>(i, name, "a tensor")); }
@@ -102,7 +102,7 @@ class Arguments {
     std::optional<T> found;
     if (value != nullptr) found = value.try_cast<T>();
     if (!found) {
-      refuse("SL209", kKind, {op_, ", argument '", name, "'"}, {std::string(value.GetTypeKey())}, {want}, kDeclared);
+      refuse("SL209", kKind, "{}, argument '{}'", "{}", "{}", kDeclared, {op_, name, std::string(value.GetTypeKey()), want});
     }
     return *std::move(found);
   }

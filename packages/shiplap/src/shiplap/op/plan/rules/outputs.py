@@ -72,7 +72,8 @@ class FitsKind(OfTensor):
 
     def got(self) -> Text:
         t = self.at.tensor.python
-        return (Term(f"kind_of_memory({t})", f'joined({{{self.at.dtype.shown[1]}, " on ", {self.at.device.cpp}}})'),)
+        cpp = f'filled("{{}} on {{}}", {{{self.at.dtype.shown[1]}, {self.at.device.cpp}}})'
+        return (Term(f"kind_of_memory({t})", cpp),)
 
     def expected(self) -> Text:
         return (self.dtype, " on ", both("device"))
@@ -214,7 +215,8 @@ class ScratchKind(OfScratch):
     def got(self) -> Text:
         t = self.at.tensor.python
         shape, strides = f"Tuple({t}.sizes(), {t}.dim())", f"Tuple({t}.strides(), {t}.dim())"
-        cpp = f'joined({{Dtype{{{t}.dtype()}}, " on ", {self.at.device.cpp}, ", ", {shape}, " by ", {strides}}})'
+        values = f"Dtype{{{t}.dtype()}}, {self.at.device.cpp}, {shape}, {strides}"
+        cpp = f'filled("{{}} on {{}}, {{}} by {{}}", {{{values}}})'
         return (Term(f"kind_of_memory({t}, extents=True)", cpp),)
 
     def expected(self) -> Text:
