@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import select
 import resource
 import signal
 import sys
@@ -103,10 +104,13 @@ def test_8_writers_and_readers_lose_nothing_and_serve_nothing_wrong(store):
 
 @pytest.mark.parametrize("times", [12, pytest.param(40, marks=pytest.mark.long)])
 def test_killed_writers_lose_nothing_that_was_reported_written(store, times):
-    """Writers report each entry through a pipe after ``put`` returned, and are killed at random moments."""
+    """Writers report each entry through a pipe after ``put`` returned, and are killed at random moments.
+
+    Half of them are only killed after their first report, however slow the machine is.
+    """
     reported, number = set(), 0
     rng = random.Random(7)
-    for _ in range(times):
+    for writer in range(times):
         read_end, write_end = os.pipe()
         number += 1000
 
@@ -117,13 +121,15 @@ def test_killed_writers_lose_nothing_that_was_reported_written(store, times):
 
         pid = child(work)
         os.close(write_end)
+        if writer % 2:
+            assert select.select([read_end], [], [], 60)[0]
         time.sleep(rng.uniform(0.002, 0.04))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         while data := os.read(read_end, 4):
             reported.add(int.from_bytes(data, "little"))
         os.close(read_end)
-    assert len(reported) > times // 8  # how many depends on what a sync costs here
+    assert len(reported) >= times // 2
     assert all(valid(store, n) is not None for n in reported)
     assert not [e for e in store.entries() if e.problem], "a kill leaves no half entry under an entry's name"
     left = list(store.rubbish())
