@@ -6,8 +6,8 @@ import errno
 import json
 import os
 import random
-import select
 import resource
+import select
 import signal
 import sys
 import tempfile
