@@ -28,6 +28,7 @@ from importlib import import_module
 import torch
 
 from shiplap_testing.forked import child, python
+from shiplap_testing.gathers import gather_one_by_one
 from shiplap_testing.paths import REPOSITORY, searched
 
 __all__ = ["NO_SUCH_CELL", "cell", "device", "launch", "main", "outcomes", "table", "together"]
@@ -69,6 +70,7 @@ def main() -> None:
     import torch.distributed as dist
 
     faulthandler.enable()  # of a rank that dies of a signal, this is all that is seen
+    replaced = gather_one_by_one() if _kind() == "shared" else None  # for as long as the cells run
     if _kind() != "gloo":
         torch.cuda.set_device(0 if _kind() == "shared" else int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(BACKENDS.get(_kind(), _kind()), timeout=timedelta(seconds=60))
@@ -83,6 +85,7 @@ def main() -> None:
     if rank == 0:
         print(MARK + json.dumps(reported), flush=True)
     dist.destroy_process_group()
+    del replaced
 
 
 def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
@@ -99,10 +102,14 @@ def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
         return f"failed: {traceback.format_exc().strip().splitlines()[-1][:300]}"
 
 
-def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> dict[str, str]:
-    """What the cells of ``module`` say on ``world`` processes that share one group, started once for all of them."""
-    environment = {**os.environ, "PYTHONPATH": searched()}
-    if _kind() == "gloo":
+def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kind: str = "") -> dict[str, str]:
+    """What the cells of ``module`` say on ``world`` processes that share one group, started once for all of them.
+
+    ``kind`` is ``"gloo"``, ``"nccl"`` or ``"shared"``, by default what ``SHIPLAP_RANKS`` says.
+    """
+    kind = kind or _kind()
+    environment = {**os.environ, "PYTHONPATH": searched(), "SHIPLAP_RANKS": kind}
+    if kind == "gloo":
         program = "from shiplap_testing.ranks import launch; launch()"
         done = python("-c", program, world, timeout, module, *cells, env=environment, timeout=timeout + 60)
     else:  # a process in which CUDA may be in use must not be forked
