@@ -49,7 +49,7 @@ def same(net: nn.Module, alone: nn.Module) -> str:
     for p, want in zip(net.parameters(), alone.parameters(), strict=True):
         if p.requires_grad:
             got = p.full_tensor() if isinstance(p, DTensor) else p
-            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(got.to(want.device), want, rtol=1e-5, atol=1e-5)
     return "1e-5"
 
 

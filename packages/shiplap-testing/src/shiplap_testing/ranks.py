@@ -21,6 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -28,8 +29,8 @@ from importlib import import_module
 import torch
 
 from shiplap_testing.forked import child, python
-from shiplap_testing.gathers import gather_one_by_one
 from shiplap_testing.paths import REPOSITORY, searched
+from shiplap_testing.through_host import through_host
 
 __all__ = ["NO_SUCH_CELL", "cell", "device", "launch", "main", "outcomes", "table", "together"]
 
@@ -70,13 +71,21 @@ def main() -> None:
     import torch.distributed as dist
 
     faulthandler.enable()  # of a rank that dies of a signal, this is all that is seen
-    replaced = gather_one_by_one() if _kind() == "shared" else None  # for as long as the cells run
     if _kind() != "gloo":
         torch.cuda.set_device(0 if _kind() == "shared" else int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(BACKENDS.get(_kind(), _kind()), timeout=timedelta(seconds=60))
+    with through_host() if _kind() == "shared" else nullcontext():
+        _report(sys.argv[1:] or [name for name in _cells if name not in _long])
+    dist.destroy_process_group()
+
+
+def _report(names: list[str]) -> None:
+    """Run the cells ``names``, one after the other, and let rank 0 print what all ranks said."""
+    import torch.distributed as dist
+
     rank, world = dist.get_rank(), dist.get_world_size()
     reported = {}
-    for name in sys.argv[1:] or [name for name in _cells if name not in _long]:
+    for name in names:
         everyone: list[str] = [""] * world
         mine = _say(_cells[name], rank, world)
         print(f"rank {rank}, {name}: {mine}", file=sys.stderr, flush=True)  # all that is seen if they lose each other
@@ -84,8 +93,6 @@ def main() -> None:
         reported[name] = everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
     if rank == 0:
         print(MARK + json.dumps(reported), flush=True)
-    dist.destroy_process_group()
-    del replaced
 
 
 def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
