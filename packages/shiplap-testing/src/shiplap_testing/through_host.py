@@ -46,7 +46,8 @@ class _Arriving:
 
     def wait(self, *timeout: Any) -> bool:
         done = bool(self.work.wait(*timeout))
-        self.tensor.copy_(self.host)
+        with torch.no_grad():  # a pipeline receives into tensors that require a gradient
+            self.tensor.copy_(self.host)
         return done
 
     def _source_rank(self) -> int:

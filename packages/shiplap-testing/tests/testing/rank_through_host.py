@@ -47,17 +47,17 @@ def several(rank: int, world: int) -> str:
 @cell("messages")
 def passed(rank: int, world: int) -> str:
     """One rank tells the next, with each function of torch, into a tensor with strides of its own."""
-    told, heard = torch.arange(6.0).view(2, 3) + rank, torch.zeros(3, 2).t()
+    told, heard = torch.arange(6.0).view(2, 3) + rank, torch.zeros(3, 2).t().requires_grad_()
     after, before = (rank + 1) % world, (rank - 1) % world
     with through_host("cpu"):
         works = [dist.isend(told, after), dist.irecv(heard, before)]
         [work.wait() for work in works]
         assert torch.equal(heard, torch.arange(6.0).view(2, 3) + before)
-        heard.zero_()
+        heard.data.zero_()
         both = [dist.P2POp(dist.isend, told, after), dist.P2POp(dist.irecv, heard, before)]
         [work.wait() for work in dist.batch_isend_irecv(both)]
         assert torch.equal(heard, torch.arange(6.0).view(2, 3) + before)
-        heard.zero_()
+        heard.data.zero_()
         if rank:
             dist.send(told, after)
         else:
