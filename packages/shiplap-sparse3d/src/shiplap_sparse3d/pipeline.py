@@ -27,7 +27,7 @@ __all__ = ["Voxels", "split", "stage"]
 MOST = 16  # sparse tensors that a stage hands on
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Before torch 2.13 all that a stage receives must be of a floating dtype, and a gradient of each tensor goes back.
-AS_FLOATS = torch.__version__ < (2, 13)
+AS_FLOATS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
 
 
 class _Received(torch.autograd.Function):
@@ -39,7 +39,7 @@ class _Received(torch.autograd.Function):
         return feats.view_as(feats), coords.int()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, Tensor]:
         zero, shape = ctx.like
         return grad, zero.expand(shape).contiguous()
 
