@@ -12,6 +12,7 @@ from shiplap_slidesparse import formats
 from shiplap_slidesparse.parallel import planned
 from shiplap_slidesparse.tensor_parallel import slice_of
 from shiplap_testing import ranks
+from shiplap_testing.places import PLACES
 
 
 def block(pattern: str = "6:8", mode: str = "int8") -> nn.Module:
@@ -76,9 +77,9 @@ def test_names_are_wildcards_as_transformers_writes_them():
     assert [c.name for c in planned(model, {"model.1.up": "colwise"}, 2)] == ["model.1.up"]
 
 
-@pytest.fixture(scope="module")
-def reported() -> dict[str, str]:
-    return ranks.outcomes("tests.slidesparse.rank_cells")
+@pytest.fixture(scope="module", params=PLACES)
+def reported(request) -> dict[str, str]:
+    return ranks.outcomes("tests.slidesparse.rank_cells", kind=request.param)
 
 
 EXPECTED = ranks.table("slidesparse")
@@ -91,8 +92,9 @@ def test_two_ranks_do_what_the_page_says(name, reported):
 
 
 @pytest.mark.long
-def test_two_ranks_do_what_the_page_says_for_longer():
-    assert ranks.outcomes("tests.slidesparse.rank_cells", *LONG) == {name: EXPECTED[name] for name in LONG}
+@pytest.mark.parametrize("kind", PLACES)
+def test_two_ranks_do_what_the_page_says_for_longer(kind):
+    assert ranks.outcomes("tests.slidesparse.rank_cells", *LONG, kind=kind) == {name: EXPECTED[name] for name in LONG}
 
 
 def test_every_combination_is_on_the_page(reported):
@@ -100,19 +102,24 @@ def test_every_combination_is_on_the_page(reported):
 
 
 @pytest.mark.long
-def test_other_models_do_what_the_page_says():
+@pytest.mark.parametrize("kind", PLACES)
+def test_other_models_do_what_the_page_says(kind):
     wanted = ranks.table("converted layers")
     one = "two dimensions"  # takes four ranks
-    assert ranks.outcomes("tests.slidesparse.rank_networks", one, world=4) == {one: wanted[one]}
+    assert ranks.outcomes("tests.slidesparse.rank_networks", one, world=4, kind=kind) == {one: wanted[one]}
     names = [name for name in wanted if name != one and wanted[name] != ranks.NO_SUCH_CELL]
-    assert ranks.outcomes("tests.slidesparse.rank_networks", *names) == {name: wanted[name] for name in names}
+    assert ranks.outcomes("tests.slidesparse.rank_networks", *names, kind=kind) == {
+        name: wanted[name] for name in names
+    }
 
 
 @pytest.mark.long
-def test_two_ranks_save_what_four_load(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", PLACES)
+def test_two_ranks_save_what_four_load(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("SAVED", str(tmp_path))
-    assert ranks.outcomes("tests.slidesparse.rank_cells", "save for others") == {"save for others": "equal (saved)"}
-    loaded = ranks.outcomes("tests.slidesparse.rank_cells", "load from others", world=4)
+    cells, save, load = "tests.slidesparse.rank_cells", "save for others", "load from others"
+    assert ranks.outcomes(cells, save, kind=kind) == {save: "equal (saved)"}
+    loaded = ranks.outcomes(cells, load, world=4, kind=kind)
     assert loaded == {"load from others": "equal (same bits)"}
 
 

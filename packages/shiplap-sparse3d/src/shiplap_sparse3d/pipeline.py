@@ -26,6 +26,22 @@ __all__ = ["Voxels", "split", "stage"]
 
 MOST = 16  # sparse tensors that a stage hands on
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+# Before torch 2.13 all that a stage receives must be of a floating dtype, and a gradient of each tensor goes back.
+AS_FLOATS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
+
+
+class _Received(torch.autograd.Function):
+    """Coordinates that came as float64, with the features: as integers, and zeros as the gradient of what came."""
+
+    @staticmethod
+    def forward(ctx: Any, feats: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.like = coords.new_zeros(()), coords.shape
+        return feats.view_as(feats), coords.int()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+        zero, shape = ctx.like
+        return grad, zero.expand(shape).contiguous()
 
 
 @dataclass(frozen=True)
@@ -46,37 +62,39 @@ class Voxels:
     batch_size: int = 1
     dtype: torch.dtype = torch.float32
 
-    def empty(self, device: torch.device, requires_grad: bool) -> tuple[Tensor, Tensor]:
-        """Features and coordinates without a voxel."""
+    def empty(self, device: torch.device, received: bool) -> tuple[Tensor, Tensor]:
+        """Features and coordinates without a voxel, as a batch has them or as a stage receives them."""
         feats = torch.zeros(self.rows, self.channels, dtype=self.dtype, device=device)
         coords = torch.full((self.rows, 1 + len(self.spatial_shape)), -1, dtype=torch.int32, device=device)
-        return feats.requires_grad_(requires_grad), coords
+        return feats.requires_grad_(received), coords.double() if AS_FLOATS and received else coords
 
     def tensor(self, feats: Tensor, coords: Tensor) -> SparseTensor:
         """The sparse tensor of what came from the stage before."""
+        if coords.is_floating_point():
+            feats, coords = _Received.apply(feats, coords)
         return SparseTensor(feats, coords, self.spatial_shape, self.batch_size, padded=True)
 
 
 class _Stage(nn.Module):
     """``module``, with tensors instead of sparse tensors on both sides."""
 
-    def __init__(self, module: nn.Module, takes: Sequence[Voxels]) -> None:
+    def __init__(self, module: nn.Module, takes: Sequence[Voxels], last: bool) -> None:
         super().__init__()
-        self.module, self.takes = module, takes
+        self.module, self.takes, self.last = module, takes, last
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         pairs = zip(self.takes, tensors[::2], tensors[1::2], strict=True)
         out = self.module(*(voxels.tensor(feats, coords) for voxels, feats, coords in pairs))
-        made = tuple(_tensors(out if isinstance(out, (tuple, list)) else (out,)))
+        made = tuple(_tensors(out if isinstance(out, (tuple, list)) else (out,), self.last))
         return made[0] if len(made) == 1 else made
 
 
-def _tensors(outputs: Sequence[Any]) -> list[Tensor]:
+def _tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
     """Each output as tensors that another rank can receive: features and coordinates, or the tensor that it is."""
     made: list[Tensor] = []
     for out in outputs:
         if isinstance(out, SparseTensor):
-            made += [out.feats, out.coords]
+            made += [out.feats, out.coords.double() if AS_FLOATS and not last else out.coords]
         elif isinstance(out, Tensor):
             made.append(out)
         else:
@@ -116,7 +134,7 @@ def stage(
     if ranks == 1 and stages > 1:
         raise _refused(f"{stages} stages on one rank", "at most one stage on a single rank")
     given = (takes,) if index == 0 else _receive((index - 1) % ranks, device, group)
-    wrapped = _Stage(module, given)
+    wrapped = _Stage(module, given, index == stages - 1)
     sample = tuple(t for voxels in given for t in voxels.empty(device, index > 0))
     learning = {m: m.training for m in module.modules()}
     module.eval()  # statistics are those of voxels, and there is none
@@ -124,7 +142,7 @@ def stage(
         out = module(
             *(v.tensor(*pair) for v, pair in zip(given, zip(sample[::2], sample[1::2], strict=True), strict=True))
         )
-        made = _tensors(out if isinstance(out, (tuple, list)) else (out,))
+        made = _tensors(out if isinstance(out, (tuple, list)) else (out,), index == stages - 1)
     for m, was in learning.items():
         m.training = was
     if index < stages - 1:

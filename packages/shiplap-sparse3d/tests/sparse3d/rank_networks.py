@@ -72,13 +72,25 @@ class Level:
     stride: int = 1
 
 
+class Registered(Level):
+    """Such a class that torch knows. With ``static_graph`` it would lose gradients of another, silently."""
+
+
+register_container(
+    Registered, lambda v: ([v.x, v.plan], v.stride), lambda children, stride: Registered(*children, stride)
+)
+
+# fully_shard of torch 2.11 does not look into dataclasses that it does not know, also those of plain tensors
+Handed = Level if torch.__version__ >= (2, 13) else Registered
+
+
 class Lower(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = sparse3d.SubMConv3d(4, 6, 3)
 
     def forward(self, level: Level) -> Level:
-        return Level(self.conv(level.x), level.plan, level.stride)
+        return Handed(self.conv(level.x), level.plan, level.stride)
 
 
 class Upper(nn.Module):
@@ -87,16 +99,7 @@ class Upper(nn.Module):
         self.weight = nn.Parameter(torch.randn(6, 3) / 3)
 
     def forward(self, level: Level) -> Level:
-        return Level(level.x.replace(level.x.feats @ self.weight), level.plan, level.stride)
-
-
-class Registered(Level):
-    """Such a class that torch knows. With ``static_graph`` it would lose gradients of another, silently."""
-
-
-register_container(
-    Registered, lambda v: ([v.x, v.plan], v.stride), lambda children, stride: Registered(*children, stride)
-)
+        return Handed(level.x.replace(level.x.feats @ self.weight), level.plan, level.stride)
 
 
 class Planned(nn.Module):
@@ -107,7 +110,7 @@ class Planned(nn.Module):
         self.lower, self.upper = Lower(), Upper()
 
     def forward(self, x: sparse3d.SparseTensor) -> Level:
-        out = self.upper(self.lower(Level(x, x.geometry.subm(3))))
+        out = self.upper(self.lower(Handed(x, x.geometry.subm(3))))
         return Registered(out.x, out.plan, out.stride)
 
 
@@ -144,7 +147,7 @@ def stepped(net: nn.Module, batches: list[Scenes]) -> dict[str, Tensor]:
 
 def same(net: nn.Module, wanted: dict[str, Tensor]) -> str:
     for name, p in net.named_parameters():
-        got = p.full_tensor() if hasattr(p, "full_tensor") else p
+        got = (p.full_tensor() if hasattr(p, "full_tensor") else p).to(device())
         torch.testing.assert_close(got.detach(), wanted[name], rtol=1e-10, atol=1e-10, msg=lambda m, n=name: n + m)
     return "1e-10"
 

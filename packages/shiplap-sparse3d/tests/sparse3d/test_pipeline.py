@@ -49,6 +49,23 @@ def test_making_a_stage_changes_no_statistics_and_no_mode(alone):
     assert int((coords[:, 0] >= 0).sum()) == 60
 
 
+def test_coordinates_travel_as_floats_where_torch_sends_a_gradient_of_each_tensor(monkeypatch):
+    """As torch 2.11 does it: what a stage receives requires a gradient, and each must have one after the backward."""
+    monkeypatch.setattr(pipeline, "AS_FLOATS", True)
+    x, conv = scene(30, (6, 6, 6), 4, seed=0).pad(40), sparse3d.SubMConv3d(4, 3, 3).double()
+    sent = pipeline._tensors((x,), last=False)
+    assert [t.dtype for t in sent] == [t.dtype for t in TAKES.empty(torch.device("cpu"), received=True)]
+    came = [t.detach().requires_grad_() for t in sent]
+    got = TAKES.tensor(*came)
+    assert torch.equal(got.coords, x.coords)
+    conv(got).feats.square().sum().backward()
+    feats = x.feats.detach().requires_grad_()
+    wanted = torch.autograd.grad(conv(x.replace(feats)).feats.square().sum(), feats)[0]
+    assert torch.equal(came[0].grad, wanted)
+    assert torch.equal(came[1].grad, torch.zeros_like(came[1]))
+    assert pipeline._tensors((x,), last=True)[1] is x.coords
+
+
 class Named(nn.Module):
     def forward(self, x: sparse3d.SparseTensor) -> dict[str, sparse3d.SparseTensor]:
         return {"x": x}

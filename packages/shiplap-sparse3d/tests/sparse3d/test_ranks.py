@@ -13,15 +13,16 @@ import shiplap_sparse3d as sparse3d
 from shiplap.errors import ShiplapError
 from shiplap_sparse3d import spconv
 from shiplap_testing import ranks
+from shiplap_testing.places import PLACES
 from tests.sparse3d.scenes import scene
 
 EXPECTED = ranks.table("sparse3d")
 LONG = ("FSDP2, compiled",)
 
 
-@pytest.fixture(scope="module")
-def reported() -> dict[str, str]:
-    return ranks.outcomes("tests.sparse3d.rank_cells")
+@pytest.fixture(scope="module", params=PLACES)
+def reported(request) -> dict[str, str]:
+    return ranks.outcomes("tests.sparse3d.rank_cells", kind=request.param)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name not in LONG])
@@ -30,8 +31,9 @@ def test_two_ranks_do_what_the_page_says(name, reported):
 
 
 @pytest.mark.long
-def test_two_ranks_do_what_the_page_says_for_longer():
-    assert ranks.outcomes("tests.sparse3d.rank_cells", *LONG) == {name: EXPECTED[name] for name in LONG}
+@pytest.mark.parametrize("kind", PLACES)
+def test_two_ranks_do_what_the_page_says_for_longer(kind):
+    assert ranks.outcomes("tests.sparse3d.rank_cells", *LONG, kind=kind) == {name: EXPECTED[name] for name in LONG}
 
 
 def test_every_combination_is_on_the_page(reported):
@@ -39,10 +41,11 @@ def test_every_combination_is_on_the_page(reported):
 
 
 @pytest.mark.long
-def test_other_networks_do_what_the_page_says():
+@pytest.mark.parametrize("kind", PLACES)
+def test_other_networks_do_what_the_page_says(kind):
     wanted = ranks.table("sparse networks")
     names = [name for name in wanted if wanted[name] != ranks.NO_SUCH_CELL]
-    assert ranks.outcomes("tests.sparse3d.rank_networks", *names) == {name: wanted[name] for name in names}
+    assert ranks.outcomes("tests.sparse3d.rank_networks", *names, kind=kind) == {name: wanted[name] for name in names}
 
 
 def spconv_tensor() -> spconv.SparseConvTensor:

@@ -21,6 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -29,6 +30,7 @@ import torch
 
 from shiplap_testing.forked import child, python
 from shiplap_testing.paths import REPOSITORY, searched
+from shiplap_testing.through_host import through_host
 
 __all__ = ["NO_SUCH_CELL", "cell", "device", "launch", "main", "outcomes", "table", "together"]
 
@@ -72,9 +74,18 @@ def main() -> None:
     if _kind() != "gloo":
         torch.cuda.set_device(0 if _kind() == "shared" else int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(BACKENDS.get(_kind(), _kind()), timeout=timedelta(seconds=60))
+    with through_host() if _kind() == "shared" else nullcontext():
+        _report(sys.argv[1:] or [name for name in _cells if name not in _long])
+    dist.destroy_process_group()
+
+
+def _report(names: list[str]) -> None:
+    """Run the cells ``names``, one after the other, and let rank 0 print what all ranks said."""
+    import torch.distributed as dist
+
     rank, world = dist.get_rank(), dist.get_world_size()
     reported = {}
-    for name in sys.argv[1:] or [name for name in _cells if name not in _long]:
+    for name in names:
         everyone: list[str] = [""] * world
         mine = _say(_cells[name], rank, world)
         print(f"rank {rank}, {name}: {mine}", file=sys.stderr, flush=True)  # all that is seen if they lose each other
@@ -82,7 +93,6 @@ def main() -> None:
         reported[name] = everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
     if rank == 0:
         print(MARK + json.dumps(reported), flush=True)
-    dist.destroy_process_group()
 
 
 def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
@@ -99,10 +109,14 @@ def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
         return f"failed: {traceback.format_exc().strip().splitlines()[-1][:300]}"
 
 
-def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> dict[str, str]:
-    """What the cells of ``module`` say on ``world`` processes that share one group, started once for all of them."""
-    environment = {**os.environ, "PYTHONPATH": searched()}
-    if _kind() == "gloo":
+def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kind: str = "") -> dict[str, str]:
+    """What the cells of ``module`` say on ``world`` processes that share one group, started once for all of them.
+
+    ``kind`` is ``"gloo"``, ``"nccl"`` or ``"shared"``, by default what ``SHIPLAP_RANKS`` says.
+    """
+    kind = kind or _kind()
+    environment = {**os.environ, "PYTHONPATH": searched(), "SHIPLAP_RANKS": kind}
+    if kind == "gloo":
         program = "from shiplap_testing.ranks import launch; launch()"
         done = python("-c", program, world, timeout, module, *cells, env=environment, timeout=timeout + 60)
     else:  # a process in which CUDA may be in use must not be forked

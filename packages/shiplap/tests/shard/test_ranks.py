@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shiplap_testing import ranks
+from shiplap_testing.places import PLACES
 
 EXPECTED = ranks.table("your op")
 MODES = (
@@ -16,9 +17,9 @@ MODES = (
 LONG = ("FSDP2, compiled",)
 
 
-@pytest.fixture(scope="module")
-def reported() -> dict[str, str]:
-    return ranks.outcomes("tests.shard.rank_cells")
+@pytest.fixture(scope="module", params=PLACES)
+def reported(request) -> dict[str, str]:
+    return ranks.outcomes("tests.shard.rank_cells", kind=request.param)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name not in LONG])
@@ -27,8 +28,9 @@ def test_two_ranks_do_what_the_page_says(name, reported):
 
 
 @pytest.mark.long
-def test_two_ranks_do_what_the_page_says_for_longer():
-    assert ranks.outcomes("tests.shard.rank_cells", *LONG) == {name: EXPECTED[name] for name in LONG}
+@pytest.mark.parametrize("kind", PLACES)
+def test_two_ranks_do_what_the_page_says_for_longer(kind):
+    assert ranks.outcomes("tests.shard.rank_cells", *LONG, kind=kind) == {name: EXPECTED[name] for name in LONG}
 
 
 def test_no_combination_is_left_open():

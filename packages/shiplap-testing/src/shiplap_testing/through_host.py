@@ -1,0 +1,78 @@
+"""Ranks that share a GPU speak gloo, and gloo of torch reads the memory of a GPU from the host in two places.
+
+* ``DTensor.full_tensor`` and every redistribution that gathers call ``_c10d_functional.all_gather_into_tensor``, which
+  torch passes on to ``allgather_into_tensor_coalesced`` of gloo: the process ends with a segmentation fault
+  (https://github.com/pytorch/pytorch/issues/152645, which was open for torch 2.11).
+* ``isend`` and ``irecv``, and so torch's pipelines, fail with "Bad address".
+
+The other operations copy through the host, and here these do so too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+__all__ = ["through_host"]
+
+Group = str | dist.ProcessGroup  # torch 2.11 passes its name, 2.13 may pass it itself
+KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # type of a device → its dispatch key
+
+
+def _gathered(tensor: Tensor, group_size: int, group: Group) -> Tensor:
+    """The tensors of all ranks, one below the other."""
+    within = distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
+    out = tensor.new_empty(tensor.shape[0] * group_size, *tensor.shape[1:])
+    dist.all_gather_into_tensor(out, tensor.contiguous(), group=within)
+    return out
+
+
+def _all_gathered(tensors: list[Tensor], group_size: int, group: Group) -> list[Tensor]:
+    return [_gathered(tensor, group_size, group) for tensor in tensors]
+
+
+class _Arriving:
+    """What ``irecv`` returns: the tensor is filled when it has been waited for."""
+
+    def __init__(self, work: dist.Work, host: Tensor, tensor: Tensor) -> None:
+        self.work, self.host, self.tensor = work, host, tensor
+
+    def wait(self, *timeout: Any) -> bool:
+        done = bool(self.work.wait(*timeout))
+        with torch.no_grad():  # a pipeline receives into tensors that require a gradient
+            self.tensor.copy_(self.host)
+        return done
+
+    def _source_rank(self) -> int:
+        return int(self.work._source_rank())
+
+
+@contextmanager
+def through_host(device: str = "cuda") -> Iterator[None]:
+    """Within it, gathers of DTensors and messages between two ranks go through the host for tensors of ``device``."""
+    send, receive = distributed_c10d.isend, distributed_c10d.irecv
+
+    def isend(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        return send(tensor.detach().cpu() if tensor.device.type == device else tensor, *args, **options)
+
+    def irecv(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        if tensor.device.type != device:
+            return receive(tensor, *args, **options)
+        host = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
+        work = receive(host, *args, **options)
+        return None if work is None else _Arriving(work, host, tensor)
+
+    library = torch.library.Library("_c10d_functional", "IMPL")
+    library.impl("all_gather_into_tensor", _gathered, KEYS[device])
+    library.impl("all_gather_into_tensor_coalesced", _all_gathered, KEYS[device])
+    replaced = {"isend": isend, "irecv": irecv}
+    with mock.patch.multiple(distributed_c10d, **replaced), mock.patch.multiple(dist, **replaced):
+        yield
+    del library  # with it, what was registered
