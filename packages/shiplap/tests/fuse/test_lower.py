@@ -154,7 +154,8 @@ def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_on
     explanation = explain(layer, *args, mode="max-autotune-no-cudagraphs", fullgraph=True)
     (made,) = explanation.fusion_choices
     timed = {v.candidate: v for v in made.verdicts if v.status == "ok"}
-    assert made.chosen in timed.keys() == {"reference", "qmm(BM=32, BN=64, STEPS=K, WRECK=0)"}
+    assert timed.keys() == {"reference", "qmm(BM=32, BN=64, STEPS=K, WRECK=0)"}
+    assert made.chosen in {*timed, "reference(tuned=False)"}  # the fallback takes part twice
     assert all(v.time_us and v.time_us > 0 and "with add, mul" in v.detail for v in timed.values())
     dropped = [v for v in made.verdicts if v.status == "dropped"]
     assert [v.time_us for v in dropped] == [None] * 3

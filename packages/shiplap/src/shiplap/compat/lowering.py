@@ -150,6 +150,13 @@ def choice_node(choice: Any, fusion: bool) -> Any:
     return node
 
 
+def apart(node: Any) -> Any:
+    """The node as a buffer into which nothing is fused."""
+    node.realize()
+    V.graph.no_fuse_buffer_names.add(node.get_name())
+    return node
+
+
 def alignment(size: Any) -> int:
     """The largest power of two up to 256 that is known to divide ``size``, whatever the call."""
     expr, known = expression(size), V.graph.sizevars.statically_known_multiple_of
