@@ -164,7 +164,11 @@ def _bulk_grouped(sizes: Sizes) -> list[dict[str, Any]]:
         (64, 128, 64, 4, 4, 2),
         (64, 256, 64, 4, 4, 1),
     )
-    return [_config(*tile, GROUPS=_groups(sizes), PROGRAMS=each * _processors()) for *tile, each in tiles]
+    return [
+        _config(*tile, GROUPS=_groups(sizes), PROGRAMS=each * _processors(), FLATTEN=flat)
+        for *tile, each in tiles
+        for flat in (True, False)
+    ]
 
 
 def _torch_experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:

@@ -106,7 +106,7 @@ def descriptor_cases() -> None:
     case("bulk of odd rows", ops.mm, torch.randn(64, 97).half()[:, :96], b, kernel=kernel)
     case("bulk of no adjacent axis", ops.mm, a, torch.randn(96, 128).half()[:, ::2], kernel=kernel)
     (template,) = [t for t in ops.grouped_mm.templates["cpu"] if t.name == "grouped_mm_tma"]
-    small = ({**SMALL, "PROGRAMS": 3, "GROUPS": 8},)
+    small = ({**SMALL, "PROGRAMS": 3, "GROUPS": 8, "FLATTEN": True},)
     grouped = template_kernel(ops.grouped_mm.spec, dataclasses.replace(template, configs=small))
     rows, experts = torch.randn(80, 96).half(), torch.randn(5, 96, 72).half()
     for name, ends in {"": [6, 6, 50, 57, 75], " past the rows": [0, 33, 40, 80, 90]}.items():

@@ -33,7 +33,7 @@ def shrink() -> None:
     more: dict[str, Any] = {
         "mm_tma": {"PROGRAMS": 4, "FLATTEN": True},
         "grouped_mm": {"GROUPS": 8},
-        "grouped_mm_tma": {"PROGRAMS": 4, "GROUPS": 8},
+        "grouped_mm_tma": {"PROGRAMS": 4, "GROUPS": 8, "FLATTEN": True},
     }
     for op in (ops.mm, ops.bmm, ops.int8_mm, ops.grouped_mm, ops.conv2d):
         op.kernels.pop("cpu")  # what eager calls run is what compiled ones are compared with: the reference

@@ -51,6 +51,7 @@ __all__ = ["UNTUNED", "Selection", "forced", "known", "measure", "preferred", "t
 FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
 NEAR = 1.3
 TUNED = 3.0  # times the best alone: what PyTorch code may take that Inductor has not tuned yet
+SURE = 0.98  # of the time of the fallback as it would be tuned, below which it is better untuned: two trials differ
 SECONDS = 60.0  # per call, with the compilation of its candidates
 UNTUNED = Config.of({"tuned": False})  # of the fallback: what Inductor compiles for it where it tunes nothing
 
@@ -226,13 +227,21 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
     how = f"with {selection.surroundings.text}" if selection.surroundings.nodes else "in compiled code"
     if (selection.surroundings.nodes or ambient) and len(finalists) > 1:
         around = _race(selection, listed, finalists, ambient)
-    timings: dict[int, Timing] = around or alone
+    timings: dict[int, Timing] = _settled(listed, around) or alone
     ranked = sorted(timings, key=lambda i: _cost(listed[i], timings[i])) or [0]
     if not around:
         ranked, how = order or [0], "alone"
     return _chosen(
         selection, listed, ranking, {i: timings[i].median for i in ranked if i in timings}, how, tried
     ), around
+
+
+def _settled(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:
+    """The fallback once, where both ways to compile it are about as fast: as it is without any choice of ours."""
+    untuned = next((i for i in around if listed[i].config == UNTUNED and listed[i].kernel == REFERENCE), None)
+    if untuned is None or 0 not in around or around[untuned].median < SURE * around[0].median:
+        return dict(around)
+    return {i: t for i, t in around.items() if i != untuned}
 
 
 def _cost(candidate: Candidate, timing: Timing) -> float:
