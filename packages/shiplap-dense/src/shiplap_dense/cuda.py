@@ -201,6 +201,23 @@ def attach(device: str) -> None:
         grid=lambda sizes, config, cdiv: (*_product_grid(sizes, config, cdiv)[:1], sizes["batch"], 1),
     )
     ops.int8_mm.template(device, "int8_mm.triton.jinja", configs=_tiles, grid=_product_grid, supports=_tiled)
+    _attach_grouped(device)
+    ops.conv2d.template(
+        device,
+        "conv2d.triton.jinja",
+        configs=TILES,
+        tables={"taps": _taps},
+        innermost={"x": "ci", "weight": "ci"},
+        supports=_pixels,
+        grid=lambda sizes, config, cdiv: (
+            cdiv(sizes["batch"] * sizes["ho"] * sizes["wo"], config["BLOCK_M"]) * cdiv(sizes["co"], config["BLOCK_N"]),
+            1,
+            1,
+        ),
+    )
+
+
+def _attach_grouped(device: str) -> None:
     ops.grouped_mm.template(
         device,
         "grouped_mm.triton.jinja",
@@ -219,19 +236,6 @@ def attach(device: str) -> None:
         innermost={"a": "k"},
         supports=_bulk,
         grid=_walking_grid,
-    )
-    ops.conv2d.template(
-        device,
-        "conv2d.triton.jinja",
-        configs=TILES,
-        tables={"taps": _taps},
-        innermost={"x": "ci", "weight": "ci"},
-        supports=_pixels,
-        grid=lambda sizes, config, cdiv: (
-            cdiv(sizes["batch"] * sizes["ho"] * sizes["wo"], config["BLOCK_M"]) * cdiv(sizes["co"], config["BLOCK_N"]),
-            1,
-            1,
-        ),
     )
 
 

@@ -46,6 +46,7 @@ __all__ = [
     "static",
     "trace",
     "uncached",
+    "unfused",
     "with_values",
     "write_graph",
 ]
@@ -150,7 +151,7 @@ def choice_node(choice: Any, fusion: bool) -> Any:
     return node
 
 
-def apart(node: Any) -> Any:
+def unfused(node: Any) -> Any:
     """The node as a buffer into which nothing is fused."""
     node.realize()
     V.graph.no_fuse_buffer_names.add(node.get_name())

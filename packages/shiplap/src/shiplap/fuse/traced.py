@@ -83,7 +83,7 @@ class TracedCandidate(TemplateCandidate):
     def node(self, fusion: bool = True) -> Any:
         graph = lowering.trace(self._function, list(self.call.tensors.values()))
         node = lowering.inline(graph, self.call.nodes)
-        return node if fusion else lowering.apart(node)
+        return node if fusion else lowering.unfused(node)
 
 
 def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
