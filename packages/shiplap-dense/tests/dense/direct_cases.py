@@ -106,11 +106,13 @@ def descriptor_cases() -> None:
     case("bulk of odd rows", ops.mm, torch.randn(64, 97).half()[:, :96], b, kernel=kernel)
     case("bulk of no adjacent axis", ops.mm, a, torch.randn(96, 128).half()[:, ::2], kernel=kernel)
     (template,) = [t for t in ops.grouped_mm.templates["cpu"] if t.name == "grouped_mm_tma"]
-    small = ({**SMALL, "PROGRAMS": 3, "GROUPS": 8, "FLATTEN": True},)
-    grouped = template_kernel(ops.grouped_mm.spec, dataclasses.replace(template, configs=small))
     rows, experts = torch.randn(80, 96).half(), torch.randn(5, 96, 72).half()
-    for name, ends in {"": [6, 6, 50, 57, 75], " past the rows": [0, 33, 40, 80, 90]}.items():
-        case(f"bulk groups{name}", ops.grouped_mm, rows, experts, torch.tensor(ends, dtype=torch.int32), kernel=grouped)
+    for flat in (True, False):
+        small = ({**SMALL, "PROGRAMS": 3, "GROUPS": 8, "FLATTEN": flat},)
+        grouped = template_kernel(ops.grouped_mm.spec, dataclasses.replace(template, configs=small))
+        for name, at in {"rows left over": [6, 6, 50, 57, 75], "ends past the rows": [0, 33, 40, 80, 90]}.items():
+            ends = torch.tensor(at, dtype=torch.int32)
+            case(f"bulk groups, {name}, {flat}", ops.grouped_mm, rows, experts, ends, kernel=grouped)
     turned = experts.mT.contiguous().mT
     case("bulk groups transposed", ops.grouped_mm, rows, turned, torch.tensor([9, 9, 50, 60, 80]).int(), kernel=grouped)
     case("bulk at an odd address", ops.mm, torch.randn(64 * 96 + 1).half()[1:].view(64, 96), b, kernel=kernel)
