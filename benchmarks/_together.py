@@ -12,51 +12,71 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from torch._inductor.runtime import benchmarking
 
 __all__ = ["Alone", "Turns", "queued", "together"]
 
 
+URGENT = -5  # niceness of a thread that keeps others waiting
+
+
 class Alone:
     """The device, for one process at a time; a thread that has it may ask again.
+
+    Processes that share it run beside each other while nobody has it alone. Nobody who waits is overtaken.
 
     Attributes:
         seconds: of this process until it had the device (``waited``), and for which it then had it, by its use.
     """
 
     def __init__(self, path: str) -> None:
-        self.path, self.lock, self.depth = path, threading.RLock(), 0
+        self.path, self.lock = path, threading.RLock()
+        self.file: IO[str] | None = None
+        self.shared = False
         self.seconds: Counter[str] = Counter()
 
     @contextmanager
-    def __call__(self, use: str = "used") -> Iterator[None]:
+    def __call__(self, use: str = "used", *, shared: bool = False) -> Iterator[None]:
         asked = time.monotonic()
-        with self.lock:
-            file = None if self.depth else open(self.path, "w")  # noqa: SIM115
-            if file is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            self.depth += 1
+        with self.lock, ExitStack() as ending:
+            outermost, before = self.file is None, self.shared
+            if outermost:
+                self.file = ending.enter_context(open(self.path, "w"))
+                ending.callback(setattr, self, "file", None)
+            if outermost or (before and not shared):
+                self._take(shared)
+                if not outermost:  # what is shared around this is shared again
+                    ending.callback(self._take, True)
             given = time.monotonic()
-            try:
-                yield
-            finally:
-                self.depth -= 1
-                if file is not None:
-                    file.close()
-                    self.seconds["waited"] += given - asked
-                    self.seconds[use] += time.monotonic() - given
+            yield
+            self.seconds["waited"] += given - asked
+            self.seconds[use] += time.monotonic() - given
+            if outermost:
+                with suppress(PermissionError):
+                    os.setpriority(os.PRIO_PROCESS, 0, 0)
 
-    def around(self, owner: Any, name: str) -> None:
-        """``owner.name``, no property, runs while no other process has the device."""
+    def _take(self, shared: bool) -> None:
+        """Exchange what this process has, in the order of asking."""
+        assert self.file is not None
+        fcntl.flock(self.file, fcntl.LOCK_UN)  # whoever has the turn waits for those who share, and so for this process
+        with open(f"{self.path}.turn", "w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            fcntl.flock(self.file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        with suppress(PermissionError):  # this thread before the compilers of other processes
+            os.setpriority(os.PRIO_PROCESS, 0, 0 if shared else URGENT)
+        self.shared = shared
+
+    def around(self, owner: Any, name: str, *, shared: bool = False) -> None:
+        """``owner.name``, no property, runs while no other process has the device, or has it alone."""
         plain, bound = getattr(owner, name), isinstance(vars(owner).get(name), classmethod)
 
         def run(*args: Any, **named: Any) -> Any:
-            with self(name):
+            with self(name, shared=shared):
                 return plain(*args, **named)
 
         setattr(owner, name, staticmethod(run) if bound else run)
@@ -76,8 +96,8 @@ class Alone:
         select._isolation, select.SECONDS = None, 1e5
         self.around(select, "race")
         self.around(bench, "race")
-        self.around(bench.Verifier, "check")
-        self.around(measure.CudaClock, "ready")
+        self.around(bench.Verifier, "check", shared=True)
+        self.around(measure.CudaClock, "ready", shared=True)
 
 
 def queued(items: Sequence[Any], counter: Path) -> Iterator[Any]:

@@ -40,6 +40,7 @@ SOURCES = [
     "packages/shiplap-dense/src/shiplap_dense/cuda.py",
     "packages/shiplap/src/shiplap/fuse/select.py",
     "packages/shiplap/src/shiplap/fuse/surroundings.py",
+    "packages/shiplap/src/shiplap/fuse/traced.py",
     "packages/shiplap/src/shiplap/selection/measure.py",
 ]
 MODE = "max-autotune-no-cudagraphs"
@@ -91,7 +92,8 @@ def conv_case(ci: int, size: int, co: int, kernel: int, stride: int) -> tuple[Fn
 
 def grouped_case(m: int, g: int, k: int, n: int) -> tuple[Fn, Fn, tuple[Tensor, ...], Any]:
     """``silu(grouped product)``, tokens sorted by expert; the peer is torch's own grouped product."""
-    ends = [*torch.randint(0, m, (g - 1,)).sort().values.tolist(), m]
+    rng = torch.Generator().manual_seed(m)  # how unequal the groups are decides who is fast
+    ends = [*torch.randint(0, m, (g - 1,), generator=rng).sort().values.tolist(), m]
     args = normal(m, k), normal(g, k, n, scale=k**-0.5), torch.tensor(ends, dtype=torch.int32, device="cuda")
     silu = torch.nn.functional.silu
     native = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm

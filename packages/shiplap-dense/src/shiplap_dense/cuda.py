@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shiplap_dense import ops
 
@@ -104,8 +105,12 @@ def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
     return [TILES[0], *(FLAT if sizes["m"] <= 32 else TILES[1:])]
 
 
+def _processors() -> int:
+    return torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 4
+
+
 def _bulk_tiles(sizes: Sizes) -> list[dict[str, Any]]:
-    processors = torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 4
+    processors = _processors()
     listed = FLAT_BULK if sizes["m"] <= 256 else BULK
     return [
         _config(*tile, PROGRAMS=each * processors, FLATTEN=flat)
@@ -141,24 +146,47 @@ def _taps(sizes: Sizes) -> torch.Tensor:
     return torch.stack((y * dil_y - pad_y, x * dil_x - pad_x), -1).reshape(-1, 2).to(torch.int32)
 
 
+def _groups(sizes: Sizes) -> int:
+    return 1 << int(sizes["g"]).bit_length()  # one more than there are: the rows that belong to none
+
+
 def _grouped(sizes: Sizes) -> list[dict[str, Any]]:
-    groups = 1 << sizes["g"].bit_length()  # one more than there are: the rows that belong to none
-    plain = [{**tile, "GROUPS": groups, "BULK": False} for tile in TILES[:9] if tile["BLOCK_M"] <= 128]
-    bulk = (
-        (128, 256, 64, 8, 3),
-        (128, 256, 64, 8, 4),
-        (128, 128, 64, 4, 3),
-        (128, 128, 64, 8, 4),
-        (64, 256, 64, 4, 3),
-        (64, 128, 64, 4, 4),
+    return [{**tile, "GROUPS": _groups(sizes)} for tile in TILES[:9] if tile["BLOCK_M"] <= 128]
+
+
+def _bulk_grouped(sizes: Sizes) -> list[dict[str, Any]]:
+    tiles = (
+        (128, 256, 64, 8, 4, 1),
+        (128, 256, 64, 8, 3, 1),
+        (64, 256, 64, 8, 4, 1),
+        (128, 128, 64, 8, 4, 1),
+        (128, 128, 64, 4, 3, 2),
+        (64, 128, 64, 4, 4, 2),
+        (64, 256, 64, 4, 4, 1),
     )
-    return [*plain, *(_config(*tile, GROUPS=groups, BULK=True) for tile in bulk)]
+    return [
+        _config(*tile, GROUPS=_groups(sizes), PROGRAMS=each * _processors(), FLATTEN=flat)
+        for *tile, each in tiles
+        for flat in (True, False)
+    ]
 
 
-def _experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    if config["BULK"] and (fits := _bulk(sizes, dtypes, config)) is not True:
-        return fits
-    return _tiled(sizes, dtypes, config)
+def _torch_experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    """What torch's kernels ask for; other calls take a loop that waits for the device."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
+        return "torch's kernels are for compute capability 9.0"
+    if other := [str(d) for n, d in dtypes.items() if n != "ends" and d != torch.bfloat16]:
+        return f"{other[0]}: torch's kernels are for bfloat16"
+    if any(sizes[d] % 8 for d in ("n", "k")):
+        return "rows are not multiples of 16 bytes"
+    return _floats(sizes, dtypes, config)
+
+
+def torch_grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """Torch's call, which reads wherever an end points, and writes nothing to rows past the last end."""
+    products = torch.nn.functional.grouped_mm(a, b, offs=ends.clamp(0, a.shape[0]))
+    row = torch.arange(a.shape[0], device=a.device)
+    return torch.where((row < ends[-1])[:, None], products, 0)
 
 
 def attach(device: str) -> None:
@@ -173,17 +201,7 @@ def attach(device: str) -> None:
         grid=lambda sizes, config, cdiv: (*_product_grid(sizes, config, cdiv)[:1], sizes["batch"], 1),
     )
     ops.int8_mm.template(device, "int8_mm.triton.jinja", configs=_tiles, grid=_product_grid, supports=_tiled)
-    ops.grouped_mm.template(
-        device,
-        "grouped_mm.triton.jinja",
-        configs=_grouped,
-        supports=_experts,
-        grid=lambda sizes, config, cdiv: (
-            cdiv(sizes["m"], config["BLOCK_M"]) + sizes["g"] + 1,
-            cdiv(sizes["n"], config["BLOCK_N"]),
-            1,
-        ),
-    )
+    _attach_grouped(device)
     ops.conv2d.template(
         device,
         "conv2d.triton.jinja",
@@ -199,9 +217,32 @@ def attach(device: str) -> None:
     )
 
 
+def _attach_grouped(device: str) -> None:
+    ops.grouped_mm.template(
+        device,
+        "grouped_mm.triton.jinja",
+        configs=_grouped,
+        supports=_tiled,
+        grid=lambda sizes, config, cdiv: (
+            cdiv(sizes["m"], config["BLOCK_M"]) + sizes["g"] + 1,
+            cdiv(sizes["n"], config["BLOCK_N"]),
+            1,
+        ),
+    )
+    ops.grouped_mm.template(
+        device,
+        "grouped_mm_tma.triton.jinja",
+        configs=_bulk_grouped,
+        innermost={"a": "k"},
+        supports=_bulk,
+        grid=_walking_grid,
+    )
+
+
 def _pixels(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     pixels = sizes["batch"] * sizes["ho"] * sizes["wo"]
     return _tiled({**sizes, "pixels": pixels}, dtypes, config, rows="pixels", cols="co")
 
 
 attach("cuda")
+ops.grouped_mm.template("cuda", torch_grouped_mm, supports=_torch_experts)

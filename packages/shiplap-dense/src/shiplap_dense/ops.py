@@ -111,6 +111,8 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
     m, k, n, g = sizes["m"], sizes["k"], sizes["n"], sizes["g"]
     a, b = torch.randn(m, k, generator=rng), torch.randn(g, k, n, generator=rng)
     ends = torch.randint(0, m + 1, (g,), generator=rng).sort().values.to(torch.int32)
+    if torch.rand((), generator=rng) < 0.75:  # as a rule, every row belongs to a group
+        ends[-1:] = m
     return a.to(device, dtype), b.to(device, dtype), ends.to(device)
 
 

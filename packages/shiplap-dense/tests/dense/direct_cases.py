@@ -40,7 +40,7 @@ def bind() -> None:
     cuda.attach("cpu")
     direct_ops.attach("cpu")
     for op in (ops.mm, ops.bmm, ops.int8_mm, ops.grouped_mm, ops.conv2d):
-        more: dict[str, Any] = {"grouped_mm": {"BULK": False, "GROUPS": 8}}
+        more: dict[str, Any] = {"grouped_mm": {"GROUPS": 8}}
         for template in [t for t in op.templates["cpu"] if t.name == op.spec.opname]:
             small = ({**SMALL, **more.get(template.name, {})},)
             kernel = template_kernel(op.spec, dataclasses.replace(template, configs=small))
@@ -105,6 +105,16 @@ def descriptor_cases() -> None:
     case("bulk transposed", ops.mm, a, b.t().contiguous().t(), kernel=kernel)
     case("bulk of odd rows", ops.mm, torch.randn(64, 97).half()[:, :96], b, kernel=kernel)
     case("bulk of no adjacent axis", ops.mm, a, torch.randn(96, 128).half()[:, ::2], kernel=kernel)
+    (template,) = [t for t in ops.grouped_mm.templates["cpu"] if t.name == "grouped_mm_tma"]
+    rows, experts = torch.randn(80, 96).half(), torch.randn(5, 96, 72).half()
+    for flat in (True, False):
+        small = ({**SMALL, "PROGRAMS": 3, "GROUPS": 8, "FLATTEN": flat},)
+        grouped = template_kernel(ops.grouped_mm.spec, dataclasses.replace(template, configs=small))
+        for name, at in {"rows left over": [6, 6, 50, 57, 75], "ends past the rows": [0, 33, 40, 80, 90]}.items():
+            ends = torch.tensor(at, dtype=torch.int32)
+            case(f"bulk groups, {name}, {flat}", ops.grouped_mm, rows, experts, ends, kernel=grouped)
+    turned = experts.mT.contiguous().mT
+    case("bulk groups transposed", ops.grouped_mm, rows, turned, torch.tensor([9, 9, 50, 60, 80]).int(), kernel=grouped)
     case("bulk at an odd address", ops.mm, torch.randn(64 * 96 + 1).half()[1:].view(64, 96), b, kernel=kernel)
 
 

@@ -137,7 +137,10 @@ def test_partial_sums_are_added_behind_the_kernel(results):
     assert [k.split("_")[1] for k in result["kernels"]] == ["tem", "poi"], "the activation goes into the sum"
 
 
-@pytest.mark.parametrize("name", ["bulk", "bulk transposed"])
+GROUPS = [f"bulk groups, {w}, {flat}" for w in ("rows left over", "ends past the rows") for flat in (True, False)]
+
+
+@pytest.mark.parametrize("name", ["bulk", "bulk transposed", *GROUPS, "bulk groups transposed"])
 def test_a_template_for_the_bulk_copy_engine(results, name):
     assert results[name]["error"] < 2e-3, results[name]
 

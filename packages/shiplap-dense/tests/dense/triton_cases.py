@@ -30,7 +30,11 @@ SMALL = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stage
 def shrink() -> None:
     """The same templates for the interpreter: one small config each, bound for the device that it runs on."""
     cuda.attach("cpu")
-    more: dict[str, Any] = {"mm_tma": {"PROGRAMS": 4, "FLATTEN": True}, "grouped_mm": {"BULK": False, "GROUPS": 8}}
+    more: dict[str, Any] = {
+        "mm_tma": {"PROGRAMS": 4, "FLATTEN": True},
+        "grouped_mm": {"GROUPS": 8},
+        "grouped_mm_tma": {"PROGRAMS": 4, "GROUPS": 8, "FLATTEN": True},
+    }
     for op in (ops.mm, ops.bmm, ops.int8_mm, ops.grouped_mm, ops.conv2d):
         op.kernels.pop("cpu")  # what eager calls run is what compiled ones are compared with: the reference
         triton = [t for t in op.templates["cpu"] if t.language == "triton"]

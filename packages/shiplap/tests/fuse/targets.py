@@ -33,3 +33,19 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 
 
 qmm.template("cpu", "qmm.cpp.jinja", configs=[GOOD, FAST_AND_WRONG, BROKEN, CRASHING])
+
+
+@sl.op("fusetest::slow_mm")
+def slow_mm(
+    a: Float[Tensor, "m k"], b: Float[Tensor, "k n"], bias: Float[Tensor, "n"] | None = None
+) -> Float[Tensor, "m n"]:
+    """A product that a library computes better."""
+    out = (a[:, :, None] * b).sum(1)
+    return out if bias is None else out + bias
+
+
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    return a @ b if bias is None else torch.addmm(bias, a, b)
+
+
+slow_mm.template("cpu", product)

@@ -21,6 +21,7 @@ from shiplap.compat import lowering
 from shiplap.fuse import explain, fusion_choices, select, switches
 from shiplap.op import digest
 from shiplap.op.choices import REFERENCE
+from shiplap.op.config import NO_CONFIG
 from shiplap.selection.measure import Timing
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
@@ -144,6 +145,15 @@ def test_a_template_has_to_beat_the_fallback_by_more_than_the_clock_can_tell():
     assert sorted(costs, key=lambda n: costs[n]) == ["faster", REFERENCE, "tie"]
 
 
+@pytest.mark.parametrize(("untuned", "kept"), [(0.985, [0, 1]), (1.2, [0, 1]), (0.97, [0, 1, 2])])
+def test_the_fallback_is_tuned_unless_that_is_slower_for_sure(untuned, kept):
+    """Of 29 products on an H100 four were 2 to 4 % slower untuned, where the trial had both within 1 %."""
+    listed = [SimpleNamespace(kernel=REFERENCE, config=NO_CONFIG), SimpleNamespace(kernel="k", config=NO_CONFIG)]
+    listed.append(SimpleNamespace(kernel=REFERENCE, config=select.UNTUNED))
+    times = {i: Timing(t, t, t, 25, True) for i, t in enumerate((1.0, 1.1, untuned))}
+    assert list(select._settled(listed, times)) == kept
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_once(monkeypatch):
@@ -154,7 +164,8 @@ def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_on
     explanation = explain(layer, *args, mode="max-autotune-no-cudagraphs", fullgraph=True)
     (made,) = explanation.fusion_choices
     timed = {v.candidate: v for v in made.verdicts if v.status == "ok"}
-    assert made.chosen in timed.keys() == {"reference", "qmm(BM=32, BN=64, STEPS=K, WRECK=0)"}
+    assert timed.keys() == {"reference", "qmm(BM=32, BN=64, STEPS=K, WRECK=0)"}
+    assert made.chosen in {*timed, "reference(tuned=False)"}  # the fallback takes part twice
     assert all(v.time_us and v.time_us > 0 and "with add, mul" in v.detail for v in timed.values())
     dropped = [v for v in made.verdicts if v.status == "dropped"]
     assert [v.time_us for v in dropped] == [None] * 3

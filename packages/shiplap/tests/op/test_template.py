@@ -39,6 +39,8 @@ REFUSED = {
     ),
     "a table that is none": ({"source": "k.cpp.jinja", "tables": {"t": 3}}, r"tables\['t'\] 3"),
     "an index that Inductor takes for a size": ({"source": "s.triton.jinja", "grid": grid}, "an index named 'source'"),
+    "a function of something else": ({"source": lambda y: y}, "a function of y(.|\n)*expected a function of x"),
+    "a function with a grid": ({"source": lambda x: x, "grid": grid}, "grid= of a function"),
     "no configs": ({"source": "k.cpp.jinja", "configs": []}, "no configs"),
     "a dim of nobody": ({"source": "k.cpp.jinja", "innermost": {"x": "m"}}, r"innermost=\{'x': 'm'\}"),
 }
@@ -52,6 +54,12 @@ def test_what_cannot_be_one_is_refused(op, tmp_path, case):
     declaration, messages = REFUSED[case]
     with pytest.raises(sl.ShiplapError, match=rf"SL114(.|\n)*{messages}"):
         read_template(op.spec, str(tmp_path / "ops.py"), "cpu", **declaration)
+
+
+def test_the_code_of_a_function_is_part_of_what_a_template_is(op):
+    made = [read_template(op.spec, __file__, "cpu", fn, name="f") for fn in (lambda x: x + x, lambda x: x * 2)]
+    assert [t.language for t in made] == ["torch", "torch"]
+    assert made[0].identity != made[1].identity
 
 
 def test_ops_of_several_or_data_dependent_outputs_have_none(ns, tmp_path):

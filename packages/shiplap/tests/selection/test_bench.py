@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from jaxtyping import Float
@@ -90,6 +91,25 @@ def test_the_first_is_verified_while_others_compile(two_cores):
     slow.set()
     assert bench.verify(2).ok
     assert bench.candidates[2].ended
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_kernels_for_a_gpu_are_compiled_in_other_processes_too(two_cores, device):
+    """Threads wait for each other. Processes that go on would disturb the clock of a CPU, and one may fail to start."""
+    begun = []
+
+    class Elsewhere(Compiling):
+        def compile_apart(self):
+            begun.append(self)
+            raise OSError("no process")
+
+    drawn = bench_of().inputs
+    given = SimpleNamespace(op=double, device=device, real=drawn.real, small=None)
+    listed = [Elsewhere(fixed=True), Elsewhere(fixed=True)]
+    bench = LocalBench(given, listed)
+    assert bench.compile([0, 1]) == 2
+    bench.quiet()
+    assert begun == (listed if device == "cuda" else [])
 
 
 def test_a_race_begins_when_nobody_compiles(two_cores):

@@ -27,6 +27,7 @@ __all__ = ["at", "compile_apart", "graph", "nodes_behind", "precompile", "source
 log = logging.getLogger(__name__)
 PATIENCE = 60.0  # seconds for the worker processes to start
 _futures: dict[str, Any] = {}  # futures; None once it is done
+_loaded: set[str] = set()  # of those, what a worker process has compiled
 
 
 def graph() -> Any:
@@ -117,13 +118,15 @@ def _workers() -> bool:
 
 def precompile(choice: Any) -> None:
     """Compile the kernel of a choice alone, or take what has been compiled beside this thread."""
-    kernel = _result(_name(choice))
-    if kernel is None:
-        choice.precompile()
-    else:
+    name = _name(choice)
+    kernel = _result(name)
+    if kernel is not None:
         request = choice.bmreq
         module = PyCodeCache.load_by_key_path(request.module_cache_key, request.module_path)
         setattr(module, request.kernel_name, kernel)
+        _loaded.add(name)
+    elif name not in _loaded:
+        choice.precompile()
 
 
 def _result(name: str) -> Any:

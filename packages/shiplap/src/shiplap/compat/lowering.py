@@ -46,6 +46,7 @@ __all__ = [
     "static",
     "trace",
     "uncached",
+    "unfused",
     "with_values",
     "write_graph",
 ]
@@ -147,6 +148,13 @@ def choice_node(choice: Any, fusion: bool) -> Any:
     node = choice.output_node()
     if not fusion:
         V.graph.no_fuse_buffer_names.add(node.get_name())
+    return node
+
+
+def unfused(node: Any) -> Any:
+    """The node as a buffer into which nothing is fused."""
+    node.realize()
+    V.graph.no_fuse_buffer_names.add(node.get_name())
     return node
 
 

@@ -13,7 +13,7 @@ from shiplap.cached import cached_property
 from shiplap.codegen.triton import constants
 from shiplap.compat import lowering
 from shiplap.op import Op
-from shiplap.op.template import Template
+from shiplap.op.template import Template, Traced
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.sizes import free_dims, ones
 from shiplap.selection.inputs import layout_name
@@ -71,9 +71,20 @@ class Call:
 
     def reference(self, *tensors: Any) -> Any:
         """The reference on the tensors that are present, everything else as in this call."""
+        return self.op.run_reference(self._all(tensors))
+
+    def of(self, function: Traced) -> Callable[..., Any]:
+        """``function``, which takes all arguments of the op, as one of the tensors that are present."""
+
+        def run(*tensors: Any) -> Any:
+            positional, named = self.op.spec.split(self._all(tensors))
+            return function(*positional, **named)
+
+        return run
+
+    def _all(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         given = iter(tensors)
-        values = [next(given) if isinstance(v, Tensor) else v for v in self.values]
-        return self.op.run_reference(tuple(values))
+        return tuple(next(given) if isinstance(v, Tensor) else v for v in self.values)
 
     @property
     def nodes(self) -> list[Any]:

@@ -19,7 +19,7 @@ from shiplap.op.source import source_digest
 from shiplap.op.template import Template
 from shiplap.selection.candidate import Candidate
 
-__all__ = ["TemplateCandidate", "candidates"]
+__all__ = ["TemplateCandidate"]
 
 
 Memory = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, offset from the start of the buffer
@@ -71,7 +71,7 @@ class TemplateCandidate(Candidate):
         return hashlib.sha256(f"{text}|{self._slots}|{self.split_k}".encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
-        """Start compiling the kernel beside this thread; whether that is done."""
+        """Start compiling the kernel beside this thread, after it has been rendered; whether that is done."""
         from shiplap.compat import choices_ahead
 
         return choices_ahead.compile_apart(self.render())
@@ -136,29 +136,6 @@ class TemplateCandidate(Candidate):
         if declared is None:
             return 1
         return int(declared(Fixed(self.call.env), self.config.as_dict()))
-
-
-def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """The candidates of the op's templates for this call, and a reason for each template that cannot be used.
-
-    One that has been rendered for the call is not rendered again.
-    """
-    if "candidates" not in call.memo:
-        call.memo["candidates"] = _listed(call)
-    valid, refused = call.memo["candidates"]
-    return list(valid), dict(refused)
-
-
-def _listed(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    valid, refused = [], {}
-    for template in call.op.templates.get(call.device.type, ()):
-        for config in template.candidates(call.hints):
-            candidate = TemplateCandidate(call, template, Config.of(config))
-            if reason := candidate.refuses():
-                refused[candidate.label] = reason
-            else:
-                valid.append(candidate)
-    return valid, refused
 
 
 class Fixed(Mapping[str, Any]):

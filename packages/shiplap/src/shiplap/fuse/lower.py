@@ -13,12 +13,13 @@ from shiplap.compat import lowering, packages
 from shiplap.errors import notice
 from shiplap.fuse.ahead import look_ahead
 from shiplap.fuse.call import Call
-from shiplap.fuse.candidate import TemplateCandidate, candidates
+from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.fuse.choice import FusionChoice, Verdict, remember
 from shiplap.fuse.isolated import collect, collecting
 from shiplap.fuse.prove import prove
 from shiplap.fuse.select import UNTUNED, Selection, blocked, forced, known, measure, preferred
 from shiplap.fuse.switch import in_force
+from shiplap.fuse.traced import candidates
 from shiplap.fuse.tuning import answered, asked
 from shiplap.op import Op, choices
 from shiplap.op.binding import Binding

@@ -3,16 +3,16 @@
 A kernel that is slower alone may be faster with a fused epilogue, and the reverse. The last step therefore times graphs
 that are compiled as they will run. The choice is stored under the op, the machine and the operations around the call.
 
-Where the reference is a call of a library, Inductor would tune it in the graph to come (``mode="max-autotune"``), and
-what it picks is not always faster than the library. The fallback then takes part twice: as Inductor tunes it, and with
-the library's own kernel. A template has to beat both.
+Inductor would tune the fallback in the graph to come (``mode="max-autotune"``), and what it picks is not always faster
+than the library. The fallback then takes part twice: as Inductor tunes it, and with the library's own kernel. A
+template has to beat both, and every template that is PyTorch code, which Inductor tunes too.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -28,6 +28,7 @@ from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.fuse.choice import Verdict
 from shiplap.fuse.surroundings import Surroundings
+from shiplap.fuse.traced import Alone, TracedCandidate
 from shiplap.op import choices
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
@@ -49,6 +50,8 @@ __all__ = ["UNTUNED", "Selection", "forced", "known", "measure", "preferred", "t
 
 FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
 NEAR = 1.3
+TUNED = 3.0  # times the best alone: what PyTorch code may take that Inductor has not tuned yet
+SURE = 0.98  # of the time of the fallback as it would be tuned, below which it is better untuned: two trials differ
 SECONDS = 60.0  # per call, with the compilation of its candidates
 UNTUNED = Config.of({"tuned": False})  # of the fallback: what Inductor compiles for it where it tunes nothing
 
@@ -79,28 +82,18 @@ class FallbackCandidate(Candidate):
     kernel: str = REFERENCE
     fixed: bool = True
     opaque: bool = True
-    _compiled: Callable[..., Any] | None = None
-    _like: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    _alone: Alone | None = None
 
     def render(self) -> None:
         """Compile the reference, while the call's graph is lowered."""
-        if self._compiled is None and not self.call.op.own(self.call.device.type):
-            values = Surroundings.alone(self.call)
-            self._like = tuple((tuple(v.shape), tuple(v.stride())) for v in values[1])
-            with lowering.no_autotuning():
-                self._compiled = lowering.compile_graph(*values)
+        if self._alone is None and not self.call.op.own(self.call.device.type):
+            self._alone = Alone.of(self.call, self.call.reference)
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         self.render()
-        if self._compiled is None:
+        if self._alone is None:
             return lambda: outputs(self.call.op.execute(*args))
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        laid = [_laid(t, *like) for t, like in zip(tensors, self._like, strict=True)]
-        return partial(_call, self._compiled, laid)
-
-
-def _laid(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+        return self._alone.on(args)
 
 
 @dataclass(frozen=True)
@@ -219,21 +212,22 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
     """The choice, and the times of the candidates that were raced with their surroundings."""
     order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
+    ambient = _tuned_there(selection.call, listed, alone)
+    near += [i for i in order if i not in near and (i == 0 or i in ambient)]
     if not here:  # what was proven in the other process is proven again as it was rendered in this one
         check = LocalBench(selection.inputs, listed)
         check.compile(near)
         near = [i for i in near if i == 0 or check.verify(i).ok]
         order = [i for i in order if i in near or i == 0]
-    finalists = [*near, *([0] if 0 in alone and 0 not in near else [])]
-    tuned = 0 in finalists and tuned_by_inductor(selection.call)
-    if tuned:
+    finalists = list(near)
+    if 0 in ambient:
         finalists.append(len(listed))
         listed.append(FallbackCandidate(selection.call, UNTUNED))
     around: dict[int, Timing] = {}
     how = f"with {selection.surroundings.text}" if selection.surroundings.nodes else "in compiled code"
-    if (selection.surroundings.nodes or tuned) and len(finalists) > 1:
-        around = _race(selection, listed, finalists, tuned=tuned)
-    timings: dict[int, Timing] = around or alone
+    if (selection.surroundings.nodes or ambient) and len(finalists) > 1:
+        around = _race(selection, listed, finalists, ambient)
+    timings: dict[int, Timing] = _settled(listed, around) or alone
     ranked = sorted(timings, key=lambda i: _cost(listed[i], timings[i])) or [0]
     if not around:
         ranked, how = order or [0], "alone"
@@ -242,15 +236,32 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
     ), around
 
 
+def _settled(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:
+    """The fallback once, where both ways to compile it are about as fast: as it is without any choice of ours."""
+    untuned = next((i for i in around if listed[i].config == UNTUNED and listed[i].kernel == REFERENCE), None)
+    if untuned is None or 0 not in around or around[untuned].median < SURE * around[0].median:
+        return dict(around)
+    return {i: t for i, t in around.items() if i != untuned}
+
+
 def _cost(candidate: Candidate, timing: Timing) -> float:
     """A template that is no faster than the fallback by more than the clock can tell is no gain."""
     return timing.median * (TIE if candidate.kernel == REFERENCE else 1.0)
 
 
-def tuned_by_inductor(call: Call) -> bool:
-    """Whether the fallback is the code that Inductor picks by measurement: a product or convolution, inlined."""
+def _tuned_there(call: Call, listed: list[Any], alone: Mapping[int, Timing]) -> set[int]:
+    """The fallback and what is PyTorch code as well, where Inductor will tune it: it can win then if it is not far off.
+
+    A fallback that is an own kernel is called as it stands, and a library's call is what Inductor begins with.
+    """
+    if not lowering.autotuning() or not alone:
+        return set()
+    limit = TUNED * min(t.median for t in alone.values())
+    traced = {i for i in alone if isinstance(listed[i], TracedCandidate) and alone[i].median <= limit}
+    if 0 not in alone or call.op.own(call.device.type):
+        return traced
     library = call.device.type in call.op.spec.library
-    return library and lowering.autotuning() and not call.op.own(call.device.type)
+    return traced | ({0} if library or alone[0].median <= limit else set())
 
 
 def _chosen(
@@ -299,18 +310,19 @@ def _call(compiled: Callable[..., Any], args: list[Any]) -> tuple[Tensor, ...]:
     return tuple(compiled(*args))
 
 
-def _race(selection: Selection, listed: list[Any], finalists: Sequence[int], *, tuned: bool) -> dict[int, Timing]:
+def _race(
+    selection: Selection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
+) -> dict[int, Timing]:
     """The finalists compiled with their surroundings; one that cannot be is left out.
 
-    ``tuned``: the plain fallback is compiled as the mode of this compilation asks for.
+    Those in ``ambient`` are compiled as the mode of this compilation asks for, and the others without tuning.
     """
     around = selection.surroundings
     clock = clock_for(str(selection.call.device))
     args = around.arguments(selection.inputs.real[0].fresh())
     written: dict[int, Callable[[], Callable[..., Any]]] = {}
     for index in finalists:
-        ambient = tuned and index == 0
-        mode = nullcontext() if ambient else lowering.no_autotuning()
+        mode = nullcontext() if index in ambient else lowering.no_autotuning()
         with suppress(Exception), mode, trial(selection.call.op.spec.name, label(listed[index])):
             written[index] = lowering.write_graph(around.graph(), around.fakes())
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

@@ -74,12 +74,6 @@ class Surroundings:
         given = dict(zip(self.node.all_input_nodes, [a for a in args if isinstance(a, Tensor)], strict=False))
         return [lowering.like(n.meta["val"], given.get(n)) for n in self._inputs]
 
-    @staticmethod
-    def alone(call: Call) -> tuple[fx.GraphModule, list[Any]]:
-        """The reference by itself, sizes fixed, and the fakes of its inputs."""
-        values = [lowering.fixed_fake(v) for v in call.values if isinstance(v, Tensor)]
-        return lowering.trace(call.reference, values), values
-
 
 def _fusible(node: fx.Node) -> bool:
     overload = overload_of(node)

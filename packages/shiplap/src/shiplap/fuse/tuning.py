@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from shiplap.errors import ShiplapError, error
 from shiplap.fuse.call import Call
-from shiplap.fuse.candidate import TemplateCandidate, candidates
+from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.fuse.isolated import compile_alone
 from shiplap.fuse.select import Selection, known, measure
+from shiplap.fuse.traced import candidates
 from shiplap.op import Op, choices
 from shiplap.op.choices import REFERENCE
 from shiplap.referee.finding import Finding

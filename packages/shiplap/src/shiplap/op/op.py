@@ -40,7 +40,7 @@ from shiplap.op.sharding import failure_hooks
 from shiplap.op.source import home, same_home
 from shiplap.op.spec import OpSpec
 from shiplap.op.state import Sampler
-from shiplap.op.template import Template, TemplateKeywords, read_template
+from shiplap.op.template import Template, TemplateKeywords, Traced, read_template
 from shiplap.op.values import Result, Returned, Value
 
 __all__ = ["Op", "declared", "op"]
@@ -154,12 +154,12 @@ class Op(calls.ShortCut[P, R], Registered):
             self._attach(code.bind(self.spec, terms))
         return implementation
 
-    def template(self, device: str, source: str, **keywords: Unpack[TemplateKeywords]) -> Template:
+    def template(self, device: str, source: str | Traced, **keywords: Unpack[TemplateKeywords]) -> Template:
         """Bind a templated kernel: ``source`` is a ``*.triton.jinja`` or ``*.cpp.jinja`` file beside the declaration.
 
-        Inductor fuses neighbouring operations into the template. A Triton template also serves eager calls, as a kernel
-        of the same name. A second template of the same name replaces the first. :class:`TemplateKeywords` documents the
-        keywords.
+        Inductor fuses neighbouring operations into it. A Triton template also serves eager calls, as a kernel of the
+        same name. A second template of that name replaces the first. :class:`TemplateKeywords` documents the keywords.
+        A function of PyTorch with the reference's parameters may be the ``source``: Inductor tunes and fuses its code.
         """
         template = read_template(self.spec, self.file, device, source, **keywords)
         others = [t for t in self.templates.get(template.device, []) if t.name != template.name]

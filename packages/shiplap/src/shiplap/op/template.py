@@ -1,7 +1,7 @@
 """A template as data: kernel source with hooks into which Inductor fuses neighbouring operations.
 
 The package ``fuse`` lowers a template in a compiled graph. A Triton template also serves eager calls, rendered with
-empty hooks (``bind/direct.py``).
+empty hooks (``bind/direct.py``). A function of PyTorch may stand in place of a file: it is traced into the graph.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import TypeAlias, TypedDict
 
@@ -22,7 +23,7 @@ from shiplap.op.spec import OpSpec
 from shiplap.op.values import Env, Size, Supports
 from shiplap_headers import include_dir
 
-__all__ = ["Grid", "Template", "TemplateKeywords", "read_template"]
+__all__ = ["Grid", "Template", "TemplateKeywords", "Traced", "read_template"]
 
 LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
 INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
@@ -30,6 +31,7 @@ INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
 INDICES = re.compile(r"""(?:load_input\(\s*"\w+",\s*"\w+",|store_output\()\s*\(([^()]*)\)""")
 SIZE = re.compile(r'"((?:s|u|ps|zuf)\w*)"', re.IGNORECASE)
 Grid: TypeAlias = Callable[..., tuple[Size, Size, Size]]  # of sizes, config and a ceiling division: programs
+Traced: TypeAlias = Callable[..., Tensor]  # of all arguments of the op, as the reference
 TableMaker: TypeAlias = Callable[..., Tensor]  # of sizes and scalars
 
 
@@ -69,7 +71,7 @@ class Template:
     name: str
     device: str
     language: str
-    source: str = field(repr=False)
+    source: str = field(repr=False)  # empty for a function
     configs: tuple[Values, ...] | Callable[..., Iterable[Values]]
     grid: Grid | None = None
     tables: tuple[tuple[str, TableMaker], ...] = ()
@@ -78,11 +80,13 @@ class Template:
     split_k: Callable[..., int] | None = None
     fuses: Callable[..., bool] | None = None
     default: bool = True
+    function: Traced | None = None
 
     @property
     def identity(self) -> str:
         """The digest of the source, the configs and the code of every function of the template."""
-        functions = [self.grid, self.supports, self.split_k, self.fuses, *(fn for _, fn in self.tables)]
+        named = self.grid, self.supports, self.split_k, self.fuses, self.function
+        functions = [*named, *(fn for _, fn in self.tables)]
         configs = source_digest(self.configs) if callable(self.configs) else repr([dict(c) for c in self.configs])
         values = repr((self.innermost, self.default))
         parts = [self.source, configs, values, *(source_digest(fn) for fn in functions if fn)]
@@ -97,7 +101,7 @@ def read_template(
     spec: OpSpec,
     home: str,
     device: str,
-    source: str,
+    source: str | Traced,
     *,
     name: str | None = None,
     configs: Configs = ({},),
@@ -109,19 +113,21 @@ def read_template(
     fuses: Callable[..., bool] | None = None,
     default: bool = True,
 ) -> Template:
-    """Read the template in a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``). SL114 if it cannot be used."""
-    where = f"{spec.name}, template {source!r}"
-    language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
-    path = Path(home).parent / source
-    if not language:
-        raise error("SL114", where=where, got=f"file name {source!r}", expected=" or ".join(f"*{s}" for s in LANGUAGES))
-    if not path.is_file():
-        raise error("SL114", where=where, got="no such file", expected=f"a file beside {Path(home).name}")
+    """Read the template in a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``), or take a function of PyTorch.
+
+    SL114 if it cannot be used.
+    """
+    if callable(source):
+        called, language, text, function = source.__name__, "torch", "", source
+        where = f"{spec.name}, template {called!r}"
+    else:
+        where, function = f"{spec.name}, template {source!r}", None
+        called, language, text = _file(Path(home), source, where)
     template = Template(
-        name or path.name.split(".")[0],
+        name or called,
         device.partition(":")[0],
         language,
-        _included(path, where),
+        text,
         configs if callable(configs) else tuple(dict(c) for c in configs),
         grid,
         tuple((tables or {}).items()),
@@ -130,9 +136,42 @@ def read_template(
         split_k,
         fuses,
         default,
+        function,
     )
     _check(spec, template, where)
+    if function is not None:
+        _check_traced(spec, template, function, where)
     return template
+
+
+def _file(home: Path, source: str, where: str) -> tuple[str, str, str]:
+    """Name, language and text of the template in a file."""
+    language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
+    path = home.parent / source
+    if not language:
+        raise error("SL114", where=where, got=f"file name {source!r}", expected=" or ".join(f"*{s}" for s in LANGUAGES))
+    if not path.is_file():
+        raise error("SL114", where=where, got="no such file", expected=f"a file beside {home.name}")
+    return path.name.split(".")[0], language, _included(path, where)
+
+
+def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str) -> None:
+    """SL114 for a function that does not take what the reference takes, and for what configures a kernel."""
+    wanted, taken = [a.name for a in spec.args], list(signature(function).parameters)
+    if taken != wanted:
+        raise error(
+            "SL114", where=where, got=f"a function of {', '.join(taken)}", expected=f"a function of {', '.join(wanted)}"
+        )
+    given = {
+        "grid=": template.grid,
+        "tables=": template.tables,
+        "innermost=": template.innermost,
+        "split_k=": template.split_k,
+        "fuses=": template.fuses,
+        "configs=": template.configs != ({},),
+    }
+    if extra := [name for name, value in given.items() if value]:
+        raise error("SL114", where=where, got=f"{extra[0]} of a function", expected="supports=, default= or name= only")
 
 
 def _check(spec: OpSpec, template: Template, where: str) -> None:

@@ -65,6 +65,10 @@ class Candidate(ABC):
         """
         raise NotImplementedError(f"{label(self)} compiles nothing")
 
+    def compile_apart(self) -> bool:
+        """Start :meth:`precompile`'s work in another process; whether there is one. Python's lock is not held there."""
+        return False
+
     def estimate(self, env: Mapping[str, Any]) -> float | None:
         """The author's estimate of the time of a call with these sizes, in any unit, or None."""
         return None

@@ -26,12 +26,14 @@ tuners: list[Tuner] = []  # the package ``shiplap`` adds the one of ``shiplap.fu
 def templates(op: Op, device: str) -> tuple[list[Template], list[Template]]:
     """The templates for a device type: those that serve no eager call, as there is no kernel of their name; the others.
 
-    A template in C++ is code only together with its neighbours in a graph, so Inductor alone can run it.
+    A template in C++ is code only together with its neighbours in a graph, so Inductor alone can run it. A function of
+    PyTorch is no reason to compile: it is there to be compared with.
     """
     kind = device.partition(":")[0]
     kernels: set[Any] = {k.name for k in op.kernels.get(kind, ())}
     every = op.templates.get(kind, [])
-    return [t for t in every if t.name not in kernels], [t for t in every if t.name in kernels]
+    alone = [t for t in every if t.name not in kernels and t.function is None]
+    return alone, [t for t in every if t not in alone]
 
 
 def measured(op: Op, device: str, compiled: bool | None) -> bool:
