@@ -28,6 +28,7 @@ class Settings:
     tuned: str = ""
     record: str = ""
     progress: bool = False
+    replay: bool = False
 
     @staticmethod
     def variable(name: str) -> str:
@@ -37,10 +38,11 @@ class Settings:
 _MEANING = {
     "library_path": "directory searched first for C ABI kernel libraries",
     "strict": "1: raise SL306 instead of running the reference where no kernel exists",
-    "native": "0: Python calls and launches all kernels, no compiler is started",
+    "native": "0: C ABI kernels stay with the Python binding, no compiler is started",
     "cache_dir": "directory of native bindings and tuned choices, private to you",
     "tuned": "table of 'shiplap freeze': its choices are in force, nothing is measured",
     "progress": "1: say on stderr what a long compilation is at, also where stderr is no terminal",
+    "replay": "1: eager calls of Triton templates are launched by C++ from their second time on, which is new",
     "record": "file to which the calls of declared ops are recorded, for 'shiplap tune --profile'",
 }
 

@@ -69,8 +69,9 @@ def frames(call: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_calls_in_half_precision_are_launched_by_cpp_from_their_second_time_on(dtype):
+def test_calls_in_half_precision_are_launched_by_cpp_from_their_second_time_on(dtype, monkeypatch):
     op, args = ops.grouped_mm, EAGER["grouped_mm"](dtype)
+    monkeypatch.setenv("SHIPLAP_REPLAY", "1")
     choices.forget()
     replay.build(op)
     want = op(*args)
@@ -79,11 +80,14 @@ def test_calls_in_half_precision_are_launched_by_cpp_from_their_second_time_on(d
     choices.forget()
 
 
-def test_calls_in_float32_follow_the_flag_of_torch(monkeypatch):
+def test_calls_in_float32_follow_the_flag_of_torch():
     op, args = ops.grouped_mm, EAGER["grouped_mm"](torch.float32)
     exact = [op(*args) for _ in range(3)][-1]
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    assert not torch.equal(op(*args), exact)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert not torch.equal(op(*args), exact)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def test_views():

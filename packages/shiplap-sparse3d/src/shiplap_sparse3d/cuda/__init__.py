@@ -65,12 +65,29 @@ bounded.out_coords_bounded.kernel("cuda", late_launches(COORDS, "BOUNDED"), name
 # --- pooling ----------------------------------------------------------------------------------------------------------
 
 
-POOL, SCENES = f"{__name__}.pool", f"{__name__}.scenes"
-pooling.max_pool_with_taps.kernel("cuda", late_launches(POOL, "MAX_POOL"), name="triton")
-pooling.max_pool_grad.kernel("cuda", late_launches(POOL, "MAX_POOL_GRAD"), name="triton")
-pooling.sum_pool.kernel("cuda", late_launches(POOL, "SUM_POOL"), name="triton")
+@pooling.max_pool_with_taps.kernel("cuda", name="triton")
+def _(*args: Any, out: Tensor, taps: Tensor) -> None:
+    late("pool", "max_pool_with_taps")(*args, out=out, taps=taps)
 
-PARTS = "min(cdiv(n, 2048), 256) * batch_size"  # as many as scenes.PART and scenes.PARTS make, for each scene
-MAX_PARTS, SUM_PARTS = f"{PARTS} * 4 * c", f"{PARTS} * (8 * c + 8)"
-pooling.global_max_pool.kernel("cuda", late_launches(SCENES, "GLOBAL_MAX_POOL"), name="triton", workspace=MAX_PARTS)
-pooling.global_sum_pool.kernel("cuda", late_launches(SCENES, "GLOBAL_SUM_POOL"), name="triton", workspace=SUM_PARTS)
+
+@pooling.max_pool_grad.kernel("cuda", name="triton")
+def _(*args: Any, out: Tensor) -> None:
+    late("pool", "max_pool_grad")(*args, out=out)
+
+
+@pooling.sum_pool.kernel("cuda", name="triton")
+def _(*args: Any, out: Tensor) -> None:
+    late("pool", "sum_pool")(*args, out=out)
+
+
+_PARTS = "min(cdiv(n, 2048), 256) * batch_size"  # as many as scenes.PART and scenes.PARTS make, for each scene
+
+
+@pooling.global_max_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * 4 * c")
+def _(*args: Any, out: Tensor, rows: Tensor, workspace: Tensor) -> None:
+    late("scenes", "global_max_pool")(*args, out=out, rows=rows, workspace=workspace)
+
+
+@pooling.global_sum_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * (8 * c + 8)")
+def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
+    late("scenes", "global_sum_pool")(*args, out=out, workspace=workspace)

@@ -1,35 +1,32 @@
-"""Pooling over a table, as launch programs: one block owns some output rows and walks their taps. No atomics: results
-are the same in each run. ``scenes.py`` pools over scenes.
+"""Pooling over a table, in Triton: one program owns some output rows and walks their taps. No atomics: results are the
+same in each run. ``scenes.py`` pools over scenes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from shiplap.extend import TritonLaunches, launch_program
+from shiplap.extend import triton_launcher
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.hash import report
 
-__all__ = [
-    "CHANNELS",
-    "MAX_POOL",
-    "MAX_POOL_GRAD",
-    "SUM_POOL",
-    "TILE",
-    "accumulator",
-    "beats",
-    "max_pool",
-    "max_pool_grad",
-    "sum_pool",
-]
+__all__ = ["accumulator", "beats", "blocks_of", "is_wide", "max_pool_grad", "max_pool_with_taps", "sum_pool"]
 
 ENTRY = "table row {row} has an entry outside its range"
-TILE = 2048  # values of a block of threads: 16 a thread
-CHANNELS = "min(128, pow2ceil(max(c, 1)))"  # of such a block
+TILE = 2048  # values of a program: 16 a thread
+
+
+def blocks_of(c: int) -> dict[str, int]:
+    """Rows and channels of a program."""
+    channels = min(128, triton.next_power_of_2(max(c, 1)))
+    return {"ROWS": TILE // channels, "CHANNELS": channels, "num_warps": 4}
+
+
+def is_wide(t: Tensor) -> dict[str, bool]:
+    return {"WIDE": t.dtype == torch.float64}
 
 
 @triton.jit
@@ -41,18 +38,17 @@ def _block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def _entry(table, row, there, v, k, n, status, code):
+def _entry(table, row, there, v, row_stride, tap_stride, n, status, code):
     """The entries of one tap and which of them are hits; others than -1 outside ``[0, n)`` are none, and told."""
-    entry = tl.load(table + row * k + v, mask=there, other=-1)
+    entry = tl.load(table + row * row_stride + v * tap_stride, mask=there, other=-1)
     hit = (entry >= 0) & (entry < n)
     report(status, code, row, (entry != -1) & ~hit)
     return entry.to(tl.int64)[:, None], hit[:, None]
 
 
 @triton.jit
-def accumulator(like, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Zeros, in at least float32, for values of the type that the pointer ``like`` has."""
-    return tl.zeros([ROWS, CHANNELS], tl.float64 if like.dtype.element_ty == tl.float64 else tl.float32)
+def accumulator(ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
+    return tl.zeros([ROWS, CHANNELS], tl.float64 if WIDE else tl.float32)
 
 
 @triton.jit
@@ -67,21 +63,26 @@ def max_kernel(
     table,
     out,
     taps,
-    status: tl.int64,
+    status,
     n,
     m,
     c,
     k,
+    feats_row,
+    feats_col,
+    table_row,
+    table_tap,
     code,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     row, there, channel, within = _block(m, c, ROWS, CHANNELS)
-    best = accumulator(feats, ROWS, CHANNELS)
+    best = accumulator(ROWS, CHANNELS, WIDE)
     tap = tl.full([ROWS, CHANNELS], -1, tl.int32)
     for v in range(k):
-        entry, hit = _entry(table, row, there, v, k, n, status, code)
-        x = tl.load(feats + entry * c + channel, mask=hit & within, other=0).to(best.dtype)
+        entry, hit = _entry(table, row, there, v, table_row, table_tap, n, status, code)
+        x = tl.load(feats + entry * feats_row + channel * feats_col, mask=hit & within, other=0).to(best.dtype)
         better = hit & ((tap < 0) | beats(x, best))
         best, tap = tl.where(better, x, best), tl.where(better, v, tap)
     at = row[:, None] * c + channel
@@ -95,21 +96,28 @@ def max_grad_kernel(
     taps,
     table,
     out,
-    status: tl.int64,
+    status,
     n,
     m,
     c,
     k,
+    grad_row,
+    grad_col,
+    taps_row,
+    taps_col,
+    table_row,
+    table_tap,
     code,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     row, there, channel, within = _block(m, c, ROWS, CHANNELS)
-    total = accumulator(grad, ROWS, CHANNELS)
+    total = accumulator(ROWS, CHANNELS, WIDE)
     for v in range(k):
-        entry, hit = _entry(table, row, there, v, k, n, status, code)
-        chosen = tl.load(taps + entry * c + channel, mask=hit & within, other=-1) == v
-        total += tl.load(grad + entry * c + channel, mask=chosen, other=0).to(total.dtype)
+        entry, hit = _entry(table, row, there, v, table_row, table_tap, n, status, code)
+        chosen = tl.load(taps + entry * taps_row + channel * taps_col, mask=hit & within, other=-1) == v
+        total += tl.load(grad + entry * grad_row + channel * grad_col, mask=chosen, other=0).to(total.dtype)
     tl.store(out + row[:, None] * c + channel, total.to(out.dtype.element_ty), mask=there[:, None] & within)
 
 
@@ -118,55 +126,106 @@ def sum_kernel(
     feats,
     table,
     out,
-    status: tl.int64,
+    status,
     n,
     m,
     c,
     k,
+    feats_row,
+    feats_col,
+    table_row,
+    table_tap,
     code,
     AVERAGE: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     row, there, channel, within = _block(m, c, ROWS, CHANNELS)
-    total = accumulator(feats, ROWS, CHANNELS)
+    total = accumulator(ROWS, CHANNELS, WIDE)
     hits = tl.zeros([ROWS, 1], tl.int32)
     for v in range(k):
-        entry, hit = _entry(table, row, there, v, k, n, status, code)
-        total += tl.load(feats + entry * c + channel, mask=hit & within, other=0).to(total.dtype)
+        entry, hit = _entry(table, row, there, v, table_row, table_tap, n, status, code)
+        total += tl.load(feats + entry * feats_row + channel * feats_col, mask=hit & within, other=0).to(total.dtype)
         hits += hit.to(tl.int32)
     if AVERAGE:
         total = total / tl.maximum(hits, 1).to(total.dtype)
     tl.store(out + row[:, None] * c + channel, total.to(out.dtype.element_ty), mask=there[:, None] & within)
 
 
-def _program(kernel: Any, rows: str, arguments: Mapping[str, str], tile: int) -> TritonLaunches:
-    """One launch over ``rows`` output rows and the channels. ``arguments``: those that are called otherwise."""
-    return launch_program(
-        values={"channels": CHANNELS, "block": f"max(1, {tile} // channels)"}, errors=status.ERRORS
-    ).then(
-        kernel,
-        grid=(f"cdiv({rows}, block)", "cdiv(c, channels)"),
-        arguments={**arguments, "ROWS": "block", "CHANNELS": "channels"},
-        constants={"num_warps": 4},
-        word="status",
-        codes={"code": ENTRY},
-    )
+_max, _max_grad, _sum = (triton_launcher(kernel) for kernel in (max_kernel, max_grad_kernel, sum_kernel))
 
 
-def max_pool(tile: int = TILE) -> TritonLaunches:
-    """The program of ``pooling.max_pool_with_taps``."""
-    return _program(max_kernel, "m", {}, tile)
+def _grid(m: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
+    blocks = blocks_of(c)
+    return (triton.cdiv(m, blocks["ROWS"]), triton.cdiv(c, blocks["CHANNELS"])), blocks
 
 
-def max_pool_grad(tile: int = TILE) -> TritonLaunches:
-    """The program of ``pooling.max_pool_grad``. Rows of the kernel's output are those of the transposed table."""
-    return _program(max_grad_kernel, "n", {"table": "table_t", "n": "m", "m": "n"}, tile)
+def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
+    """See ``pooling.max_pool_with_taps``."""
+    word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
+    if out.numel():
+        grid, blocks = _grid(m, c)
+        _max[grid](
+            feats,
+            table,
+            out,
+            taps,
+            word,
+            n,
+            m,
+            c,
+            k,
+            *feats.stride(),
+            *table.stride(),
+            status.code_of("max_pool_with_taps", ENTRY),
+            **is_wide(feats),
+            **blocks,
+        )
 
 
-def sum_pool(tile: int = TILE) -> TritonLaunches:
-    """The program of ``pooling.sum_pool``."""
-    return _program(sum_kernel, "m", {"AVERAGE": "average"}, tile)
+def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
+    """See ``pooling.max_pool_grad``."""
+    word, (m, k), (n, c) = status.word(grad.device), table_t.shape, grad.shape
+    if out.numel():
+        grid, blocks = _grid(m, c)
+        _max_grad[grid](
+            grad,
+            taps,
+            table_t,
+            out,
+            word,
+            n,
+            m,
+            c,
+            k,
+            *grad.stride(),
+            *taps.stride(),
+            *table_t.stride(),
+            status.code_of("max_pool_grad", ENTRY),
+            **is_wide(grad),
+            **blocks,
+        )
 
 
-MAX_POOL, MAX_POOL_GRAD, SUM_POOL = max_pool(), max_pool_grad(), sum_pool()
+def sum_pool(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
+    """See ``pooling.sum_pool``."""
+    word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
+    if out.numel():
+        grid, blocks = _grid(m, c)
+        _sum[grid](
+            feats,
+            table,
+            out,
+            word,
+            n,
+            m,
+            c,
+            k,
+            *feats.stride(),
+            *table.stride(),
+            status.code_of("sum_pool", ENTRY),
+            AVERAGE=average,
+            **is_wide(feats),
+            **blocks,
+        )

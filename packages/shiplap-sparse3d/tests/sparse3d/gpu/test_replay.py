@@ -19,10 +19,12 @@ TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5}
 
 @pytest.fixture(scope="module", autouse=True)
 def built():
-    choices.forget()
-    replay.build(ops.conv)
-    assert replay.state() == "native"
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHIPLAP_REPLAY", "1")
+        choices.forget()
+        replay.build(ops.conv)
+        assert replay.state() == "native"
+        yield
     choices.forget()
 
 

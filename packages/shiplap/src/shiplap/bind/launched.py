@@ -98,8 +98,6 @@ class LaunchedKernel(CFunctionKernel):
         if self.native.bindings:
             self.call_function(self._generated(self.native.bindings[-1]), call, tensors, extents, scratch)
             return
-        if scratch is None and self.workspace is not None:  # of no bytes, and launches still have parameters for it
-            scratch = torch.empty(0, dtype=torch.uint8, device=call.device)
         numbers = self._numbers(call, *tensors)
         if self.native.given.errors is not None:
             numbers[WORD] = self.native.given.errors.word(call.device)

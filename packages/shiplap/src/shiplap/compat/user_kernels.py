@@ -21,7 +21,7 @@ FLAG = "epilogue_fusion_user_defined_triton_kernel"
 
 def fuses() -> bool:
     """Whether the installed torch has the flag, and it is on."""
-    return bool(config.get_config_copy().get(FLAG, False))
+    return hasattr(config, FLAG) and bool(config.epilogue_fusion_user_defined_triton_kernel)
 
 
 def compiling_code() -> bool:

@@ -129,7 +129,7 @@ def _shares_the_runtime(library: bytes) -> bool:
     tags = [
         tag for section in sections if isinstance(section, DynamicSection) for tag in section.iter_tags("DT_NEEDED")
     ]
-    return any(tag.needed.startswith(("libstdc++.", "libc++.")) for tag in tags)
+    return any(str(vars(tag)["needed"]).startswith(("libstdc++.", "libc++.")) for tag in tags)
 
 
 def _models(archive: zipfile.ZipFile) -> list[str]:
