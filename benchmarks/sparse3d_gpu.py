@@ -1,4 +1,4 @@
-"""Sparse convolution on a GPU over sphere shells: shiplap, spconv and spconv-triton in one process, taking turns.
+"""Sparse convolution on a GPU over sphere shells: shiplap, spconv, spconv-triton and FlexGEMM in one process, in turns.
 
 Each cell is the median of calls between two CUDA events, from an idle GPU, launch overhead included. A turn is five
 calls; the first two, which find the processor's caches full of the others' code, do not count. ``forward`` and
@@ -110,11 +110,40 @@ class Peer:
         return self.step(self.tensor()).features
 
 
-def peers() -> Iterator[tuple[Any, str]]:
-    for module, name in (("spconv.pytorch", "spconv"), ("spconv_triton.pytorch", "spconv-triton")):
+class Functions:
+    """A library with the functions of ``flex_gemm.ops.spconv``. A layer that builds its map takes no gradients."""
+
+    def __init__(self, module: Any, name: str, *state: Any) -> None:
+        coords, res, weight, bias, feats = state
+        self.name, self.module, self.feats = name, module, feats
+        self.place = coords, torch.Size((1, feats.shape[1], res, res, res))
+        self.weight, self.bias = weight.detach().requires_grad_(), bias.detach().requires_grad_()
+        self.frozen = feats.detach(), *self.place, weight.detach(), bias.detach()
+        self.cache = module.sparse_submanifold_conv3d(feats, *self.place, self.weight, self.bias)[1]
+
+    def forward(self) -> Tensor:
+        return self.module.sparse_submanifold_conv3d(self.feats, *self.place, self.weight, self.bias, self.cache)[0]
+
+    def map(self) -> Tensor:
+        """A layer that builds its map: the forward with a cached one is taken off by the caller."""
+        return self.module.sparse_submanifold_conv3d(*self.frozen)[0]
+
+    def strided(self) -> Tensor:
+        return self.module.sparse_conv3d(*self.frozen, stride=(2, 2, 2), padding=(1, 1, 1))[0]
+
+
+PEERS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("spconv.pytorch", "spconv", Peer),
+    ("spconv_triton.pytorch", "spconv-triton", Peer),
+    ("flex_gemm.ops.spconv", "flexgemm", Functions),
+)
+
+
+def peers() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    for module, name, kind in PEERS:
         try:
             __import__(module)
-            yield sys.modules[module], name
+            yield sys.modules[module], name, kind
         except Exception as e:
             print(f"{name} is not here: {type(e).__name__}: {e}", file=sys.stderr)
 
@@ -188,9 +217,9 @@ def row(res: int, channels: int, rate: float, rounds: int) -> dict[str, Any]:
     grad = torch.randn(n, channels, device="cuda").half()
     state = (coords, res, weight, bias, feats)
     sides: list[Any] = [Ours(*state)]
-    for module, name in peers():
+    for module, name, kind in peers():
         try:
-            sides.append(Peer(module, name, *state))
+            sides.append(kind(module, name, *state))
         except Exception as e:
             print(f"  {name} at {res}: {type(e).__name__}: {str(e)[:200]}", file=sys.stderr)
     want = sides[0].forward()
@@ -247,7 +276,7 @@ def fused(res: int, channels: int, rounds: int) -> dict[str, Any]:
         pointwise = torch.compile(after)
         runs["shiplap, apart"] = _captured(lambda: pointwise(plan.conv(feats, weight), residual))
         bias = torch.zeros(channels, device="cuda").half()
-        for module, name in peers():
+        for module, name, _ in peers():
             if name == "spconv":  # the better one in all of these shells, and so the only ``side``
                 side = Peer(module, name, coords, res, weight, bias, feats)
                 runs[f"{name}, apart"] = lambda: pointwise(side.forward(), residual)  # noqa: B023

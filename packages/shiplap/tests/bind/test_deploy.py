@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,32 @@ def test_one_file_is_loaded_by_one_call_without_python(packed, tmp_path):
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
     linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     assert "libpython" not in linked
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "refused"),
+    [
+        (["-static-libstdc++"], "import os; os.kill(os.getpid(), 11)", True),
+        (["-static-libstdc++"], "1 / 0", False),
+        ([], "import os; os.kill(os.getpid(), 11)", False),
+    ],
+)
+def test_a_library_with_a_runtime_of_its_own_that_ends_the_process_is_refused(
+    flags, code, refused, tmp_path, monkeypatch
+):
+    """Another failure to load is not the compiler's, and what shares torch's runtime is not loaded at all."""
+    source, library, package = tmp_path / "m.cpp", tmp_path / "m.so", tmp_path / "m.pt2"
+    source.write_text("#include <string>\nextern \"C\" int f() { return std::stoi(std::string(3, '1')); }\n")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source, *flags], check=True)
+    with zipfile.ZipFile(package, "w") as archive:
+        archive.write(library, "m/data/aotinductor/model/m.so")
+    monkeypatch.setattr(model, "_LOAD", code)
+    monkeypatch.setenv("CXX", "/some/g++")
+    if not refused:
+        model._refuse_broken(package, package)
+        return
+    with fails("SL408", "/some/g++ has linked the C++ runtime; SIGSEGV ends", "CXX=/usr/bin/g++"):
+        model._refuse_broken(package, package)
 
 
 def test_where_the_ops_are_declared_those_serve_the_package(packed, ops, monkeypatch):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 import shiplap as sl
+from shiplap.bind import replay
+from shiplap.op import choices
 from shiplap.op.kernel import Kernel
 from shiplap_dense import ops
 from tests.dense import direct_ops
@@ -52,6 +55,39 @@ def test_gather_multiply_scatter(dtype, sizes):
         assert error(got, reference(gathered, given)) < TOLERANCE[dtype]
     if args[2].shape[0]:
         assert launched(gathered, *args) == ["gathered"], "one kernel, and no copy"
+
+
+def frames(call: Any) -> list[str]:
+    """The Python functions that a call enters."""
+    names: list[str] = []
+    sys.setprofile(lambda frame, event, of: names.append(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_calls_in_half_precision_are_launched_by_cpp_from_their_second_time_on(dtype, monkeypatch):
+    op, args = ops.grouped_mm, EAGER["grouped_mm"](dtype)
+    monkeypatch.setenv("SHIPLAP_REPLAY", "1")
+    choices.forget()
+    replay.build(op)
+    want = op(*args)
+    assert all(torch.equal(op(*args), want) for _ in range(3))
+    assert not any("triton" in name or "<launch" in name for name in frames(lambda: op(*args)))
+    choices.forget()
+
+
+def test_calls_in_float32_follow_the_flag_of_torch():
+    op, args = ops.grouped_mm, EAGER["grouped_mm"](torch.float32)
+    exact = [op(*args) for _ in range(3)][-1]
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert not torch.equal(op(*args), exact)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def test_views():

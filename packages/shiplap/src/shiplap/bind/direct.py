@@ -94,8 +94,8 @@ class TemplateKernel(Kernel):
         return outs, self._rerun(call, outs[0], kept)
 
     def _rerun(self, call: Binding, out: Tensor, kept: Kept) -> Rerun | None:
-        """None where a launch reads what the call did not bring: tables, and copies made for it."""
-        if kept.launch is None or self.tables or "ALLOW_TF32" in self.words:
+        """None where a launch depends on what the call did not bring: tables, copies, how float32 is multiplied."""
+        if kept.launch is None or self.tables or ("ALLOW_TF32" in self.words and kept.float32):
             return None
         places = [self.spec.args.index(a) for a in self.reads]
         if any(t is not call.args[i] for (t, _, _), i in zip(kept.tensors, places, strict=True)):

@@ -38,6 +38,11 @@ class Kept:
     compiled: Compiled | None = None  # what Triton compiled
     sums: tuple[Tensor, Compiled | None] | None = None  # partial sums, and the kernel that added them
 
+    @property
+    def float32(self) -> bool:
+        """Whether a tensor has float32: how such are multiplied is a setting of torch, which may change."""
+        return any(tensor is not None and tensor.dtype is torch.float32 for tensor, _, _ in self.tensors)
+
 
 class Run(Protocol):
     """Launch a template for a call into an output, or into ``split_k`` partial sums, and note how."""

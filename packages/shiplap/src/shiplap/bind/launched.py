@@ -11,6 +11,7 @@ import ctypes
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
@@ -35,7 +36,27 @@ from shiplap.op.launch import is_current, workspace_size
 from shiplap.op.spec import OpSpec, Output
 from shiplap.op.values import Args
 
-__all__ = ["LaunchedKernel", "compile_ahead", "compile_call", "launched"]
+__all__ = ["LaunchedKernel", "PlainLaunch", "compile_ahead", "compile_call", "launched"]
+
+
+@dataclass(frozen=True)
+class PlainLaunch:
+    """A call that is one launch of one kernel.
+
+    Attributes:
+        kernel: the ``@triton.jit`` function.
+        tensors: by parameter the argument or output.
+        values: numbers and compile-time values by parameter.
+        options: Triton's own, such as ``num_warps``.
+        strided: the arguments that may have any strides; others are contiguous.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    tensors: dict[str, str]
+    values: dict[str, object]
+    options: dict[str, Any]
+    strided: frozenset[str]
 
 
 class LaunchedKernel(CFunctionKernel):
@@ -120,6 +141,24 @@ class LaunchedKernel(CFunctionKernel):
                 grid, values, options = self._arguments(number, launch, numbers, scratch)
                 if 0 not in grid:
                     _launcher(self.native.declared[number].kernel).compile(grid, *values, **options)
+
+    def plain_launch(self, call: Binding) -> PlainLaunch | None:
+        """What ``call`` launches, if that is one kernel with one output, and nothing beside it."""
+        form = self.native
+        if self.space is not None or self.workspace is not None or len(self.spec.outputs) != 1 or self.refuses(call):
+            return None
+        if len(form.program.steps) != 1 or form.program.late or form.given.late:
+            return None
+        numbers, (launch,) = self._numbers(call, *self._stand_ins(call)), form.launches
+        absent = any(p.kind == "tensor" and numbers.tensors[p.source] is None for p in launch.parameters)
+        if launch.when is not None or absent or any(a.mutated for a in self.spec.args):
+            return None
+        own = with_constants(launch, numbers, self.config_values)
+        parts = [(p.name, p.source) for p in launch.parameters if p.kind == "tensor"]
+        values = {p.name: self._value(p, own, None) for p in launch.parameters if p.kind != "tensor"}
+        options = {k: v for k, v in form.declared[0].constants.items() if k in OPTIONS}
+        grid = tuple([int(expr(own)) for expr in launch.grid])
+        return PlainLaunch(form.declared[0].kernel, grid, dict(parts), values, options, form.strided)
 
     def _launch(self, numbers: Numbers, scratch: Tensor | None) -> None:
         form, number = self.native, -1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,6 +55,12 @@ class Kernel:
             launches.append(self.fn.fn.__name__)
         if self.kind == "template":  # the last three arguments are the grid
             self.fn[tuple(int(g) for g in args[-3:])](*args[:-3])
+            return
+        if self.kind == "user_autotune":  # so are they here, and numbers that Triton specialises on are passed, too
+            constants = [n for n, p in signature(self.fn.fn).parameters.items() if "constexpr" in str(p.annotation)]
+            names = [n for n in self.meta["signature"] if n not in constants]
+            given = dict(zip(names, args[:-3], strict=True)) | {n: self.meta["constants"][n] for n in constants}
+            self.fn[tuple(int(g) for g in args[-3:])](**given)
             return
         names = [n for n, kind in self.meta["signature"].items() if kind != "constexpr"]
         numel = {n: v for n, v in zip(names, args, strict=False) if n.endswith("numel")}
@@ -116,7 +123,7 @@ def start() -> None:
     active.set_active(Target())
     config: Any = inductor
     config.cpu_backend, config.compile_threads, config.force_disable_caches = "triton", 1, True
-    for kind in ("template", "pointwise", "reduction", "persistent_reduction"):
+    for kind in ("template", "pointwise", "reduction", "persistent_reduction", "user_autotune"):
         setattr(heuristics, kind, _decorator(kind))
     compiler: Any = AsyncCompile
     compiler.triton = _load

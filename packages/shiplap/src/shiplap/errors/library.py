@@ -62,5 +62,14 @@ register(
             "Exporting a kernel through tvm-ffi needs its headers and its library.",
             "install it: pip install 'shiplap[tvm-ffi]'",
         ),
+        (
+            "SL408",
+            "the compiled model cannot be loaded",
+            (
+                "AOTInductor compiles a model with the C++ compiler that CXX names. Some compilers link the C++ runtime"
+                " into every library. Beside the runtime of torch, such a library can end the process that loads it."
+            ),
+            "set CXX to another compiler and make the package again",
+        ),
     ],
 )

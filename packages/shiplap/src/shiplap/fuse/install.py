@@ -12,6 +12,7 @@ from shiplap.op.source import source_digest
 __all__ = ["install"]
 
 _installed: set[Any] = set()
+_seen: set[Any] = set()  # asked whether they have a kernel that Inductor could see
 _code: list[str] = []  # digest of the lowering itself, once it is loaded
 
 
@@ -25,8 +26,11 @@ def install() -> None:
         if op.templates:
             if not {op.overload, op.raw} <= _installed:
                 _register(op)
-        elif loaded and op.raw is not op.overload and op.overload not in _installed:
-            _lower_below(op)
+        elif loaded:
+            if op.raw is not op.overload and op.overload not in _installed:
+                _lower_below(op)
+            if op.overload not in _seen:
+                _let_see(op)
 
 
 def _lower_below(op: Op) -> None:
@@ -34,6 +38,20 @@ def _lower_below(op: Op) -> None:
 
     lowering.call_below(op.overload, op.raw)
     _installed.add(op.overload)
+
+
+def _let_see(op: Op) -> None:
+    """Let Inductor see the Triton kernel of an op, where torch's flag says that it fuses into such kernels."""
+    from shiplap.compat import lowering, user_kernels
+
+    if not user_kernels.fuses():
+        return
+    from shiplap.fuse.launched import can_be_seen, lower
+
+    if can_be_seen(op):
+        lowering.call_below(op.overload, op.raw)
+        lowering.register(op.overload, partial(lower, op, op.raw))
+    _seen.add(op.overload)
 
 
 def _register(op: Op) -> None:

@@ -8,9 +8,12 @@ out the model's functions. So the package is loaded by one call, ``aoti_load_pac
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
+from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
@@ -39,6 +43,7 @@ __all__ = ["PackedModel", "package_model"]
 MODELS = "/data/aotinductor/"  # where an archive has its models
 ALIGNMENT = 64  # bytes. As torch aligns what it may map
 _NONE: Mapping[str, object] = {}
+_LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ def package_model(
         KernelError: SL307 for an op that only Python can run, before anything is compiled.
         LibraryError: SL404 to SL406 for an op that C++ cannot bind, and where nothing can be compiled.
         LaunchError: SL620 for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
+        LibraryError: SL408 for a compiler that links the C++ runtime into libraries, where these end the process.
         CommandError: SL602 if the file cannot be written.
     """
     ops = _ops(program)
@@ -85,6 +91,7 @@ def package_model(
         made = on_demand(ops, str(target)) if ops else None
         plain = Path(scratch) / target.name
         compile_package(program, plain, options)
+        _refuse_broken(plain, target)
         if made is not None:
             plain = _carrying(plain, made, ops[0], Path(scratch))
         with writing(target, "the package"):
@@ -93,6 +100,41 @@ def package_model(
             part.replace(target)
     size = sum(file.stat().st_size for file in (made.library, *made.kernels.values())) if made is not None else 0
     return PackedModel(target, tuple(op.spec.name for op in ops), size)
+
+
+def _refuse_broken(package: Path, target: Path) -> None:
+    """SL408 where torch's own package has a C++ runtime beside that of torch, and ends a process that loads it.
+
+    Some compilers link the C++ runtime into every library. Only such a package is loaded, in a process of its own.
+    """
+    with zipfile.ZipFile(package) as archive:
+        if all(_shares_the_runtime(archive.read(name)) for name in _models(archive)):
+            return
+    done = subprocess.run([sys.executable, "-c", _LOAD, str(package)], capture_output=True, check=False)
+    if done.returncode < 0:
+        name = os.environ.get("CXX") or "the default compiler"
+        ended = signal.Signals(-done.returncode).name
+        raise error(
+            "SL408",
+            where=str(target),
+            got=f"a library into which {name} has linked the C++ runtime; {ended} ends a process that loads it",
+            expected="a library that uses the C++ runtime of torch, libstdc++.so",
+            fix=f"set CXX to another compiler than {name}, such as CXX=/usr/bin/g++, and make the package again",
+        )
+
+
+def _shares_the_runtime(library: bytes) -> bool:
+    """Whether a library asks the loader for a C++ runtime, as opposed to having its own."""
+    sections = ELFFile(io.BytesIO(library)).iter_sections()
+    tags = [
+        tag for section in sections if isinstance(section, DynamicSection) for tag in section.iter_tags("DT_NEEDED")
+    ]
+    return any(str(vars(tag)["needed"]).startswith(("libstdc++.", "libc++.")) for tag in tags)
+
+
+def _models(archive: zipfile.ZipFile) -> list[str]:
+    """The names of the models in a package."""
+    return [name for name in archive.namelist() if MODELS in f"/{name}" and name.endswith(".so")]
 
 
 def _ops(program: torch.export.ExportedProgram) -> list[Op]:
@@ -161,8 +203,7 @@ def _carrying(package: Path, ops: Deployed, first: Op, scratch: Path) -> Path:
     """``package`` with ``ops`` beside each of its models."""
     made = scratch / f"carrying-{package.name}"
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
-        models = [name for name in source.namelist() if MODELS in f"/{name}" and name.endswith(".so")]
-        if not models:
+        if not (models := _models(source)):
             raise error(
                 "SL308", where=package.name, got="no compiled model in the package", expected="a library of AOTInductor"
             )
