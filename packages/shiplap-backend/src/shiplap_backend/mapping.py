@@ -83,8 +83,10 @@ class _Mapping:
     def _arguments(self) -> dict[str, Typed]:
         optional = {a.name for a in self.d.inputs if a.type == "Tensor?"}
         value = "backend::value" if any(a.name == "value" for a in self.d.inputs) else "value"  # one so named hides it
+        # Autograd passes undefined tensors where a schema says `Tensor`, as for the weight of `batch_norm_backward`.
+        given = {a.name for a in self.d.inputs if "?" not in a.type and not (a.tensor and self.d.structured is None)}
         return {
-            a.name: Typed(kind(a), f"{value}({a.name})" if a.name in optional else a.name)
+            a.name: Typed(kind(a), f"{value}({a.name})" if a.name in optional else a.name, given=a.name in given)
             for a in self.d.inputs
             if kind(a)
         }
