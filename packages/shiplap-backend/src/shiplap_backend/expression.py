@@ -297,8 +297,8 @@ class Compiler:
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
             raise ExpressionError(f"{name!r} is no vendor function{nearest(name, self.vocabulary.functions)}")
-        problems = []
-        for function in overloads:
+        problems = [f.unusable for f in overloads if f.unusable]
+        for function in (f for f in overloads if not f.unusable):
             before = set(self.used), set(self.baked), set(self.inputs)
             depth = len(self.scopes)
             try:

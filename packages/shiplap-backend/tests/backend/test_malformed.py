@@ -327,6 +327,12 @@ OPS = {
         "SL901",
         "format: 'self' twice",
     ),
+    "a binding in a rule of shapes": (
+        "  relu: {template: functional, let: {x: Relu(self)}, graph: x, output: {result: {mode: sizes, sizes: x}}}\n",
+        1,
+        "SL902",
+        "'x' is a binding of 'let', which only 'graph' and 'updates' can read",
+    ),
     "a list of guards": (EXP + "    guard: [self]\n", 4, "SL901", "Expected `object`, got `array`"),
     "a list of operators": ("  - exp.out\n", 0, "SL901", "Expected `object`, got `array`"),
 }
