@@ -38,7 +38,7 @@ def command(
         verbs.emit_json({name: [str(f) for f in functions if not f.unusable] for name, functions in by_name.items()})
     else:
         for function in (f for functions in by_name.values() for f in functions):
-            said = function.unusable or function.about
-            verbs.out().print(f"{function}  // {said}" if said else str(function), markup=False)
+            comment = function.unusable or function.about
+            verbs.out().print(f"{function}  // {comment}" if comment else str(function), markup=False)
     if not by_name:
         raise typer.Exit(verbs.FAILED)
