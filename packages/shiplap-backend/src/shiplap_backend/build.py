@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -23,8 +24,10 @@ __all__ = ["build"]
 _FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADERS", "-DTORCH_EXTENSION_NAME=_C", "-w"]
 
 
-def build(project: Project, *, jobs: int | None = None) -> Path:
+def build(project: Project, *, jobs: int | None = None, tell: Callable[[str], object] = str) -> Path:
     """Compile what changed and link ``_C.so`` into the package. SL906 with the compiler's first error.
+
+    ``tell`` is called after each file with how many are done.
 
     The manifest goes beside the library that was made for it, after it: a package never says of an older library that
     it fits this torch.
@@ -38,7 +41,7 @@ def build(project: Project, *, jobs: int | None = None) -> Path:
         path.write_text(ninja, encoding="utf-8")
     command = [_ninja(), "-C", str(directory), *(["-j", str(jobs)] if jobs else [])]
     try:
-        result = subprocess.run(command, capture_output=True, text=True)
+        status, printed = _run(command, tell)
     except FileNotFoundError:
         raise error(
             "SL906",
@@ -47,15 +50,26 @@ def build(project: Project, *, jobs: int | None = None) -> Path:
             expected="ninja, which runs the compiler",
             fix="install it: pip install ninja",
         ) from None
-    if result.returncode:
+    if status:
         raise error(
             "SL906",
             where=str(directory),
-            got=_first_error(result.stdout + result.stderr),
+            got=_first_error(printed),
             expected="a build without errors",
         )
     write(project.package, {"_manifest.json": (project.generated / "manifest.json").read_text(encoding="utf-8")})
     return target
+
+
+def _run(command: list[str], tell: Callable[[str], object]) -> tuple[int, str]:
+    """The exit status of ninja, and what it printed: after each file a line that begins with ``[3/21]``."""
+    printed = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            printed.append(line)
+            if m := re.match(r"\[(\d+/\d+)\] ", line):
+                tell(f"{m[1]} files")
+    return process.returncode, "".join(printed)
 
 
 def _ninja() -> str:

@@ -74,6 +74,7 @@ class Typed:
     kind: str
     code: str
     length: int = 0  # of nodes, if it is known
+    given: bool = False  # whether it is an argument that a caller cannot leave out
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,8 @@ class Compiler:
         if not (isinstance(tree.left, ast.Name) and ast.unparse(tree.comparators[0]) == "None"):
             raise ExpressionError(f"{ast.unparse(tree)!r}: 'is' compares an argument with None")
         value = self._name(tree.left.id, "value")
+        if value.given:
+            raise ExpressionError(f"{ast.unparse(tree)!r}: {tree.left.id!r} is never None")
         code = f"has({value.code})"
         return Typed("bool", code if isinstance(tree.ops[0], ast.IsNot) else f"!{code}")
 
@@ -275,6 +278,8 @@ class Compiler:
         if index.startswith("-"):
             raise ExpressionError(f"{ast.unparse(tree)!r}: elements are counted from 0")
         element = {"nodes": "node", "ints": "int", "bools": "bool", "tensors": "tensor"}.get(value.kind)
+        if value.kind == "nodes" and value.code in self.nodes.values():  # an argument that is a list of tensors
+            raise ExpressionError(f"{ast.unparse(tree)!r} leaves out the other tensors")
         if element is None:
             raise ExpressionError(f"{ast.unparse(tree.value)!r} is a {value.kind} and has no element {index}")
         if value.length and isinstance(tree.slice, ast.Constant) and int(str(tree.slice.value)) >= value.length:
@@ -292,8 +297,8 @@ class Compiler:
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
             raise ExpressionError(f"{name!r} is no vendor function{nearest(name, self.vocabulary.functions)}")
-        problems = []
-        for function in overloads:
+        problems = [f.unusable for f in overloads if f.unusable]
+        for function in (f for f in overloads if not f.unusable):
             before = set(self.used), set(self.baked), set(self.inputs)
             depth = len(self.scopes)
             try:

@@ -53,10 +53,7 @@ def generate(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> Genera
     if metadata.target.runtime != runtime.name:
         got = f"a target of runtime {metadata.target.runtime!r}"
         raise wrong(metadata.places[("runtime",)], got, f"runtime {runtime.name!r}, which the project names")
-    for pattern in metadata.target.falls_back:
-        if not fnmatch.filter(declared, pattern):
-            got = f"falls_back: {pattern!r}{nearest(pattern, declared)}"
-            raise wrong(metadata.places[("falls_back", pattern)], got, "a pattern that fits an overload of torch")
+    _check_patterns(metadata, declared)
     words = vocabulary(metadata, runtime.functions(), runtime.enums())
     wrappers: list[Wrapper] = []
     skipped: list[Skipped] = []
@@ -70,6 +67,18 @@ def generate(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> Genera
             wrapper.derived = _derived(wrapper.declaration, metadata, declared)
             wrappers.append(wrapper)
     return Generated(tuple(wrappers), tuple(skipped), _files(wrappers, units))
+
+
+def _check_patterns(metadata: Metadata, declared: Mapping[str, Declaration]) -> None:
+    """SL901 for a reason that no overload has: nothing fits its pattern, or an earlier pattern does, which counts."""
+    left = set(declared)
+    for pattern in metadata.target.falls_back:
+        fitting = fnmatch.filter(declared, pattern)
+        if left.isdisjoint(fitting):
+            hint = "; earlier patterns fit all of these overloads" if fitting else nearest(pattern, declared)
+            got = f"falls_back: {pattern!r}{hint}"
+            raise wrong(metadata.places[("falls_back", pattern)], got, "a pattern that fits an overload of torch")
+        left.difference_update(fitting)
 
 
 def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, Declaration], runtime: Runtime) -> str:

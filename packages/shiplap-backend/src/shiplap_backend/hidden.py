@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-__all__ = ["hidden", "negative", "undecided"]
+__all__ = ["contradiction", "hidden", "negative", "undecided"]
 
 
 def hidden(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) -> str:
@@ -41,11 +41,71 @@ def undecided(tree: ast.expr) -> str:
 
     >>> undecided(ast.parse("x if alpha == 1 or True else y", mode="eval").body.test)
     "'True' asks for no argument"
+    >>> undecided(ast.parse("rank(self) < 0", mode="eval").body)
+    "'rank(self) < 0' has one outcome, whatever the arguments are"
     """
     if isinstance(tree, ast.IfExp) and _same(tree.body, tree.orelse):
         return f"{ast.unparse(tree)!r} is the same either way"
+    if isinstance(tree, ast.Subscript) and isinstance(tree.value, ast.List):
+        return f"{ast.unparse(tree)!r} takes one element of a list that is written out"
+    if isinstance(tree, ast.Compare) and _settled(tree):
+        return f"{ast.unparse(tree)!r} has one outcome, whatever the arguments are"
     conditions = [tree.test] if isinstance(tree, ast.IfExp) else tree.values if isinstance(tree, ast.BoolOp) else []
     return next((f"{ast.unparse(c)!r} asks for no argument" for c in conditions if not _names(c)), "")
+
+
+def contradiction(conditions: Sequence[str]) -> str:
+    """Two demands of ``conditions``, which all have to hold, that no call meets; or nothing.
+
+    >>> contradiction(["alpha == 1 and rank(self) > 2", "alpha == 2"])
+    "'alpha == 1' and 'alpha == 2'"
+    """
+    demands: dict[str, tuple[str, object]] = {}
+    for condition in conditions:
+        try:
+            tree = ast.parse(condition.strip(), mode="eval").body
+        except (SyntaxError, RecursionError, MemoryError):
+            continue
+        for part, name, value in _demands(tree):
+            before = demands.setdefault(name, (part, value))
+            if _exclude(before[1], value):
+                return f"{before[0]!r} and {part!r}"
+    return ""
+
+
+def _exclude(one: object, other: object) -> bool:
+    """Whether no argument has both values; True and False stand for every value that counts as true or as false."""
+    if None in (one, other):
+        return (one, other) not in ((None, None), (None, False), (False, None))
+    return type(one) is type(other) and one != other
+
+
+def _demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
+    """The conditions in ``tree`` of which each asks that an argument has one value: text, argument, value."""
+    match tree:
+        case ast.BoolOp(op=ast.And()):
+            for part in tree.values:
+                yield from _demands(part)
+        case ast.Name(id=name):
+            yield name, name, True
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
+            yield ast.unparse(tree), name, False
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq() | ast.Is()], comparators=[ast.Constant(value=value)]):
+            yield ast.unparse(tree), name, float(value) if type(value) is int else value
+
+
+def _settled(tree: ast.Compare) -> bool:
+    """Whether a number of dims or elements is compared with a number that it is never, or always, above."""
+    match tree:
+        case ast.Compare(
+            left=ast.Call(func=ast.Name(id="rank" | "size" | "numel" | "length")), ops=[op], comparators=[c]
+        ):
+            number = _number(c)
+        case _:
+            return False
+    if number is None:
+        return False
+    return number < 0 or (number == 0 and isinstance(op, ast.Lt | ast.GtE))
 
 
 def negative(sizes: str) -> str:

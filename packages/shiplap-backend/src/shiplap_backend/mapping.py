@@ -14,7 +14,7 @@ from shiplap_backend.entries import Entry, Output, wrong
 from shiplap_backend.expression import DTYPES, Compiler, ExpressionError, Typed, Vocabulary, nearest
 from shiplap_backend.families import FAMILIES, Family
 from shiplap_backend.metadata import Metadata
-from shiplap_backend.uses import check_names, uses_of
+from shiplap_backend.uses import check_names, names_in, uses_of
 from shiplap_backend.vendor import Functions, VendorFunction
 from shiplap_backend.wrapper import Wrapper, kind
 
@@ -78,13 +78,17 @@ class _Mapping:
         try:
             return compiler.compile(source, expected)
         except ExpressionError as e:
-            raise error("SL902", where=f"{self.where}: {self.d.name}, {place}", got=str(e), expected=expected) from None
+            bound = [] if compiler is self.graph else sorted(names_in(source) & {*self.entry.let} - {*self.values})
+            got = f"{bound[0]!r} is a binding of 'let', which only 'graph' and 'updates' can read" if bound else str(e)
+            raise error("SL902", where=f"{self.where}: {self.d.name}, {place}", got=got, expected=expected) from None
 
     def _arguments(self) -> dict[str, Typed]:
         optional = {a.name for a in self.d.inputs if a.type == "Tensor?"}
         value = "backend::value" if any(a.name == "value" for a in self.d.inputs) else "value"  # one so named hides it
+        # Autograd passes undefined tensors where a schema says `Tensor`, as for the weight of `batch_norm_backward`.
+        given = {a.name for a in self.d.inputs if "?" not in a.type and not (a.tensor and self.d.structured is None)}
         return {
-            a.name: Typed(kind(a), f"{value}({a.name})" if a.name in optional else a.name)
+            a.name: Typed(kind(a), f"{value}({a.name})" if a.name in optional else a.name, given=a.name in given)
             for a in self.d.inputs
             if kind(a)
         }
@@ -326,7 +330,7 @@ def _takes_nodes(function: VendorFunction, count: int) -> bool:
     """Whether ``function`` makes a node of ``count`` nodes, and needs nothing else."""
     nodes, rest = function.parameters[:count], function.parameters[count:]
     kinds = [p.kind for p in nodes] == ["node"] * count
-    return function.returns == "node" and kinds and all(p.optional for p in rest)
+    return function.returns == "node" and not function.unusable and kinds and all(p.optional for p in rest)
 
 
 def vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:

@@ -102,9 +102,10 @@ class Runtime:
         helpers = sorted(self.directory.glob("helpers*.h"))
         attributes = COMMON / "include" / "shiplap_backend" / "attributes.h"
         own = self.directory / self.functions_header
+        enums = {name.rpartition("::")[2] for name in self.enums()}
         return {
             **free_functions(attributes, "attributes", "shiplap_backend/attributes.h"),
-            **(free_functions(own, "functions", own.name) if own.is_file() else {}),
+            **(free_functions(own, "functions", own.name, enums) if own.is_file() else {}),
             **self.opset(),
             **{name: made for h in helpers for name, made in free_functions(h, "helpers", h.name).items()},
         }

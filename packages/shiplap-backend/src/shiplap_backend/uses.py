@@ -14,8 +14,8 @@ from shiplap.compat.declarations import Argument, Declaration
 from shiplap.extend import error
 from shiplap_backend.entries import Entry, wrong
 from shiplap_backend.expression import nearest
-from shiplap_backend.families import Family
-from shiplap_backend.hidden import negative
+from shiplap_backend.families import FAMILIES, Family
+from shiplap_backend.hidden import contradiction, negative
 from shiplap_backend.wrapper import kind
 
 __all__ = ["check_names", "uses_of"]
@@ -58,14 +58,38 @@ def check_names(where: str, d: Declaration, entry: Entry, results: Sequence[str]
             raise wrong(
                 where, got, "an argument of sizes or dtypes, such as keepdim; others go into 'graph' or 'guard'"
             )
+    for name in entry.redundant:
+        if entry.template in ("unary", "binary") and inputs[name].tensor:
+            got = f"{d.name}, redundant: {name!r}, an operand of an elementwise overload"
+            raise wrong(where, got, "an argument whose value follows from the others")
     for name in entry.inputs:
         if not inputs[name].tensor:
             raise wrong(where, f"{d.name}, inputs: {name!r} is no tensor", "a tensor argument")
     for condition in entry.guard:
         if not names_in(condition) & {*inputs, *results}:
             raise wrong(where, f"{d.name}, guard: {condition!r} asks for no argument", "a condition of an argument")
+    if pair := contradiction([*FAMILIES[entry.template].guard, *entry.guard]):
+        raise wrong(where, f"{d.name}, guard: {pair}", "conditions that hold for some call")
+    _check_template(where, d, entry)
     _check_outputs(where, d, entry, results)
     _check_lets(where, d, entry, {*inputs, *results})
+
+
+def _check_template(where: str, d: Declaration, entry: Entry) -> None:
+    """A template says which kind of overload it is of: what it leaves out is what that kind needs not."""
+    tensors, scalars = sum(a.tensor for a in d.inputs), sum(kind(a) in ("scalar", "scalar?") for a in d.inputs)
+    elementwise = d.structured is not None and d.structured.iterator
+    fits = {
+        "unary": (elementwise and tensors == 1, "an elementwise overload of one tensor"),
+        "binary": (elementwise and tensors + scalars > 1, "an elementwise overload of several tensors or numbers"),
+        "reduction": (not elementwise, "an overload that is not elementwise"),
+        "matmul": (not elementwise and tensors > 1, "a product of two tensors"),
+        "inplace": (d.kind == "inplace" or not d.returns, "an overload that writes into its first argument"),
+        "factory": (not tensors, "an overload without a tensor"),
+    }
+    fit, expected = fits.get(entry.template, (True, ""))
+    if not fit:
+        raise wrong(where, f"{d.name}: template {entry.template!r} of {d.schema}", expected)
 
 
 def _check_outputs(where: str, d: Declaration, entry: Entry, results: Sequence[str]) -> None:

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shiplap import ShiplapError
+from shiplap.dtypes import in_aten
 from shiplap_backend.entries import Entry, Output, Target, wrong
 from shiplap_backend.expression import DTYPES, OPERATORS, nearest
+from shiplap_backend.families import FAMILIES
 from shiplap_backend.versions import empty_range, is_range
 
 __all__ = ["check_entry", "check_target"]
@@ -55,8 +57,13 @@ def _target(target: Target) -> Iterator[Problem]:
             yield ("operators", symbol), got, f"one of {' '.join(OPERATORS)}"
     yield from _twice(("index_parameters",), "index_parameters", target.index_parameters)
     for package, versions in target.requires.items():
+        if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", package):
+            yield ("requires", package), f"requires: {package!r}", "the name of a Python package"
         yield from _range(("requires", package), f"requires: {package}", versions)
     for pattern, why in target.falls_back.items():
+        if not re.search(r"\w", pattern):
+            got = f"falls_back: {pattern!r} fits every overload"
+            yield ("falls_back", pattern), got, "a pattern with a part of a name: no one reason is that of all"
         yield from _reason(("falls_back", pattern), f"falls_back: {pattern}", why)
 
 
@@ -69,9 +76,18 @@ def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
         if dtype not in DTYPES and dtype not in ("raw", "compute"):
             got = f"inputs: {argument}: {dtype!r}{nearest(dtype, [*DTYPES, 'raw', 'compute'])}"
             yield ("inputs", argument), got, "raw, compute or a dtype"
+        elif dtype in DTYPES and entry.template in ("unary", "binary"):
+            got = f"inputs: {argument}: {dtype!r} of an elementwise overload"
+            yield ("inputs", argument), got, "no dtype: torch's promotion says in which dtype it computes"
     for name in entry.let:
         if not re.fullmatch(r"[A-Za-z]\w*", name) or name in ("inf", "nan", "compute"):
             yield ("let", name), f"let: {name!r}", "a name: letters, digits and underscores"
+    bound = list(entry.let.items())
+    for i, (name, expression) in enumerate(bound):
+        same = [other for other, text in bound[:i] if "".join(text.split()) == "".join(expression.split())]
+        if same:
+            yield ("let", name), f"let: {name!r} is {same[0]!r} again", "one name for one expression"
+    yield from _narrowed(entry, target)
     for field in ("guard", "redundant"):
         for key, why in getattr(entry, field).items():
             yield from _reason((field, key), f"{field}: {key}", why)
@@ -85,6 +101,27 @@ def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
             yield from _range((key,), key, range_)
 
 
+def _narrowed(entry: Entry, target: Target) -> Iterator[Problem]:
+    """A dtype of the computation that cannot hold the values of the dtypes that the entry takes."""
+    if entry.compute not in DTYPES or entry.template not in FAMILIES:
+        return
+    if entry.compute == "bool":
+        if "bool" not in entry.inputs.values() and not any("is_bool(" in condition for condition in entry.guard):
+            got = "compute: 'bool' of an entry that does not say that only zero or not is asked"
+            yield ("compute",), got, "inputs: {<argument>: bool}, or a guard with is_bool(<output>)"
+        return
+    rows = in_aten()
+    into = rows[entry.compute]
+    chosen = entry.dtypes or FAMILIES[entry.template].dtypes
+    names = [chosen] if isinstance(chosen, str) else chosen
+    for dtype in dict.fromkeys(d for n in names for d in target.dtypes.get(n, [n])):
+        row = rows.get(dtype)
+        if row is None or row.kind != "float" or dtype == entry.compute:
+            continue
+        if into.kind != "float" or into.dlpack[1] <= row.dlpack[1]:
+            yield ("compute",), f"compute: {entry.compute!r}, which cannot hold the values of {dtype}", "a wider dtype"
+
+
 def _output(name: str, rule: Output) -> Iterator[Problem]:
     for field, modes in _READ.items():
         if getattr(rule, field) and rule.mode not in modes:
@@ -93,6 +130,7 @@ def _output(name: str, rule: Output) -> Iterator[Problem]:
                 f"output: {name}: {field!r}, which mode {rule.mode!r} does not read",
                 "a rule without it",
             )
+    yield from _twice(("output", name), f"output: {name}: format", rule.format)
     if sorted(rule.order) != list(range(len(rule.order))):
         yield ("output", name), f"output: {name}: order {rule.order}", "each dim once, counted from 0"
     if rule.order and rule.format:

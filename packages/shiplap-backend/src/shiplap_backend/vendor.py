@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -44,6 +44,7 @@ _KINDS = {
     "CoordinateDiff": "ints",
     "AxisSet": "ints",
     "vector<int64_t>": "ints",
+    "Sizes": "ints",
     "IntArrayRef": "ints",
     "vector<size_t>": "ints",
     "element::Type": "dtype",
@@ -91,6 +92,7 @@ class VendorFunction:
     header: str = ""
     about: str = ""  # the comment above it
     outputs: int | str = 1  # how many; a text names the parameter that says so
+    unusable: str = ""  # why no expression can call it
 
     def __str__(self) -> str:
         parameters = ", ".join(p.name + (" = ..." if p.optional else "") for p in self.parameters)
@@ -153,7 +155,7 @@ def _parameter(text: str) -> Parameter | None:
         return None
     kind = _KINDS.get(key) or (f"enum {key}" if re.fullmatch(r"\w+", key) and key[0].isupper() else "")
     # Types of the vendor's own namespace are written without it inside its headers.
-    if kind == "ints" and re.fullmatch(r"[A-Z]\w*", plain):
+    if kind == "ints" and re.fullmatch(r"[A-Z]\w*", plain) and plain != "Sizes":
         plain = f"ov::{plain}"
     return Parameter(m[2], kind, plain, bool(default)) if kind else None
 
@@ -215,19 +217,35 @@ def _constructors(name: str, body: str) -> Iterator[tuple[Parameter, ...]]:
             yield parameters
 
 
-def free_functions(header: Path, namespace: str, include: str) -> Functions:
-    """Functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``."""
+def free_functions(header: Path, namespace: str, include: str, enums: Collection[str] | None = None) -> Functions:
+    """Functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``.
+
+    One with a parameter of a type that no expression gives is left out; or with ``enums``, the names of those that the
+    runtime knows, it is kept with the reason why it cannot be called.
+    """
     by_name: dict[str, list[VendorFunction]] = {}
     written = header.read_text(encoding="utf-8")
     text, about = uncommented(written), dict(_comments(written))
     for m in re.finditer(r"^(?:inline|extern) ([\w:<>, ]+?) (\w+)\(", text, re.M):
-        parameters = _parameters(text[m.end() : balanced(text, m.end() - 1, "()") - 1])
+        declared = split(text[m.end() : balanced(text, m.end() - 1, "()") - 1])
         returns = _KINDS.get(_NAMESPACES.sub("", m[1]).replace(" ", ""))
-        if parameters is not None and returns is not None:
-            call = f"{namespace}::{m[2]}"
-            function = VendorFunction(m[2], call, call, parameters, returns, include, about.get(m[2], ""))
+        parsed = [_parameter(p) for p in declared]
+        strange = [d for d, p in zip(declared, parsed, strict=True) if p is None or _unknown(p, enums)]
+        if returns is not None and (not strange or enums is not None):
+            call, line = f"{namespace}::{m[2]}", written.count("\n", 0, written.find(m[0])) + 1
+            why = (
+                f"{header}:{line}: metadata cannot call it, since no expression gives {strange[0]!r}" if strange else ""
+            )
+            parameters = tuple(p for p in parsed if p is not None)
+            comment = about.get(m[2], "")
+            function = VendorFunction(m[2], call, call, parameters, returns, include, comment, unusable=why)
             by_name.setdefault(m[2], []).append(function)
     return {name: tuple(functions) for name, functions in sorted(by_name.items())}
+
+
+def _unknown(parameter: Parameter, enums: Collection[str] | None) -> bool:
+    """Whether the type of ``parameter`` was taken for an enum, and is none that the runtime knows."""
+    return enums is not None and parameter.kind.startswith("enum ") and parameter.kind[5:] not in enums
 
 
 def _comments(text: str) -> Iterator[tuple[str, str]]:

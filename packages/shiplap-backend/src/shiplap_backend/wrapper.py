@@ -90,6 +90,12 @@ class Wrapper:
         return next((a.name for a in self.declaration.arguments if a.type == "Tensor"), "")
 
     @property
+    def stated(self) -> list[str]:
+        """The expressions of the entry, one a line, for a comment above the C++ that they became."""
+        graphs = self.entry.graph if isinstance(self.entry.graph, dict) else {"graph": self.entry.graph}
+        return [f"{name}: {' '.join(text.split())}" for name, text in {**self.entry.let, **graphs}.items() if text]
+
+    @property
     def empty(self) -> str:
         return self.entry.empty or self.family.empty
 

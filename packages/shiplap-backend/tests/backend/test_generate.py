@@ -35,6 +35,7 @@ def test_the_wrapper_of_add(tmp_path: Path) -> None:
         _wrapper(described.body(tmp_path, ADD)),
         """\
 // add.out(Tensor self, Tensor other, *, Scalar alpha=1, Tensor(a!) out) -> Tensor(a!)
+//   graph: self + other if alpha == 1 else self + other * alpha
 OpInfo info_add_out{"aten::add.out"};
 at::Tensor & add_out(const at::Tensor & self, const at::Tensor & other, const at::Scalar & alpha, at::Tensor & out) {
   constexpr auto accepted = dtypes({at::kFloat, at::kHalf, at::kBFloat16, at::kInt, at::kShort, at::kChar, at::kByte, at::kBool});
@@ -190,6 +191,15 @@ def test_a_machine_without_what_is_needed(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(BackendError, match=r"SL907: .*\n.*\n.*no package 'yaml'"):
         gen(project)
+
+
+def test_a_build_says_how_many_files_are_done() -> None:
+    from shiplap_backend import build
+
+    told: list[str] = []
+    program = "print('[1/2] g++ a.cpp\\nnote: [7/7] of the compiler\\n[2/2] g++ b.cpp'); raise SystemExit(3)"
+    status, printed = build._run([sys.executable, "-c", program], told.append)
+    assert (status, told, "note: [7/7]" in printed) == (3, ["1/2 files", "2/2 files"], True)
 
 
 def test_a_custom_body_is_scaffolded_once_and_declared(tmp_path: Path) -> None:

@@ -130,6 +130,23 @@ def test_scalars_are_compared_by_us_and_not_by_the_vendor(tmp_path: Path, guard:
         assert cpp in generate(load(path), tinyc, units=1).files["wrappers_00.cpp"]
 
 
+def test_a_function_that_metadata_cannot_call_is_named_where_it_stands(tmp_path: Path) -> None:
+    """It was listed as a function, and the entry that called it was at fault."""
+    where = copied(tmp_path / "runtime")
+    header = where / "functions.h"
+    lines = header.read_text(encoding="utf-8").splitlines()
+    header.write_text("\n".join([*lines, "inline Node Scan(Node a, job_kind kind) { return a; }"]), encoding="utf-8")
+    head = (where / "ops.yaml").read_text(encoding="utf-8").partition("ops:\n")[0]
+    (where / "ops.yaml").write_text(
+        f"{head}ops:\n  exp.out: {{template: unary, graph: 'Scan(self, 1)'}}\n", encoding="utf-8"
+    )
+    with pytest.raises(BackendError) as caught:
+        generate(load(where / "ops.yaml"), runtime(str(where)))
+    assert caught.value.got == (
+        f"{header}:{len(lines) + 1}: metadata cannot call it, since no expression gives 'job_kind kind'"
+    )
+
+
 @pytest.mark.long
 def test_a_model_trains_on_it(request: pytest.FixtureRequest) -> None:
     """The tutorial's last step: a device of the example, and the losses of the CPU."""

@@ -54,6 +54,28 @@ def test_free_functions(tmp_path: Path) -> None:
     assert (functions["axes"][0].returns, functions["cast"][0].returns) == ("ints", "node")
 
 
+def test_a_function_that_no_expression_can_call_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "functions.h"
+    path.write_text(
+        "// Comment.\n"
+        'inline Node scaled(Node a, Sizes sizes, std::string mode = "x") { return a; }\n'
+        "inline Node job(job_kind kind, Node a) { return a; }\n"
+        "inline Node shaped(Node a, Shapes sizes) { return a; }\n"
+        "inline Node mixed(Node a, Mode mode) { return a; }\n"
+    )
+    functions = free_functions(path, "functions", "functions.h", {"Mode"})
+    assert {n: f[0].unusable for n, f in functions.items()} == {
+        "scaled": "",
+        "mixed": "",
+        "job": f"{path}:3: metadata cannot call it, since no expression gives 'job_kind kind'",
+        "shaped": f"{path}:4: metadata cannot call it, since no expression gives 'Shapes sizes'",
+    }
+    assert [(p.kind, p.cpp, p.optional) for p in functions["scaled"][0].parameters[1:]] == [
+        ("ints", "Sizes", False),
+        ("str", "std::string", True),
+    ]
+
+
 @pytest.fixture(scope="module")
 def openvino():
     pytest.importorskip("openvino")

@@ -67,7 +67,7 @@ def command(
     _, report = _gen(directory, accept_drift)
     verbs.note(f"generated in {report['gen_seconds']} s; compiling")
     start = time.perf_counter()
-    report["library"] = str(build(open_project(directory), jobs=jobs))
+    report["library"] = str(build(open_project(directory), jobs=jobs, tell=verbs.note))
     report["build_seconds"] = round(time.perf_counter() - start, 2)
     _say(report, json)
 

@@ -35,9 +35,10 @@ def command(
 
     by_name = {n: fs for n, fs in find(runtime).functions().items() if part.lower() in n.lower()}
     if json:
-        verbs.emit_json({name: [str(f) for f in functions] for name, functions in by_name.items()})
+        verbs.emit_json({name: [str(f) for f in functions if not f.unusable] for name, functions in by_name.items()})
     else:
         for function in (f for functions in by_name.values() for f in functions):
-            verbs.out().print(f"{function}  // {function.about}" if function.about else str(function), markup=False)
+            comment = function.unusable or function.about
+            verbs.out().print(f"{function}  // {comment}" if comment else str(function), markup=False)
     if not by_name:
         raise typer.Exit(verbs.FAILED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -103,6 +104,20 @@ def test_out_is_resized(dev: Any, device: str, size: tuple[int, ...]) -> None:
     assert out.shape == (3, 4)
     torch.testing.assert_close(out.cpu(), x.cpu().cosh())
     assert out.untyped_storage().device.type == device
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss"])  # native in the subset, and on the CPU
+def test_a_loss_does_not_resize_its_result(dev: Any, device: str, loss: str, reduction: str) -> None:
+    """Their `meta` makes the result as large as the inputs first; torch's warning is for an `out=` that was resized."""
+    call = getattr(torch.nn.functional, loss)
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = call(x.to(device), y.to(device), reduction=reduction)
+    torch.testing.assert_close(got.cpu(), call(x, y, reduction=reduction))
+    with pytest.warns(UserWarning, match=r"was resized since it had shape \[2\], which does not match .* \[4, 3\]"):
+        torch.add(x.to(device), y.to(device), out=torch.empty(2, device=device))
 
 
 def test_several_outputs_and_lists(dev: Any, device: str) -> None:

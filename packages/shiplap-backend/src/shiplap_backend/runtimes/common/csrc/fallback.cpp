@@ -237,6 +237,58 @@ class Seeded {
   at::Tensor saved_;
 };
 
+// Torch warns where an output with elements is resized. The kernels of some losses make it as large
+// as the inputs, and then as small as the result: what has its sizes again was not resized.
+class Resizes final : public c10::WarningHandler {
+ public:
+  explicit Resizes(std::vector<at::Tensor> outputs)
+      : outputs_(std::move(outputs)),
+        outer_(c10::WarningUtils::get_warning_handler()),
+        guard_(this) {
+    for (const auto& output : outputs_) {
+      before_.push_back(output.sizes().vec());
+    }
+  }
+  Resizes(const Resizes&) = delete;
+  Resizes& operator=(const Resizes&) = delete;
+  ~Resizes() override {
+    bool resized = false;
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      resized = resized || outputs_[i].sizes() != at::IntArrayRef(before_[i]);
+    }
+    if (resized) {
+      std::for_each(held_.begin(), held_.end(), [&](const auto& w) { outer_->process(w); });
+    }
+  }
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().rfind("An output with one or more elements was resized", 0) == 0) {
+      held_.push_back(warning);
+    } else {
+      outer_->process(warning);
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> outputs_;
+  std::vector<std::vector<int64_t>> before_;
+  std::vector<c10::Warning> held_;
+  c10::WarningHandler* outer_;
+  c10::WarningUtils::WarningHandlerGuard guard_;
+};
+
+// The tensors that the schema says a call writes to.
+std::vector<at::Tensor> written(const std::vector<c10::Argument>& declared, const IValue* arguments) {
+  std::vector<at::Tensor> outputs;
+  for (size_t i = 0; i < declared.size(); ++i) {
+    const auto* alias = declared[i].alias_info();
+    if (alias != nullptr && alias->isWrite() && arguments[i].isTensor() &&
+        arguments[i].toTensor().defined()) {
+      outputs.push_back(arguments[i].toTensor());
+    }
+  }
+  return outputs;
+}
+
 }  // namespace
 
 void announce(Why why, const char* detail) { announced = {why, detail}; }
@@ -258,6 +310,7 @@ void boxed_fallback(const c10::OperatorHandle& op, Stack* stack) {
     at::AutoDispatchBelowADInplaceOrView below;
     auto there = on_cpu(op, *stack, first);
     Seeded seeded(there);
+    const Resizes resizes(written(declared, stack->data() + first));
     there.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }
   host.settle();
