@@ -16,6 +16,7 @@ from shiplap_sparse3d.geometry import Geometry, per_axis
 from shiplap_sparse3d.reentrant import made_inside
 from shiplap_sparse3d.reentrant import refuse as refuse_reentrant
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
+from shiplap_sparse3d.spconv.carried import Carried, carried
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
@@ -91,6 +92,13 @@ class SparseConvTensor(Summed):
         ArgumentError: SL208 for four axes and for arguments that do not fit each other.
     """
 
+    grid, voxel_num, benchmark = carried("grid"), carried("voxel_num"), carried("benchmark")
+    benchmark_record, force_algo = carried("benchmark_record"), carried("force_algo")
+    _timer = carried("timer")  # models copy it from one tensor to the next
+    thrust_allocator: Any = None
+    int8_scale: Any = None
+    checkpointed: bool = False
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or (proxy := proxy_among((*args, *kwargs.values()))) is None:
             return object.__new__(cls)
@@ -115,14 +123,8 @@ class SparseConvTensor(Summed):
         self._geometry: Geometry | None = None
         self.spatial_shape = cells_of(spatial_shape)
         self.batch_size = int(batch_size) if isinstance(batch_size, Tensor) else batch_size
-        self.grid, self.voxel_num = grid, voxel_num
         self.indice_dict: dict[str, IndiceData] = {} if indice_dict is None else indice_dict
-        self.benchmark = benchmark
-        self.benchmark_record: dict[str, Any] = {}
-        self.thrust_allocator = None
-        self._timer = CUDAKernelTimer(enable_timer)  # models copy it from one tensor to the next
-        self.force_algo = force_algo
-        self.int8_scale = None
+        self._carried = Carried(grid, voxel_num, benchmark, force_algo, CUDAKernelTimer(enable_timer), {})
         self.checkpointed = made_inside()
         self._check()
 
@@ -209,10 +211,9 @@ class SparseConvTensor(Summed):
         other = object.__new__(SparseConvTensor)
         other._features, other._indices, other._geometry = feature, self._indices, self._geometry
         other.spatial_shape, other.batch_size = self.spatial_shape, self.batch_size
-        other.grid, other.voxel_num, other.indice_dict = self.grid, self.voxel_num, self.indice_dict
-        other.benchmark, other.benchmark_record = self.benchmark, self.benchmark_record
-        other.thrust_allocator, other._timer, other.force_algo = None, self._timer, self.force_algo
-        other.int8_scale, other.checkpointed = None, not compiling and made_inside()
+        other.indice_dict, other._carried = self.indice_dict, self._carried
+        if not compiling:
+            other.checkpointed = made_inside()
         if feature.ndim != 2 or feature.is_quantized:
             other._check_features()
         return other
