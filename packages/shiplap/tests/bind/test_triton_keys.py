@@ -35,8 +35,8 @@ class Kernel:
     def _pack_args(self, backend: Any, kwargs: Any, bound: Any, special: Any, options: Any) -> tuple[Any, ...]:
         assert list(bound) == list(SIGNATURE)
         kinds = [kind for kind, _ in special]
-        said = [v if self.before else "" if kind == "constexpr" else v for kind, v in special]
-        attributes = {(at,): backend.parse_attr(v) for at, v in enumerate(said) if isinstance(v, str)}
+        output = [v if self.before else "" if kind == "constexpr" else v for kind, v in special]
+        attributes = {(at,): backend.parse_attr(v) for at, v in enumerate(output) if isinstance(v, str)}
         constants = {(at,): list(bound.values())[at] for at, kind in enumerate(kinds) if kind == "constexpr"}
         return {}, dict(zip(SIGNATURE, kinds, strict=True)), constants, attributes
 

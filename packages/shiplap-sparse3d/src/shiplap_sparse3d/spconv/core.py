@@ -16,11 +16,11 @@ from shiplap_sparse3d.geometry import Geometry, per_axis
 from shiplap_sparse3d.reentrant import made_inside
 from shiplap_sparse3d.reentrant import refuse as refuse_reentrant
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
-from shiplap_sparse3d.spconv.carried import Carried, carried
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 from shiplap_sparse3d.spconv.tracing import proxy_among
+from shiplap_sparse3d.spconv.unread import Unread, unread
 from shiplap_sparse3d.sums import Summed
 from shiplap_sparse3d.tensor import SparseTensor
 
@@ -92,9 +92,9 @@ class SparseConvTensor(Summed):
         ArgumentError: SL208 for four axes and for arguments that do not fit each other.
     """
 
-    grid, voxel_num, benchmark = carried("grid"), carried("voxel_num"), carried("benchmark")
-    benchmark_record, force_algo = carried("benchmark_record"), carried("force_algo")
-    _timer = carried("timer")  # models copy it from one tensor to the next
+    grid, voxel_num, benchmark = unread("grid"), unread("voxel_num"), unread("benchmark")
+    benchmark_record, force_algo = unread("benchmark_record"), unread("force_algo")
+    _timer = unread("timer")  # models copy it from one tensor to the next
     thrust_allocator: Any = None
     int8_scale: Any = None
     checkpointed: bool = False
@@ -124,7 +124,7 @@ class SparseConvTensor(Summed):
         self.spatial_shape = cells_of(spatial_shape)
         self.batch_size = int(batch_size) if isinstance(batch_size, Tensor) else batch_size
         self.indice_dict: dict[str, IndiceData] = {} if indice_dict is None else indice_dict
-        self._carried = Carried(grid, voxel_num, benchmark, force_algo, CUDAKernelTimer(enable_timer), {})
+        self._unread = Unread(grid, voxel_num, benchmark, force_algo, CUDAKernelTimer(enable_timer), {})
         self.checkpointed = made_inside()
         self._check()
 
@@ -211,7 +211,7 @@ class SparseConvTensor(Summed):
         other = object.__new__(SparseConvTensor)
         other._features, other._indices, other._geometry = feature, self._indices, self._geometry
         other.spatial_shape, other.batch_size = self.spatial_shape, self.batch_size
-        other.indice_dict, other._carried = self.indice_dict, self._carried
+        other.indice_dict, other._unread = self.indice_dict, self._unread
         if not compiling:
             other.checkpointed = made_inside()
         if feature.ndim != 2 or feature.is_quantized:

@@ -10,11 +10,11 @@ from torch import Tensor
 from shiplap_sparse3d.spconv.record import ConvAlgo
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 
-__all__ = ["Carried", "carried"]
+__all__ = ["Unread", "unread"]
 
 
 @dataclass(frozen=True)
-class Carried:
+class Unread:
     """What ``SparseConvTensor`` was given and only its user may read. Tensors share it until one of them changes it."""
 
     grid: Tensor | None = None
@@ -25,13 +25,13 @@ class Carried:
     benchmark_record: dict[str, Any] = field(default_factory=dict)
 
 
-def carried(name: str) -> Any:
+def unread(name: str) -> Any:
     """The member ``name`` of what a tensor carries, as an attribute of that tensor alone."""
 
     def get(tensor: Any) -> Any:
-        return getattr(tensor._carried, name)
+        return getattr(tensor._unread, name)
 
     def put(tensor: Any, value: Any) -> None:
-        tensor._carried = replace(tensor._carried, **{name: value})
+        tensor._unread = replace(tensor._unread, **{name: value})
 
     return property(get, put)
