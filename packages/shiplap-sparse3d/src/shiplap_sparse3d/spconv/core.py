@@ -264,7 +264,8 @@ class SparseConvTensor(Summed):
         return f"SparseConvTensor[shape={self._features.shape}]"
 
     def __dir__(self) -> list[str]:
-        return [*_NAMES, *self.__dict__]  # models ask it for "replace_feature", and object's own is closed to a graph
+        # Models ask it for "replace_feature". Object's own is closed to a graph, and to one of torch 2.11 the instance's.
+        return [*_NAMES] if torch.compiler.is_compiling() else [*_NAMES, *self.__dict__]
 
 
 _NAMES = dir(SparseConvTensor)
