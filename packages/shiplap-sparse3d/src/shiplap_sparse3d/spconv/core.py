@@ -264,7 +264,7 @@ class SparseConvTensor(Summed):
         return f"SparseConvTensor[shape={self._features.shape}]"
 
     def __dir__(self) -> list[str]:
-        # Models ask it for "replace_feature". Object's own is closed to a graph, and to one of torch 2.11 the instance's.
+        # Models ask it for "replace_feature". No graph lists the names of object, and none of torch 2.11 those of self.
         return [*_NAMES] if torch.compiler.is_compiling() else [*_NAMES, *self.__dict__]
 
 
