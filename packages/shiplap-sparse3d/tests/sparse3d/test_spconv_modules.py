@@ -89,6 +89,21 @@ def test_new_features_share_records_and_tables():
     assert y.geometry.subm(3).table is table
 
 
+def test_what_a_tensor_carries_along_is_its_own():
+    x = voxels()
+    x.grid, x.benchmark_record["a"] = torch.ones(2), "shared, as spconv shares it"
+    y = x.replace_feature(x.features * 2)
+    assert y.grid is x.grid
+    assert y.benchmark_record is x.benchmark_record
+    assert (y._timer, y.force_algo, y.voxel_num) == (x._timer, None, None)
+    y.grid = y.force_algo = None
+    y.benchmark, y.voxel_num, y._timer = True, torch.tensor([4]), "another"
+    assert (x.grid is not None, x.benchmark, x.voxel_num, x._timer != "another") == (True, False, None, True)
+    y.thrust_allocator = y.int8_scale = "set by a model"
+    assert (x.thrust_allocator, x.int8_scale) == (None, None)
+    assert x.replace_feature(x.features).thrust_allocator is None
+
+
 def test_new_indices_forget_tables():
     x = voxels()
     before = x.geometry

@@ -1,6 +1,8 @@
 """No stale kernel is served: what compiled code depends on is part of torch's cache keys."""
 
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -93,6 +95,21 @@ def test_a_tag_set_after_the_declarations_is_salted_again_before_it_is_used(ns, 
     config.cache_key_tag = "theirs"
     torch.compile(f, backend="aot_eager", fullgraph=True)(torch.ones(2))
     assert config.cache_key_tag == f"theirs+shiplap:{digest.digest()}"
+
+
+def test_a_process_that_compiles_for_this_one_has_its_tag(ns, restored_tag, fresh_compiler, monkeypatch):
+    """A worker names the files of tuned kernels after it, and a later process looks for them under its own tag."""
+    monkeypatch.setenv("TORCH_COMPILE_CACHE_KEY_TAG", "")
+
+    @sl.op(f"{ns}::f")
+    def f(x: V) -> V:
+        return x * 2
+
+    assert os.environ["TORCH_COMPILE_CACHE_KEY_TAG"] == "", "declaring an op leaves the environment alone"
+    torch.compile(f, backend="aot_eager", fullgraph=True)(torch.ones(2))
+    assert os.environ["TORCH_COMPILE_CACHE_KEY_TAG"] == config.cache_key_tag
+    told = [sys.executable, "-c", "import torch; print(torch.compiler.config.cache_key_tag)"]
+    assert subprocess.check_output(told, text=True).strip() == config.cache_key_tag
 
 
 def test_an_earlier_tag_that_comes_back_is_salted_once(ns, restored_tag):

@@ -20,6 +20,7 @@ from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, Ind
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 from shiplap_sparse3d.spconv.tracing import proxy_among
+from shiplap_sparse3d.spconv.unread import Unread, unread
 from shiplap_sparse3d.sums import Summed
 from shiplap_sparse3d.tensor import SparseTensor
 
@@ -91,6 +92,13 @@ class SparseConvTensor(Summed):
         ArgumentError: SL208 for four axes and for arguments that do not fit each other.
     """
 
+    grid, voxel_num, benchmark = unread("grid"), unread("voxel_num"), unread("benchmark")
+    benchmark_record, force_algo = unread("benchmark_record"), unread("force_algo")
+    _timer = unread("timer")  # models copy it from one tensor to the next
+    thrust_allocator: Any = None
+    int8_scale: Any = None
+    checkpointed: bool = False
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or (proxy := proxy_among((*args, *kwargs.values()))) is None:
             return object.__new__(cls)
@@ -115,14 +123,8 @@ class SparseConvTensor(Summed):
         self._geometry: Geometry | None = None
         self.spatial_shape = cells_of(spatial_shape)
         self.batch_size = int(batch_size) if isinstance(batch_size, Tensor) else batch_size
-        self.grid, self.voxel_num = grid, voxel_num
         self.indice_dict: dict[str, IndiceData] = {} if indice_dict is None else indice_dict
-        self.benchmark = benchmark
-        self.benchmark_record: dict[str, Any] = {}
-        self.thrust_allocator = None
-        self._timer = CUDAKernelTimer(enable_timer)  # models copy it from one tensor to the next
-        self.force_algo = force_algo
-        self.int8_scale = None
+        self._unread = Unread(grid, voxel_num, benchmark, force_algo, CUDAKernelTimer(enable_timer), {})
         self.checkpointed = made_inside()
         self._check()
 
@@ -209,10 +211,9 @@ class SparseConvTensor(Summed):
         other = object.__new__(SparseConvTensor)
         other._features, other._indices, other._geometry = feature, self._indices, self._geometry
         other.spatial_shape, other.batch_size = self.spatial_shape, self.batch_size
-        other.grid, other.voxel_num, other.indice_dict = self.grid, self.voxel_num, self.indice_dict
-        other.benchmark, other.benchmark_record = self.benchmark, self.benchmark_record
-        other.thrust_allocator, other._timer, other.force_algo = None, self._timer, self.force_algo
-        other.int8_scale, other.checkpointed = None, not compiling and made_inside()
+        other.indice_dict, other._unread = self.indice_dict, self._unread
+        if not compiling:
+            other.checkpointed = made_inside()
         if feature.ndim != 2 or feature.is_quantized:
             other._check_features()
         return other
@@ -263,7 +264,8 @@ class SparseConvTensor(Summed):
         return f"SparseConvTensor[shape={self._features.shape}]"
 
     def __dir__(self) -> list[str]:
-        return [*_NAMES, *self.__dict__]  # models ask it for "replace_feature", and object's own is closed to a graph
+        # Models ask it for "replace_feature". No graph lists the names of object, and none of torch 2.11 those of self.
+        return [*_NAMES] if torch.compiler.is_compiling() else [*_NAMES, *self.__dict__]
 
 
 _NAMES = dir(SparseConvTensor)

@@ -69,7 +69,7 @@ def algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
 
 def find(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -> IndiceData | None:
     """The record under ``key``, which must be of the same ``algo``."""
-    data = input.find_indice_pair(key)
+    data = None if key is None else input.indice_dict.get(key)
     if data is not None and data.algo != algo:
         raise error(
             "SL208",

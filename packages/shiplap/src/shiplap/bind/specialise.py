@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shiplap import dtypes
 from shiplap.codegen.launcher import Cubin, Launch, Parameter, fact_of
+from shiplap.compat.triton_keys import triton_attributes
 from shiplap.errors import error
 from shiplap.op.expr import Expr
 from shiplap.op.values import EnvValue
@@ -203,10 +204,12 @@ def compile_form(kernel: Any, form: Form, number: int, key: Key, architecture: i
     """
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.compiler import ASTSource, make_backend
 
-    source = ASTSource(kernel, form.signature, form.constants, form.attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options_of(kernel, form))
+    target = GPUTarget("cuda", architecture, 32)
+    told = triton_attributes(kernel, make_backend(target), form.signature, form.constants, form.attributes)
+    source = ASTSource(kernel, form.signature, form.constants, told)
+    compiled = triton.compile(source, target=target, options=options_of(kernel, form))
     facts = compiled.metadata
     if needed := unfit(facts):
         raise error(

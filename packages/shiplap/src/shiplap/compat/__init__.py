@@ -7,6 +7,7 @@ and its caller falls back to the public path.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from shiplap.compat.versions import RELEASES, short
 
 __all__ = ["CAPABILITIES", "Capability"]
 
+_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"  # where torch reads the tag from in another process
 _SALT = re.compile(r"\+shiplap:[0-9a-f]*")
 
 
@@ -91,6 +93,15 @@ def salt_compile_caches(salt: str) -> None:
         entry.env_value_default = _SALT.sub("", given) + salt
     if not config.cache_key_tag.endswith(salt):
         config.cache_key_tag = _SALT.sub("", config.cache_key_tag) + salt
+
+
+def salt_workers() -> None:
+    """Let processes that compile for this one, and start from now on, have its tag of the compile caches.
+
+    Under that tag they name the file with the best config of a Triton kernel of Inductor's, and later processes look
+    for it. What a worker saved without the tag would be timed again by each of them.
+    """
+    os.environ[_TAG] = torch.compiler.config.cache_key_tag
 
 
 @contextmanager

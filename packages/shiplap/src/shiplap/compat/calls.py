@@ -25,6 +25,7 @@ __all__ = [
     "ShortCut",
     "builtin",
     "is_compiling",
+    "is_dynamo_compiling",
     "is_plain_call",
     "is_recorded_call",
     "is_zero",

@@ -64,6 +64,7 @@ def ensure() -> None:
         listener()
     choices.ready()
     compat.salt_compile_caches(_salt)
+    compat.salt_workers()
 
 
 def digest() -> str:

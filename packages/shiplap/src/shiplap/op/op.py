@@ -75,9 +75,9 @@ class Op(calls.ShortCut[P, R], Registered):
 
     def through(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
         """Call the op where autograd, a trace or a mode may have to see the call, or where it has keywords."""
-        if self.separable and not kwargs and calls.is_recorded_call(args):
+        if (own := self.separable and not calls.is_dynamo_compiling()) and not kwargs and calls.is_recorded_call(args):
             return self.record(None, *args)
-        plain = self.separable and not self.spec.mutated and calls.is_plain_call(args, kwargs)
+        plain = own and not self.spec.mutated and calls.is_plain_call(args, kwargs)
         result: Result = (calls.builtin(self.raw) if plain else self.overload)(*args, **kwargs)
         return result
 

@@ -1,0 +1,37 @@
+"""Members of spconv's tensors that no layer reads: each tensor hands them on to the next one, as one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from shiplap_sparse3d.spconv.record import ConvAlgo
+from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
+
+__all__ = ["Unread", "unread"]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What ``SparseConvTensor`` was given and only its user may read. Tensors share it until one of them changes it."""
+
+    grid: Tensor | None = None
+    voxel_num: Tensor | None = None
+    benchmark: bool = False
+    force_algo: ConvAlgo | None = None
+    timer: Any = field(default_factory=lambda: CUDAKernelTimer(False))
+    benchmark_record: dict[str, Any] = field(default_factory=dict)
+
+
+def unread(name: str) -> Any:
+    """The member ``name`` of what a tensor carries, as an attribute of that tensor alone."""
+
+    def get(tensor: Any) -> Any:
+        return getattr(tensor._unread, name)
+
+    def put(tensor: Any, value: Any) -> None:
+        tensor._unread = replace(tensor._unread, **{name: value})
+
+    return property(get, put)
