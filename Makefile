@@ -62,12 +62,12 @@ PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) $(SPREAD)
 # The worse status of two runs. Status 5: -k left one of the runs empty.
 WORSE = [ $$one != 5 ] || exit $$two; [ $$two != 5 ] || exit $$one; exit $$((one > two ? one : two))
 
-# Tests that load a device into their process come in a process of their own, beside the others; what it said comes last.
+# Tests that load a device into their process come in a process of their own, beside the others; their output comes last.
 test: $(STAMP) ## run the tests
-	@one=0; two=0; said=$$(mktemp); trap 'rm -f $$said' EXIT; \
-	$(BIN)/python -m pytest -q -n 1 -m "device and not long" packages/shiplap-backend $(ARGS) > $$said 2>&1 & device=$$!; \
+	@one=0; two=0; output=$$(mktemp); trap 'rm -f $$output' EXIT; \
+	$(BIN)/python -m pytest -q -n 1 -m "device and not long" packages/shiplap-backend $(ARGS) > $$output 2>&1 & device=$$!; \
 	$(PYTEST) -m "not device and not long" $(ARGS) || one=$$?; \
-	wait $$device || two=$$?; cat $$said; \
+	wait $$device || two=$$?; cat $$output; \
 	$(WORSE)
 
 lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, words, generated headers

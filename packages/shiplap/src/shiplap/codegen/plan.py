@@ -68,9 +68,9 @@ def condition(rule: Rule) -> str:
 def refusal(rule: Rule) -> str:
     """The statement that raises the error for a call which breaks ``rule``."""
     texts = (rule.where(), rule.got(), rule.expected())
-    said = ", ".join(quote(braced(text)) for text in texts)
+    messages = ", ".join(quote(braced(text)) for text in texts)
     values = ", ".join(_known(part.shown[1]) for text in texts for part in text if isinstance(part, Term))
-    return f"refuse({quote(rule.id)}, {quote(rule.what)}, {said}, {quote(rule.remedy)}, {{{values}}});"
+    return f"refuse({quote(rule.id)}, {quote(rule.what)}, {messages}, {quote(rule.remedy)}, {{{values}}});"
 
 
 def braced(text: Text) -> str:
