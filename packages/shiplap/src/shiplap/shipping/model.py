@@ -110,7 +110,7 @@ def _refuse_broken(package: Path, target: Path) -> None:
     with zipfile.ZipFile(package) as archive:
         if all(_shares_the_runtime(archive.read(name)) for name in _models(archive)):
             return
-    done = subprocess.run([sys.executable, "-c", _LOAD, str(package)], capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", _LOAD, str(package)], capture_output=True, check=False)
     if done.returncode < 0:
         name = os.environ.get("CXX") or "the default compiler"
         ended = signal.Signals(-done.returncode).name
