@@ -1,7 +1,8 @@
 """What the tests of declarations share."""
 
 import pickle
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -22,3 +23,14 @@ def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
         assert getattr(raised, name) == value, str(raised)
     assert raised.fix, "every error names one fix"
     assert str(pickle.loads(pickle.dumps(raised))) == str(raised)
+
+
+def files_entered(call: Callable[[], object]) -> list[str]:
+    """The file of each Python function that ``call`` enters, in order: what a call without Python has few of."""
+    files: list[str] = []
+    sys.setprofile(lambda frame, event, of: files.append(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return files

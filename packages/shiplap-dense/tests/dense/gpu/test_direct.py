@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from shiplap.bind import replay
 from shiplap.op import choices
 from shiplap.op.kernel import Kernel
 from shiplap_dense import ops
+from shiplap_testing.support import files_entered
 from tests.dense import direct_ops
 from tests.dense.direct_ops import gathered
 from tests.dense.gpu.eager import EAGER, TOLERANCE, error, randn, reference
@@ -57,17 +57,6 @@ def test_gather_multiply_scatter(dtype, sizes):
         assert launched(gathered, *args) == ["gathered"], "one kernel, and no copy"
 
 
-def frames(call: Any) -> list[str]:
-    """The Python functions that a call enters."""
-    names: list[str] = []
-    sys.setprofile(lambda frame, event, of: names.append(frame.f_code.co_filename) if event == "call" else None)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return names
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_calls_in_half_precision_are_launched_by_cpp_from_their_second_time_on(dtype, monkeypatch):
     op, args = ops.grouped_mm, EAGER["grouped_mm"](dtype)
@@ -76,7 +65,7 @@ def test_calls_in_half_precision_are_launched_by_cpp_from_their_second_time_on(d
     replay.build(op)
     want = op(*args)
     assert all(torch.equal(op(*args), want) for _ in range(3))
-    assert not any("triton" in name or "<launch" in name for name in frames(lambda: op(*args)))
+    assert not any("triton" in name or "<launch" in name for name in files_entered(lambda: op(*args)))
     choices.forget()
 
 

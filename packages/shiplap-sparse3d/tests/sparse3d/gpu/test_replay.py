@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +11,7 @@ import shiplap_sparse3d as sparse3d
 from shiplap.bind import replay
 from shiplap.op import choices
 from shiplap_sparse3d import ops
+from shiplap_testing.support import files_entered
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5}
@@ -52,17 +52,6 @@ def reference(plan: sparse3d.Plan, *args: torch.Tensor) -> torch.Tensor:
     return ops.conv.reference(*doubles[:2], plan.table, *doubles[2:], plan.order, plan.masks)
 
 
-def frames(call) -> list[str]:
-    """The Python functions that a call enters."""
-    names: list[str] = []
-    sys.setprofile(lambda frame, event, of: names.append(frame.f_code.co_filename) if event == "call" else None)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return names
-
-
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize(("n", "channels"), [(1, 16), (190, 40), (192, 1024), (2000, 256), (9000, 64)])
 def test_values_at_other_addresses(n, channels, dtype):
@@ -74,7 +63,7 @@ def test_values_at_other_addresses(n, channels, dtype):
     for args, got in kept:
         close(got, reference(plan, *args))
     args = arguments(plan, channels, dtype)
-    assert not any("triton" in name or "<launch" in name for name in frames(lambda: plan.conv(*args)))
+    assert not any("triton" in name or "<launch" in name for name in files_entered(lambda: plan.conv(*args)))
     assert torch.equal(plan.conv(*args), plan.conv(*args))
 
 

@@ -28,7 +28,7 @@ from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.fuse.choice import Verdict
 from shiplap.fuse.surroundings import Surroundings
-from shiplap.fuse.traced import Alone, TracedCandidate
+from shiplap.fuse.traced import Alone, TracedCandidate, run_graph
 from shiplap.op import choices
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
@@ -306,10 +306,6 @@ def _fallback(candidate: Candidate) -> str:
     return "fallback untuned" if candidate.config == UNTUNED else "fallback"
 
 
-def _call(compiled: Callable[..., Any], args: list[Any]) -> tuple[Tensor, ...]:
-    return tuple(compiled(*args))
-
-
 def _race(
     selection: Selection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
 ) -> dict[int, Timing]:
@@ -330,5 +326,5 @@ def _race(
     runs: dict[int, Any] = {}
     for index, future in loading.items():
         with suppress(Exception):
-            runs[index] = clock.ready(partial(_call, future.result(), args))
+            runs[index] = clock.ready(partial(run_graph, future.result(), args))
     return race(runs, clock, Plan(seconds=2.0)) if len(runs) > 1 else {}

@@ -20,7 +20,7 @@ from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.op.config import Config
 
-__all__ = ["Alone", "TracedCandidate", "candidates"]
+__all__ = ["Alone", "TracedCandidate", "candidates", "run_graph"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Alone:
         """The compiled function on copies of the tensors among ``args``."""
         tensors = [a for a in args if isinstance(a, Tensor)]
         laid = [_laid(t, *like) for t, like in zip(tensors, self.like, strict=True)]
-        return partial(_call, self.run, laid)
+        return partial(run_graph, self.run, laid)
 
 
 @dataclass
@@ -115,5 +115,6 @@ def _laid(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> T
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _call(compiled: Callable[..., Any], args: list[Any]) -> tuple[Tensor, ...]:
+def run_graph(compiled: Callable[..., Any], args: list[Any]) -> tuple[Tensor, ...]:
+    """What a compiled graph, which takes and returns lists, makes of ``args``."""
     return tuple(compiled(*args))
