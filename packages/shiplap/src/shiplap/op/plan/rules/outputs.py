@@ -10,7 +10,7 @@ import torch
 from shiplap import dtypes
 from shiplap.op.plan.rule import TRUE, Rule
 from shiplap.op.plan.rules.relations import OfCall
-from shiplap.op.plan.rules.tensors import OfTensor
+from shiplap.op.plan.rules.tensors import Contiguous, OfTensor
 from shiplap.op.plan.term import Place, Term, Text, both, equal, quoted
 from shiplap.op.plan.values import Constant
 
@@ -100,20 +100,10 @@ class FitsShape(OfTensor):
 
 
 @dataclass(frozen=True)
-class FitsLayout(OfTensor):
+class FitsLayout(Contiguous):
     """A given output is contiguous."""
 
     id = "SL212"
-
-    def holds(self) -> Term:
-        t = self.at.tensor
-        return Term(f"{t.python}.is_contiguous()", f"{t.cpp}.is_contiguous()")
-
-    def got(self) -> Text:
-        return ("strides ", self.at.strides)
-
-    def expected(self) -> Text:
-        return ("a contiguous tensor",)
 
 
 @dataclass(frozen=True)
