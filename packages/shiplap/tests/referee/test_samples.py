@@ -118,6 +118,28 @@ def test_optionals_scalars_and_dtypes_vary_one_at_a_time():
     assert dtypes == {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 
+def test_members_of_lists_differ_in_size_where_a_dim_has_no_name(ns):
+    @sl.op(f"{ns}::paired")
+    def paired(x: list[Float[Tensor, "_ c"]], y: list[Float[Tensor, "..."]]) -> Float[Tensor, "c"]:
+        return sum((a * b[0]).sum(0) for a, b in zip(x, y, strict=True))
+
+    def sizes(case):
+        return tuple([t.shape[0] for t in arg] for arg in case.args)
+
+    samples = Samples(paired, 1)
+    uneven = [c for c in samples.lists() if len(set(sizes(c)[0])) > 1]
+    assert [sizes(c) for c in uneven] == [([2, 5, 3], [2, 5, 3])]  # of ([5, 0, 1]) the reference takes no first row
+    assert sizes(sample(paired, uneven[0].label, 1)) == sizes(uneven[0])
+
+
+def test_members_of_lists_are_alike_where_the_dims_have_names(ns):
+    @sl.op(f"{ns}::alike")
+    def alike(x: list[Float[Tensor, "n c"]]) -> Float[Tensor, "n c"]:
+        return sum(x[1:], x[0])
+
+    assert {len({t.shape for t in c.args[0]}) for c in Samples(alike, 1).lists()} == {1}
+
+
 def test_grown_cases_have_only_dims_of_two_and_more():
     sizes = [c.args[0].shape[0] for c in Samples(window, 0).grown(4)]
     assert len(set(sizes)) == 4

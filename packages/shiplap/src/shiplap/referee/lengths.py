@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, permutations
+from itertools import cycle, islice, permutations
 from typing import Any
 
-from shiplap.op.spec import Arg
+from shiplap.op.spec import Arg, OpSpec
 from shiplap.referee.mine import Mined
+from shiplap.referee.recipe import unnamed
 
-__all__ = ["FEW", "GRAIN", "HUGE", "LONG", "MILLION", "ORDERS", "RICH", "leading", "lengths", "odd_values", "together"]
+__all__ = [
+    "FEW",
+    "GRAIN",
+    "HUGE",
+    "LONG",
+    "MILLION",
+    "ORDERS",
+    "RICH",
+    "leading",
+    "lengths",
+    "odd_values",
+    "together",
+    "uneven",
+]
 
 LADDER = (63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097)
 LONGEST, MOST = 1 << 17, 48  # a size that a sample may have, and how many are derived
@@ -19,6 +33,7 @@ MILLION = (1 << 20) + 77_001
 ORDERS = ("ascending", "descending", "constant")
 RICH = 10.0  # seconds of processor time after which a series of sizes comes without its rarer members
 HUGE = (2**31 + 5, -(2**32) - 3, 2**40 + 1)  # values of an int scalar beyond 32 bits
+UNEVEN = ((2, 5, 3), (5, 0, 1))  # sizes of the members of a list: the first is not always the largest
 FEW = 33  # sizes up to this are all tried elsewhere, or hardly worth it
 
 
@@ -49,6 +64,14 @@ def leading(names: Iterable[str]) -> Iterator[dict[str, Any]]:
         yield {name: (65, 63)}
         yield {name: (3, 2, 5)}
         yield {name: (2, 1, 3, 2)}
+
+
+def uneven(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Members of lists that differ in size, where a dim without a name lets them: the same sizes in all lists of an op,
+    since a reference may take the members of two lists together."""
+    free = [arg for arg in spec.tensors if arg.many and unnamed(arg)]
+    for sizes in UNEVEN if free else ():
+        yield {arg.name: tuple(islice(cycle(sizes), arg.length or len(sizes))) for arg in free}
 
 
 def odd_values(arg: Arg, mined: Mined) -> list[Any]:

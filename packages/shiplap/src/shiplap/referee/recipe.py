@@ -13,7 +13,7 @@ from typing import Any
 from shiplap.errors import error
 from shiplap.op import Arg
 
-__all__ = ["Recipe"]
+__all__ = ["Recipe", "unnamed"]
 
 Pairs = tuple[tuple[str, Any], ...]
 
@@ -24,7 +24,10 @@ def _pairs(mapping: Mapping[str, Any]) -> Pairs:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sizes of the free dims, all scalars, a dtype per dtype class, layouts, kind of values, and lengths of lists."""
+    """Sizes of the free dims, all scalars, a dtype per dtype class, layouts, kind of values, and lengths of lists.
+
+    In place of its length, a list may have the sizes of its members' dims without a name, one for each member.
+    """
 
     sizes: Pairs = ()
     scalars: Pairs = ()
@@ -43,8 +46,16 @@ class Recipe:
 
     def members(self, arg: Arg) -> list[bool]:
         """For each member of a list of tensors whether it is there: of three, the middle one is not where it may."""
-        count = dict(self.lists).get(arg.name, arg.length or 2)
+        given = dict(self.lists).get(arg.name, arg.length or 2)
+        count = len(given) if isinstance(given, tuple) else given
         return [not (arg.absent and i == 1 and count == 3) for i in range(count)]
+
+    def member_sizes(self, arg: Arg, index: int) -> dict[str, Any]:
+        """The sizes of a member of a list that differ from those of the other members: by the text of its dims."""
+        given = dict(self.lists).get(arg.name)
+        if not isinstance(given, tuple):
+            return {}
+        return {text: given[index] if text != "..." else (given[index],) for text in unnamed(arg)}
 
     @property
     def total(self) -> int:
@@ -79,6 +90,11 @@ class Recipe:
                 expected="a label printed by a finding",
                 fix="copy the label from the finding",
             ) from None
+
+
+def unnamed(arg: Arg) -> list[str]:
+    """The texts of the dims of a tensor argument that have no name, ``_`` and ``...``."""
+    return [dim.text for dim in arg.tensor.dims if dim.kind == "any" or dim.text == "..."] if arg.tensor else []
 
 
 def _call(name: str, values: Mapping[str, Any]) -> str:

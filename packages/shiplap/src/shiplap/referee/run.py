@@ -34,6 +34,7 @@ __all__ = [
     "reference64",
     "run",
     "split",
+    "takes",
     "tensors",
     "unwritten",
 ]
@@ -75,6 +76,15 @@ def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         torch.manual_seed(SEED)
     made = outputs(made_of(op.spec, copies, op.reference(*positional, **named)))
     return effects(op, copies, canonical(op.spec, made))
+
+
+def takes(op: Op, args: tuple[Any, ...]) -> bool:
+    """Whether the plain PyTorch body takes ``args``: the declaration may admit what it cannot compute."""
+    try:
+        reference(op, args)
+    except Exception:
+        return False
+    return True
 
 
 def differentiated(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:

@@ -26,9 +26,10 @@ from shiplap.referee.builder import built, takes_values
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
 from shiplap.referee.lengths import FEW, GRAIN, LONG, MILLION, ORDERS, RICH, leading, lengths, odd_values, together
+from shiplap.referee.lengths import uneven as uneven_lists
 from shiplap.referee.mine import Mined, around, mine
 from shiplap.referee.recipe import Recipe
-from shiplap.referee.run import tensors
+from shiplap.referee.run import takes, tensors
 from shiplap.referee.sizes import EDGES, LIMIT, affordable, environment, free_dims, scalar_candidates, search, some
 from shiplap.referee.values import KINDS, SPECIAL, draw
 
@@ -130,11 +131,11 @@ class Samples:
         positive = [v for v in env.values() if type(v) is int and v > 0]
         below = min([env[d] for d in free_dims(self.spec) if type(env[d]) is int and env[d] > 0] or positive or [1])
 
-        def tensor(arg: Arg) -> Tensor:
+        def tensor(arg: Arg, member: int = 0) -> Tensor:
             assert arg.tensor is not None
             kind = arg.tensor
             name = kind.dtypes[0] if kind.concrete else dict(recipe.dtypes)[kind.dtype_class]
-            shape = tuple(int(n) for n in shape_of(Output(arg.name, kind), env))
+            shape = tuple(int(n) for n in shape_of(Output(arg.name, kind), env | recipe.member_sizes(arg, member)))
             if rng is None:
                 return torch.empty(shape, dtype=getattr(torch, name), device="meta")
             return draw(shape, getattr(torch, name), recipe.values, below, rng)
@@ -145,7 +146,9 @@ class Samples:
             if arg.scalar is not None:
                 size = env[arg.name]
                 return list(size) if isinstance(size, tuple) else size
-            return [tensor(arg) if m else None for m in recipe.members(arg)] if arg.many else tensor(arg)
+            if not arg.many:
+                return tensor(arg)
+            return [tensor(arg, i) if there else None for i, there in enumerate(recipe.members(arg))]
 
         return tuple(value(a) for a in self.spec.args)
 
@@ -218,10 +221,12 @@ class Samples:
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[Case]:
-        """Lists of tensors of no, one and three members."""
+        """Lists of tensors of no, one and three members, and of members that differ in size where they may."""
         for arg in self.spec.tensors:
             for length in (1, 3, 0) if arg.many and not arg.length else ():
                 yield from self._cases([self.base.but(lists={arg.name: length})])
+        for lists in uneven_lists(self.spec) if self.op.sampler is None else ():
+            yield from (c for c in self._cases([self.base.but(lists=lists)]) if takes(self.op, c.args))
 
     def special(self) -> Iterator[Case]:
         """Kinds of values crossed with dtypes, at the base sizes and at larger ones."""
