@@ -26,7 +26,7 @@ class Scale:
         gpu = device == "cuda"
         self.edge, self.times = (216, times) if gpu else (24, 1)
         self.scenes = {1: 12, 16: 6} if gpu else {1: 1, 4: 1}  # scenes a rank → steps that are timed together
-        self.points, self.area = (3_000_000, (1024, 1024)) if gpu else (20_000, (64, 32))
+        self.points, self.area = (2_400_000, (1024, 832)) if gpu else (20_000, (64, 32))
         self.tile = 64 if gpu else 16
         self.hidden, self.inner, self.tokens = (4096, 14336, 16384) if gpu else (64, 128, 16)
 
