@@ -39,9 +39,7 @@ class Question:
     wanted: Tensor
 
 
-def read_tile(
-    model: SurveyModel, folder: Folder, buckets: Buckets, grid: Grid, tiling: Tiling, tile: Tile
-) -> Question:
+def read_tile(model: SurveyModel, folder: Folder, buckets: Buckets, grid: Grid, tiling: Tiling, tile: Tile) -> Question:
     """The points of ``tile`` and around it, and their features. Needs no device."""
     box = tiling.grid(tile, buckets.extent)
     rows = points_within(model, folder, buckets, grid, tiling, tile, box)
