@@ -40,6 +40,7 @@ SOURCES = [
     "benchmarks/many_gpus.py",
     "benchmarks/_many_*.py",
 ]
+SETTINGS = ("SHIPLAP_NATIVE", "SHIPLAP_REPLAY")  # that a record names if they are set
 
 
 def survey_of(ranks: Ranks, folder: Path) -> Manifest:
@@ -259,6 +260,12 @@ def close_enough(result: dict[str, Any]) -> bool:
     )
 
 
+def driver() -> str:
+    """Its version."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+
+
 def main() -> int:
     """Start the ranks, collect what rank 0 prints."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -266,7 +273,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--parts", default=",".join(WORK))
     parser.add_argument("--times", type=int, default=5, help="rounds that are timed")
-    parser.add_argument("--json", action="store_true", help="write benchmarks/results/many_gpus_N.json")
+    parser.add_argument("--json", action="store_true", help="write benchmarks/results/many_gpus.json")
     asked = parser.parse_args()
     parts = asked.parts.split(",")
     if unknown := set(parts) - set(WORK):
@@ -292,10 +299,13 @@ def main() -> int:
         return process.returncode
     if asked.json:
         name = torch.cuda.get_device_name() if asked.device == "cuda" else ""
-        device = f"{gpus} x {name}" if name else ""
+        device = f"{gpus} x {name}, driver {driver()}" if name else ""
         versions = {"cuda": torch.version.cuda, "nccl": list(torch.cuda.nccl.version())} if name else {}
-        kept = record(SOURCES, ["triton"], device, gpus=gpus, threads=threads, **versions, parts=result)
-        write(ROOT / "benchmarks" / "results" / f"many_gpus_{gpus}.json", kept)
+        settings = {name: value for name, value in os.environ.items() if name in SETTINGS}
+        kept = record(
+            SOURCES, ["triton"], device, gpus=gpus, threads=threads, settings=settings, **versions, parts=result
+        )
+        write(ROOT / "benchmarks" / "results" / "many_gpus.json", kept)
     return int(not close_enough(result))
 
 
