@@ -136,8 +136,8 @@ def test_the_page_repeats_the_recorded_scaling() -> None:
     text = (ROOT / "docs" / "many-devices.md").read_text(encoding="utf-8")
     shown = text[text.index("<!-- many_gpus -->") : text.index("<!-- /many_gpus -->")].splitlines()[3:]
     assert shown == [
-        f"| {what} | {of['2']:.2f} | {of['4']:.2f} |" + (f" {again:.2f} |" if again else " |")
-        for what, of, again in rows
+        f"| {what} | {of['2']:.2f} | {of['4']:.2f} |" + (f" {control:.2f} |" if control else " |")
+        for what, of, control in rows
     ]
 
 
