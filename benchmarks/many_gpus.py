@@ -1,269 +1,54 @@
 """The same work on 1, 2, 4 ... GPUs of one host: training, inference on tiles, tensor parallelism, tuning for all.
 
-Usage: ``python benchmarks/many_gpus.py [--gpus 2] [--parts train,infer,tensor,tune] [--json]``. One group of processes,
-one a GPU, does everything, and the numbers of GPUs alternate round by round, so that all of them see the same machine.
-``--device cpu`` tries the script with gloo and small sizes. Exit status 1 if values of several ranks are not those of
-one, or a rank did not receive what rank 0 tuned. docs/many-devices.md shows the record.
+Usage: ``python benchmarks/many_gpus.py [--gpus 2] [--parts train,infer,tensor,tune] [--times 5] [--json]``. One group
+of processes, one a GPU, does everything, and the numbers of GPUs alternate round by round, so that all of them see the
+same machine. ``--device cpu`` tries the script with gloo and small sizes. Exit status 1 if values of several ranks are
+not those of one, or a rank did not receive what rank 0 tuned. docs/many-devices.md shows the record.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 import torch.distributed as dist
+from _many_ranks import Ranks, Works, middle
+from _many_train import network, train
 from _record import ROOT, record, write
 from jaxtyping import Float
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from shiplap_sparse3d.survey import Manifest
 
 SOURCES = [
     "packages/shiplap-sparse3d/src/**/*.py",
     "packages/shiplap-slidesparse/src/**/*.py",
     "benchmarks/many_gpus.py",
+    "benchmarks/_many_*.py",
 ]
-PARTS = ("train", "infer", "tensor", "tune")
+SETTINGS = ("SHIPLAP_NATIVE", "SHIPLAP_REPLAY")  # that a record names if they are set
 
 
-class Scale:
-    """How much work, by device."""
-
-    def __init__(self, device: str) -> None:
-        gpu = device == "cuda"
-        self.edge, self.steps, self.times = (216, 12, 5) if gpu else (24, 1, 1)
-        self.points, self.area = (1_000_000, (512, 256)) if gpu else (20_000, (64, 32))
-        self.tile = 64 if gpu else 16
-        self.hidden, self.inner, self.tokens = (4096, 14336, 16384) if gpu else (64, 128, 16)
-
-
-class Ranks:
-    """This process among all, and the first ``k`` of them as a group."""
-
-    def __init__(self, device: str) -> None:
-        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if device == "cuda":
-            torch.cuda.set_device(self.rank)
-        self.device = torch.device("cuda", self.rank) if device == "cuda" else torch.device("cpu")
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(seconds=300))
-        self.quiet = dist.new_group(backend="gloo")  # whoever waits in it keeps its GPU idle
-        self.sizes = [k for k in (1, 2, 4, 8, 16) if k <= self.world]
-        self.groups = {k: dist.new_group(list(range(k))) for k in self.sizes}
-        self.scale = Scale(device)
-
-    def wait(self) -> None:
-        """Until all are here, the GPUs idle."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        dist.barrier(self.quiet)
-
-    def timed(self, k: int, work: Callable[[], object]) -> float:
-        """Seconds in which the first ``k`` ranks do ``work``: of the slowest."""
-        self.wait()
-        spent = torch.zeros(1, dtype=torch.float64)
-        if self.rank < k:
-            started = time.perf_counter()
-            work()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            spent[0] = time.perf_counter() - started
-        dist.all_reduce(spent, dist.ReduceOp.MAX, group=self.quiet)
-        return float(spent)
-
-    def rounds(self, works: dict[str, tuple[int, Callable[[], object]]], warm: int = 3) -> dict[str, list[float]]:
-        """Seconds of each of ``works`` (name → ranks, work), in turn, again and again; first ``warm`` times untimed."""
-        for k, work in works.values():
-            for _ in range(warm):
-                self.timed(k, work)
-        seconds: dict[str, list[float]] = {name: [] for name in works}
-        for _ in range(self.scale.times):
-            for name, (k, work) in works.items():
-                seconds[name].append(self.timed(k, work))
-        return seconds
-
-
-def terrain(edge: int, seed: int) -> Tensor:
-    """``int32 [edge * edge, 4]``: the voxels of a hilly surface, one for each column."""
-    draw = torch.Generator().manual_seed(seed)
-    phase = torch.rand(4, generator=draw) * 6
-    x, y = torch.meshgrid(torch.arange(edge), torch.arange(edge), indexing="ij")
-    wave = torch.sin(x / 19 + phase[0]) + torch.cos(y / 23 + phase[1]) + torch.sin((x + y) / 7 + phase[2]) / 3
-    z = ((wave - wave.min()) * 10).int()
-    return torch.stack([torch.zeros_like(z).flatten(), x.flatten(), y.flatten(), z.flatten()], 1).int()
-
-
-def network(classes: int = 8, channels: tuple[int, ...] = (64, 128, 256)) -> nn.Module:
-    """A residual sparse U-Net from 4 features to ``classes``."""
-    import shiplap_sparse3d as sparse3d
-
-    class Block(nn.Module):
-        def __init__(self, c: int) -> None:
-            super().__init__()
-            conv = sparse3d.SubMConv3d
-            self.body = sparse3d.Sequential(
-                conv(c, c, 3), sparse3d.BatchNorm(c), nn.ReLU(), conv(c, c, 3), sparse3d.BatchNorm(c)
-            )
-
-        def forward(self, x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
-            return self.body(x) + x
-
-    class UNet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            pairs = list(itertools.pairwise(channels))
-            self.stem = sparse3d.SubMConv3d(4, channels[0], 3)
-            self.encoder = nn.ModuleList(nn.Sequential(Block(c), Block(c)) for c in channels)
-            self.down = nn.ModuleList(sparse3d.SparseConv3d(a, b, 2, 2) for a, b in pairs)
-            self.up = nn.ModuleList(sparse3d.SparseInverseConv3d(b, a, 2) for a, b in pairs)
-            self.decoder = nn.ModuleList(Block(a) for a, _ in pairs)
-            self.head = sparse3d.SubMConv3d(channels[0], classes, 1)
-
-        def forward(self, x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
-            skips, x = [], self.encoder[0](self.stem(x))
-            for down, encode in zip(self.down, self.encoder[1:], strict=True):
-                skips.append(x)
-                x = encode(down(x))
-            for up, decode in reversed(list(zip(self.up, self.decoder, strict=True))):
-                x = decode(up(x) + skips.pop())
-            return self.head(x)
-
-    return UNet()
-
-
-class Trainer:
-    """Steps of data-parallel training on the first ``k`` ranks; every step builds the tables of its scenes."""
-
-    def __init__(self, ranks: Ranks, k: int, scenes: int, *, joined: bool = True) -> None:
-        import shiplap_sparse3d as sparse3d
-
-        self.ranks, self.scenes = ranks, scenes
-        torch.manual_seed(0)
-        self.net = network().to(ranks.device)
-        self.run: nn.Module = self.net
-        if k > 1 and joined and ranks.rank < k:
-            self.run = nn.parallel.DistributedDataParallel(self.net, process_group=ranks.groups[k], static_graph=True)
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-3)
-        self.make = sparse3d.SparseTensor
-        edge = ranks.scale.edge
-        self.coords, self.feats = [], []
-        for number in range(4):  # other scenes for each rank, and for each step
-            parts = [terrain(edge, 100 * ranks.rank + 10 * number + i) for i in range(scenes)]
-            for i, part in enumerate(parts):
-                part[:, 0] = i
-            self.coords.append(torch.cat(parts).to(ranks.device))
-            self.feats.append(torch.randn(len(self.coords[-1]), 4).to(ranks.device))
-        self.number = 0
-
-    def step(self) -> None:
-        """One step."""
-        self.number += 1
-        coords, feats = self.coords[self.number % 4], self.feats[self.number % 4]
-        x = self.make(feats, coords, (self.ranks.scale.edge, self.ranks.scale.edge, 64), self.scenes)
-        with torch.autocast(self.ranks.device.type, torch.bfloat16):
-            out = self.run(x)
-        self.optimizer.zero_grad()
-        out.feats.float().square().mean().backward()
-        self.optimizer.step()
-
-    def steps(self) -> None:
-        """As many as are timed together."""
-        for _ in range(self.ranks.scale.steps):
-            self.step()
-
-
-def nccl_share(ranks: Ranks, trainer: Trainer) -> dict[str, float]:
-    """Of a few steps on all ranks: milliseconds a step of NCCL's kernels, and of those beside no other kernel."""
-    if ranks.device.type != "cuda":
-        return {}
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        trainer.steps()
-        torch.cuda.synchronize()
-    spans = [
-        (e.time_range.start, e.time_range.end, "nccl" in e.name.lower())
-        for e in profile.events()
-        if e.device_type == torch.autograd.DeviceType.CUDA
-    ]
-    busy = sorted((a, b) for a, b, ours in spans if not ours)
-    total = alone = 0.0
-    for a, b, ours in spans:
-        if ours:
-            total += b - a
-            alone += b - a - sum(max(0.0, min(b, d) - max(a, c)) for c, d in busy)
-    steps = ranks.scale.steps
-    return {"nccl_ms": total / 1e3 / steps, "nccl_alone_ms": max(0.0, alone) / 1e3 / steps}
-
-
-def train(ranks: Ranks) -> dict[str, Any]:
-    """Weak scaling with small and large batches a rank, and strong scaling of the large batch, divided."""
-    few, many = 1, max(ranks.world, 8 if ranks.device.type == "cuda" else 2)
-    small, large = scaling(ranks, few, divided=False), scaling(ranks, many, divided=True)
-    return {f"{few} scene a rank": small, f"{many} scenes a rank": large, "equal": _same_gradients(ranks)}
-
-
-def scaling(ranks: Ranks, scenes: int, *, divided: bool) -> dict[str, Any]:
-    """``scenes`` on each rank; with ``divided`` also as many on all ranks together."""
-    top = ranks.world
-    weak = {k: Trainer(ranks, k, scenes) for k in ranks.sizes}
-    apart = Trainer(ranks, top, scenes, joined=False)
-    works: dict[str, tuple[int, Callable[[], object]]] = {f"weak {k}": (k, t.steps) for k, t in weak.items()}
-    works |= {"weak 1 again": (1, weak[1].steps), f"apart {top}": (top, apart.steps)}
-    if divided:
-        works |= {f"strong {k}": (k, Trainer(ranks, k, scenes // k).steps) for k in ranks.sizes}
-    seconds = ranks.rounds(works)
-    steps, middle = ranks.scale.steps, {name: statistics.median(s) for name, s in seconds.items()}
-    bytes_of = sum(p.numel() * p.element_size() for p in weak[1].net.parameters())
-    return {
-        "voxels": len(weak[1].coords[0]),
-        "ms": {name: [round(s / steps * 1e3, 3) for s in each] for name, each in seconds.items()},
-        "weak": {k: round(k * middle["weak 1"] / middle[f"weak {k}"], 3) for k in ranks.sizes},
-        "strong": {k: round(middle["strong 1"] / middle[f"strong {k}"], 3) for k in ranks.sizes if divided},
-        "control": round(middle["weak 1"] / middle["weak 1 again"], 3),
-        "without communication": round(top * middle["weak 1"] / middle[f"apart {top}"], 3),
-        "gradient_mb": round(bytes_of / 1e6, 2),
-        "sent_mb": {k: round(2 * bytes_of * (k - 1) / k / 1e6, 2) for k in ranks.sizes},
-        **nccl_share(ranks, weak[top]),
-    }
-
-
-def _same_gradients(ranks: Ranks) -> float:
-    """How far the gradients of all ranks are from those of one process that sees all scenes, relatively, in float32."""
-    import shiplap_sparse3d as sparse3d
-
-    def loss(net: nn.Module, rank: int) -> Tensor:
-        coords = terrain(24, rank).to(ranks.device)
-        feats = torch.randn(len(coords), 4, generator=torch.Generator().manual_seed(rank)).to(ranks.device)
-        out: Tensor = net(sparse3d.SparseTensor(feats, coords, (24, 24, 64), 1)).feats.square().mean()
-        return out
-
-    torch.manual_seed(1)
-    net = network(channels=(8, 16)).to(ranks.device).eval()  # statistics of a batch are each rank's own
-    wanted = torch.autograd.grad(sum(loss(net, r) for r in range(ranks.world)) / ranks.world, list(net.parameters()))
-    parallel = nn.parallel.DistributedDataParallel(net, static_graph=True)
-    loss(parallel, ranks.rank).backward()
-    pairs = list(zip(net.parameters(), wanted, strict=True))
-    return max(float((p.grad - w).norm() / w.norm().clamp_min(1e-12)) for p, w in pairs if p.grad is not None)
-
-
-def infer(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """Tiles of a survey folder by ``k`` workers, features and results included."""
+def survey_of(ranks: Ranks, folder: Path) -> Manifest:
+    """Rank 0 makes a survey, and sorts its points into tiles."""
     import laspy
     import numpy as np
 
     from shiplap_sparse3d.survey import SurveyModel, prepare
-    from shiplap_sparse3d.survey.predict import predict_tile
-    from shiplap_sparse3d.survey.tiles import tiling
 
     class Seen(nn.Module):
         def __init__(self) -> None:
@@ -282,43 +67,71 @@ def infer(ranks: Ranks, folder: Path) -> dict[str, Any]:
         draw, (width, depth) = np.random.default_rng(0), scale.area
         cloud = laspy.create(point_format=1, file_version="1.2")
         cloud.header.scales, cloud.header.offsets = (0.01,) * 3, (0.0,) * 3
-        cloud.x, cloud.y = draw.uniform(0, width, scale.points), draw.uniform(0, depth, scale.points)
+        cloud.x, cloud.y = draw.uniform(0, width - 0.1, scale.points), draw.uniform(0, depth - 0.1, scale.points)
         cloud.z = 8 * np.sin(cloud.x / 31) + 6 * np.cos(cloud.y / 17) + draw.exponential(1.5, scale.points)
         cloud.intensity = draw.integers(0, 4000, scale.points)
         cloud.classification = np.full(scale.points, 1, np.uint8)
         cloud.write(source)
         prepare(source, folder / "tiles", model, tile=scale.tile)
     ranks.wait()
-    manifest = prepare(source, folder / "tiles", model, tile=scale.tile)
-    tiles = tiling(model.field, scale.tile, None)
-    given = model, manifest.folder, manifest.buckets, manifest.grid, tiles
-    results: dict[int, dict[Any, bytes]] = {k: {} for k in ranks.sizes}
+    return prepare(source, folder / "tiles", model, tile=scale.tile)
 
-    def run(k: int) -> None:
-        with torch.no_grad():
-            for tile in manifest.buckets.tiles[ranks.rank :: k]:
-                results[k][tile] = predict_tile(*given, tile).tobytes()
 
-    works = {f"{k}": (k, lambda k=k: run(k)) for k in ranks.sizes}
-    works["1 again"] = (1, lambda: run(1))
-    seconds = ranks.rounds(works, warm=1)
-    equal: list[Any] = [None] * ranks.world
-    dist.all_gather_object(equal, results[ranks.world], group=ranks.quiet)
-    whole = {t: b for part in equal for t, b in part.items()}
-    middle = {name: statistics.median(s) for name, s in seconds.items()}
+def infer(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Tiles of a survey folder by ``k`` workers, as ``shiplap survey`` does it: read, predict, write the classes."""
+    from shiplap_sparse3d.survey.predict import predicted, read_tile
+    from shiplap_sparse3d.survey.shares import predict_tiles, shares
+    from shiplap_sparse3d.survey.tiles import tiling
+
+    manifest = survey_of(ranks, folder)
+    model, place, buckets = manifest.model, manifest.folder, manifest.buckets
+    tiles = tiling(model.field, ranks.scale.tile, None)
+    given, results = (model, place, buckets, manifest.grid, tiles), {}
+
+    def forget() -> None:
+        """What the run before has written, kept to be compared."""
+        if (place.path / "classes").exists():
+            results[len(results)] = {tile: place.result(tile).read_bytes() for tile in buckets.tiles}
+        for part in ("classes", "done"):
+            shutil.rmtree(place.path / part, ignore_errors=True)
+
+    def run(k: int, ahead: bool) -> None:
+        for _ in predict_tiles(*given, shares(buckets, tiles, k)[ranks.rank], ahead=ahead):
+            pass
+
+    works: Works = {f"{k}": (k, partial(run, k, True)) for k in ranks.sizes}
+    works |= {"1 again": (1, partial(run, 1, True)), "1 in turn": (1, partial(run, 1, False))}
+    works[f"{ranks.world} in turn"] = ranks.world, partial(run, ranks.world, False)
+    seconds = ranks.rounds(works, warm=1, before=forget)
+    some = buckets.tiles[:: max(1, len(buckets.tiles) // 32)]
+    spent = {"read": 0.0, "predict": 0.0}
+    for tile in some:
+        times = [time.perf_counter()]
+        question = read_tile(*given, tile)
+        times.append(time.perf_counter())
+        predicted(model, question)  # its classes are copied to the host
+        times.append(time.perf_counter())
+        spent["read"] += times[1] - times[0]
+        spent["predict"] += times[2] - times[1]
+    taken = middle(seconds)
+    mean = {name: statistics.mean(sum(each) / len(each) for each in of) for name, of in seconds.items()}
     return {
-        "tiles": len(manifest.buckets.tiles),
-        "points": scale.points,
-        "seconds": {name: [round(s, 4) for s in each] for name, each in seconds.items()},
-        "speed": {k: round(middle["1"] / middle[f"{k}"], 3) for k in ranks.sizes},
-        "control": round(middle["1"] / middle["1 again"], 3),
-        "equal": ranks.rank != 0 or whole == results[1],
+        "tiles": len(buckets.tiles),
+        "points": ranks.scale.points,
+        "seconds": {name: [[round(s, 4) for s in each] for each in of] for name, of in seconds.items()},
+        "speed": {k: round(taken["1"] / taken[f"{k}"], 3) for k in ranks.sizes},
+        "in turn": round(taken["1 in turn"] / taken[f"{ranks.world} in turn"], 3),
+        "gained by reading ahead": round(taken["1 in turn"] / taken["1"], 3),
+        "slowest rank over the mean": round(taken[f"{ranks.world}"] / mean[f"{ranks.world}"], 3),
+        "control": round(taken["1"] / taken["1 again"], 3),
+        "ms of a tile": {name: round(s / len(some) * 1e3, 2) for name, s in spent.items()},
+        "equal": ranks.rank != 0 or (len(results) > 1 and all(each == results[0] for each in results.values())),
     }
 
 
 def tensor(ranks: Ranks) -> dict[str, Any]:
     """A gated MLP on all ranks: slidesparse and dense, on one rank and divided among all."""
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     import shiplap_slidesparse as slidesparse
@@ -344,16 +157,18 @@ def tensor(ranks: Ranks) -> dict[str, Any]:
         slidesparse.convert(model, "2:4", "int8")
         return model
 
-    mesh = init_device_mesh(ranks.device.type, (ranks.world,))
-    dense, sparse, cut = made(), converted(), converted()
-    divided = made()
     plan = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
-    parallelize_module(divided, mesh, plan)
-    slidesparse.shard(cut, {"gate": "colwise", "up": "colwise", "down": "rowwise"})
+    names = {"gate": "colwise", "up": "colwise", "down": "rowwise"}
+    models = {"dense 1": (1, made()), "slidesparse 1": (1, converted()), "dense 1 again": (1, made())}
+    for k in ranks.sizes[1:]:
+        divided, cut = made(), converted()
+        if ranks.rank < k:
+            mesh = DeviceMesh.from_group(ranks.groups[k], ranks.device.type)
+            parallelize_module(divided, mesh, plan)
+            slidesparse.shard(cut, names, mesh)
+        models |= {f"dense {k}": (k, divided), f"slidesparse {k}": (k, cut)}
     torch.manual_seed(4)
     x = torch.randn(scale.tokens, scale.hidden).to(ranks.device, dtype)
-    models = {"dense 1": (1, dense), f"dense {ranks.world}": (ranks.world, divided)}
-    models |= {"slidesparse 1": (1, sparse), f"slidesparse {ranks.world}": (ranks.world, cut)}
 
     def steps(model: nn.Module) -> None:
         with torch.no_grad():
@@ -361,13 +176,24 @@ def tensor(ranks: Ranks) -> dict[str, Any]:
                 model(x)
 
     with torch.no_grad():
-        wanted, got = sparse(x).float(), cut(x).float()
+        outs = {name: model(x).float() for name, (k, model) in models.items() if ranks.rank < k}
+    apart = {
+        name: float((out - outs[f"{name.split()[0]} 1"]).norm() / outs[f"{name.split()[0]} 1"].norm())
+        for name, out in outs.items()
+        if f"{name.split()[0]} 1" in outs
+    }
     seconds = ranks.rounds({name: (k, lambda m=model: steps(m)) for name, (k, model) in models.items()})
+    ms = {name: value / 20 * 1e3 for name, value in middle(seconds).items()}
+    whole = scale.tokens * scale.hidden * x.element_size()
     return {
         "mlp": [scale.tokens, scale.hidden, scale.inner],
-        "ms": {name: [round(s / 20 * 1e3, 3) for s in each] for name, each in seconds.items()},
-        "equal": float((got - wanted).norm() / wanted.norm()),
-        "sent_mb": round(2 * scale.tokens * scale.hidden * x.element_size() * (ranks.world - 1) / ranks.world / 1e6, 2),
+        "cuSPARSELt": str(slidesparse.lt.available(ranks.device)),
+        "ms": {name: [round(max(each) / 20 * 1e3, 3) for each in of] for name, of in seconds.items()},
+        "speed": {name: round(ms[f"{name.split()[0]} 1"] / value, 3) for name, value in ms.items()},
+        "over dense": {k: round(ms[f"dense {k}"] / ms[f"slidesparse {k}"], 3) for k in ranks.sizes},
+        "apart": {name: round(value, 5) for name, value in apart.items()},
+        "equal": max(apart.values(), default=0.0),
+        "sent_mb": {k: round(2 * whole * (k - 1) / k / 1e6, 2) for k in ranks.sizes},
     }
 
 
@@ -405,17 +231,20 @@ def tune(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"said": said, "equal": right}
 
 
-def worker(device: str, parts: list[str]) -> None:
+WORK = {"train": train, "infer": infer, "tensor": tensor, "tune": tune}
+
+
+def worker(device: str, parts: list[str], times: int) -> None:
     """One rank."""
-    ranks, result = Ranks(device), {}
+    ranks, result = Ranks(device, times), {}
     with tempfile.TemporaryDirectory() as name:
         shared = [name]
         dist.broadcast_object_list(shared, group=ranks.quiet)
         folder = Path(shared[0])
         for part in parts:
-            given = (ranks, folder) if part in ("infer", "tune") else (ranks,)
+            given: Any = (ranks, folder) if part in ("infer", "tune") else (ranks,)
             started = time.perf_counter()
-            result[part] = globals()[part](*given)
+            result[part] = WORK[part](*given)
             result[part]["part_seconds"] = round(time.perf_counter() - started, 1)
             if ranks.rank == 0:
                 print(json.dumps({part: result[part]}), flush=True)
@@ -431,26 +260,33 @@ def close_enough(result: dict[str, Any]) -> bool:
     )
 
 
+def driver() -> str:
+    """Its version."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+
+
 def main() -> int:
     """Start the ranks, collect what rank 0 prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, default=0, help="ranks, by default all GPUs of the host")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--json", action="store_true", help="write benchmarks/results/many_gpus_N.json")
+    parser.add_argument("--parts", default=",".join(WORK))
+    parser.add_argument("--times", type=int, default=5, help="rounds that are timed")
+    parser.add_argument("--json", action="store_true", help="write benchmarks/results/many_gpus.json")
     asked = parser.parse_args()
     parts = asked.parts.split(",")
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
+    if unknown := set(parts) - set(WORK):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; parts are {', '.join(WORK)}")
     if "RANK" in os.environ:
-        worker(asked.device, parts)
+        worker(asked.device, parts, asked.times)
         return 0
     gpus = asked.gpus or torch.cuda.device_count() or 2
     if asked.device == "cuda" and torch.cuda.device_count() < gpus:
         print(f"{gpus} GPUs are needed, and {torch.cuda.device_count()} are here", file=sys.stderr)
         return 2
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus), __file__]
-    command += ["--device", asked.device, "--parts", asked.parts]
+    command += ["--device", asked.device, "--parts", asked.parts, "--times", str(asked.times)]
     threads = str(max(1, (os.cpu_count() or 1) // (2 * gpus)))  # what the system calls a core may be half of one
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "NCCL_NVLS_ENABLE": "0"}
     result: dict[str, Any] = {}
@@ -463,10 +299,13 @@ def main() -> int:
         return process.returncode
     if asked.json:
         name = torch.cuda.get_device_name() if asked.device == "cuda" else ""
-        device = f"{gpus} x {name}" if name else ""
+        device = f"{gpus} x {name}, driver {driver()}" if name else ""
         versions = {"cuda": torch.version.cuda, "nccl": list(torch.cuda.nccl.version())} if name else {}
-        kept = record(SOURCES, ["triton"], device, gpus=gpus, threads=threads, **versions, parts=result)
-        write(ROOT / "benchmarks" / "results" / f"many_gpus_{gpus}.json", kept)
+        settings = {name: value for name, value in os.environ.items() if name in SETTINGS}
+        kept = record(
+            SOURCES, ["triton"], device, gpus=gpus, threads=threads, settings=settings, **versions, parts=result
+        )
+        write(ROOT / "benchmarks" / "results" / "many_gpus.json", kept)
     return int(not close_enough(result))
 
 

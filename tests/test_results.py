@@ -116,6 +116,31 @@ def test_page_and_note_repeat_the_recorded_dense_products() -> None:
         assert shown == rows if whole else shown and shown < rows, page
 
 
+def test_the_page_repeats_the_recorded_scaling() -> None:
+    parts = json.loads((ROOT / "benchmarks" / "results" / "many_gpus.json").read_text(encoding="utf-8"))["parts"]
+    many, one = (parts["train"]["scenes"][scenes] for scenes in ("16", "1"))
+    speed, infer = parts["tensor"]["speed"], parts["infer"]
+    rows = [
+        (f"training, 16 scenes ({many['voxels']:,} voxels) a GPU", many["weak"], many["control"]),
+        (f"training, 1 scene ({one['voxels']:,} voxels) a GPU", one["weak"], one["control"]),
+        ("training, 16 scenes divided among the GPUs", many["strong"], None),
+        (f"inference, {infer['tiles']} tiles of {infer['points']:,} points", infer["speed"], infer["control"]),
+        *(
+            (f"a gated MLP, {what}", {k: speed[f"{kind} {k}"] for k in ("2", "4")}, speed.get(f"{kind} 1 again"))
+            for what, kind in (
+                ("dense, torch's tensor parallelism", "dense"),
+                ("2:4 sparse int8, `slidesparse.shard`", "slidesparse"),
+            )
+        ),
+    ]
+    text = (ROOT / "docs" / "many-devices.md").read_text(encoding="utf-8")
+    shown = text[text.index("<!-- many_gpus -->") : text.index("<!-- /many_gpus -->")].splitlines()[3:]
+    assert shown == [
+        f"| {what} | {of['2']:.2f} | {of['4']:.2f} |" + (f" {control:.2f} |" if control else " |")
+        for what, of, control in rows
+    ]
+
+
 SHELLS = [(8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64)]
 
 

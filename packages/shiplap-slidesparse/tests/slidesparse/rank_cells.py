@@ -198,7 +198,10 @@ class Adapted(nn.Module):
 
 
 class Packed:
-    """While it is entered, a product whose weight is packed gets that form alone, and is counted."""
+    """While it is entered, a product whose weight is packed gets that form alone, and is counted.
+
+    On a GPU the other form is another library's kernel, whose sums of 16 bits are rounded differently.
+    """
 
     def __enter__(self) -> Packed:
         self.products, self.sparse, self.multiply = 0, 0, linear.multiply
@@ -232,7 +235,8 @@ def run_wrapped(rank: int, world: int, *, wrap, around=None, mode="int8", unused
     torch.manual_seed(2)
     net = Adapted(mode, around, unused).to(device())
     alone, inputs = copy.deepcopy(net), [torch.randn(6, 32).to(device()) for _ in range(world)]
-    wanted = train(alone, inputs)
+    with Packed():
+        wanted = train(alone, inputs)
     close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
     with Packed() as seen:
         for got, want in zip(train(wrap(net), inputs[rank : rank + 1]), wanted, strict=True):
@@ -292,13 +296,15 @@ cell("checkpoint, reentrant")(partial(run_wrapped, wrap=ddp, around=reentrant))
 cell("checkpoint in FSDP2")(partial(run_wrapped, wrap=stages, around=plain, mode=mode))
 
 
-def negated(layer: nn.Module) -> nn.Module:
-    """The same with the opposite weights."""
+def negated(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the same layer makes of ``x`` with the opposite weights: dense, while they are not packed, and packed."""
     made = copy.deepcopy(layer)
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings(), Packed():
+        warnings.simplefilter("ignore")
         made.weight.copy_(-made.weight)
-    made.pack()
-    return made
+        dense = made(x)
+        made.pack()
+        return dense, made(x)
 
 
 @cell("FSDP2, weights that are loaded or written to")
@@ -307,7 +313,9 @@ def repacked(rank: int, world: int) -> str:
     net, other = Adapted(mode).to(device()), Adapted(mode).to(device())
     other.base = pair(mode, seed=5)[0]
     x = torch.randn(6, 32).to(device())
-    wanted, opposite = other.base(net.first(x)), negated(other.base)(net.first(x))
+    with Packed():
+        wanted = other.base(net.first(x))
+    dense, opposite = negated(other.base, net.first(x))
     fully_shard(net.base)
     fully_shard(other.base)
     net.base.load_state_dict(other.base.state_dict())
@@ -322,7 +330,7 @@ def repacked(rank: int, world: int) -> str:
             assert not net.base.fresh
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                torch.testing.assert_close(net.base(net.first(x)), opposite)
+                torch.testing.assert_close(net.base(net.first(x)), dense)
             assert seen.sparse == packs()
         net.base.reshard()
         net.base.pack()

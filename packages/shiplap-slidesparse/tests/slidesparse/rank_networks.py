@@ -61,7 +61,8 @@ def batches(count: int) -> list[Tensor]:
 def run(rank: int, world: int, *, make, wrap) -> str:
     net, inputs = make().to(device()), batches(world)
     alone = copy.deepcopy(net)
-    wanted = train(alone, inputs)
+    with Packed():
+        wanted = train(alone, inputs)
     with Packed() as seen:
         for got, want in zip(train(wrap(net), inputs[rank : rank + 1]), wanted, strict=True):
             torch.testing.assert_close(got[0], want[rank], rtol=1e-5, atol=1e-5)

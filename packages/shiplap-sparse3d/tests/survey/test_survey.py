@@ -62,9 +62,9 @@ def test_logits_are_equal_to_the_bit(
     kept: dict[int, dict[int, torch.Tensor]] = {}
     real, tile = prediction._logits, 0
 
-    def keep(model: Any, rows: Any, cells: Any, grid: Any, box: Any, wanted: Any) -> torch.Tensor:
-        logits = real(model, rows, cells, grid, box, wanted)
-        kept.setdefault(tile, {}).update(zip(rows["index"][wanted].tolist(), logits, strict=True))
+    def keep(model: SurveyModel, question: prediction.Question) -> torch.Tensor:
+        logits = real(model, question)
+        kept.setdefault(tile, {}).update(zip(question.index.tolist(), logits, strict=True))
         return logits
 
     monkeypatch.setattr(prediction, "_logits", keep)

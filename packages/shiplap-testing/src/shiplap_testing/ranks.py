@@ -63,7 +63,9 @@ def _kind() -> str:
     return os.environ.get("SHIPLAP_RANKS", "gloo")
 
 
-BACKENDS = {"shared": "cpu:gloo,cuda:gloo"}  # said for each device: of "gloo" a mesh of GPUs makes a group of NCCL
+# Said for each device: of "gloo" a mesh of GPUs makes a group of NCCL, and what NCCL alone does not take is on the CPU
+# while it is saved meanwhile (async_save), or between uses (CPUOffloadPolicy).
+BACKENDS = {"shared": "cpu:gloo,cuda:gloo", "nccl": "cpu:gloo,cuda:nccl"}
 
 
 def main() -> None:

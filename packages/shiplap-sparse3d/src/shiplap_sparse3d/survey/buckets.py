@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from shiplap_sparse3d.survey.tiles import Extent, Tiling
 if TYPE_CHECKING:
     import laspy
 
-__all__ = ["Buckets", "Grid", "fill", "finished"]
+__all__ = ["Buckets", "Grid", "fill", "finished", "within"]
 
 _LARGEST = 2**31 - 1  # a cell, and a coordinate as the file stores it
 
@@ -33,17 +33,30 @@ class Grid:
 
     def xyz(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """``float64 [p, 3]``: coordinates of the file."""
-        return raw * np.array(self.scales) + np.array(self.offsets)
+        xyz = np.empty((len(raw), 3))
+        for axis, (scale, offset) in enumerate(zip(self.scales, self.offsets, strict=True)):
+            xyz[:, axis] = raw[:, axis] * scale + offset  # numpy is four times slower on rows of three
+        return xyz
 
     def cells(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """``int64 [p, 3]``: cells, counted from coordinate 0. Raises SL822 for coordinates that are no cells."""
-        cells = np.floor(self.xyz(raw) / np.array(self.voxel))
+        cells = self.xyz(raw)
+        for axis, edge in enumerate(self.voxel):
+            cells[:, axis] = np.floor(cells[:, axis] / edge)
         if not (np.abs(cells) < _LARGEST).all():
             where = "the input's scales and offsets"
             raise error(
                 "SL822", where=where, got="a cell beyond 2^31", expected="coordinates that the voxels can count"
             )
         return cells.astype(np.int64)
+
+
+def within(cells: np.ndarray[Any, Any], low: Sequence[int], high: Sequence[int]) -> np.ndarray[Any, Any]:
+    """``bool [p]``: which rows of ``cells`` are at or above ``low`` and below ``high`` on each axis that these have."""
+    mask = np.ones(len(cells), bool)
+    for axis, (first, end) in enumerate(zip(low, high, strict=True)):
+        mask &= (cells[:, axis] >= first) & (cells[:, axis] < end)
+    return mask
 
 
 @dataclass

@@ -6,7 +6,7 @@ import hashlib
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from shiplap_sparse3d.survey.field import Field
 from shiplap_sparse3d.survey.folder import Folder, Tile
 from shiplap_sparse3d.survey.merge import check_codes, gather, write_cloud
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.predict import predict_tile
 from shiplap_sparse3d.survey.probe import Seen
+from shiplap_sparse3d.survey.shares import predict_tiles, shares
 from shiplap_sparse3d.survey.tiles import Tiling, tiling
 from shiplap_sparse3d.survey.workers import rank_and_world
 
@@ -170,7 +170,7 @@ def _stages(job: _Survey) -> tuple[Buckets, int]:
         )
     else:
         done = _wait(job, lambda: _claimed(job), "worker 0 to sort the points")
-    predicted = _predict(job, done, done.tiles[rank::world])
+    predicted = _predict(job, done, shares(done, job.tiling, world)[rank])
     if rank == 0:
         _wait(job, lambda: _all_done(job, done.tiles), "the other workers")
         gather(job.folder, done.tiles, job.total, lambda n, of: job.progress("gather", n, of, "tiles"))
@@ -181,12 +181,15 @@ def _stages(job: _Survey) -> tuple[Buckets, int]:
 def _predict(job: _Survey, done: Buckets, mine: list[Tile]) -> int:
     """The tiles of this worker that have no mark yet; how many those were."""
     predicted = 0
-    for number, tile in enumerate(mine):
-        job.progress("predict", number, len(mine), "tiles")
-        if not job.folder.done(tile).exists():
-            rows = predict_tile(job.model, job.folder, done, job.grid, job.tiling, tile)
-            job.folder.write_result(tile, rows)
-            predicted += 1
+
+    def left() -> Iterator[Tile]:
+        for number, tile in enumerate(mine):
+            job.progress("predict", number, len(mine), "tiles")
+            if not job.folder.done(tile).exists():
+                yield tile
+
+    for _ in predict_tiles(job.model, job.folder, done, job.grid, job.tiling, left()):
+        predicted += 1
     job.progress("predict", len(mine), len(mine), "tiles")
     return predicted
 

@@ -1,0 +1,105 @@
+"""The tiles of a survey among workers, and what one worker does with its own.
+
+A tile is read on the host, predicted on the device and written on the host. On a GPU, threads read the next tile and
+write the last one while the network runs: they need a processor, the network needs the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from shiplap_sparse3d.survey.buckets import Buckets, Grid
+from shiplap_sparse3d.survey.folder import Folder, Tile
+from shiplap_sparse3d.survey.model import SurveyModel
+from shiplap_sparse3d.survey.predict import Question, predicted, read_tile
+from shiplap_sparse3d.survey.tiles import Tiling
+
+__all__ = ["predict_tiles", "shares"]
+
+
+def shares(buckets: Buckets, tiling: Tiling, world: int) -> list[list[Tile]]:
+    """The tiles of each of ``world`` workers: each as much work as the others, and the same on every worker.
+
+    The tile with most points is given to the worker that has fewest so far, and so on.
+    """
+    costs = {tile: _cost(buckets, tiling, tile) for tile in buckets.tiles}
+    tiles: list[list[Tile]] = [[] for _ in range(world)]
+    sums = [0.0] * world
+    for tile in sorted(costs, key=lambda tile: (-costs[tile], tile)):
+        least = sums.index(min(sums))
+        tiles[least].append(tile)
+        sums[least] += costs[tile]
+    return tiles
+
+
+def _cost(buckets: Buckets, tiling: Tiling, tile: Tile) -> float:
+    """About how many points are in ``tile`` and its halo: of each bucket there, as large a part as lies within."""
+    total = 0.0
+    for other in tiling.around(tile, 0):
+        if other in buckets.sizes:
+            total += buckets.sizes[other] * math.prod(
+                max(0, min(end, mine + tiling.halo) - max(first, start - tiling.halo)) / tiling.size
+                for (start, mine), (first, end) in zip(tiling.core(tile), tiling.core(other), strict=True)
+            )
+    return total
+
+
+def predict_tiles(
+    model: SurveyModel,
+    folder: Folder,
+    buckets: Buckets,
+    grid: Grid,
+    tiling: Tiling,
+    tiles: Iterable[Tile],
+    *,
+    ahead: bool | None = None,
+) -> Iterator[Tile]:
+    """Predict ``tiles`` and write their classes and marks; yields each tile whose network has run.
+
+    The last ones are written when the iterator has ended.
+
+    Args:
+        ahead: whether threads read and write while the network runs. By default they do unless it runs on the CPU,
+            whose cores it uses itself. Points of one more tile are in memory then.
+    """
+
+    def read(tile: Tile) -> Question:
+        return read_tile(model, folder, buckets, grid, tiling, tile)
+
+    if ahead is None:
+        ahead = model.device.type != "cpu"
+    if not ahead:
+        for tile in tiles:
+            folder.write_result(tile, predicted(model, read(tile)))
+            yield tile
+        return
+    device = model.device
+    enter = (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else None  # features may be made there
+    with ThreadPoolExecutor(1, initializer=enter) as reader, ThreadPoolExecutor(1) as writer:
+        written: deque[Future[None]] = deque()
+        for tile, question in _read_ahead(reader, read, tiles):
+            written.append(writer.submit(folder.write_result, tile, predicted(model, question)))
+            if len(written) > 2:  # a disk that is slower than the network
+                written.popleft().result()
+            yield tile
+        for write in written:
+            write.result()
+
+
+def _read_ahead(
+    reader: ThreadPoolExecutor, read: Callable[[Tile], Question], tiles: Iterable[Tile]
+) -> Iterator[tuple[Tile, Question]]:
+    """Each tile as it was read, the next one being read."""
+    waiting: tuple[Tile, Future[Question]] | None = None
+    for tile in tiles:
+        following = tile, reader.submit(read, tile)
+        if waiting is not None:
+            yield waiting[0], waiting[1].result()
+        waiting = following
+    if waiting is not None:
+        yield waiting[0], waiting[1].result()

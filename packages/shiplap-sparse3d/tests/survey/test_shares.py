@@ -1,0 +1,138 @@
+"""Each worker gets as many points as the others, and reading and writing beside the network changes nothing."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shiplap_sparse3d.survey import Field, Manifest, prepare, tiling
+from shiplap_sparse3d.survey import shares as sharing
+from shiplap_sparse3d.survey.buckets import Buckets, Grid, within
+from shiplap_sparse3d.survey.folder import Tile
+from shiplap_sparse3d.survey.shares import predict_tiles, shares
+from tests.survey.models import build
+
+TILES = tiling(Field((14, 14, 14), (14, 14, 14), (4, 4, 4), 10), 64)  # with a halo of 16
+
+
+def field(across: int, along: int) -> Buckets:
+    """A survey of ``across`` times ``along`` tiles, with as many points in each."""
+    return Buckets(0, {(x, y): 1000 for x in range(across) for y in range(along)})
+
+
+def test_a_tile_costs_the_points_in_it_and_around_it() -> None:
+    buckets = field(3, 3)
+    assert sharing._cost(buckets, TILES, (1, 1)) == pytest.approx(1000 * (96 / 64) ** 2)
+    assert sharing._cost(buckets, TILES, (0, 1)) == pytest.approx(1000 * (80 / 64) * (96 / 64))
+    assert sharing._cost(Buckets(0, {(0, 0): 7}), TILES, (0, 0)) == 7
+
+
+def work_of(buckets: Buckets, parts: list[list[Tile]]) -> list[float]:
+    return [sum(sharing._cost(buckets, TILES, tile) for tile in part) for part in parts]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
+def test_shares_are_equal_and_complete(world: int) -> None:
+    buckets = field(9, 5)
+    parts = shares(buckets, TILES, world)
+    assert sorted(tile for part in parts for tile in part) == buckets.tiles
+    assert max(work := work_of(buckets, parts)) - min(work) <= sharing._cost(buckets, TILES, (1, 1))
+    assert parts == shares(Buckets(0, dict(reversed(buckets.sizes.items()))), TILES, world)
+
+
+def test_dense_tiles_in_every_other_row() -> None:
+    """In turn, one worker would get all of the points of the dense rows; the halos are where the others get some."""
+    buckets = Buckets(0, {(x, y): 5000 if y % 2 else 1000 for x in range(8) for y in range(8)})
+    work = work_of(buckets, shares(buckets, TILES, 2))
+    turns = work_of(buckets, [buckets.tiles[rank::2] for rank in range(2)])
+    assert max(work) < 1.01 * min(work)
+    assert max(turns) > 1.2 * min(turns)
+
+
+def test_more_workers_than_tiles() -> None:
+    assert shares(field(1, 2), TILES, 3) == [[(0, 0)], [(0, 1)], []]
+
+
+def read_results(manifest: Manifest, done: list[Tile]) -> dict[Tile, bytes]:
+    return {tile: manifest.folder.result(tile).read_bytes() for tile in done if manifest.folder.done(tile).exists()}
+
+
+def test_reading_ahead_changes_no_class(corner: Path, tmp_path: Path) -> None:
+    results, model = [], build()
+    for ahead in (False, True):
+        manifest = prepare(corner, tmp_path / str(ahead), model, tile=20)
+        given = model, manifest.folder, manifest.buckets, manifest.grid, tiling(model.field, 20)
+        done = list(predict_tiles(*given, manifest.buckets.tiles, ahead=ahead))
+        assert done == manifest.buckets.tiles
+        results.append(read_results(manifest, done))
+        assert len(results[-1]) == len(done) > 4
+    assert results[0] == results[1]
+
+
+def test_the_next_tile_is_read_while_the_network_runs(
+    corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two tiles are read before the first answer: the network waits until it sees that."""
+    model, read = build(), []
+    manifest = prepare(corner, tmp_path / "tiles", model, tile=20)
+    second, real, threads = threading.Event(), sharing.read_tile, set()
+
+    def reading(*arguments: object) -> object:
+        threads.add(threading.current_thread())
+        read.append(arguments[-1])
+        if len(read) == 2:
+            second.set()
+        return real(*arguments)  # type: ignore[arg-type]
+
+    def predicting(*arguments: object) -> object:
+        assert second.wait(30)
+        return answer(*arguments)  # type: ignore[arg-type]
+
+    answer = sharing.predicted
+    monkeypatch.setattr(sharing, "read_tile", reading)
+    monkeypatch.setattr(sharing, "predicted", predicting)
+    given = model, manifest.folder, manifest.buckets, manifest.grid, tiling(model.field, 20)
+    assert list(predict_tiles(*given, manifest.buckets.tiles[:3], ahead=True)) == manifest.buckets.tiles[:3]
+    assert threading.current_thread() not in threads
+    assert len(threads) == 1
+
+
+@pytest.mark.parametrize("fails", ["read_tile", "predicted"])
+def test_what_fails_in_a_thread_is_raised(
+    fails: str, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object) -> object:
+        raise OSError("the disk")
+
+    model = build()
+    manifest = prepare(corner, tmp_path / "tiles", model, tile=20)
+    monkeypatch.setattr(sharing, fails, failing)
+    given = model, manifest.folder, manifest.buckets, manifest.grid, tiling(model.field, 20)
+    with pytest.raises(OSError, match="the disk"):
+        list(predict_tiles(*given, manifest.buckets.tiles, ahead=True))
+
+
+def test_a_full_disk_is_raised(corner: Path, tmp_path: Path) -> None:
+    model = build()
+    manifest = prepare(corner, tmp_path / "tiles", model, tile=20)
+    (manifest.folder.path / "classes").write_text("in the way")
+    given = model, manifest.folder, manifest.buckets, manifest.grid, tiling(model.field, 20)
+    with pytest.raises(OSError, match="classes"):
+        list(predict_tiles(*given, manifest.buckets.tiles, ahead=True))
+
+
+def test_cells_are_those_of_whole_rows() -> None:
+    """Axis by axis, the coordinates and cells are those of the formula, to the bit."""
+    raw = np.random.default_rng(0).integers(-(2**31), 2**31 - 1, (1000, 3), dtype=np.int32)
+    grid = Grid((0.01, 0.001, 0.1), (637_000.1, -4_800_000.7, 3.3), (0.3, 1.7, 2.0))
+    xyz = raw * np.array(grid.scales) + np.array(grid.offsets)
+    assert np.array_equal(grid.xyz(raw), xyz)
+    assert np.array_equal(grid.cells(raw), np.floor(xyz / np.array(grid.voxel)).astype(np.int64))
+    assert grid.cells(raw[:0]).shape == (0, 3)
+    cells = torch.randint(-5, 5, (200, 3)).numpy()
+    wanted = ((cells[:, :2] >= (-2, 0)) & (cells[:, :2] < (3, 4))).all(1)
+    assert np.array_equal(within(cells, (-2, 0), (3, 4)), wanted)
