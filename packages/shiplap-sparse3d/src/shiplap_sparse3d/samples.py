@@ -288,6 +288,12 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     return _bounded(rng, sizes, device)
 
 
+@bounded.ordered_keys.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """As ``out_coords_bounded`` has them, and room for one scene or two."""
+    return *_bounded(rng, sizes, device), 1 + int(torch.randint(0, 2, (), generator=rng))
+
+
 @bounded.voxels_of_keys.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Keys of distinct voxels in any order, then some of padding."""

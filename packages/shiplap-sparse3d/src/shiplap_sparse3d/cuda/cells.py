@@ -146,7 +146,11 @@ def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
 def _ordered_keys() -> TritonLaunches:
     """The program of ``bounded.ordered_keys``. In the workspace: the bits, their sums, whether a scene is missing."""
     bits, sums, beyond = ("int32", "0"), ("int32", "4 * words"), ("int32", "4 * words + 4 * chunks")
-    values = {**numbers(), "words": f"{CHUNK} * cdiv(scenes * grid_x * grid_y * grid_z, {32 * CHUNK})", "chunks": f"words // {CHUNK}"}
+    values = {
+        **numbers(),
+        "words": f"{CHUNK} * cdiv(scenes * grid_x * grid_y * grid_z, {32 * CHUNK})",
+        "chunks": f"words // {CHUNK}",
+    }
     program = launch_program(values=values, errors=status.ERRORS).then(
         clear_cells_kernel,
         grid="cdiv(max(words, capacity, 1), 2048)",
