@@ -19,7 +19,7 @@ from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.coords import NO_KEY, SIZES, WINDOW, numbers, reached, window_arguments
 from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
-from shiplap_sparse3d.cuda.lookup import OUTPUT_GRID, OUTSIDE
+from shiplap_sparse3d.cuda.lookup import OUTSIDE
 
 __all__ = ["ORDERED_KEYS", "out_coords", "scenes_for"]
 

@@ -6,14 +6,11 @@ Few keys are compared with each other to find their places, more are sorted by t
 
 from __future__ import annotations
 
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from shiplap.extend import TritonLaunches, launch_program
 from shiplap_sparse3d import bounded, ops
-from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
 from shiplap_sparse3d.cuda.lookup import AXES, OUTPUT_GRID, OUTSIDE, scenes_below
@@ -319,7 +316,7 @@ def _order(
 def voxels_of_keys(few: int) -> TritonLaunches:
     """The program of ``bounded.voxels_of_keys``: up to ``few`` keys are compared with each other."""
     grid = "grid[0]", "grid[1]", "grid[2]"
-    cells = {name: size for name, size in zip(("width", "height", "depth"), grid, strict=True)}
+    cells = dict(zip(("width", "height", "depth"), grid, strict=True))
     return _order(launch_program(), few, "m", grid, {"keys": "keys"}, "0", "out").then(
         write_kernel,
         grid=f"cdiv(m, {BLOCK})",
