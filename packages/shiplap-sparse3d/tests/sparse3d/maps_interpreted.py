@@ -166,6 +166,12 @@ def in_order(at: torch.Tensor, grid: list[int], window: list[list[int]], most: i
     for scenes, room in ((1, most), (2, max(0, most - 3)), (2, most), (3, most + 9)):
         keys, _ = run(bounded.ordered_keys, at, grid, *window, room, scenes)
     run(bounded.voxels_of_keys, keys, [max(1, size) for size in output_shape(grid, *window)], 1)
+    want = ops.out_coords.reference(at, grid, *window)
+    for scenes in (0, 1, 2):  # by hash, too few scenes, just enough; of windows of stride 1 there are more than inputs
+        cells.scenes_for = lambda *_, scenes=scenes: scenes
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ops have no kernels for these tensors
+            assert torch.equal(cells.out_coords(at, grid, *window), want), f"out_coords by cells of {scenes} scenes"
 
 
 def keyed(keys: torch.Tensor, grid: list[int]) -> None:

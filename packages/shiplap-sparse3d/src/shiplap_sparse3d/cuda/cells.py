@@ -1,13 +1,13 @@
 """Output voxels of a strided convolution by a bit for each cell of the output grids, as a launch program.
 
 Where voxels are not too sparse, such a bitmap takes fewer bytes than a hash set of them: no search, no contention, and
-what is read from it is in order, so nothing is sorted.
+what is read from it is in order, so nothing is sorted. It is a candidate that ``shiplap tune`` verifies and measures:
+until a GPU has done so, ``out_coords`` runs by hash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import gcd, prod
+from math import prod
 
 import triton
 import triton.language as tl
@@ -18,6 +18,7 @@ from shiplap_sparse3d import bounded
 from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.coords import NO_KEY, SIZES, WINDOW, numbers, reached, window_arguments
+from shiplap_sparse3d.cuda.coords import out_coords as by_hash
 from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
 from shiplap_sparse3d.cuda.lookup import OUTSIDE
 
@@ -168,49 +169,31 @@ def _ordered_keys() -> TritonLaunches:
         word="status",
         codes={"code": OUTSIDE},
     )
-    shared = {"constants": {"CHUNK": CHUNK, "num_warps": 4}, "grid": "chunks", "when": "words > 0"}
-    program = program.then(count_cells_kernel, scratch={"bits": bits, "sums": sums}, **shared)
+    constants, scratch = {"CHUNK": CHUNK, "num_warps": 4}, {"bits": bits, "sums": sums}
+    program = program.then(count_cells_kernel, grid="chunks", when="words > 0", constants=constants, scratch=scratch)
     program = program.then(
         sum_cells_kernel,
         grid=1,
         constants={"BLOCK": 4096, "num_warps": 16},
         scratch={"sums": sums, "beyond": beyond},
     )
-    return program.then(list_cells_kernel, scratch={"bits": bits, "sums": sums}, **shared)
+    return program.then(list_cells_kernel, grid="chunks", when="words > 0", constants=constants, scratch=scratch)
 
 
 ORDERED_KEYS = _ordered_keys()
 
 
-def _bound(n: int, window: Sequence[Sequence[int]]) -> int:
-    """No more outputs than this: ``ops.OUT_COORDS_BOUND``."""
-    kernel, stride, _, dilation = window
-    for k, s, d in zip(kernel, stride, dilation, strict=True):
-        n *= -(-k // (s // gcd(s, d)))
-    return n
-
-
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """See ``ops.out_coords``: reads back how many there are, and tries again where there are more than inputs.
-
-    It reads back before anything is sorted: fewer keys are sorted, and the device is not idle while the next ops are
-    launched.
-    """
+    """``coords.out_coords``, by cells where they pay: reads back how many there are, and tries again with more room."""
     window, n = (kernel, stride, padding, dilation), coords.shape[0]
-    cells, room, m = output_shape(shape, *window), max(1024, n), -1
-    grid, scenes = [max(1, size) for size in cells], scenes_for(n, prod(cells))
-    if scenes:
+    cells, room = output_shape(shape, *window), max(1024, n)
+    if scenes := scenes_for(n, prod(cells)):
         keys, count = bounded.ordered_keys(coords, shape, *window, room, scenes)
         m = int(count)
         if m > room:
             keys, _ = bounded.ordered_keys(coords, shape, *window, m, scenes)
         if m >= 0:
-            return bounded.voxels_of_keys(keys[:m], grid, 1)
-    keys, count = bounded.reached_keys(coords, shape, *window, room)
-    m = int(count)
-    if m > room:
-        keys, count = bounded.reached_keys(coords, shape, *window, _bound(n, window))
-        m = int(count)
-    return bounded.voxels_of_keys(keys[:m], grid)
+            return bounded.voxels_of_keys(keys[:m], list(cells), 1)
+    return by_hash(coords, shape, *window)

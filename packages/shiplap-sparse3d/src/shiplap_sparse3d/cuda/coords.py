@@ -6,11 +6,16 @@ Few keys are compared with each other to find their places, more are sorted by t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import gcd
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from shiplap.extend import TritonLaunches, launch_program
 from shiplap_sparse3d import bounded, ops
+from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
 from shiplap_sparse3d.cuda.lookup import AXES, OUTPUT_GRID, OUTSIDE, scenes_below
@@ -23,6 +28,7 @@ __all__ = [
     "VOXELS_OF_KEYS",
     "WINDOW",
     "numbers",
+    "out_coords",
     "out_coords_bounded",
     "reached",
     "voxels_of_keys",
@@ -341,3 +347,27 @@ def out_coords_bounded(few: int) -> TritonLaunches:
 
 
 REACHED_KEYS, VOXELS_OF_KEYS, BOUNDED = _reach({}), voxels_of_keys(FEW), out_coords_bounded(FEW)
+
+
+def _bound(n: int, window: Sequence[Sequence[int]]) -> int:
+    """No more outputs than this: ``ops.OUT_COORDS_BOUND``."""
+    kernel, stride, _, dilation = window
+    for k, s, d in zip(kernel, stride, dilation, strict=True):
+        n *= -(-k // (s // gcd(s, d)))
+    return n
+
+
+def out_coords(
+    coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> Tensor:
+    """See ``ops.out_coords``: reads back how many there are, and tries again where there are more than inputs.
+
+    It reads back before it sorts: fewer keys are sorted, and the device is not idle while the next ops are launched.
+    """
+    window, n = (kernel, stride, padding, dilation), coords.shape[0]
+    keys, count = bounded.reached_keys(coords, shape, *window, max(1024, n))
+    m = int(count)
+    if m > keys.shape[0]:
+        keys, count = bounded.reached_keys(coords, shape, *window, _bound(n, window))
+        m = int(count)
+    return bounded.voxels_of_keys(keys[:m], [max(1, size) for size in output_shape(shape, *window)])
