@@ -290,8 +290,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @bounded.ordered_keys.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """As ``out_coords_bounded`` has them, and room for one scene or two."""
-    return *_bounded(rng, sizes, device), 1 + int(torch.randint(0, 2, (), generator=rng))
+    """As ``out_coords_bounded`` has them, whose scenes may be too many."""
+    return *_bounded(rng, sizes, device), sizes["scenes"]
 
 
 @bounded.voxels_of_keys.samples

@@ -18,6 +18,8 @@ import pytest
 import torch
 
 from shiplap.bind import replay
+from shiplap.bind.direct import TemplateKernel
+from shiplap.bind.facts import Kept
 from shiplap.bind.needs import FLAGS, INCLUDE
 from shiplap.bind.replay import ALIGNMENT, NUMBER, SCRATCH, TENSOR, Brought, Recording
 
@@ -94,11 +96,24 @@ def test_few_calls_start_no_compiler(monkeypatch):
     assert asked == [False, True, True]
 
 
-def test_one_tensor_in_two_places_is_two_tensors_of_another_call():
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_one_tensor_in_two_places_is_two_tensors_of_another_call(split_k):
     """What a call brings is known by its place, since the next call may bring two."""
-    made = Recording(0, 3)
-    made.add(compiled(["*fp32", "*fp32", "*fp32"]), [1], [Brought(0), Brought(1), Brought(2)])
-    assert made.words[7:13] == [TENSOR, 0, TENSOR, 1, TENSOR, 2]
+    x, out, sums = torch.ones(4), torch.empty(4), torch.empty(2, 4)
+    kernel = object.__new__(TemplateKernel)
+    kernel._passed = {
+        "key": lambda grid, out, sizes, strides, a, sa, da, b, sb, db, c, sc, dc: (a, c, out, sa[0], sizes[0])
+    }
+    each = [(x, x.shape, x.stride()), (None, (), ()), (x, x.shape, x.stride())]
+    kept = Kept(None, [7], each, "key", compiled(["*fp32", "*fp32", "*fp32", "i32", "i32"]))
+    if split_k > 1:
+        kept.sums = sums, compiled(["*fp32", "*fp32", "i32", "i32", "constexpr"])
+    made = kernel._recording(kept, 2, out)
+    stored = [SCRATCH, 0] if split_k > 1 else [TENSOR, 2]
+    assert made.unfit == ""
+    assert made.words[7:17] == [TENSOR, 0, TENSOR, 1, *stored, NUMBER, 4, NUMBER, 4 if split_k == 1 else 2]
+    if split_k > 1:
+        assert made.words[28:32] == [SCRATCH, 0, TENSOR, 2]
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
