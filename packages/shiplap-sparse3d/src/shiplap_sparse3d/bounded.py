@@ -1,6 +1,6 @@
 """Ops of the capacity form: a size that depends on data, padded to one that does not, for graphs that are replayed.
 
-On a GPU ``out_coords`` is ``reached_keys``, a look at how many there are, and ``voxels_of_keys``.
+On a GPU ``out_coords`` is ``ordered_keys`` or ``reached_keys``, a look at how many there are, and ``voxels_of_keys``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shiplap.extend import error
 from shiplap_sparse3d import cpu, ops
 from shiplap_sparse3d.coords import keys_of, output_shape
 
-__all__ = ["NO_KEY", "out_coords_bounded", "reached_keys", "voxels_of_keys"]
+__all__ = ["NO_KEY", "ordered_keys", "out_coords_bounded", "reached_keys", "voxels_of_keys"]
 
 NO_KEY = 2**63 - 1  # the key of padding, which sorts after every voxel's
 
@@ -76,11 +76,42 @@ def reached_keys(
     return padded, torch.full((1,), len(keys), dtype=torch.int64, device=coords.device)
 
 
-@sl.op("sparse3d::voxels_of_keys", requires=("len(grid) == 3", "min(grid) >= 1"))
-def voxels_of_keys(keys: Int64[Tensor, "m"], grid: list[int]) -> Int32[Tensor, "m 4"]:
-    """The voxels of ``reached_keys`` in ascending order; of ``NO_KEY`` padding, which comes last."""
-    ordered = keys.sort()[0]
-    line, z = ordered // grid[2], ordered % grid[2]
+@sl.op(
+    "sparse3d::ordered_keys",
+    outputs=("keys", "count"),
+    requires=(*ops.WINDOW, "capacity >= 0", "scenes >= 1"),
+)
+def ordered_keys(
+    coords: Int32[Tensor, "n 4"],
+    spatial_shape: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    capacity: int,
+    scenes: int,
+) -> tuple[Int64[Tensor, "capacity"], Int64[Tensor, "1"]]:
+    """The keys of ``reached_keys`` in ascending order, the first of them if there are more, and how many there are.
+
+    Where a voxel's scene is ``scenes`` or beyond, there are -1 and no keys. Raises SL211 as ``out_coords`` does.
+    """
+    reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
+    keys = keys_of(reached, output_shape(spatial_shape, kernel, stride, padding, dilation))
+    beyond = bool((coords[:, 0] >= scenes).any())
+    padded = keys.new_full((capacity,), NO_KEY)
+    first = keys[: 0 if beyond else capacity]
+    padded[: len(first)] = first
+    return padded, torch.full((1,), -1 if beyond else len(keys), dtype=torch.int64, device=coords.device)
+
+
+@sl.op("sparse3d::voxels_of_keys", requires=("len(grid) == 3", "min(grid) >= 1", "ordered >= 0", "ordered <= 1"))
+def voxels_of_keys(keys: Int64[Tensor, "m"], grid: list[int], ordered: int = 0) -> Int32[Tensor, "m 4"]:
+    """The voxels of ``reached_keys`` in ascending order; of ``NO_KEY`` padding, which comes last.
+
+    ``ordered``: 1 for keys that are in that order already, else 0.
+    """
+    keys = keys if ordered else keys.sort()[0]
+    line, z = keys // grid[2], keys % grid[2]
     plane, y = line // grid[1], line % grid[1]
     voxels = torch.stack([plane // grid[0], plane % grid[0], y, z], 1)
-    return torch.where((ordered == NO_KEY)[:, None], -1, voxels).int()
+    return torch.where((keys == NO_KEY)[:, None], -1, voxels).int()

@@ -288,6 +288,12 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     return _bounded(rng, sizes, device)
 
 
+@bounded.ordered_keys.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """As ``out_coords_bounded`` has them, whose scenes may be too many."""
+    return *_bounded(rng, sizes, device), sizes["scenes"]
+
+
 @bounded.voxels_of_keys.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Keys of distinct voxels in any order, then some of padding."""

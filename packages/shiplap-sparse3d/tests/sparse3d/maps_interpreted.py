@@ -31,12 +31,14 @@ cuda.__path__[:0] = sys.argv[3:]  # before its modules are imported
 
 from shiplap_sparse3d.cuda import (  # noqa: E402
     BOUNDED,
+    CELLS,
     CONV_PLAN,
     HASH,
     KEYS,
     SET,
     SORT,
     SUBM_PLAN,
+    cells,
     coords,
     plain_tables,
     sort,
@@ -56,6 +58,7 @@ WORKSPACES = {
     "tap_blocks": (sort.TAP_BLOCKS, None),
     "out_coords_bounded": (coords.BOUNDED, BOUNDED),
     "reached_keys": (coords.REACHED_KEYS, SET),
+    "ordered_keys": (cells.ORDERED_KEYS, CELLS),
     "voxels_of_keys": (coords.VOXELS_OF_KEYS, KEYS),
 }
 GUARD = 64  # bytes behind a workspace that nobody may touch
@@ -147,6 +150,7 @@ def steps(rng: torch.Generator) -> None:
         reached, _ = run(bounded.out_coords_bounded, at, grid, *window, most + 9)
         keys, _ = run(bounded.reached_keys, at, grid, *window, most + random.choice((0, 9)))
         keyed(keys, list(output_shape(grid, *window)))
+        in_order(at, grid, window, most)
         (table,) = run(ops.conv_table, at, reached, grid, *window)
         run(ops.transpose_table, table, rows)
         k = math.prod(window[0])
@@ -155,6 +159,19 @@ def steps(rng: torch.Generator) -> None:
         odd = reached[: (len(reached) - 1) | 1]  # the keys of the other direction have 64 bits and stay aligned
         run(planning.conv_plan, at, odd, grid, *window, 1, 1, 1)
     run(planning.conv_plan, at, reached[:0], grid, *window, 2, 3, 50)
+
+
+def in_order(at: torch.Tensor, grid: list[int], window: list[list[int]], most: int) -> None:
+    """Keys by a bit for each cell: too few scenes, just enough and more; too little room, just enough and more."""
+    for scenes, room in ((1, most), (2, max(0, most - 3)), (2, most), (3, most + 9)):
+        keys, _ = run(bounded.ordered_keys, at, grid, *window, room, scenes)
+    run(bounded.voxels_of_keys, keys, [max(1, size) for size in output_shape(grid, *window)], 1)
+    want = ops.out_coords.reference(at, grid, *window)
+    for scenes in (0, 1, 2):  # by hash, too few scenes, just enough; of windows of stride 1 there are more than inputs
+        cells.scenes_for = lambda *_, scenes=scenes: scenes
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ops have no kernels for these tensors
+            assert torch.equal(cells.out_coords(at, grid, *window), want), f"out_coords by cells of {scenes} scenes"
 
 
 def keyed(keys: torch.Tensor, grid: list[int]) -> None:

@@ -33,6 +33,7 @@ LONG_OPS = (
     "subm_plan",
     "indice_weighted_sum_grad",
     "out_coords_bounded",
+    "ordered_keys",
     "reached_keys",
     "voxels_of_keys",
     "trilinear_map",

@@ -20,7 +20,20 @@ from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
 from shiplap_sparse3d.cuda.lookup import AXES, OUTPUT_GRID, OUTSIDE, scenes_below
 
-__all__ = ["BOUNDED", "REACHED_KEYS", "VOXELS_OF_KEYS", "out_coords", "out_coords_bounded", "voxels_of_keys"]
+__all__ = [
+    "BOUNDED",
+    "NO_KEY",
+    "REACHED_KEYS",
+    "SIZES",
+    "VOXELS_OF_KEYS",
+    "WINDOW",
+    "numbers",
+    "out_coords",
+    "out_coords_bounded",
+    "reached",
+    "voxels_of_keys",
+    "window_arguments",
+]
 
 MANY = "more than {row} output voxels, which is the capacity"
 BLOCK = 256
@@ -39,6 +52,36 @@ def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.cons
         return out, (tap < SIZE) & (out >= 0)
     moved -= j.to(tl.int64) * dilation
     return moved // stride, (moved >= 0) & (moved % stride == 0)
+
+
+@triton.jit
+def reached(
+    x,
+    y,
+    z,
+    sx,
+    sy,
+    sz,
+    px,
+    py,
+    pz,
+    dx,
+    dy,
+    dz,
+    j,
+    KX: tl.constexpr,
+    KY: tl.constexpr,
+    KZ: tl.constexpr,
+    JX: tl.constexpr,
+    JY: tl.constexpr,
+    JZ: tl.constexpr,
+    UNIT: tl.constexpr,
+):
+    """The j-th output that a voxel may reach, and whether it does, if it is inside of the output grid."""
+    x, x_there = _reached(x, sx, px, dx, j // (JY * JZ), KX, UNIT)
+    y, y_there = _reached(y, sy, py, dy, j // JZ % JY, KY, UNIT)
+    z, z_there = _reached(z, sz, pz, dz, j % JZ, KZ, UNIT)
+    return x, y, z, (j < JX * JY * JZ) & x_there & y_there & z_there
 
 
 @triton.jit
@@ -110,11 +153,8 @@ def reach_kernel(
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
     report(status, code, row, (b != -1) & ~good)
-    x, x_there = _reached(x, sx, px, dx, j // (JY * JZ), KX, UNIT)
-    y, y_there = _reached(y, sy, py, dy, j // JZ % JY, KY, UNIT)
-    z, z_there = _reached(z, sz, pz, dz, j % JZ, KZ, UNIT)
-    good = good & (j < JX * JY * JZ) & x_there & y_there & z_there
-    good = good & (x < width_q) & (y < height_q) & (z < depth_q)
+    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT)
+    good = good & there & (x < width_q) & (y < height_q) & (z < depth_q)
     key = ((b.to(tl.int64) * width_q + x) * height_q + y) * depth_q + z
     slot = _slot(key, mask)
     active, new = good & (tl.load(count) <= capacity), good & False
@@ -188,7 +228,7 @@ def count_kernel(voxels, count, status: tl.int64, capacity, code):
 SLOTS = f"pow2ceil(max(64, 2 * min(capacity, {ops.OUT_COORDS_BOUND})))"  # of the set, int64
 
 
-def _numbers() -> dict[str, str]:
+def numbers() -> dict[str, str]:
     """Of a call: its output grid, the candidates of one input along each axis, and sizes."""
     axes = list(enumerate(AXES))
     return {
@@ -204,36 +244,36 @@ def _numbers() -> dict[str, str]:
     }
 
 
-def _reach(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
-    """The keys and their number: outputs, or where ``keys`` says in the workspace, which starts with the set."""
-    scratch = {"slots": ("int64", "0"), **keys}
+def window_arguments() -> dict[str, str]:
+    """What a kernel that follows a window takes: both grids, the window and its candidates."""
     axes = list(enumerate(AXES))
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
     grid = {f"{name}_q": f"grid_{axis}" for name, axis in zip(("width", "height", "depth"), AXES, strict=True)}
     window = {
         f"{letter}{axis}": f"{name}[{i}]"
-        for letter, name in (("s", "stride"), ("p", "padding"), ("d", "dilation"), ("K", "kernel"))
+        for letter, name in (("s", "stride"), ("p", "padding"), ("d", "dilation"))
         for i, axis in axes
     }
-    taps = {f"K{axis.upper()}": window.pop(f"K{axis}") for axis in AXES}
+    taps = {f"K{axis.upper()}": f"kernel[{i}]" for i, axis in axes}
+    each = {f"J{axis.upper()}": f"reach_{axis}" for axis in AXES}
+    return {**sizes, **grid, **window, **taps, **each, "UNIT": "unit", "REACH": "lanes"}
+
+
+def _reach(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
+    """The keys and their number: outputs, or where ``keys`` says in the workspace, which starts with the set."""
+    scratch = {"slots": ("int64", "0"), **keys}
     return (
-        launch_program(values=_numbers(), errors=status.ERRORS)
+        launch_program(values=numbers(), errors=status.ERRORS)
         .then(clear_kernel, grid="cdiv(max(size, capacity), 1024)", constants={"BLOCK": 1024}, scratch=scratch)
         .then(
             reach_kernel,
             grid=f"cdiv(n * lanes, {BLOCK})",
             when="live == 1",
             arguments={
-                **sizes,
-                **grid,
-                **window,
-                **taps,
-                **{f"J{axis.upper()}": f"reach_{axis}" for axis in AXES},
+                **window_arguments(),
                 "mask": "size - 1",
                 # A set of too few slots is never searched to its end: a long search means that it is full.
                 "limit": "where(min(capacity, bound) < capacity, size, min(size, 4096))",
-                "UNIT": "unit",
-                "REACH": "lanes",
             },
             constants={"BLOCK": BLOCK, "num_warps": 4},
             scratch=scratch,
@@ -254,15 +294,16 @@ def _order(
     cells = {name: f"max(1, {size})" for name, size in zip(("width", "height", "depth"), grid, strict=True)}
     arguments, there = {**cells, "m": rows, "reached": out}, ("int64", keys)
     values, origins = f"{keys} + 8 * {rows}", f"{keys} + 16 * {rows}"
+    known = " and ordered == 0" if given else ""
     program = program.then(
         rank_kernel,
         grid=f"cdiv({rows}, 32)",
-        when=f"{rows} <= {few}",
+        when=f"{rows} <= {few}{known}",
         arguments={**arguments, **given},
         constants={"ROWS": 32, "OTHERS": 256, "num_warps": 4},
         scratch={} if given else {"keys": there},
     )
-    many = f"{rows} > {few}"
+    many = f"{rows} > {few}{known}"
     if given:
         copied = {"copy": there}
         program = program.then(
@@ -280,7 +321,15 @@ def _order(
 
 def voxels_of_keys(few: int) -> TritonLaunches:
     """The program of ``bounded.voxels_of_keys``: up to ``few`` keys are compared with each other."""
-    return _order(launch_program(), few, "m", ("grid[0]", "grid[1]", "grid[2]"), {"keys": "keys"}, "0", "out")
+    grid = "grid[0]", "grid[1]", "grid[2]"
+    cells = dict(zip(("width", "height", "depth"), grid, strict=True))
+    return _order(launch_program(), few, "m", grid, {"keys": "keys"}, "0", "out").then(
+        write_kernel,
+        grid=f"cdiv(m, {BLOCK})",
+        when="ordered > 0",
+        arguments={**cells, "m": "m", "keys": "keys", "reached": "out"},
+        constants={"BLOCK": BLOCK, "num_warps": 4},
+    )
 
 
 def out_coords_bounded(few: int) -> TritonLaunches:

@@ -8,6 +8,7 @@ share one compiled kernel. Sizes and strides are arguments of that kernel, so th
 from __future__ import annotations
 
 import hashlib
+import itertools
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -104,22 +105,25 @@ class TemplateKernel(Kernel):
         if op is None or kept.compiled is None or not replay.wanted():
             return plain
         there = [place for place, (tensor, _, _) in zip(places, kept.tensors, strict=True) if tensor is not None]
-        return replay.served(op, plain, self._recording(kept, out), there, out)
+        return replay.served(op, plain, self._recording(kept, len(there), out), there, out)
 
-    def _recording(self, kept: Kept, out: Tensor) -> replay.Recording:
-        """What was launched for ``out``, for C++ to launch it again."""
-        tensors = [tensor for tensor, _, _ in kept.tensors if tensor is not None]
-        made, target, added = replay.Recording(out.get_device(), [*tensors, out]), out, None
+    def _recording(self, kept: Kept, count: int, out: Tensor) -> replay.Recording:
+        """What was launched for ``out`` and ``count`` tensors, for C++ to launch it again."""
+        made, added, target = replay.Recording(out.get_device(), count + 1), None, out
+        result = replay.Brought(count)
         if kept.sums is not None:
             target, added = kept.sums
             made.share(target)
-        each = [part for tensor in kept.tensors for part in tensor]
-        given = self._passed[kept.key](kept.grid, target, target.shape, target.stride(), *each)
+        numbers, each = itertools.count(), list[object]()
+        for tensor, shape, strides in kept.tensors:
+            each += [None if tensor is None else replay.Brought(next(numbers)), shape, strides]
+        stored = result if kept.sums is None else target
+        given = self._passed[kept.key](kept.grid, stored, target.shape, target.stride(), *each)
         assert kept.compiled is not None
         made.add(kept.compiled, kept.grid, given)
         if kept.sums is not None and added is not None:
             total = out.numel()
-            made.add(added, [-(-total // BLOCK)], [target, out, total, target.shape[0], BLOCK])
+            made.add(added, [-(-total // BLOCK)], [target, result, total, target.shape[0], BLOCK])
         made.close()
         return made
 

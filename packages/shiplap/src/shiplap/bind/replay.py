@@ -35,7 +35,19 @@ from shiplap.op.kernel import Rerun
 from shiplap.op.values import Args, Result
 from shiplap.settings import settings
 
-__all__ = ["ALIGNMENT", "HOT", "Compiled", "Recording", "build", "library", "rerun_by", "served", "state", "wanted"]
+__all__ = [
+    "ALIGNMENT",
+    "HOT",
+    "Brought",
+    "Compiled",
+    "Recording",
+    "build",
+    "library",
+    "rerun_by",
+    "served",
+    "state",
+    "wanted",
+]
 
 HOT = 32  # calls that Python launches before a compiler is started
 ASK = 64  # calls between two looks whether it has ended
@@ -88,13 +100,23 @@ class Compiled(Protocol):
     def src(self) -> _Source: ...
 
 
+@dataclass(frozen=True)
+class Brought:
+    """In place of a tensor among the arguments of a launch: the ``number``-th of those that each call brings.
+
+    A call may bring one tensor twice, and the next call two, so a recording never looks at which tensors they are.
+    """
+
+    number: int
+
+
 @dataclass
 class Recording:
     """What a call launched.
 
     Attributes:
         device: the index of its CUDA device.
-        tensors: those whose addresses another call brings, in the order in which it will.
+        tensors: how many addresses another call brings.
         scratch: bytes that the launches share.
         words: the launches as the C function reads them.
         unfit: why C++ cannot make them, or empty.
@@ -103,7 +125,7 @@ class Recording:
     """
 
     device: int
-    tensors: Sequence[Tensor]
+    tensors: int
     scratch: int = 0
     words: list[int] = field(default_factory=list)
     launches: int = 0
@@ -117,7 +139,7 @@ class Recording:
 
     def close(self) -> None:
         """All launches are there: no tensor is held any longer."""
-        self.parts, self.tensors = [], ()
+        self.parts = []
 
     def add(self, compiled: Compiled, grid: Sequence[int], given: Sequence[object]) -> None:
         """A launch of a kernel that Triton has compiled, with these arguments, constants among them."""
@@ -143,13 +165,12 @@ class Recording:
         return [*head, *(number for pair in parameters for number in pair)]
 
     def _parameter(self, type: str, value: object) -> tuple[int, int]:
-        if isinstance(value, Tensor):
+        if isinstance(value, Brought) and value.number < self.tensors:
+            return TENSOR, value.number
+        if isinstance(value, Tensor | Brought):
             for tensor, at in self.parts:
                 if tensor is value:
                     return SCRATCH, at
-            for i, tensor in enumerate(self.tensors):
-                if tensor is value:
-                    return TENSOR, i
             raise ValueError("a tensor that the call does not bring")
         if isinstance(value, int) and type in ("i32", "i64"):
             return NUMBER, value

@@ -2,6 +2,9 @@
 // its second time on. Torch's allocator and current stream, the CUDA driver, no Python.
 #pragma once
 
+#include <algorithm>
+#include <stdexcept>
+
 #include "shiplap/native.h"
 #include "shiplap/triton.h"
 
@@ -20,10 +23,11 @@ struct Launch {
 struct Recording {
   int32_t device;
   int64_t scratch;
+  uint64_t tensors = 0;  // that a call has to bring
   std::vector<Launch> launches;
 
   // Written as numbers: device, bytes of scratch, launches; of each function, grid, threads, shared memory, parameters;
-  // of each parameter kind and value. Throws std::out_of_range for numbers that end too early.
+  // of each parameter kind and value. Throws std::exception for numbers that are none.
   explicit Recording(const std::vector<int64_t>& words) {
     size_t at = 0;
     const auto next = [&] { return words.at(at++); };
@@ -35,12 +39,17 @@ struct Recording {
       launch.function = reinterpret_cast<triton::Handle>(next());
       launch.x = small(), launch.y = small(), launch.z = small(), launch.threads = small(), launch.shared = small();
       launch.parameters.resize(static_cast<size_t>(next()));
-      for (auto& [kind, value] : launch.parameters) kind = next(), value = next();
+      for (auto& [kind, value] : launch.parameters) {
+        kind = next(), value = next();
+        const bool inside = kind == kNumber || (value >= 0 && (kind == kTensor || (kind == kScratch && value < scratch)));
+        if (!inside) throw std::invalid_argument("a parameter that is none");
+        if (kind == kTensor) tensors = std::max(tensors, static_cast<uint64_t>(value) + 1);
+      }
     }
   }
 
-  // Make the launches on the current stream of the device. `tensors` are the addresses of this call.
-  void run(const void* const* tensors) const {
+  // Make the launches on the current stream of the device. `addresses` are those of the tensors of this call.
+  void run(const void* const* addresses) const {
     const Device place{aoti_torch_device_type_cuda(), device};
     const DeviceGuard guard(place);
     const Tensor memory = scratch > 0 ? workspace(scratch, place) : Tensor();
@@ -56,7 +65,7 @@ struct Recording {
       for (const auto& [kind, value] : launch.parameters) {
         values.push_back(kind == kNumber    ? value
                          : kind == kScratch ? start + value
-                                            : reinterpret_cast<int64_t>(tensors[value]));
+                                            : reinterpret_cast<int64_t>(addresses[value]));
         parameters.push_back(&values.back());
       }
       driver.check(driver.launch(launch.function, launch.x, launch.y, launch.z, launch.threads, 1, 1, launch.shared, stream,
@@ -73,7 +82,9 @@ inline std::string& message() {
 
 inline int replay(const void* recording, std::initializer_list<const void*> tensors) {
   try {
-    static_cast<const Recording*>(recording)->run(tensors.begin());
+    const Recording& made = *static_cast<const Recording*>(recording);
+    if (made.tensors > tensors.size()) throw std::invalid_argument("fewer tensors than were recorded");
+    made.run(tensors.begin());
     return 0;
   } catch (const std::exception& why) {
     message() = why.what();

@@ -23,16 +23,26 @@ inline AtenTensorHandle part_of(const sl_context* context, DLDevice device, int6
   return made;
 }
 
+// Another handle of a tensor, for a callee that takes the one it is given.
+inline AtenTensorHandle lent(const Tensor& tensor) {
+  AtenTensorHandle other = nullptr;
+  check(aoti_torch_new_tensor_handle(tensor.get(), &other), "handle");
+  return other;
+}
+
 // A stable ascending sort of `count` integers of `bits`; where each one was goes to `rows`, as int64. Offsets in bytes.
+//
+// The tensors stay owned here until the end. Torch 2.11 (2.13 does not) drops the arguments of a boxed call before it
+// reads the references to them that an operator with several outputs returns: whoever gave the last handle away gets a
+// freed tensor back, which damages the heap.
 inline void sort_in_workspace(const sl_context* context, DLDevice device, int64_t bits, int64_t count, int64_t keys,
                               int64_t values, int64_t rows) {
   if (count <= 0) return;
-  Tensor from_keys(part_of(context, device, keys, count, bits)), to_values(part_of(context, device, values, count, bits));
-  Tensor to_rows(part_of(context, device, rows, count, 64));
-  const auto owned = [](Tensor& tensor) { return torch::stable::detail::from(tensor.release()); };
-  StableIValue stack[] = {owned(from_keys), torch::stable::detail::from(std::optional<bool>(true)),
+  const Tensor from_keys(part_of(context, device, keys, count, bits));
+  const Tensor to_values(part_of(context, device, values, count, bits)), to_rows(part_of(context, device, rows, count, 64));
+  StableIValue stack[] = {torch::stable::detail::from(lent(from_keys)), torch::stable::detail::from(std::optional<bool>(true)),
                           torch::stable::detail::from(int64_t{0}), torch::stable::detail::from(false),
-                          owned(to_values), owned(to_rows)};
+                          torch::stable::detail::from(lent(to_values)), torch::stable::detail::from(lent(to_rows))};
   check(torch_call_dispatcher("aten::sort", "values_stable", stack, TORCH_ABI_VERSION), "sort");
   const Tensor sorted(to<AtenTensorHandle>(stack[0])), order(to<AtenTensorHandle>(stack[1]));
 }

@@ -1,0 +1,199 @@
+"""Output voxels of a strided convolution by a bit for each cell of the output grids, as a launch program.
+
+Where voxels are not too sparse, such a bitmap takes fewer bytes than a hash set of them: no search, no contention, and
+what is read from it is in order, so nothing is sorted. It is a candidate that ``shiplap tune`` verifies and measures:
+until a GPU has done so, ``out_coords`` runs by hash.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shiplap.extend import TritonLaunches, launch_program
+from shiplap_sparse3d import bounded
+from shiplap_sparse3d.coords import output_shape
+from shiplap_sparse3d.cuda import status
+from shiplap_sparse3d.cuda.coords import NO_KEY, SIZES, WINDOW, numbers, reached, window_arguments
+from shiplap_sparse3d.cuda.coords import out_coords as by_hash
+from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
+from shiplap_sparse3d.cuda.lookup import OUTSIDE
+
+__all__ = ["ORDERED_KEYS", "out_coords", "scenes_for"]
+
+BLOCK = 256
+CHUNK = 512  # words of 32 cells that a program counts or lists
+FEW = 4096  # voxels up to here are compared with each other: one launch, where the cells take three
+CELLS_PER_VOXEL = 256  # of the bitmap, at most: 32 bytes, where the hash set takes 16 and its sort 24 of each output
+SCENES, VAST, SCENES_OF_VAST = 64, 1 << 24, 4  # at most so many scenes; of vast grids few: each costs two reads of it
+
+
+def scenes_for(rows: int, cells: int) -> int:
+    """For how many scenes of ``cells`` each a bitmap of the output grids pays with so many voxels; 0: for none."""
+    if rows <= FEW or cells == 0:
+        return 0
+    return min(CELLS_PER_VOXEL * rows // cells, SCENES if cells < VAST else SCENES_OF_VAST)
+
+
+@triton.jit(do_not_specialize=["bits", "keys", "beyond", "size", "capacity"])
+def clear_cells_kernel(bits, keys, beyond, size, capacity, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(bits + at, tl.zeros((BLOCK,), tl.int32), mask=at < size)
+    tl.store(keys + at, tl.full((BLOCK,), NO_KEY, tl.int64), mask=at < capacity)
+    if tl.program_id(0) == 0:
+        tl.store(beyond, 0)
+
+
+@triton.jit(do_not_specialize=["bits", "beyond", *SIZES, *WINDOW, "scenes", "code"])
+def mark_kernel(
+    coords,
+    bits,
+    beyond,
+    status: tl.int64,
+    n,
+    width,
+    height,
+    depth,
+    width_q,
+    height_q,
+    depth_q,
+    batches,
+    sx,
+    sy,
+    sz,
+    px,
+    py,
+    pz,
+    dx,
+    dy,
+    dz,
+    scenes,
+    code,
+    KX: tl.constexpr,
+    KY: tl.constexpr,
+    KZ: tl.constexpr,
+    JX: tl.constexpr,
+    JY: tl.constexpr,
+    JZ: tl.constexpr,
+    UNIT: tl.constexpr,
+    REACH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The bits of the outputs that a block of inputs reaches; ``beyond``: whether one is of none of the scenes."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row, j = at // REACH, (at % REACH).to(tl.int32)
+    b, x, y, z = load_coords(coords, row, row < n)
+    good = is_inside(b, x, y, z, width, height, depth, batches)
+    report(status, code, row, (b != -1) & ~good)
+    tl.store(beyond + j * 0, j * 0 + 1, mask=good & (b >= scenes))
+    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT)
+    good = good & there & (b < scenes) & (x < width_q) & (y < height_q) & (z < depth_q)
+    key = ((b.to(tl.int64) * width_q + x) * height_q + y) * depth_q + z
+    place, bit = bits + (key >> 5), (key & 31).to(tl.int32)
+    # Most cells are reached more than once: who sees the bit already has no need of an atomic operation.
+    missing = good & (((tl.load(place, mask=good, other=0) >> bit) & 1) == 0)
+    tl.atomic_or(place, tl.full((BLOCK,), 1, tl.int32) << bit, mask=missing, sem="relaxed")
+
+
+@triton.jit
+def _count(words):
+    """Bits of each word of 32."""
+    x = words.to(tl.uint32, bitcast=True)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    x = x + (x >> 8)
+    return ((x + (x >> 16)) & 63).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["bits", "sums"])
+def count_cells_kernel(bits, sums, CHUNK: tl.constexpr):
+    """How many bits each chunk has."""
+    chunk = tl.program_id(0)
+    words = tl.load(bits + chunk.to(tl.int64) * CHUNK + tl.arange(0, CHUNK))
+    tl.store(sums + chunk, tl.sum(_count(words), 0))
+
+
+@triton.jit(do_not_specialize=["sums", "beyond", "chunks"])
+def sum_cells_kernel(sums, beyond, count, chunks, BLOCK: tl.constexpr):
+    """How many bits are before each chunk, and how many there are, or -1."""
+    before = tl.zeros((1,), tl.int32)
+    for first in range(0, chunks, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        own = tl.load(sums + at, mask=at < chunks, other=0)
+        tl.store(sums + at, tl.cumsum(own, 0) - own + before, mask=at < chunks)
+        before += tl.sum(own, 0)
+    total = tl.where(tl.load(beyond) != 0, -1, before)
+    tl.store(count + tl.arange(0, 1), total.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["bits", "sums", "capacity"])
+def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
+    """The numbers of the cells of a chunk, in order."""
+    word = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    words = tl.load(bits + word)
+    own = _count(words)
+    if (tl.sum(own, 0) > 0) & (tl.load(count) >= 0):
+        place = tl.load(sums + tl.program_id(0)) + tl.cumsum(own, 0) - own
+        for bit in range(32):
+            hit = (words >> bit) & 1
+            tl.store(keys + place, word * 32 + bit, mask=(hit > 0) & (place < capacity))
+            place += hit
+
+
+def _ordered_keys() -> TritonLaunches:
+    """The program of ``bounded.ordered_keys``. In the workspace: the bits, their sums, whether a scene is missing."""
+    bits, sums, beyond = ("int32", "0"), ("int32", "4 * words"), ("int32", "4 * words + 4 * chunks")
+    values = {
+        **numbers(),
+        "words": f"{CHUNK} * cdiv(scenes * grid_x * grid_y * grid_z, {32 * CHUNK})",
+        "chunks": f"words // {CHUNK}",
+    }
+    program = launch_program(values=values, errors=status.ERRORS).then(
+        clear_cells_kernel,
+        grid="cdiv(max(words, capacity, 1), 2048)",
+        arguments={"size": "words"},
+        constants={"BLOCK": 2048, "num_warps": 8},
+        scratch={"bits": bits, "beyond": beyond},
+    )
+    program = program.then(
+        mark_kernel,
+        grid=f"cdiv(n * lanes, {BLOCK})",
+        when="live == 1",
+        arguments=window_arguments(),
+        constants={"BLOCK": BLOCK, "num_warps": 4},
+        scratch={"bits": bits, "beyond": beyond},
+        word="status",
+        codes={"code": OUTSIDE},
+    )
+    constants, scratch = {"CHUNK": CHUNK, "num_warps": 4}, {"bits": bits, "sums": sums}
+    program = program.then(count_cells_kernel, grid="chunks", when="words > 0", constants=constants, scratch=scratch)
+    program = program.then(
+        sum_cells_kernel,
+        grid=1,
+        constants={"BLOCK": 4096, "num_warps": 16},
+        scratch={"sums": sums, "beyond": beyond},
+    )
+    return program.then(list_cells_kernel, grid="chunks", when="words > 0", constants=constants, scratch=scratch)
+
+
+ORDERED_KEYS = _ordered_keys()
+
+
+def out_coords(
+    coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> Tensor:
+    """``coords.out_coords``, by cells where they pay: reads back how many there are, and tries again with more room."""
+    window, n = (kernel, stride, padding, dilation), coords.shape[0]
+    cells, room = output_shape(shape, *window), max(1024, n)
+    if scenes := scenes_for(n, prod(cells)):
+        keys, count = bounded.ordered_keys(coords, shape, *window, room, scenes)
+        m = int(count)
+        if m > room:
+            keys, _ = bounded.ordered_keys(coords, shape, *window, m, scenes)
+        if m >= 0:
+            return bounded.voxels_of_keys(keys[:m], list(cells), 1)
+    return by_hash(coords, shape, *window)

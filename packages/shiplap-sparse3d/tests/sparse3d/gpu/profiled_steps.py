@@ -1,0 +1,28 @@
+"""Maps and strided steps that sort, under torch's profiler, until a damaged heap would have ended the process."""
+
+from __future__ import annotations
+
+import torch
+
+import shiplap_sparse3d as sparse3d
+from shiplap.bind import native
+from shiplap_sparse3d import bounded, planning
+
+
+def main() -> None:
+    cells = torch.randperm(64**3)[:40_000]
+    coords = torch.stack([cells * 0, cells // 64**2, cells // 64 % 64, cells % 64], 1).int().cuda()
+    for op in (bounded.reached_keys, bounded.voxels_of_keys, planning.subm_plan, planning.conv_plan):
+        native.build(op)
+    for _ in range(30):
+        with torch.profiler.profile() as profiled:
+            for _ in range(6):
+                geometry = sparse3d.Geometry(coords, 64, 1)
+                geometry.subm(3)
+                geometry.strided(3, 2, 1)
+            torch.cuda.synchronize()
+        assert any("radixsort" in event.key.lower() for event in profiled.key_averages()), "nothing was sorted"
+    print("done")
+
+
+main()
