@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 from typer.testing import CliRunner
 
+from shiplap_testing import compilers
 from shiplap_testing.paths import REPOSITORY, SEARCHED, searched
 
 # Before torch is loaded. Workers of pytest-xdist have as many threads each as there are cores: threads that spin while
@@ -25,10 +26,11 @@ os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Programs that tests start find the helpers of the tests as the tests themselves do.
 os.environ["PYTHONPATH"] = searched()
+os.environ["PATH"] = compilers.path()
 
 from shiplap import compat, errors
 from shiplap.op import registry
-from shiplap_testing.forked import python, settle
+from shiplap_testing.forked import python, settle, shared
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
@@ -276,6 +278,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")
     hypothesis.settings.register_profile("shiplap", deadline=None)  # a busy machine is no failure
     hypothesis.settings.load_profile("shiplap")
+    if not hasattr(config, "workerinput"):  # once for all workers
+        shared()
+        compilers.headers()
 
 
 Run = Callable[..., Any]
