@@ -50,7 +50,7 @@ def project(request: pytest.FixtureRequest) -> Project:
     with (root / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers of pytest-xdist build one after the other: the first does the work
         where = root / "project"
-        made = open_project(where) if where.exists() else new(DEVICE, "openvino", where, units=12 if FULL else 2)
+        made = open_project(where) if where.exists() else new(DEVICE, "openvino", where, units=12 if FULL else 1)
         (where / "ops.yaml").write_text(ops)
         gen(made, accept_drift=True)
         build(made)

@@ -26,6 +26,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import types
@@ -59,7 +60,9 @@ def python(
     arguments = [str(a) for a in command]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
-        status = _ask(_server(early), [arguments, str(cwd), environment, str(out), str(err)], timeout)
+        status = _ask(
+            _server(early, threading.get_ident()), [arguments, str(cwd), environment, str(out), str(err)], timeout
+        )
         if status is None:
             raise subprocess.TimeoutExpired(arguments, timeout, out.read_text(), err.read_text())
         return subprocess.CompletedProcess(
@@ -112,8 +115,8 @@ def _remove(folder: str, owner: int) -> None:
 
 
 @cache
-def _server(early: tuple[tuple[str, str], ...]) -> IO[bytes]:
-    """A connection for the life of this process, to a server that the first worker of a run starts that needs it."""
+def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
+    """A connection of one thread for the life of this process, to a server that the first worker starts to need it."""
     global spent
     digest = hashlib.sha256(repr(early).encode()).hexdigest()[:16]
     folder = Path(shared())
