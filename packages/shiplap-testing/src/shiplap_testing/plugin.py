@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -188,12 +189,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         if _is_alone(item.nodeid):
             return -1
-        file = item.nodeid.partition("::")[0].removesuffix(".py")
-        return next(
-            (number for number, name in enumerate(LONG) if file.endswith(f"/{name}") or file == name), len(LONG)
-        )
+        return _place_of(item.nodeid.partition("::")[0].removesuffix(".py"))
 
     items.sort(key=place)
+
+
+@cache
+def _place_of(file: str) -> int:
+    return next((number for number, name in enumerate(LONG) if f"/{file}".endswith(f"/{name}")), len(LONG))
 
 
 @pytest.hookimpl(optionalhook=True)
