@@ -35,6 +35,7 @@ from shiplap_testing.forked import python, settle, shared
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
+pytest_plugins = ["shiplap_testing.cost"]
 _numbers = itertools.count()
 _FAILED = pytest.StashKey[bool]()
 
