@@ -41,6 +41,7 @@ from typing import IO, Any, NoReturn
 REPOSITORY = Path(os.environ.get("SHIPLAP_TEST_ROOT") or Path(__file__).parents[4]).resolve()
 READ_AT_IMPORT = ("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "OMP_")
 READ_LATER = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+OURS = {"TORCH_COMPILE_CACHE_KEY_TAG"}  # of the ops that this process has declared: a program declares its own
 FOLDER = "SHIPLAP_TEST_FORKED"  # where the sockets of a run are: its workers and their programs inherit it
 
 spent = 0.0  # seconds of processor time of what was forked for this process, to which it is no child
@@ -55,7 +56,7 @@ def python(
         subprocess.TimeoutExpired: it took longer, and was ended.
     """
     environment = dict(os.environ if env is None else env)
-    names = sorted(n for n in environment.keys() - READ_LATER if n.startswith(READ_AT_IMPORT))
+    names = sorted(n for n in environment.keys() - READ_LATER - OURS if n.startswith(READ_AT_IMPORT))
     early = tuple((n, environment[n]) for n in names)
     arguments = [str(a) for a in command]
     with tempfile.TemporaryDirectory() as folder:
