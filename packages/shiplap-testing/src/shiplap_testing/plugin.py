@@ -157,6 +157,7 @@ def _best_set_works() -> bool:
     """Whether the best vector instructions compile, load and run; on x86 no others are tried after these."""
     from torch._inductor import config, cpu_vec_isa
 
+    config.aot_inductor.precompile_headers = False  # it takes longer than the few models of a run are compiled faster
     flags = cpu_vec_isa.x86_isa_checker()
     listed = [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in flags for flag in str(isa).split())]
     if listed and listed[0]:
