@@ -124,17 +124,10 @@ def test_a_fragment_says_why_and_is_python(block: Block) -> None:
         ast.parse(block.code)
 
 
-LONG_PAGE = "docs/rewrite-published.md"
-PAGES_RUN = sorted({block.page for block in UNMARKED})
-
-
 # The long page compiles and proves three rewrites, of which rewrite/test_published.py has samples.
 @pytest.mark.parametrize(
     "page",
-    [
-        *(pytest.param(page, marks=pytest.mark.long) for page in PAGES_RUN if page == LONG_PAGE),
-        *rotating([page for page in PAGES_RUN if page != LONG_PAGE], 2),
-    ],
+    rotating(sorted({block.page for block in UNMARKED}), 2, long=["docs/rewrite-published.md"]),
 )
 def test_pages_run(page: str, tmp_path: Path) -> None:
     """Python of a page runs in one process, from the top to the bottom; each command in one of its own."""

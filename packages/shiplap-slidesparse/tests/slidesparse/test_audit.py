@@ -44,10 +44,7 @@ SLOW = ("linear_int8", "linear_bf16", "lift", "quantise_fp8", "sparse_mm_int8", 
 
 @pytest.mark.parametrize(
     "op",
-    [
-        *(pytest.param(op, marks=pytest.mark.long) for op in OPS if op.spec.opname in SLOW),
-        *rotating([op for op in OPS if op.spec.opname not in SLOW], 2),
-    ],
+    rotating(OPS, 2, long=SLOW, name=lambda op: op.spec.opname),
     ids=lambda op: op.spec.opname,
 )
 def test_an_op_passes_its_audit(op: sl.Op) -> None:

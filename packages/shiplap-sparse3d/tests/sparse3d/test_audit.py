@@ -18,7 +18,7 @@ from shiplap.referee.compare import Reduction, close
 from shiplap.referee.run import call, effects
 from shiplap.referee.samples import Samples
 from shiplap_sparse3d import bounded, grid_sample, hashing, ops, planning, pooling, postprocess, rows, serialize
-from shiplap_testing.effort import rotating, sampled
+from shiplap_testing.effort import rotating
 
 MODULES = (bounded, grid_sample, hashing, ops, planning, pooling, postprocess, rows, serialize)
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
@@ -70,10 +70,7 @@ def worked() -> float:
 
 @pytest.mark.parametrize(
     "op",
-    [
-        *sampled([op for op in OPS if opname(op) in LONG_OPS], long=LONG_OPS, name=opname),
-        *rotating([op for op in OPS if opname(op) not in LONG_OPS], 3),
-    ],
+    rotating(OPS, 3, long=LONG_OPS, name=opname),
     ids=opname,
 )
 def test_a_shipped_op_passes_its_audit(op):

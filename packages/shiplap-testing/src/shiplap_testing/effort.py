@@ -37,7 +37,7 @@ def sampled(cases: Iterable[Any], *, long: Collection[str], name: Callable[[Any]
 
 
 def rotating(
-    cases: Iterable[Any], count: int, *, always: Collection[str] = (), name: Callable[[Any], str] = str
+    cases: Iterable[Any], count: int, *, long: Collection[str] = (), name: Callable[[Any], str] = str
 ) -> list[Any]:
     """The cases in their order, of which ``count`` are left in ``make test``: others each day, and in turn all of them.
 
@@ -45,22 +45,20 @@ def rotating(
 
     Args:
         cases: The values of ``pytest.mark.parametrize``, or a ``pytest.param``.
-        count: How many run on one day, beside those that always do.
-        always: Names of cases that run every day.
+        count: How many run on one day.
+        long: Names of the cases that only ``nox -s long`` runs.
         name: The name of a case.
 
     Raises:
-        ValueError: ``always`` names what is no case.
+        ValueError: ``long`` names what is no case, or every case.
     """
     cases = list(cases)
-    unknown = set(always) - {name(case) for case in cases}
-    if unknown:
-        raise ValueError(f"no case is called {', '.join(sorted(unknown))}")
-    turns = [number for number, case in enumerate(cases) if name(case) not in always]
+    sampled(cases, long=long, name=name)  # which refuses names of no case
+    turns = [number for number, case in enumerate(cases) if name(case) not in long]
     random.Random(len(turns)).shuffle(turns)  # neighbours are often alike
     first = datetime.date.fromisoformat(DAY).toordinal() * count
-    left_out = set(turns) - {turns[(first + turn) % len(turns)] for turn in range(min(count, len(turns)))}
-    return [_long(case) if number in left_out else case for number, case in enumerate(cases)]
+    drawn = {turns[(first + turn) % len(turns)] for turn in range(min(count, len(turns)))}
+    return [case if number in drawn else _long(case) for number, case in enumerate(cases)]
 
 
 def _long(case: Any) -> Any:

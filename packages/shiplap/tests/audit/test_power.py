@@ -51,10 +51,7 @@ def threads():
 
 @pytest.mark.parametrize(
     "pair",
-    [
-        *(pytest.param(pair, marks=pytest.mark.long) for pair in PAIRS if str(pair) in LONG),
-        *rotating([pair for pair in PAIRS if str(pair) not in LONG], 9),
-    ],
+    rotating(PAIRS, 9, long=LONG),
     ids=str,
 )
 def test_a_defect_is_flagged_and_its_twin_is_not(pair):

@@ -145,12 +145,11 @@ PAIRS: dict[Fn, Fn] = {
     diffusers_mlp: two_biased,
 }
 SHORT = ("neox_rotary", "diffusers_mlp")  # a proof of each takes seconds
-SHORTER = [f for f in PAIRS if f.__name__ in SHORT]
 
 
 @pytest.mark.parametrize(
     "pattern",
-    [*(pytest.param(f, marks=pytest.mark.long) for f in PAIRS if f.__name__ not in SHORT), *rotating(SHORTER, 1)],
+    rotating(PAIRS, 1, long=[f.__name__ for f in PAIRS if f.__name__ not in SHORT], name=lambda f: f.__name__),
     ids=lambda f: f.__name__,
 )
 def test_it_is_proven_at_the_first_try(pattern: Fn) -> None:
