@@ -24,10 +24,15 @@ ASKED = "SHIPLAP_TEST_UNOPTIMIZED"
 FOLDER = "SHIPLAP_TEST_COMPILERS"  # it is on the path already: workers and programs of tests inherit it
 NAMES = ("c++", "g++", "clang++")
 HEADER = "shiplap/native.h"
+# Their keys do not tell a library from one that is optimised: those of the user are neither read nor written.
+CACHES = ("SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def path() -> str:
-    """The ``PATH`` with a folder of such programs first, if that is asked for. The folder goes with this process."""
+    """The ``PATH`` with a folder of such programs first, if that is asked for. The folder goes with this process.
+
+    So do caches, which are in it.
+    """
     given = os.environ.get("PATH", os.defpath)
     if os.environ.get(ASKED) != "1" or os.environ.get(FOLDER):
         return given
@@ -41,6 +46,10 @@ def path() -> str:
             program.write_text(f'#!/bin/sh\nexec {call} "$@" -O0\n', encoding="utf-8")
             program.chmod(0o755)
     os.environ[FOLDER] = str(folder)
+    for name in CACHES:
+        cache = folder / name.lower()
+        cache.mkdir(mode=0o700)
+        os.environ[name] = str(cache)
     return f"{folder}{os.pathsep}{given}"
 
 
