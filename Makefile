@@ -62,11 +62,16 @@ PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) $(SPREAD)
 # The worse status of two runs. Status 5: -k left one of the runs empty.
 WORSE = [ $$one != 5 ] || exit $$two; [ $$two != 5 ] || exit $$one; exit $$((one > two ? one : two))
 
+# What tests compile is not optimised (shiplap_testing.compilers); nox -s long compiles as users do.
+test: export SHIPLAP_TEST_UNOPTIMIZED := 1
+# It ends with the tests that took the most processor time: what grows is seen.
+test: COST = --dearest 10
+
 # Tests that load a device into their process come in a process of their own, beside the others; their output comes last.
 test: $(STAMP) ## run the tests
 	@one=0; two=0; output=$$(mktemp); trap 'rm -f $$output' EXIT; \
-	$(BIN)/python -m pytest -q -n 1 -m "device and not long" packages/shiplap-backend $(ARGS) > $$output 2>&1 & device=$$!; \
-	$(PYTEST) -m "not device and not long" $(ARGS) || one=$$?; \
+	$(BIN)/python -m pytest -q -n 1 $(COST) -m "device and not long" packages/shiplap-backend $(ARGS) > $$output 2>&1 & device=$$!; \
+	$(PYTEST) $(COST) -m "not device and not long" $(ARGS) || one=$$?; \
 	wait $$device || two=$$?; cat $$output; \
 	$(WORSE)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from shiplap_testing.effort import sampled
+from shiplap_testing.effort import rotating
 from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
 
@@ -126,7 +126,8 @@ def test_a_fragment_says_why_and_is_python(block: Block) -> None:
 
 # The long page compiles and proves three rewrites, of which rewrite/test_published.py has samples.
 @pytest.mark.parametrize(
-    "page", sampled(sorted({block.page for block in UNMARKED}), long=["docs/rewrite-published.md"])
+    "page",
+    rotating(sorted({block.page for block in UNMARKED}), 2, long=["docs/rewrite-published.md"]),
 )
 def test_pages_run(page: str, tmp_path: Path) -> None:
     """Python of a page runs in one process, from the top to the bottom; each command in one of its own."""

@@ -12,6 +12,7 @@ import pytest
 
 import shiplap
 from shiplap_testing import forked
+from shiplap_testing.effort import rotating
 
 LAZY = ("rich", "typer", "jinja2", "msgspec", "platformdirs", "triton", "torch._inductor", "torch._dynamo")
 
@@ -95,17 +96,20 @@ SHARED = {"audit": "finding", "doctor": "diagnosis", "rewrite": "match"}
 
 @pytest.mark.parametrize(
     "program",
-    [
-        "import shiplap as sl; f = sl.{0}",
-        "from shiplap import {0} as f",
-        "from shiplap.{0} import {0} as f",
-        "import shiplap.{0}; f = shiplap.{0}",
-        "import shiplap as sl; f = sl.{0}; import shiplap.{0}; assert sl.{0} is f; f = shiplap.{0}",
-        "import shiplap.{0}.{1}; f = shiplap.{0}",
-        "from importlib import import_module; import_module('shiplap.{0}.{1}'); from shiplap import {0} as f",
-        "import sys, importlib, shiplap; importlib.reload(importlib.import_module('shiplap.{0}')); f = shiplap.{0}",
-        "from shiplap import *; f = {0}",
-    ],
+    rotating(
+        [
+            "import shiplap as sl; f = sl.{0}",
+            "from shiplap import {0} as f",
+            "from shiplap.{0} import {0} as f",
+            "import shiplap.{0}; f = shiplap.{0}",
+            "import shiplap as sl; f = sl.{0}; import shiplap.{0}; assert sl.{0} is f; f = shiplap.{0}",
+            "import shiplap.{0}.{1}; f = shiplap.{0}",
+            "from importlib import import_module; import_module('shiplap.{0}.{1}'); from shiplap import {0} as f",
+            "import sys, importlib, shiplap; importlib.reload(importlib.import_module('shiplap.{0}')); f = shiplap.{0}",
+            "from shiplap import *; f = {0}",
+        ],
+        3,
+    ),
 )
 @pytest.mark.parametrize(("name", "module"), SHARED.items())
 def test_a_function_keeps_its_name_whatever_is_imported(program: str, name: str, module: str) -> None:

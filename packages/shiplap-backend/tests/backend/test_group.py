@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 from shiplap_backend.project import Project
+from shiplap_testing.forked import python
 from tests.backend.examples import DISCRETE, built
 
 SCRIPT = Path(__file__).parent / "group.py"
@@ -22,8 +21,7 @@ def reports(package: str, store: Path) -> list[dict[str, Any]]:
     """What each of the two processes printed."""
 
     def run(rank: int) -> dict[str, Any]:
-        command = [sys.executable, "-W", "ignore", str(SCRIPT), package, str(rank), str(store)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        done = python("-W", "ignore", SCRIPT, package, rank, store)
         assert done.returncode == 0, done.stderr
         report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return report

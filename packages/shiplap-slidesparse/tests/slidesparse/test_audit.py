@@ -14,7 +14,7 @@ import pytest
 
 import shiplap as sl
 from shiplap_slidesparse import layers, ops
-from shiplap_testing.effort import sampled
+from shiplap_testing.effort import rotating
 
 OPS = [op for module in (ops, layers) for name in module.__all__ if isinstance(op := getattr(module, name), sl.Op)]
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
@@ -39,13 +39,12 @@ def checks_of(op: sl.Op) -> list[str]:
     return [c for c in checks if (c in VALUES if op in TWINS else c not in COMPILES | LONG)]
 
 
+SLOW = ("linear_int8", "linear_bf16", "lift", "quantise_fp8", "sparse_mm_int8", "sparse_mm_fp16")
+
+
 @pytest.mark.parametrize(
     "op",
-    sampled(
-        OPS,
-        long=("linear_int8", "linear_bf16", "lift", "quantise_fp8", "sparse_mm_int8", "sparse_mm_fp16"),
-        name=lambda op: op.spec.opname,
-    ),
+    rotating(OPS, 2, long=SLOW, name=lambda op: op.spec.opname),
     ids=lambda op: op.spec.opname,
 )
 def test_an_op_passes_its_audit(op: sl.Op) -> None:

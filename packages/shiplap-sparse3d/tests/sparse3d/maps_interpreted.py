@@ -119,7 +119,7 @@ def submanifold(rng: torch.Generator) -> None:
         (135, [7, 5, 6], [3, 3, 1], [1, 1, 1], 0.2),  # more than one tile of a counting sort
         (30, [2**21 - 1, 2**20, 2**20], [1, 3, 2], [2**31 - 1, 1, 2**20], 0.1),
     )
-    for rows, grid, kernel, dilation, padding in some(sizes, 2):
+    for rows, grid, kernel, dilation, padding in some(sizes, 1):
         at = voxels(rng, rows, grid, padding=padding) if math.prod(grid) < 10**6 else far(rng, rows, grid)
         at = torch.cat([at.new_zeros(1, 4), at])[1:]  # an offset
         for plain_tables.NEAR in (1024, 0):  # compared with each other, and through the hash
@@ -181,10 +181,10 @@ def keyed(keys: torch.Tensor, grid: list[int]) -> None:
 
 
 def sorts(rng: torch.Generator) -> None:
-    for parts, b, taps in some(((1, 0, 5), (3, 1, 27), (2, 700, 40), (9, 2000, 27), (4, 30, 3), (1, 3, 0)), 3):
+    for parts, b, taps in some(((1, 0, 5), (3, 1, 27), (2, 700, 40), (9, 2000, 27), (4, 30, 3), (1, 3, 0)), 2):
         masks = torch.randint(0, 2**31 - 1, (b, parts), generator=rng).int().t()
         run(ops.tap_blocks, masks & torch.randint(0, 2**31 - 1, (parts, 1), generator=rng).int(), taps)
-    for m, k in some(((0, 27), (1, 9), (64, 5), (1200, 5), (135, 40), (90, 1)), 2):
+    for m, k in some(((0, 27), (1, 9), (64, 5), (1200, 5), (135, 40), (90, 1)), 1):
         table = torch.where(torch.rand(m, k, generator=rng) < 0.3, torch.randint(0, 9, (m, k), generator=rng), -1).int()
         for parts in sorted({-(-k // 31), -(-k // 9), -(-k // 3)}):
             run(ops.sort_table, table, parts, 1 << 18)

@@ -18,7 +18,7 @@ from shiplap.referee.compare import Reduction, close
 from shiplap.referee.run import call, effects
 from shiplap.referee.samples import Samples
 from shiplap_sparse3d import bounded, grid_sample, hashing, ops, planning, pooling, postprocess, rows, serialize
-from shiplap_testing.effort import sampled
+from shiplap_testing.effort import rotating
 
 MODULES = (bounded, grid_sample, hashing, ops, planning, pooling, postprocess, rows, serialize)
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
@@ -69,7 +69,11 @@ def worked() -> float:
     return sum(os.times()[:4])
 
 
-@pytest.mark.parametrize("op", sampled(OPS, long=LONG_OPS, name=opname), ids=opname)
+@pytest.mark.parametrize(
+    "op",
+    rotating(OPS, 3, long=LONG_OPS, name=opname),
+    ids=opname,
+)
 def test_a_shipped_op_passes_its_audit(op):
     """All checks but those that compile it again and again, of which torch's own one is for ops with a gradient."""
     began = worked()

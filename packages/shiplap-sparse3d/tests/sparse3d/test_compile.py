@@ -58,6 +58,12 @@ def fresh(x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
     return sparse3d.SparseTensor(x.feats, x.coords, x.spatial_shape, x.batch_size)
 
 
+@pytest.fixture(autouse=True)
+def nothing_changes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native code that the background has built would be used from some call on, and cost one recompilation more."""
+    monkeypatch.setenv("SHIPLAP_NATIVE", "0")
+
+
 def step(net: nn.Module, x: sparse3d.SparseTensor, run) -> list[torch.Tensor]:
     net.zero_grad()
     value = run(x)

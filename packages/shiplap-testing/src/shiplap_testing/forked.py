@@ -4,22 +4,30 @@ A process that compiles something imports for five seconds first. What a program
 ``import torch._inductor.compile_fx``, and nothing of shiplap. Where variables differ that torch or Triton read when
 they are imported, there is another process to fork from. Programs about imports are started the ordinary way.
 
-Run as a script, this is the process that forks: one JSON line in for a program, its pid and its status out.
+Run as a script with the path of a socket, this is that process. All workers of a run share it: each connection is
+served by a process forked from it, with one JSON line in for a program, its pid and its status out.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import gc
+import hashlib
 import json
 import os
 import random
 import runpy
 import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
 import types
 import warnings
@@ -27,12 +35,16 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 # As paths.py has it: run as a script, this file imports nothing of ours.
 REPOSITORY = Path(os.environ.get("SHIPLAP_TEST_ROOT") or Path(__file__).parents[4]).resolve()
 READ_AT_IMPORT = ("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "OMP_")
 READ_LATER = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+OURS = {"TORCH_COMPILE_CACHE_KEY_TAG"}  # of the ops that this process has declared: a program declares its own
+FOLDER = "SHIPLAP_TEST_FORKED"  # where the sockets of a run are: its workers and their programs inherit it
+
+spent = 0.0  # seconds of processor time of what was forked for this process, to which it is no child
 
 
 def python(
@@ -44,12 +56,14 @@ def python(
         subprocess.TimeoutExpired: it took longer, and was ended.
     """
     environment = dict(os.environ if env is None else env)
-    changed = {n for n in environment.keys() | os.environ.keys() if environment.get(n) != os.environ.get(n)}
-    early = tuple((n, environment.get(n)) for n in sorted(changed - READ_LATER) if n.startswith(READ_AT_IMPORT))
+    names = sorted(n for n in environment.keys() - READ_LATER - OURS if n.startswith(READ_AT_IMPORT))
+    early = tuple((n, environment[n]) for n in names)
     arguments = [str(a) for a in command]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
-        status = _ask(_server(early), [arguments, str(cwd), environment, str(out), str(err)], timeout)
+        status = _ask(
+            _server(early, threading.get_ident()), [arguments, str(cwd), environment, str(out), str(err)], timeout
+        )
         if status is None:
             raise subprocess.TimeoutExpired(arguments, timeout, out.read_text(), err.read_text())
         return subprocess.CompletedProcess(
@@ -64,17 +78,17 @@ def interpreted(
     return python(*command, env={**(os.environ if env is None else env), "TRITON_INTERPRET": "1"}, **more)
 
 
-def _ask(server: subprocess.Popen[bytes], program: list[object], timeout: float) -> int | None:
+def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None:
     """The status of a program, or None for one that was ended."""
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(json.dumps(program).encode() + b"\n")
-    pid = int(server.stdout.readline())
-    late = not select.select([server.stdout], [], [], timeout)[0]
+    global spent
+    server.write(json.dumps(program).encode() + b"\n")
+    pid = int(server.readline())
+    late = not select.select([server], [], [], timeout)[0]
     if late:
         os.kill(pid, signal.SIGKILL)
-    status = int(server.stdout.readline())
-    return None if late else status
+    status, seconds = server.readline().split()
+    spent += float(seconds)
+    return None if late else int(status)
 
 
 def settle() -> None:
@@ -88,28 +102,99 @@ def settle() -> None:
     gc.set_threshold(100_000, 20, 10)
 
 
+def shared() -> str:
+    """The folder of this run's sockets. It goes with the process that asked first."""
+    if not os.environ.get(FOLDER):
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="shiplap-forked-")
+        atexit.register(_remove, os.environ[FOLDER], os.getpid())
+    return os.environ[FOLDER]
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @cache
-def _server(early: tuple[tuple[str, str | None], ...]) -> subprocess.Popen[bytes]:
-    """Started with the first program of a test worker that needs it; it ends when the worker does, with its input."""
-    given: dict[str, str | None] = {**os.environ, **dict(early), "PYTHONPATH": None}
-    environment = {n: v for n, v in given.items() if v is not None}
-    command = [sys.executable, __file__]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0)
+def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
+    """A connection of one thread for the life of this process, to a server that the first worker starts to need it."""
+    global spent
+    digest = hashlib.sha256(repr(early).encode()).hexdigest()[:16]
+    folder = Path(shared())
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / f"{digest}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = _connected(path := str(folder / digest)) or _started(path, dict(early))
+    stream = connection.makefile("rwb", buffering=0)
+    spent += float(stream.readline())
+    return stream
 
 
-def _serve() -> None:
+def _connected(path: str) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:  # there is none, or it has ended
+        connection.close()
+        return None
+    return connection
+
+
+def _started(path: str, early: dict[str, str]) -> socket.socket:
+    kept = {n: v for n, v in os.environ.items() if n in READ_LATER or not n.startswith((*READ_AT_IMPORT, "PYTHONPATH"))}
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    command = [sys.executable, __file__, path]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**kept, **early})
+    _processes.append(process)
+    while not (connection := _connected(path)):
+        if process.poll() is not None:
+            raise RuntimeError(f"the process to fork from ended with status {process.returncode}")
+        time.sleep(0.02)
+    return connection
+
+
+_processes: list[subprocess.Popen[bytes]] = []  # what this process started; each ends when nobody is connected to it
+
+
+def _serve(path: str) -> None:
     del sys.path[0]  # the folder of this file
     import_module("torch._inductor.compile_fx")  # nobody uses it here: an import statement would be tidied away
     settle()
-    asked, told = os.fdopen(os.dup(0), "rb"), os.dup(1)
-    for line in asked:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        handlers, told = set[int](), time.process_time()
+        while not handlers or not _all_ended(handlers):
+            if not select.select([listening], [], [], 1.0)[0]:
+                continue
+            connection, _ = listening.accept()
+            if pid := os.fork():
+                handlers.add(pid)
+            else:
+                listening.close()
+                _handle(connection.makefile("rwb", buffering=0), told)
+                os._exit(0)
+            connection.close()
+            told = 0.0
+
+
+def _all_ended(handlers: set[int]) -> bool:
+    handlers.difference_update([pid for pid in handlers if os.waitpid(pid, os.WNOHANG)[0]])
+    return not handlers
+
+
+def _handle(connection: IO[bytes], told: float) -> None:
+    """Run what one worker asks for. The first is told what all imports took."""
+    connection.write(b"%f\n" % told)
+    for line in connection:
         pid = os.fork()
         if not pid:
-            asked.close()
-            os.close(told)
+            connection.close()
             _run(*json.loads(line))
-        os.write(told, b"%d\n" % pid)
-        os.write(told, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        connection.write(b"%d\n" % pid)
+        _, status, usage = os.wait4(pid, 0)
+        connection.write(b"%d %f\n" % (os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime))
 
 
 def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, err: str) -> None:
@@ -178,4 +263,4 @@ def _program(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])

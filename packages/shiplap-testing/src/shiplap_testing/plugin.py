@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import hypothesis
 import pytest
 from typer.testing import CliRunner
 
+from shiplap_testing import compilers
 from shiplap_testing.paths import REPOSITORY, SEARCHED, searched
 
 # Before torch is loaded. Workers of pytest-xdist have as many threads each as there are cores: threads that spin while
@@ -25,17 +27,20 @@ os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Programs that tests start find the helpers of the tests as the tests themselves do.
 os.environ["PYTHONPATH"] = searched()
+os.environ["PATH"] = compilers.path()
 
 from shiplap import compat, errors
 from shiplap.op import registry
-from shiplap_testing.forked import python, settle
+from shiplap_testing.forked import python, settle, shared
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
+pytest_plugins = ["shiplap_testing.cost"]
 _numbers = itertools.count()
 _FAILED = pytest.StashKey[bool]()
 
-# Files of 15 s and more, the longest first: whatever comes last, the workers of `make test` end at about the same time.
+# Files of 8 s of processor time and more (2026-11-26), the longest first: whatever comes last, the workers of
+# `make test` end at about the same time.
 LONG = (
     "gpu/test_audit",  # on accelerators, by what they do: audits of every op, then what compiles, captures or tunes
     "dense/gpu/test_direct_configs",
@@ -51,50 +56,62 @@ LONG = (
     "sparse3d/gpu/test_package",
     "slidesparse/gpu/test_models",
     "backend/runtime/test_load",  # builds the device: files that need it would wait if they came at the same time
-    "tests/test_examples",
-    "sparse3d/test_compile",
-    "contributing/test_howtos",
-    "dense/test_fuse_cpp",
-    "bind/test_deploy",
-    "sparse3d/test_consumers",
-    "survey/test_survey",
-    "bind/test_native",
-    "sparse3d/test_audit",
-    "slidesparse/test_triton",
-    "dense/test_direct",
-    "fuse/test_lower",
-    "bind/test_launched",
     "audit/test_zoo",
-    "sparse3d/test_lowlevel_triton",
-    "trust/test_lifetimes",
-    "selection/test_isolate",
-    "tests/test_distributions",
-    "dense/rewrite/test_gated",
-    "backend/test_opinfo",
-    "dense/test_triton",
-    "sparse3d/test_spconv_compile",
-    "sparse3d/fuse/test_fuse_triton",
+    "sparse3d/test_compile",
+    "tests/test_examples",
     "judge/test_cheats",
-    "slidesparse/test_audit",
-    "backend/test_group",
-    "bind/test_tvm_ffi",
-    "sparse3d/test_maps",
-    "fuse/test_explain",
-    "dense/rewrite/test_models",
-    "shipping/test_extras",
-    "backend/test_modules",
-    "demo/test_run",
-    "demo/test_model",
-    "sparse3d/fuse/test_fuse_cpu",
-    "dense/test_audit",
-    "doctor/test_real",
-    "sparse3d/test_flexgemm",
-    "rewrite/test_scope",
-    "doctor/test_examine",
-    "dense/rewrite/test_triton",
+    "bind/test_deploy",
+    "testing/test_defects",
+    "dense/test_fuse_cpp",
+    "bind/test_launched",
+    "tests/test_tools",
+    "sparse3d/test_spconv_compile",
+    "fuse/test_lower",
+    "selection/test_isolate",
+    "survey/test_survey",
+    "dense/test_direct",
+    "tests/test_distributions",
+    "slidesparse/test_triton",
+    "sparse3d/test_abi",
+    "trust/test_lifetimes",
+    "audit/test_power",
+    "cli/test_audit",
+    "sparse3d/fuse/test_fuse_triton",
+    "rewrite/test_prove",
     "cli/test_explain",
-    "dense/test_seed_source",
-    "sparse3d/test_modules",
+    "fuse/test_explain",
+    "tests/test_results",
+    "rewrite/test_scope",
+    "sparse3d/test_maps",
+    "bind/test_tvm_ffi",
+    "backend/test_opinfo",
+    "dense/rewrite/test_gated",
+    "audit/test_isolation",
+    "audit/test_compiler",
+    "dense/rewrite/test_group",
+    "shiplap/tests/test_import",
+    "shipping/test_extras",
+    "audit/test_itself",
+    "families/test_shipped_rewrites",
+    "dense/test_triton",
+    "cli/test_rewrite",
+    "contributing/test_howtos",
+    "extend/test_interpreting",
+    "selection/test_confirm",
+    "audit/test_beyond",
+    "sparse3d/fuse/test_fuse_cpu",
+    "cli/test_tune",
+    "sparse3d/test_hopper",
+    "trust/test_doors",
+    "fuse/test_tune",
+    "rewrite/test_near_miss",
+    "backend/test_group",
+    "dense/rewrite/test_models",
+    "judge/test_attacks",
+    "bind/test_native",
+    "bind/test_cabi",
+    "backend/test_cli",
+    "audit/test_passport",
 )
 
 
@@ -153,6 +170,7 @@ def _best_set_works() -> bool:
     """Whether the best vector instructions compile, load and run; on x86 no others are tried after these."""
     from torch._inductor import config, cpu_vec_isa
 
+    config.aot_inductor.precompile_headers = False  # it takes longer than the few models of a run are compiled faster
     flags = cpu_vec_isa.x86_isa_checker()
     listed = [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in flags for flag in str(isa).split())]
     if listed and listed[0]:
@@ -186,12 +204,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         if _is_alone(item.nodeid):
             return -1
-        file = item.nodeid.partition("::")[0].removesuffix(".py")
-        return next(
-            (number for number, name in enumerate(LONG) if file.endswith(f"/{name}") or file == name), len(LONG)
-        )
+        return _place_of(item.nodeid.partition("::")[0].removesuffix(".py"))
 
     items.sort(key=place)
+
+
+@cache
+def _place_of(file: str) -> int:
+    return next((number for number, name in enumerate(LONG) if f"/{file}".endswith(f"/{name}")), len(LONG))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -276,6 +296,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")
     hypothesis.settings.register_profile("shiplap", deadline=None)  # a busy machine is no failure
     hypothesis.settings.load_profile("shiplap")
+    if not hasattr(config, "workerinput"):  # once for all workers
+        shared()
+        compilers.headers()
 
 
 Run = Callable[..., Any]

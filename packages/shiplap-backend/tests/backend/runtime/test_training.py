@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from shiplap import compat
+from shiplap_testing.effort import rotating
 
 
 def trained(model: torch.nn.Module, x: torch.Tensor, make: Callable[..., Any], steps: int = 3) -> list[torch.Tensor]:
@@ -114,8 +115,13 @@ def test_amp_training_with_a_scaler(dev: Any, device: str) -> None:
     [
         pytest.param("eager", None, id="eager"),
         pytest.param("aot_eager", None, id="aot_eager"),
-        pytest.param("inductor", {"fallback_by_default": True}, id="inductor, every op on the device"),
-        pytest.param("inductor", None, id="inductor, its own loops on the host", marks=pytest.mark.slow),
+        *rotating(
+            [
+                pytest.param("inductor", {"fallback_by_default": True}, id="inductor, every op on the device"),
+                pytest.param("inductor", None, id="inductor, its own loops on the host", marks=pytest.mark.slow),
+            ],
+            1,
+        ),
     ],
 )
 def test_torch_compile(request: pytest.FixtureRequest, dev: Any, device: str, backend: str, options: Any) -> None:

@@ -14,11 +14,20 @@ CPU_CLOCK = 2  # of a process of another, in the number of its clock: what the s
 
 
 def stat_fields(pid: int | str) -> list[str]:
-    """What follows the name in ``/proc/PID/stat``: state, ppid, pgrp, session, ..."""
+    """What follows the name in ``/proc/PID/stat``: state, ppid, pgrp, session, ...
+
+    While an answer is waited for, this is asked of every process of the machine, many times a second.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return []
+    try:
+        return os.read(file, 4096).rpartition(b")")[2].decode().split()
     except (OSError, ValueError):
         return []
+    finally:
+        os.close(file)
 
 
 def below(root: int) -> dict[int, int]:

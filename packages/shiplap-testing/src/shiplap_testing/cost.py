@@ -1,0 +1,89 @@
+"""What the tests cost in processor time, of their programs and compilers too: ``make test`` ends with the dearest.
+
+Wall time on a machine that does other work says little, and pytest's ``--durations`` leaves out who computed and who
+waited. ``--dearest 10`` adds up what each test used, from its fixtures to their end, and what each worker used in all.
+A process that outlives a test is charged to the one during which it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from shiplap_testing import forked
+
+# Processor time of both halves of `make test`, and how many tests that were: two cores, empty caches, 2026-11-26. More
+# than a fifth above it does not fit into 12 minutes on two cores.
+USUAL, TESTS = 1000.0, 7000
+
+_BEGAN = pytest.StashKey[float]()
+
+
+def used() -> float:
+    """Seconds of processor time of this process, of its children that have ended, and of what was forked for it."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system + forked.spent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--dearest", type=int, default=0, metavar="N", help="tell the N tests that take the most processor time"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--dearest"):
+        config.pluginmanager.register(Worker() if hasattr(config, "workerinput") else Told(config), "shiplap-cost")
+
+
+class Worker:
+    """Measures, where the tests run."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        item.stash[_BEGAN] = used()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        report = yield
+        if call.when == "teardown":
+            report.processor_time = used() - item.stash.get(_BEGAN, used())  # xdist takes it to the one who tells
+        return report
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        getattr(session.config, "workeroutput", {})["processor_time"] = used()
+
+
+class Told(Worker):
+    """Adds up, and tells at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.most, self.costs, self.others = config.getoption("--dearest"), dict[str, float](), 0.0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if (cost := getattr(report, "processor_time", None)) is not None:
+            self.costs[report.nodeid] = cost
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        self.others += getattr(node, "workeroutput", {}).get("processor_time", 0.0)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in told(self.costs, self.others + (time.process_time() if self.others else used()), self.most):
+            terminalreporter.write_line(line)
+
+
+def told(costs: dict[str, float], total: float, most: int) -> list[str]:
+    """What is said of the costs of tests, of which a run took ``total`` seconds in all."""
+    lines = [f"processor time: {total:.0f} s, of which {sum(costs.values()):.0f} s in {len(costs)} tests; the dearest:"]
+    lines += [f"{cost:7.1f} s  {name}" for name, cost in sorted(costs.items(), key=lambda pair: -pair[1])[:most]]
+    if len(costs) > TESTS and total > 1.2 * USUAL:
+        lines += [
+            f"it has grown: {USUAL:.0f} s were usual. Make the dearest cheaper, or leave a sample of their cases",
+            "in make test (shiplap_testing.effort: sampled, rotating; nox -s long runs the rest).",
+        ]
+    return lines

@@ -1,0 +1,55 @@
+"""Compilers of make test: the same programs, without optimisation, and bindings find their header compiled."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shiplap_testing import compilers
+from shiplap_testing.forked import python
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+SOURCE = """
+#include "shiplap/native.h"
+#ifdef __OPTIMIZE__
+#error optimised
+#endif
+"""
+USES = f"""
+import os, shutil, subprocess, sys, torch
+from pathlib import Path
+from shiplap.bind.needs import FLAGS, INCLUDE
+from shiplap_testing import compilers
+
+folder = Path(os.environ[compilers.FOLDER])
+assert Path(shutil.which("g++")).parent == Path(shutil.which("c++")).parent == folder
+process = compilers.headers()
+assert process is not None and process.wait() == 0
+Path("a.cpp").write_text({SOURCE!r})
+include = ["-I", str(INCLUDE), "-isystem", str(Path(torch.__file__).parent / "include")]
+call = ["c++", "-o", "a.so", "a.cpp", *FLAGS, *include, "-H"]
+done = subprocess.run(call, capture_output=True, text=True)
+assert done.returncode == 0, done.stderr
+assert all(Path(os.environ[name]).parent == folder for name in compilers.CACHES), "no cache of the user's"
+print([line for line in done.stderr.splitlines() if line.startswith("! ")], folder)
+"""
+
+
+def test_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(compilers.ASKED, raising=False)
+    assert compilers.path() == os.environ["PATH"]
+
+
+def test_what_asks_for_optimisation_gets_none_and_a_header_that_is_compiled(tmp_path: Path) -> None:
+    without = os.pathsep.join(
+        entry for entry in os.environ["PATH"].split(os.pathsep) if entry != os.environ.get(compilers.FOLDER)
+    )
+    env = {name: value for name, value in os.environ.items() if name != compilers.FOLDER}
+    env |= {compilers.ASKED: "1", "PATH": without}
+    program = "import os; from shiplap_testing import compilers; os.environ['PATH'] = compilers.path()\n" + USES
+    done = python("-c", program, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    used, folder = done.stdout.rsplit(" ", 1)
+    assert used == f"['! {folder.strip()}/include/shiplap/native.h.gch']"
+    assert not Path(folder.strip()).exists(), "it goes with the process that made it"

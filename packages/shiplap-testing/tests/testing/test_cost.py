@@ -1,0 +1,53 @@
+"""What tests cost is added up where they run, and told where all of it is known."""
+
+from pathlib import Path
+
+import pytest
+
+from shiplap_testing import cost
+from shiplap_testing.forked import python
+
+TESTS = """
+import subprocess, sys, time
+
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+def test_pays_for_what_all_tests_share():
+    pass
+
+def test_works():
+    burn(0.4)
+
+def test_waits():
+    time.sleep(0.5)
+
+def test_lets_another_work():
+    subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.9: pass"])
+"""
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_programs_of_a_test_count_and_waiting_does_not(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    options = ("-p", "shiplap_testing.plugin", "-n", workers, "--dearest", 3)
+    shown = python("-m", "pytest", "-q", *options, tmp_path / "test_it.py", cwd=tmp_path).stdout
+    assert "4 passed" in shown
+    lines = shown.partition("the dearest:\n")[2].splitlines()[:3]
+    costs = {line.rpartition("::")[2]: float(line.split()[0]) for line in lines}
+    assert "test_waits" not in costs
+    assert 0.9 <= costs["test_lets_another_work"] < 5
+    assert 0.4 <= costs["test_works"] < 5
+
+
+def test_a_suite_that_has_grown_is_told_so() -> None:
+    costs = {f"test_{number}": 0.1 for number in range(cost.TESTS + 1)}
+    assert "it has grown" not in "\n".join(cost.told(costs, cost.USUAL, 3))
+    assert "it has grown" in "\n".join(cost.told(costs, 1.3 * cost.USUAL, 3))
+    few = {"test_a": 3.0, "test_b": 4.0}
+    assert cost.told(few, 2 * cost.USUAL, 1)[1:] == ["    4.0 s  test_b"], (
+        "a part of the suite is compared with nothing"
+    )
