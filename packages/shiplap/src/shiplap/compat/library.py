@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch._C import DispatchKeySet
     from torch._ops import OpOverload
 
-__all__ = ["Keys", "Overload", "Registrations", "find_overload", "numbered"]
+__all__ = ["Keys", "Overload", "Registrations", "find_overload", "numbered", "replaced_operators"]
 
 Overload: TypeAlias = "OpOverload[..., Any]"  # a registered op: ``torch.ops.<namespace>.<name>.default``
 Keys: TypeAlias = "DispatchKeySet"
@@ -23,7 +23,18 @@ Refusal: TypeAlias = Callable[[Exception], Exception | None]
 
 
 _kept: list[Registrations] = []  # torch would free what is registered while another thread is calling it
+_IMPLEMENTED = frozenset({"aten/_foreach_mm/CUDA"})  # by torch (2.13)
 _editions: dict[tuple[str, str], int] = {}
+
+
+def replaced_operators() -> frozenset[str]:
+    """``aten/name/key`` of torch's own operators that somebody implements in Python instead, where they compute.
+
+    Torch itself implements some for tensors without data, and a few for devices, when more of it is imported.
+    """
+    wanted = ("/CPU", "/CUDA", "Autograd", "AutogradCPU", "AutogradCUDA", "ImplicitAutograd", "ExplicitAutograd")
+    made = {k for k in torch.library._impls if k.startswith("aten/") and k.endswith(wanted)}
+    return frozenset(made - _IMPLEMENTED)
 
 
 def numbered(name: str, edition: int) -> str:
