@@ -11,10 +11,11 @@ from shiplap.judge.problem import FunctionProblem
 from shiplap.referee.process import Bounds, Ended, Late
 from shiplap.referee.scratch import remove
 from shiplap.referee.wire import Arena
+from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE
 
-SECONDS = 9.0
+SECONDS = 6.0
 HANGS = {  # where a candidate waits for ever
     "at import": "import time\ntime.sleep(1e6)\ncandidate = honest\n",
     "in native code at import": "import ctypes\nctypes.CDLL(None).pause()\ncandidate = honest\n",
@@ -56,6 +57,8 @@ candidate = Waits.apply
 """,
 }
 
+QUICK = ("in the first call", "in a thread at exit")
+
 
 @pytest.fixture
 def judged(launcher, tmp_path):
@@ -73,7 +76,7 @@ def judged(launcher, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("where", HANGS)
+@pytest.mark.parametrize("where", sampled(HANGS, long=[n for n in HANGS if n not in QUICK]))
 def test_who_waits_for_ever_has_a_verdict_in_time(judged, where):
     ruling, took = judged(HANGS[where], gradients="backward" in where)
     assert ruling.word in ("refused", "incomplete"), ruling  # the second where not much of the time was left
@@ -81,12 +84,14 @@ def test_who_waits_for_ever_has_a_verdict_in_time(judged, where):
     assert took < SECONDS, ruling
 
 
+@pytest.mark.long
 def test_who_is_slow_in_every_call_is_incomplete_in_time(judged):
     ruling, took = judged("import time\ndef candidate(x, w):\n    time.sleep(1)\n    return honest(x, w)\n")
     assert ruling.word == "incomplete", ruling
     assert took < SECONDS, ruling
 
 
+@pytest.mark.long
 def test_the_time_is_that_of_the_whole_judgement_with_a_launcher_of_its_own(tmp_path):
     (tmp_path / "candidate").mkdir()
     (tmp_path / "problem.py").write_text(REFERENCE)

@@ -149,7 +149,9 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
     spread = max(walls["nothing"][1:]) - nothing  # the first call of each is cold
     device = next((t.device.type for t in tensors(args)), "cpu")
     times = _times(calls, device)
-    _agree(calls, min(walls["candidate"]) - nothing, nothing, spread)
+    # Results come back from a GPU through copies, which whoever computes nothing does not make.
+    copied = 0.0 if device == "cpu" else min(c.wall - c.spent for c in calls["reference"])
+    _agree(calls, min(walls["candidate"]) - nothing, max(nothing, copied), spread)
     late = [c.late for c in calls["candidate"]]
     for seconds, wrong in ((min(late), Wrong), (median(late), partial(Doubt, calls=calls))):  # load delays single calls
         if seconds > SLACK / 5 + 0.1 * times["candidate"]:
@@ -171,7 +173,10 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
 
 
 def _agree(calls: Mapping[str, Sequence[Call]], net: float, nothing: float, spread: float) -> None:
-    """Raises Doubt where the candidate's process took much longer in every call than its own clock says."""
+    """Raises Doubt where the candidate's process took much longer in every call than its own clock says.
+
+    ``net``: the least time of its calls without that of an exchange; ``nothing``: what an exchange takes.
+    """
     made = calls["candidate"]
     hidden = min(c.wall - c.spent for c in made) - nothing  # load on the machine delays single calls only
     least = min(c.wall for c in made) - nothing
