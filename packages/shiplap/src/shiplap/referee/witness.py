@@ -156,7 +156,9 @@ class Witness:
             raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
         if not expected.changed and (problem := expected.against(got).problem):
             raise Wrong("values", f"{problem}, while its operators are listed")
-        return [(o[0], o[1]) for o in reply["ops"] if _is_operator(o)]
+        if not all(map(_is_operator, reply["ops"])):
+            raise Wrong("answer", "a list of operators that is none")
+        return [(o[0], o[1]) for o in reply["ops"]]
 
     def intact(self) -> None:
         """Raises Wrong where functions of Python, torch or ours were replaced, where threads of Python run, and for
@@ -169,7 +171,7 @@ class Witness:
             raise Wrong("answer", "an answer that is not valid")
         for name, check, text in INTACT:
             if told[name]:
-                raise Wrong(check, f"it {text} {', '.join(str(v)[:80] for v in told[name][:5] if isinstance(v, str))}")
+                raise Wrong(check, f"it {text} {', '.join(_short(v) for v in told[name][:5])}")
         if count > 0:
             raise Wrong("threads", "threads that it started run beside its calls")
 
@@ -337,14 +339,22 @@ class Witness:
         self._earlier.append(_Kept(spans, size + sum(len(content) for _, content in spans)))
 
 
+def _short(name: Any) -> str:
+    return name[:80] if isinstance(name, str) else "what is no name"
+
+
 def _is_operator(told: Any) -> bool:
-    """Whether it is a name, and a name or shapes: anything else was not written by the harness."""
+    """Whether it is a name, and a name or shapes: the harness writes nothing else."""
     if not isinstance(told, list) or len(told) != 2 or not isinstance(told[0], str):
         return False
-    shapes = told[1]
-    if not isinstance(shapes, list):
-        return isinstance(shapes, str)
-    return all(isinstance(s, list) and all(type(n) is int and abs(n) < 1 << 62 for n in s) for s in shapes)
+    return isinstance(told[1], str) or (isinstance(told[1], list) and all(_is_shape(s, 2) for s in told[1]))
+
+
+def _is_shape(told: Any, depth: int) -> bool:
+    """Whether it is a list of sizes, or such lists for an argument that is a list of tensors."""
+    if not isinstance(told, list):
+        return False
+    return all((type(n) is int and abs(n) < 1 << 62) or (depth > 0 and _is_shape(n, depth - 1)) for n in told)
 
 
 def _of_a_device(reply: Mapping[str, Any]) -> None:
