@@ -160,6 +160,15 @@ def candidate(x, w):
 import os
 raise ValueError(os.environ.get("SHIPLAP_TEST_TOKEN", "no such variable"))
 """,
+    "a monitor of calls": """
+import sys
+if hasattr(sys, "monitoring"):
+    sys.monitoring.use_tool_id(3, "it")
+    sys.monitoring.register_callback(3, sys.monitoring.events.PY_START, lambda code, at: None)
+else:
+    sys.setprofile(lambda *args: None)
+candidate = honest
+""",
     "the judge's memory": """
 import os
 open(f"/proc/{os.getppid()}/mem", "rb").read(1)
@@ -178,7 +187,7 @@ class Own(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w):
         ctx.save_for_backward(x, w)
-        return torch.tanh((x @ w) / 5.0) * 5.0
+        return honest(x, w)
     @staticmethod
     def backward(ctx, grad):
         x, w = ctx.saved_tensors
@@ -193,7 +202,7 @@ class Own(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w):
         ctx.save_for_backward(x, w)
-        return torch.tanh((x @ w) / 5.0) * 5.0
+        return honest(x, w)
     @staticmethod
     def backward(ctx, grad):
         x, w = ctx.saved_tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,18 +24,23 @@ Refusal: TypeAlias = Callable[[Exception], Exception | None]
 
 
 _kept: list[Registrations] = []  # torch would free what is registered while another thread is calling it
-_IMPLEMENTED = frozenset({"aten/_foreach_mm/CUDA"})  # by torch (2.13)
+_COMPUTE = ("/CPU", "/CUDA", "Autograd", "AutogradCPU", "AutogradCUDA", "ImplicitAutograd", "ExplicitAutograd")
 _editions: dict[tuple[str, str], int] = {}
 
 
-def replaced_operators() -> frozenset[str]:
-    """``aten/name/key`` of torch's own operators that somebody implements in Python instead, where they compute.
+def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
+    """``aten/name/key`` of torch's own operators that Python code implements anew where they compute.
 
-    Torch itself implements some for tensors without data, and a few for devices, when more of it is imported.
+    Torch does so itself for tensors without data, and in some versions for a few operators of a GPU: ``own`` says
+    whether a file is one of those that may. Known to work on torch 2.11 to 2.15.
     """
-    wanted = ("/CPU", "/CUDA", "Autograd", "AutogradCPU", "AutogradCUDA", "ImplicitAutograd", "ExplicitAutograd")
-    made = {k for k in torch.library._impls if k.startswith("aten/") and k.endswith(wanted)}
-    return frozenset(made - _IMPLEMENTED)
+    made = (k for k in torch.library._impls if k.startswith("aten/") and k.endswith(_COMPUTE))
+    return frozenset(k for k in made if not all(map(own, _files_of(k.split("/")[1]))))
+
+
+def _files_of(operator: str) -> list[str]:
+    """The Python files that registered something for an operator."""
+    return re.findall(r"registered at (\S+\.py):\d+", str(torch._C._dispatch_dump(f"aten::{operator}")))
 
 
 def numbered(name: str, edition: int) -> str:

@@ -293,7 +293,8 @@ def _gradients(case: _Case, witness: Witness, forms: Sequence[Form]) -> None:
     if not (case.subject.gradients if wanted is None else wanted):
         case.unchecked.append("gradients")
         return
-    others = CHANCE.sample(forms, min(GRADIENTS, len(forms)))
+    others = [f for f in forms if (f.shapes, f.recipe) != (forms[0].shapes, forms[0].recipe)]
+    others = CHANCE.sample(others, min(GRADIENTS, len(others)))
     ends, compared = case.budget.part(ENDURING), 0
     for form in (forms[0], *(f for f in forms if f.timed), *others, forms[0]):
         if compared and time.monotonic() > ends:

@@ -114,13 +114,14 @@ class Host:
             if any(isinstance(a, Tensor) and a.is_cuda for a in args):
                 call = queued(self._target, args)
                 told = self._told(args, call.result, memory, call.seen)
-                # What comes and goes with the calls would see the next values before their clock starts.
-                between = {"left": self._watch.told()["left"], "threads": self._intact.threads()}
-                return {**told, **call.clock, **between, "raced": call.raced}
-            started = perf_counter_ns()
-            result = self._target(*args)
-            spent = perf_counter_ns() - started
-        return {**self._told(args, result, memory, leaves(result)), "spent": spent}
+                reply = {**told, **call.clock, "raced": call.raced}
+            else:
+                started = perf_counter_ns()
+                result = self._target(*args)
+                spent = perf_counter_ns() - started
+                return {**self._told(args, result, memory, leaves(result)), "spent": spent}
+        # What comes and goes with the calls would see the next values before their clock starts.
+        return {**reply, "left": self._watch.told()["left"], "threads": self._intact.threads()}
 
     def _prepare(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
         """Make calls ready on arguments in memory that the referee shares: the values may be others when they run."""

@@ -89,7 +89,7 @@ def _state() -> dict[str, Any]:
         "torch.get_num_threads": torch.get_num_threads(),
         "torch.get_float32_matmul_precision": _precision(),
         "torch.initial_seed": torch.initial_seed(),
-        "operators of torch": replaced_operators(),
+        "operators of torch": replaced_operators(is_trusted),
         "torch.backends": tuple(_flag(path) for path in FLAGS),
         "garbage collection": (gc.isenabled(), list(gc.callbacks)),
         "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled(),
