@@ -80,8 +80,8 @@ def test_a_call_on_a_device_is_answered_with_its_clock_and_what_is_left(device, 
     assert answer["device"] == 500_000
     assert (answer["raced"], answer["left"], answer["threads"]) == (False, [], 0)
     assert [next(iter(out)) for out in answer["outs"]] == ["tensor", "plain"]
-    again = host.answer({"do": "call", "args": told, "again": True, "keep": 1}, handle)
-    assert again["outs"][0]["tensor"]["at"] != answer["outs"][0]["tensor"]["at"]
+    repeated = host.answer({"do": "call", "args": told, "again": True, "keep": 1}, handle)
+    assert repeated["outs"][0]["tensor"]["at"] != answer["outs"][0]["tensor"]["at"]
 
 
 def test_what_comes_and_goes_with_the_calls_is_told(device, memory) -> None:

@@ -110,18 +110,20 @@ class Host:
             return self._operators(args)
         if asked["do"] == "gradients":
             return self._gradients(args, list(unpack(asked["seeds"], memory)), memory)
+        return self._call(args, memory)
+
+    def _call(self, args: list[Any], memory: Any) -> dict[str, Any]:
         with torch.no_grad():
-            if any(isinstance(a, Tensor) and a.is_cuda for a in args):
-                call = queued(self._target, args)
-                told = self._told(args, call.result, memory, call.seen)
-                reply = {**told, **call.clock, "raced": call.raced}
-            else:
+            if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
                 started = perf_counter_ns()
                 result = self._target(*args)
                 spent = perf_counter_ns() - started
                 return {**self._told(args, result, memory, leaves(result)), "spent": spent}
+            call = queued(self._target, args)
+            told = self._told(args, call.result, memory, call.seen)
         # What comes and goes with the calls would see the next values before their clock starts.
-        return {**reply, "left": self._watch.told()["left"], "threads": self._intact.threads()}
+        between = {"left": self._watch.told()["left"], "threads": self._intact.threads()}
+        return {**told, **call.clock, **between, "raced": call.raced}
 
     def _prepare(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
         """Make calls ready on arguments in memory that the referee shares: the values may be others when they run."""

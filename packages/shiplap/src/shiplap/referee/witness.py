@@ -24,7 +24,7 @@ __all__ = ["NO_ANSWER", "Call", "Expected", "OutOfReach", "Witness", "Wrong"]
 NO_ANSWER = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
 LEAST, MOST, ROOM = 5, 128, 64 << 20  # earlier calls whose results stay in use, and the bytes that these may take
 SPREAD = 64  # a result may lie in memory with this many times its own length
-ROOMY = 256 << 20  # bytes, or in twice its own length if that is more
+PADDED = 256 << 20  # bytes, or in twice its own length if that is more
 
 
 INTACT = (
@@ -299,8 +299,8 @@ class Witness:
         if len(stride) != len(shape) or any(type(s) is not int or s < 0 for s in stride):
             raise Wrong("results", f"result {number}: strides {stride}")
         length = extent(shape, stride)
-        roomy = max(2 * like.numel(), ROOMY // like.itemsize)  # nobody makes the referee read without end
-        if length > min(SPREAD * like.numel() + 4096, roomy):
+        widest = max(2 * like.numel(), PADDED // like.itemsize)  # nobody makes the referee read without end
+        if length > min(SPREAD * like.numel() + 4096, widest):
             raise Wrong("results", f"result {number}: strides {stride} for {shape}")
         if not length:
             return torch.empty(like.shape, dtype=like.dtype, device=like.device), bytearray()
