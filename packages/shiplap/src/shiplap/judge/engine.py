@@ -206,12 +206,17 @@ def _witness(
     try:
         accelerated = case.options.device != "cpu"
         prisoner = launcher.start(
-            [folder] if folder else [], case.options.bounds, hidden=_hidden(case, target), device=accelerated
+            [folder] if folder else [],
+            case.options.bounds,
+            hidden=_hidden(case, target),
+            device=accelerated,
+            until=case.budget.last,
         )
+    except Late:
+        raise
     except Ended as e:
         raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
     stack.callback(prisoner.kill)
-    prisoner.until = case.budget.last
     witness = Witness(prisoner)
     if accelerated:
         witness.reach(case.options.device)

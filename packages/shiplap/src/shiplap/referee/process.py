@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shiplap.referee.proc import Usage, below, resident, threads, usage
+from shiplap.referee.proc import Took, Usage, below, resident, threads, usage
 from shiplap.referee.scratch import nameless, remove
 from shiplap.referee.wire import HEAD, Broken, Message, length_of, packed, parsed, plain, receive, send
 
@@ -28,8 +28,7 @@ __all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took"]
 
 POLL_S = 0.05
 AT_ONCE = 32 << 10  # bytes of a message that a socket takes although nobody reads it
-CALM = 0.9  # share of its time in which a request had a processor, or none to do
-HANGS = 0.5  # share of the time of a request without an answer that is a fault when everything is over
+HANGS, SILENT_S = 0.5, 5.0  # share of the time of a request, and seconds, that are a fault when everything is over
 PATIENCE = 4.0  # times the limit that a process may take which had to wait for a processor
 QUIET = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -60,31 +59,6 @@ class Bounds:
     memory: int = 8 << 30
     processes: int = 32
     file_size: int = 1 << 30
-
-
-@dataclass(frozen=True)
-class Took:
-    """Seconds of one request.
-
-    Attributes:
-        wall: by the referee's clock, from before the process was continued until it was stopped. This alone counts in
-            its favour.
-        quiet: what it may have taken with the machine to itself: without the time in which either side was ready and
-            had no processor, but never less than its processor time shared out over all cores. A process can make
-            itself wait, so nothing is credited because of this figure.
-    """
-
-    wall: float
-    quiet: float
-
-    @property
-    def undisturbed(self) -> bool:
-        """Whether it hardly waited for a processor."""
-        return self.quiet >= CALM * self.wall
-
-    @classmethod
-    def of(cls, wall: float, waited: float, ran: float) -> Took:
-        return cls(wall, min(wall, max(wall - waited, ran / len(os.sched_getaffinity(0)))))
 
 
 class _Span(ctypes.Structure):
@@ -148,11 +122,16 @@ class Launcher:
     def pid(self) -> int:
         return self._process.pid if self._process is not None else -1
 
-    def ask(self, message: Message, handles: Sequence[int] = ()) -> Message:
+    def ask(self, message: Message, handles: Sequence[int] = (), until: float = math.inf) -> Message:
+        """Its reply. Raises Ended, and Late where it has not answered by ``until``: a new one is started then."""
         connection = self._connection or self._start()
+        connection.settimeout(max(0.01, until - time.monotonic()) if until < math.inf else None)
         try:
             send(connection, message, handles)
             return receive(connection)[0]
+        except TimeoutError:
+            self.close()
+            raise Late("the time of the judgement is over, and no process has started") from None
         except (Broken, OSError) as e:
             raise Ended(f"the launcher ended: {e}") from None
 
@@ -164,11 +143,12 @@ class Launcher:
         hidden: Sequence[str] = (),
         locked: bool = True,
         device: bool = False,
+        until: float = math.inf,
     ) -> Prisoner:
         """A new process, locked in. It may read the files ``readable``, and write into a folder of its own.
 
         ``hidden``: folders in which Python finds modules, and that it may not read. ``device``: it may use the
-        machine's accelerators, too.
+        machine's accelerators, too. ``until``: see ``Prisoner``.
         """
         bounds = bounds or Bounds()
         if self._process is None:
@@ -192,11 +172,11 @@ class Launcher:
         }
         output = nameless(self.folder)
         try:
-            pid = self.ask(order, [theirs.fileno(), output])["pid"]
+            pid = self.ask(order, [theirs.fileno(), output], until)["pid"]
         finally:
             theirs.close()
         self.prisoners.add(pid)
-        return Prisoner(self, pid, ours, output, bounds)
+        return Prisoner(self, pid, ours, output, bounds, until=until)
 
 
 @dataclass
@@ -303,7 +283,7 @@ class Prisoner:
         late = time.monotonic() - ends
         # On a busy machine it and its compilers wait for a processor. It is given that time, and no more than that.
         waited = min(PATIENCE * seconds, sum(self._delays.values()) - self._asked.waited)
-        over = time.monotonic() > self.until and late - waited > -HANGS * seconds
+        over = time.monotonic() > self.until and seconds + late - waited > max(HANGS * seconds, SILENT_S)
         if over or (late > 0 and late > waited):
             return f"no answer for {seconds + late:.3g} s"
         # Each process that it starts begins with its pages, and shares them until it writes.
