@@ -87,6 +87,12 @@ def test_where_files_lie_is_asked_as_it_was_at_first(monkeypatch):
     assert not is_trusted("/somewhere/it.py")
 
 
+def test_packages_that_this_environment_sees_in_another_one_are_trusted():
+    import typing_extensions
+
+    assert is_trusted(typing_extensions.__file__)
+
+
 def test_methods_properties_and_code_that_are_replaced_are_seen(monkeypatch):
     before = Snapshot()
     assert before.changed() == []

@@ -41,7 +41,9 @@ WHOLE = frozenset(map(realpath, (inspect.__file__, traceback.__file__, sys.modul
 IN_PART = {realpath(logging.__file__): {"findCaller", "currentframe", "<lambda>"}}
 OURS = os.path.dirname(os.path.dirname(realpath(__file__)))
 PLACES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(torch.__file__))
-TRUSTED = ("<frozen", *(realpath(p) for p in PLACES))
+# An environment may see the packages of another one, such as that of the system.
+PACKAGES = tuple(p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages"))
+TRUSTED = ("<frozen", *(realpath(p) for p in (*PLACES, *PACKAGES)))
 SUBNORMAL = 1e-40
 FLAGS = (  # of torch.backends: which algorithms others get
     *(f"cudnn.{name}" for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
