@@ -115,6 +115,8 @@ FORM = Form("4x4", shapes=((4, 4), (4, 4)))
 class Played:
     """A process whose calls take what they are said to."""
 
+    prisoner = None
+
     def __init__(self, seconds):
         self.seconds = seconds
 
@@ -142,6 +144,20 @@ def test_a_clock_that_hides_time_is_doubted():
     made = {"candidate": calls(9e-3, 1e-5), "reference": calls(5e-3, 5e-3), "nothing": calls(1e-3, 0.0)}
     with pytest.raises(Doubt, match="outside the call"):
         _timed(problem, FORM, ARGS, made)
+
+
+class Answers:
+    answering = 0.0
+
+
+def test_what_a_process_takes_for_its_answer_is_no_reason_to_end_a_stage():
+    """As a first call does, which compiles."""
+    pace, process = Pace(time.monotonic() + 0.4), Answers()
+    with pace.step(process):
+        time.sleep(0.25)
+        process.answering += 0.25
+    with pace.step(process):
+        pass
 
 
 def test_a_stage_ends_before_a_step_would_end_too_late():

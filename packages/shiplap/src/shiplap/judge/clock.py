@@ -89,7 +89,7 @@ def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds:
             expected = problem.expect(form, args)
         SystemRandom().shuffle(order)
         for name in order:
-            with pace.step():
+            with pace.step(judged[name].prisoner):
                 flush.fill_(number % 251)
                 call = judged[name].call(args, expected if name == "candidate" else None)
                 calls[name].append(call)
@@ -111,7 +111,7 @@ def alone(problem: Problem, form: Form, judged: Mapping[str, Witness], timed: Ti
     for number in range(LEAST):
         args = problem.draw(form)
         for name, witness in judged.items():
-            with pace.step():
+            with pace.step(witness.prisoner):
                 flush.fill_(number)
                 calls[name].append(witness.call(args))
     device = next((t.device.type for t in tensors(args)), "cpu")

@@ -257,11 +257,11 @@ def _look_at(case: _Case, witness: Witness, form: Form, pace: Pace) -> None:
     """One form: on new values, and if it will be timed on values that differ little and in the same tensors."""
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
-        with pace.step():
+        with pace.step(witness.prisoner):
             witness.call(args, case.problem.expect(form, args), in_place=in_place)
         case.calls += 1
 
-    with pace.step():
+    with pace.step(witness.prisoner):
         args = case.problem.draw(form)
         try:
             expected = case.problem.expect(form, args)
@@ -284,7 +284,7 @@ def _endure(case: _Case, witness: Witness, forms: Sequence[Form], ends: float) -
     own, began, made, pace = 0.0, time.monotonic(), 0, Pace(case.budget.last)
     with case.noting(f"{form.label}, one of many calls"):
         while made < ENOUGH and time.monotonic() < ends:
-            with pace.step():
+            with pace.step(witness.prisoner):
                 own += witness.call(args, case.problem.expect(form, args)).wall
                 case.calls, made = case.calls + 1, made + 1
                 args = case.problem.draw(form)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shiplap.referee.process import Bounds, Late
+from shiplap.referee.process import Bounds, Late, Prisoner
 
 __all__ = ["Budget", "Options", "Pace"]
 
@@ -51,19 +51,23 @@ class Options:
 
 
 class Pace:
-    """The steps of a stage. None begins that would not end in time if it took as long as the longest before."""
+    """The steps of a stage. None begins that would not end in time if the judge itself worked as long as ever before.
+
+    What a process takes for its answer does not count: it is ended in time.
+    """
 
     def __init__(self, last: float) -> None:
         self.last, self.longest = last, 0.0
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Raises Late instead of beginning too late."""
-        began = time.monotonic()
+    def step(self, asked: Prisoner | None = None) -> Iterator[None]:
+        """Raises Late instead of beginning too late. ``asked``: the process that answers in this step."""
+        began, before = time.monotonic(), asked.answering if asked else 0.0
         if began + self.longest > self.last:
             raise Late("the time of the judgement is over")
         yield
-        self.longest = max(self.longest, time.monotonic() - began)
+        answering = asked.answering - before if asked else 0.0
+        self.longest = max(self.longest, time.monotonic() - began - answering)
 
 
 @dataclass(frozen=True)

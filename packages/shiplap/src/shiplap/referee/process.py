@@ -188,6 +188,7 @@ class Prisoner:
         missing: facility of the sandbox → why it is not in force; only those that are not.
         alone: whether a process that it started and left running is the end of it.
         until: the time (``time.monotonic``) after which it may not run any more.
+        answering: seconds that it took for all its answers.
     """
 
     launcher: Launcher
@@ -198,6 +199,7 @@ class Prisoner:
     missing: dict[str, str] = field(default_factory=dict)
     alone: bool = False
     until: float = math.inf
+    answering: float = 0.0
 
     def __post_init__(self) -> None:
         self._base = 0
@@ -232,6 +234,7 @@ class Prisoner:
             body = self._receive(seconds or self.bounds.seconds)
             self._signal(signal.SIGSTOP)
             wall = time.perf_counter() - started
+            self.answering += wall
             self._stand()
             reply = parsed(body)
         except (Broken, OSError) as e:
