@@ -15,7 +15,7 @@ from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE
 
-SECONDS = 6.0
+SECONDS, LOAD = 8.0, 3.0  # and what ending processes may take on a machine that does much else
 HANGS = {  # where a candidate waits for ever
     "at import": "import time\ntime.sleep(1e6)\ncandidate = honest\n",
     "in native code at import": "import ctypes\nctypes.CDLL(None).pause()\ncandidate = honest\n",
@@ -65,6 +65,7 @@ def judged(launcher, tmp_path):
     folder = tmp_path / "candidate"
     folder.mkdir()
     (tmp_path / "problem.py").write_text(REFERENCE)
+    launcher.start().kill()  # it takes seconds to load torch
 
     def run(text, **options):
         (folder / "it.py").write_text(HEAD + text)
@@ -81,14 +82,14 @@ def test_who_waits_for_ever_has_a_verdict_in_time(judged, where):
     ruling, took = judged(HANGS[where], gradients="backward" in where)
     assert ruling.word in ("refused", "incomplete"), ruling  # the second where not much of the time was left
     assert ruling.at_least == 0.0
-    assert took < SECONDS, ruling
+    assert took < SECONDS + LOAD, ruling
 
 
 @pytest.mark.long
 def test_who_is_slow_in_every_call_is_incomplete_in_time(judged):
     ruling, took = judged("import time\ndef candidate(x, w):\n    time.sleep(1)\n    return honest(x, w)\n")
     assert ruling.word == "incomplete", ruling
-    assert took < SECONDS, ruling
+    assert took < SECONDS + LOAD, ruling
 
 
 @pytest.mark.long
@@ -110,7 +111,7 @@ def test_a_launcher_that_does_not_start_in_time_is_given_up(tmp_path):
         launcher.start().kill()  # another one
 
 
-@pytest.mark.parametrize(("until", "bound", "error"), [(6.0, 10.0, Ended), (0.5, 60.0, Late), (60.0, 0.5, Ended)])
+@pytest.mark.parametrize(("until", "bound", "error"), [(6.0, 7.0, Ended), (0.5, 60.0, Late), (60.0, 0.5, Ended)])
 def test_who_is_silent_for_most_of_its_time_is_at_fault_and_who_had_none_is_late(
     launcher, tmp_path, until, bound, error
 ):

@@ -28,7 +28,7 @@ __all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took"]
 
 POLL_S = 0.05
 AT_ONCE = 32 << 10  # bytes of a message that a socket takes although nobody reads it
-HANGS, SILENT_S = 0.5, 5.0  # share of the time of a request, and seconds, that are a fault when everything is over
+HANGS, SILENT_S = 0.8, 5.0  # share of the time of a request, and seconds, that are a fault when everything is over
 PATIENCE = 4.0  # times the limit that a process may take which had to wait for a processor
 QUIET = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
