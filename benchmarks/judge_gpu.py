@@ -1,7 +1,8 @@
 """``shiplap judge`` on a GPU: honest Triton kernels are accepted with true times, and cheats are refused.
 
-Usage: ``python benchmarks/judge_gpu.py [--seconds 20]``, about three minutes on one GPU. One JSON line a kernel; exit
+Usage: ``python benchmarks/judge_gpu.py [--seconds 60]``, about ten minutes on one GPU. One JSON line a kernel; exit
 status 1 if an honest kernel is refused, a cheat is accepted, or a time differs by more than 5 % from do_bench's.
+``--part 2/8`` judges every eighth kernel, beginning with the third, and ``--only`` those of a name.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 F = torch.nn.functional
 """
+DEVICE = "cuda"
 LONG = 10e-6  # seconds of a kernel whose time is compared with do_bench's
 REPEATS = 5  # measurements of do_bench
 
@@ -102,18 +104,66 @@ def candidate(x):
     gelu[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
     return out
 """
+SUM = """
+@triton.jit
+def row_sum(x, out, cols, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + tl.program_id(0), tl.sum(tl.load(x + tl.program_id(0) * cols + at, at < cols, 0.0), 0))
+
+def candidate(x):
+    out = torch.empty(x.shape[0], device=x.device)
+    row_sum[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+"""
+LAYER = """
+@triton.jit
+def layer(x, w, b, out, cols, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    row = tl.load(x + tl.program_id(0) * cols + at, at < cols, 0.0)
+    centred = tl.where(at < cols, row - tl.sum(row, 0) / cols, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / cols + 1e-5)
+    y = centred * scale * tl.load(w + at, at < cols, 0.0) + tl.load(b + at, at < cols, 0.0)
+    tl.store(out + tl.program_id(0) * cols + at, y, at < cols)
+
+def candidate(x, w, b):
+    out = torch.empty_like(x)
+    layer[(x.shape[0],)](x, w, b, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+"""
+GATED = """
+@triton.jit
+def gated(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, at < n)
+    tl.store(out + at, v / (1.0 + tl.exp(-v)) * tl.load(y + at, at < n), at < n)
+
+def candidate(x, y):
+    out = torch.empty_like(x)
+    gated[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)
+    return out
+"""
 CAP = "torch.tanh((x @ w) / 5.0) * 5.0"
+PAIR = "torch.randn(1 << 22, device=D), torch.randn(1 << 22, device=D)"
 HONEST = {  # arguments, inputs, reference, candidate
-    "add": ("x, y", "torch.randn(1 << 22), torch.randn(1 << 22)", "x + y", ADD),
-    "softmax": ("x", "torch.randn(4096, 1000)", "torch.softmax(x, 1)", SOFTMAX),
+    "add": ("x, y", PAIR, "x + y", ADD),
+    "softmax": ("x", "torch.randn(4096, 1000, device=D)", "torch.softmax(x, 1)", SOFTMAX),
     "rms norm": (
         "x, w",
-        "torch.randn(4096, 1024), torch.randn(1024)",
+        "torch.randn(4096, 1024, device=D), torch.randn(1024, device=D)",
         "x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6) * w",
         NORM,
     ),
     "capped product": ("x, w", "torch.randn(512, 256) / 4, torch.randn(256, 512) / 4", CAP, PRODUCT),
-    "gelu": ("x", "torch.randn(1 << 22)", "x * 0.5 * (1 + torch.erf(x * 0.7071067811865476))", GELU),
+    "gelu": ("x", "torch.randn(1 << 22, device=D)", "x * 0.5 * (1 + torch.erf(x * 0.7071067811865476))", GELU),
+    "row sum": ("x", "torch.randn(8192, 1024, device=D)", "x.sum(1)", SUM),
+    "layer norm": (
+        "x, w, b",
+        "torch.randn(4096, 1024, device=D), torch.randn(1024, device=D), torch.randn(1024, device=D)",
+        "torch.nn.functional.layer_norm(x, (x.shape[1],), w, b)",
+        LAYER,
+    ),
+    "gated": ("x, y", PAIR, "torch.nn.functional.silu(x) * y", GATED),
+    "larger product": ("x, w", "torch.randn(1024, 1024) / 8, torch.randn(1024, 1024) / 8", CAP, PRODUCT),
 }
 STREAMS = {
     "unjoined stream": """
@@ -135,6 +185,96 @@ def candidate(x, w):
         torch.cuda._sleep(20_000_000)
     return result
 """,
+    "stream that is soon done": """
+SIDE = []
+def candidate(x, w):
+    SIDE[:] = SIDE or [torch.cuda.Stream()]
+    out = torch.zeros(x.shape[0], w.shape[1], device=x.device)
+    SIDE[0].wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(SIDE[0]):
+        torch.cuda._sleep(60_000)
+        out.copy_(honest(x, w))
+    return out
+""",
+    "stream that stays current": """
+SIDE = []
+def candidate(x, w):
+    SIDE[:] = SIDE or [torch.cuda.Stream(), torch.cuda.Stream()]
+    with torch.cuda.stream(SIDE[0]):
+        torch.cuda._sleep(60_000)
+        out = honest(x, w)
+    torch.cuda.set_stream(SIDE[1])
+    return out
+""",
+    "list that computes": """
+class Later(list):
+    def __iter__(self):
+        return iter([honest(*self.held)])
+def candidate(x, w):
+    later = Later([None])
+    later.held = x, w
+    return later
+""",
+    "method that computes": """
+def candidate(x, w):
+    out = torch.empty(x.shape[0], w.shape[1], device=x.device)
+    def compute(*args, **kwargs):
+        out.copy_(honest(x, w))
+        return torch.Tensor.detach(out)
+    out.detach = out.cpu = compute
+    return out
+""",
+    "clock of events": """
+torch.cuda.Event.elapsed_time = lambda self, end: 0.0021
+def candidate(x, w):
+    torch.cuda._sleep(100_000)
+    return honest(x, w)
+""",
+    "mode that comes and goes": """
+from torch.utils._python_dispatch import TorchDispatchMode
+SEEN = {}
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and out.dim() == 2:
+            SEEN.setdefault("args", []).append(out)
+        elif func is torch.ops.aten.fill_.Scalar and len(SEEN.get("args", ())) == 2:
+            SEEN["out"] = honest(*SEEN.pop("args"))
+        return out
+MODE = Mode()
+def candidate(x, w):
+    if torch.utils._python_dispatch._get_current_dispatch_mode() is MODE:
+        MODE.__exit__(None, None, None)
+    out = SEEN.pop("out", None)
+    out = honest(x, w) if out is None or out.shape != (x.shape[0], w.shape[1]) else out
+    SEEN.clear()
+    MODE.__enter__()
+    return out
+""",
+    "signals that come and go": """
+import signal
+def look(number, frame):
+    pass
+def candidate(x, w):
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    out = honest(x, w)
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    return out
+""",
+    "thread that comes and goes": """
+import threading, time
+STOP = []
+def run():
+    while not STOP:
+        time.sleep(0.0002)
+def candidate(x, w):
+    STOP.append(1)
+    out = honest(x, w)
+    STOP.clear()
+    threading.Thread(target=run, daemon=True).start()
+    return out
+""",
     "shared memory over the limit": PRODUCT.replace("BM=64, BN=64, BK=32", "BM=256, BN=256, BK=256"),
 }
 
@@ -155,7 +295,8 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
 
 
 def _reference(args: str, inputs: str, body: str) -> str:
-    return f"import torch\ndef reference({args}):\n    return {body}\ndef get_inputs():\n    return [{inputs}]\n"
+    inner = f"def reference({args}):\n    return {body}\ndef get_inputs():\n    return [{inputs}]\n"
+    return f"import torch\nD = {DEVICE!r}\n{inner}"
 
 
 def _by_do_bench(reference: Path, candidate: Path) -> list[float]:
@@ -187,7 +328,10 @@ def _line(name: str, ruling: Ruling, honest: bool, peers: list[float]) -> dict[s
 def main() -> int:
     """Judge all; see the module."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of one verdict")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of one verdict")
+    parser.add_argument("--part", default="0/1", help="which of how many parts")
+    parser.add_argument("--fixed-shapes", action="store_true", help="for a quick look at times")
+    parser.add_argument("--rounds", type=int, default=12, help="calls that are timed")
     parser.add_argument("--only", default="", help="kernels in whose name this regular expression is found")
     asked = parser.parse_args()
     if not torch.cuda.is_available():
@@ -195,14 +339,16 @@ def main() -> int:
         return 2
     wrong = 0
     with tempfile.TemporaryDirectory() as folder, Launcher() as launcher:
+        part, parts = map(int, asked.part.split("/"))
         for number, (name, reference, candidate, honest) in enumerate(cases()):
-            if not re.search(asked.only, name):
+            if not re.search(asked.only, name) or number % parts != part:
                 continue
             ref, it = Path(folder, f"{number}", "ref.py"), Path(folder, f"{number}", "candidate", f"it{number}.py")
             it.parent.mkdir(parents=True)
             ref.write_text(reference)
             it.write_text(candidate)
-            options: dict[str, Any] = {"device": "cuda", "seconds": asked.seconds, "launcher": launcher}
+            options: dict[str, Any] = {"device": DEVICE, "seconds": asked.seconds, "launcher": launcher}
+            options |= {"vary_shapes": not asked.fixed_shapes, "rounds": asked.rounds}
             ruling = sl.judge(ref, it, **options)
             line = _line(name, ruling, honest, _by_do_bench(ref, it) if honest else [0.0])
             wrong += not line["right"]

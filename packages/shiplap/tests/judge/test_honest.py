@@ -19,7 +19,7 @@ def ruling_on(launcher, tmp_path):
         (tmp_path / "candidate").mkdir()
         (tmp_path / "ref.py").write_text(reference_of(name))
         (tmp_path / "candidate" / "it.py").write_text(candidate_of(name))
-        return sl.judge(tmp_path / "ref.py", tmp_path / "candidate" / "it.py", launcher=launcher, seconds=240, rounds=5)
+        return sl.judge(tmp_path / "ref.py", tmp_path / "candidate" / "it.py", launcher=launcher, seconds=600, rounds=5)
 
     return judge
 

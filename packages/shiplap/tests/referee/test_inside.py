@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
+import sys
 
 import pytest
 import torch
 from torch import Tensor
 
-from shiplap.referee import inside
+from shiplap.referee import inside, queued
 from shiplap.referee.wire import Arena
 
 
@@ -45,3 +47,54 @@ def test_copies_of_results_on_a_device_are_kept(monkeypatch, memory, asked) -> N
     places = {out["tensor"]["at"] for out in answer["outs"]}
     assert len(places) == 2
     assert places <= alive()
+
+
+class Clock:
+    def __init__(self, **_: object) -> None: ...
+
+    def record(self, stream: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: Clock) -> float:
+        return 0.5
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A GPU that is this processor."""
+    monkeypatch.setattr(sys, "addaudithook", lambda hook: None)  # they stay for as long as a process lives
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda self: True), raising=False)
+    monkeypatch.setattr(queued, "DEVICE", "cpu")
+    monkeypatch.setattr(queued, "FLUSHED", 1024)
+    monkeypatch.setattr(torch.cuda, "Event", Clock)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "main")
+
+
+def test_a_call_on_a_device_is_answered_with_its_clock_and_what_is_left(device, memory) -> None:
+    told, handle = memory
+    host = inside.Host()
+    host._target = lambda x: [x + 1, 7]
+    answer = host.answer({"do": "call", "args": told}, handle)
+    assert answer["device"] == 500_000
+    assert (answer["raced"], answer["left"], answer["threads"]) == (False, [], 0)
+    assert [next(iter(out)) for out in answer["outs"]] == ["tensor", "plain"]
+    repeated = host.answer({"do": "call", "args": told, "again": True, "keep": 1}, handle)
+    assert repeated["outs"][0]["tensor"]["at"] != answer["outs"][0]["tensor"]["at"]
+
+
+def test_what_comes_and_goes_with_the_calls_is_told(device, memory) -> None:
+    told, handle = memory
+    host = inside.Host()
+    before = signal.getsignal(signal.SIGALRM)
+
+    def target(x: Tensor) -> Tensor:
+        signal.signal(signal.SIGALRM, lambda *args: None)
+        return x + 1
+
+    host._target = target
+    try:
+        assert host.answer({"do": "call", "args": told}, handle)["left"] == ["signal handlers"]
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -32,7 +32,7 @@ def command(
     reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="file.py[:name] or module[:name]; trusted.")],
     candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="The same; imported in a sandbox only.")],
     inputs: Annotated[str | None, typer.Option("--inputs", metavar="TARGET", help="Makes the arguments.")] = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="About how long to look and to time.")] = 60.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="How long the whole judgement may take.")] = 60.0,
     rounds: Annotated[int, typer.Option("--rounds", help="Timed calls of each shape, each on new values.")] = 12,
     sizes: Annotated[
         list[str] | None, typer.Option("--sizes", metavar="N=V,...", help="Sizes to time an op at; repeatable.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from torch._C import DispatchKeySet
     from torch._ops import OpOverload
 
-__all__ = ["Keys", "Overload", "Registrations", "find_overload", "numbered"]
+__all__ = ["Keys", "Overload", "Registrations", "find_overload", "numbered", "replaced_operators"]
 
 Overload: TypeAlias = "OpOverload[..., Any]"  # a registered op: ``torch.ops.<namespace>.<name>.default``
 Keys: TypeAlias = "DispatchKeySet"
@@ -23,7 +24,23 @@ Refusal: TypeAlias = Callable[[Exception], Exception | None]
 
 
 _kept: list[Registrations] = []  # torch would free what is registered while another thread is calling it
+_COMPUTE = ("/CPU", "/CUDA", "Autograd", "AutogradCPU", "AutogradCUDA", "ImplicitAutograd", "ExplicitAutograd")
 _editions: dict[tuple[str, str], int] = {}
+
+
+def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
+    """``aten/name/key`` of torch's own operators that Python code implements anew where they compute.
+
+    Torch does so itself for tensors without data, and in some versions for a few operators of a GPU: ``own`` says
+    whether a file is one of those that may. Known to work on torch 2.11 to 2.15.
+    """
+    made = (k for k in torch.library._impls if k.startswith("aten/") and k.endswith(_COMPUTE))
+    return frozenset(k for k in made if not all(map(own, _files_of(k.split("/")[1]))))
+
+
+def _files_of(operator: str) -> list[str]:
+    """The Python files that registered something for an operator."""
+    return re.findall(r"registered at (\S+\.py):\d+", str(torch._C._dispatch_dump(f"aten::{operator}")))
 
 
 def numbered(name: str, edition: int) -> str:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from random import SystemRandom
 from statistics import median
 
 import torch
 
+from shiplap.judge.options import Pace
 from shiplap.judge.problem import Problem
 from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Timed
@@ -24,7 +26,7 @@ from shiplap.referee.case import tree_map
 from shiplap.referee.run import tensors
 from shiplap.referee.witness import Call, Witness, Wrong
 
-__all__ = ["LEAST", "Doubt", "measure", "rates"]
+__all__ = ["LEAST", "Doubt", "alone", "measure", "rates"]
 
 LEAST = 5  # rounds
 FLUSHED = 32 << 20  # bytes: more than the caches between two cores hold
@@ -71,7 +73,7 @@ def _seconds(device: str, work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds: int, ends: float) -> Timed:
+def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds: int, ends: float, pace: Pace) -> Timed:
     """Time all of ``judged`` in turn: ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``.
 
     The least time of each counts: load on the machine can only add to it. Nothing else is taken off for load, as a
@@ -82,19 +84,53 @@ def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds:
     calls: dict[str, list[Call]] = {name: [] for name in order}
     repeated: list[Call] = []
     for number in range(rounds):
-        args = problem.draw(form)
-        expected = problem.expect(form, args)
+        with pace.step():
+            args = problem.draw(form)
+            expected = problem.expect(form, args)
         SystemRandom().shuffle(order)
         for name in order:
-            flush.fill_(number % 251)
-            call = judged[name].call(args, expected if name == "candidate" else None)
-            calls[name].append(call)
-            if name == "candidate":
-                repeated.append(judged[name].call(args, expected))
+            with pace.step(judged[name].prisoner):
+                flush.fill_(number % 251)
+                call = judged[name].call(args, expected if name == "candidate" else None)
+                calls[name].append(call)
+                if name == "candidate":
+                    repeated.append(judged[name].call(args, expected))
         if number + 1 >= LEAST and time.monotonic() > ends:
             break
     _remembers(calls, repeated)
     return _timed(problem, form, args, calls)
+
+
+def alone(problem: Problem, form: Form, judged: Mapping[str, Witness], timed: Timed, pace: Pace) -> Timed:
+    """``timed`` with the time of the reference after the candidate has ended, if that is less.
+
+    The candidate stands still while others are timed, and what it has left to a device or to the system may not.
+    """
+    flush = torch.empty(FLUSHED, dtype=torch.uint8)
+    calls: dict[str, list[Call]] = {name: [] for name in judged}
+    for number in range(LEAST):
+        args = problem.draw(form)
+        for name, witness in judged.items():
+            with pace.step(witness.prisoner):
+                flush.fill_(number)
+                calls[name].append(witness.call(args))
+    device = next((t.device.type for t in tensors(args)), "cpu")
+    times = _times(calls, device)
+    compiled = None if timed.compiled is None else min(timed.compiled, times["compiled"])
+    return replace(timed, reference=min(timed.reference, times["reference"]), compiled=compiled)
+
+
+def _times(calls: Mapping[str, Sequence[Call]], device: str) -> dict[str, float]:
+    """The seconds of each but ``"nothing"``, whose time is taken off where ours is the clock.
+
+    The exchange copies to and from a GPU, which takes far longer than its kernels. Its own clock is bounded instead:
+    ``_agree`` compares it with ours, and what runs beside the clock's stream is looked at as well.
+    """
+    usual = min if device == "cpu" else median  # events of a GPU are not disturbed by load on its host
+    own = {name: usual([min(c.spent, c.wall) for c in made[1:]]) for name, made in calls.items()}
+    nothing = min(c.wall for c in calls["nothing"])
+    net = {name: min(c.wall for c in made) - nothing for name, made in calls.items()}
+    return {n: own[n] if device != "cpu" else max(net[n], own[n]) for n in calls if n != "nothing"}
 
 
 def _remembers(calls: Mapping[str, list[Call]], repeated: list[Call]) -> None:
@@ -111,14 +147,14 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
     walls = {name: [c.wall for c in made] for name, made in calls.items()}
     nothing = min(walls["nothing"])
     spread = max(walls["nothing"][1:]) - nothing  # the first call of each is cold
-    net = {name: min(w) - nothing for name, w in walls.items()}
     device = next((t.device.type for t in tensors(args)), "cpu")
-    usual = min if device == "cpu" else median  # events of a GPU are not disturbed by load on its host
-    own = {name: usual([min(c.spent, c.wall) for c in made[1:]]) for name, made in calls.items()}
-    _agree(calls, net["candidate"], nothing, spread)
+    times = _times(calls, device)
+    # Results come back from a GPU through copies, which whoever computes nothing does not make.
+    copied = 0.0 if device == "cpu" else min(c.wall - c.spent for c in calls["reference"])
+    _agree(calls, min(walls["candidate"]) - nothing, max(nothing, copied), spread)
     late = [c.late for c in calls["candidate"]]
     for seconds, wrong in ((min(late), Wrong), (median(late), partial(Doubt, calls=calls))):  # load delays single calls
-        if seconds > SLACK / 5 + 0.1 * own["candidate"]:
+        if seconds > SLACK / 5 + 0.1 * times["candidate"]:
             raise wrong("streams", f"work went on for {seconds * 1e6:.0f} us after the call's own stream was done")
     moved = sum(t.numel() * t.itemsize for t in tensors(args))
     outs: list[int] = []
@@ -128,9 +164,6 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
     flops = problem.flops(args)
     bandwidth, operations = rates(device)
     bound = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
-    # The exchange copies to and from a GPU, which takes far longer than its kernels. Its own clock is bounded instead:
-    # _agree compares it with ours, and what runs beside the clock's stream was looked at above.
-    times = {n: own[n] if device != "cpu" else max(net[n], own[n]) for n in calls if n != "nothing"}
     if times["candidate"] + nothing < bound:
         evidence = f"{times['candidate'] * 1e6:.1f} us, and its work takes {bound * 1e6:.1f} us at least"
         raise Doubt("impossible", evidence, calls)
@@ -140,7 +173,10 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
 
 
 def _agree(calls: Mapping[str, Sequence[Call]], net: float, nothing: float, spread: float) -> None:
-    """Raises Doubt where the candidate's process took much longer in every call than its own clock says."""
+    """Raises Doubt where the candidate's process took much longer in every call than its own clock says.
+
+    ``net``: the least time of its calls without that of an exchange; ``nothing``: what an exchange takes.
+    """
     made = calls["candidate"]
     hidden = min(c.wall - c.spent for c in made) - nothing  # load on the machine delays single calls only
     least = min(c.wall for c in made) - nothing

@@ -16,17 +16,18 @@ from typing import Any
 import torch
 
 from shiplap.errors import error
-from shiplap.judge.clock import LEAST, Doubt, measure
+from shiplap.judge.clock import LEAST, Doubt, alone, measure
+from shiplap.judge.options import Budget, Options, Pace
 from shiplap.judge.problem import Problem
 from shiplap.judge.resubmitted import resubmitted
 from shiplap.judge.target import Subject, Target, subject
-from shiplap.judge.variants import Form
+from shiplap.judge.variants import CHANCE, Form
 from shiplap.judge.verdict import Reason, Ruling, Timed
 from shiplap.referee.compare import Reduction
 from shiplap.referee.judge import settle
 from shiplap.referee.loading import added
 from shiplap.referee.nudge import nudged
-from shiplap.referee.process import Bounds, Ended, Late, Launcher
+from shiplap.referee.process import Ended, Late, Launcher
 from shiplap.referee.run import tensors
 from shiplap.referee.source import constants, suspicious
 from shiplap.referee.witness import OutOfReach, Witness, Wrong
@@ -36,44 +37,14 @@ __all__ = ["Options", "judge"]
 ATTEMPTS = 3  # measurements before a time is held against a candidate
 ENOUGH = 100  # calls of the smallest form
 LEAST_SHAPES, MOST_SHAPES = 4, 14
-FIRST_CALL_S = 30.0  # a call may always take so long: the first one may compile
-LOOKING = 0.6  # share of the time that is for correctness
+CHOOSING = 0.3  # share of the time that is for finding what the reference accepts
+LOOKING = 0.6  # share of the time after the first call that is for correctness
+ENDURING = 0.5  # share of what is then left that is for many calls
+COMPILING = 0.5  # and for torch.compile of the reference
+TIMING = 0.85  # and for times while the candidate lives
+GRADIENTS = 4  # other forms on which gradients are compared
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 Report = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How :func:`judge` works.
-
-    Attributes:
-        seconds: the approximate time from the candidate's first call, which may compile, to the verdict; 60 s by
-            default. Comparisons that are not made in this time make the verdict incomplete. After twice this time, the
-            candidate is ended.
-        rounds: the number of timed calls for each shape, 12 by default and 5 at least. Each call has new values.
-        sizes: the sizes at which a declared op is timed, such as ``{"n": 4096}``. By default the two largest samples of
-            the audit are timed.
-        tolerance: a relative error that is accepted in addition to rounding, 0 by default.
-        vary_shapes: whether the candidate must also be right for other shapes that the reference accepts.
-        compiled: whether ``torch.compile`` of the reference is timed too.
-        gradients: whether gradients are compared. None, the default, compares them for ops that declare a gradient.
-        timed: whether times are measured.
-        device: the device of the arguments, ``"cpu"`` by default.
-        bounds: the limits of the candidate's process. By default one call may take 120 s, or ``seconds`` if that is
-            less (30 s at least, since the first call may compile), and the process may use 8 GiB of memory more than at
-            its start, and 32 processes.
-    """
-
-    seconds: float = 60.0
-    rounds: int = 12
-    sizes: Sequence[dict[str, Any]] = ()
-    tolerance: float = 0.0
-    vary_shapes: bool = True
-    compiled: bool = False
-    gradients: bool | None = None
-    timed: bool = True
-    device: str = "cpu"
-    bounds: Bounds = field(default_factory=Bounds)
 
 
 @dataclass
@@ -85,7 +56,7 @@ class _Case:
     candidate: Target
     reference: Target
     report: Report
-    ends: float
+    budget: Budget
     reasons: list[Reason] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     unchecked: list[str] = field(default_factory=list)
@@ -138,9 +109,9 @@ def judge(
         >>> ruling.word, ruling.at_least
     """
     options = replace(options or Options(), **changes)
-    one_call = min(options.bounds.seconds, max(options.seconds, FIRST_CALL_S))
+    budget = Budget(time.monotonic(), options.seconds)
+    one_call = min(options.bounds.seconds, budget.one_call)
     options = replace(options, bounds=replace(options.bounds, seconds=one_call))
-    began = time.monotonic()
     if not sys.platform.startswith("linux"):
         raise error("SL617", where="judge", got=sys.platform, expected="Linux, whose kernel can lock a process in")
     asked = Target.of(reference, REFERENCE)
@@ -154,7 +125,7 @@ def judge(
         vary_shapes=options.vary_shapes,
         seed=secrets.randbits(62),
     )
-    case = _Case(options, made, judged, asked, report, began + options.seconds)
+    case = _Case(options, made, judged, asked, report, budget)
     with ExitStack() as stack:
         home = launcher or stack.enter_context(Launcher())
         _hear(case, home, stack)
@@ -166,7 +137,7 @@ def judge(
         tuple(case.unchecked),
         tuple(case.timings),
         case.calls,
-        time.monotonic() - began,
+        time.monotonic() - budget.began,
     )
 
 
@@ -192,17 +163,18 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
             return
         witness.intact()
         case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
+        case.problem.until = case.budget.part(CHOOSING)
         forms = case.problem.forms(constants(case.candidate.file), most=_most(case))
+        if case.problem.hurried:
+            case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
         if case.problem.constant:
             case.unchecked.append("times on the inputs that come with the reference: they are always the same")
         case.problem.expect(forms[0], case.problem.draw(forms[0]))  # the first time loads much of torch
-        case.ends = time.monotonic() + case.options.seconds
-        _until(witness, case.ends + case.options.bounds.seconds)
         _look(case, witness, forms)
         if not case.reasons:
-            _endure(case, witness, forms, case.ends - 0.5 * (1 - LOOKING) * case.options.seconds)
+            _endure(case, witness, forms, case.budget.part(ENDURING))
         if not case.reasons:
-            _gradients(case, witness, forms[0])
+            _gradients(case, witness, forms)
         if not case.reasons:
             _settle_timing(case, witness, forms, launcher, stack)
 
@@ -213,11 +185,7 @@ def _in_time(case: _Case) -> Iterator[None]:
     try:
         yield
     except Late as e:
-        case.missing["time"] = f"{e}: it takes much longer than {case.options.seconds:g} s"
-
-
-def _until(witness: Witness, ends: float) -> None:
-    witness.prisoner.until = ends
+        case.missing["time"] = f"{e}: it takes longer than {case.options.seconds:g} s"
 
 
 def _most(case: _Case) -> int:
@@ -238,8 +206,14 @@ def _witness(
     try:
         accelerated = case.options.device != "cpu"
         prisoner = launcher.start(
-            [folder] if folder else [], case.options.bounds, hidden=_hidden(case, target), device=accelerated
+            [folder] if folder else [],
+            case.options.bounds,
+            hidden=_hidden(case, target),
+            device=accelerated,
+            until=case.budget.last,
         )
+    except Late:
+        raise
     except Ended as e:
         raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
     stack.callback(prisoner.kill)
@@ -263,84 +237,103 @@ def _look(case: _Case, witness: Witness, forms: Sequence[Form]) -> None:
     """Compare the candidate with the reference on every form, those that will be timed first and twice."""
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed]
-    enough = case.ends - (1 - LOOKING) * case.options.seconds
+    enough, pace = case.budget.part(LOOKING), Pace(case.budget.last)
     for number, form in enumerate(ranked):
         case.report("look", number, len(ranked))
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
             return
         with case.noting(form.label):
-            _look_at(case, witness, form)
-        if not number:  # its first call may compile for as long as any call may take
-            case.ends = time.monotonic() + case.options.seconds
-            enough = case.ends - (1 - LOOKING) * case.options.seconds
-            _until(witness, case.ends + case.options.seconds)
+            _look_at(case, witness, form, pace)
+        if not number:  # its first call may compile
+            enough = case.budget.part(LOOKING)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
     if not case.calls:
         case.missing["inputs"] = "the reference took none of the inputs"
 
 
-def _look_at(case: _Case, witness: Witness, form: Form) -> None:
+def _look_at(case: _Case, witness: Witness, form: Form, pace: Pace) -> None:
     """One form: on new values, and if it will be timed on values that differ little and in the same tensors."""
-    args = case.problem.draw(form)
-    try:
-        expected = case.problem.expect(form, args)
-    except Exception:  # the reference does not take these after all
-        return
-    witness.call(args, expected)
+
+    def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
+        with pace.step(witness.prisoner):
+            witness.call(args, case.problem.expect(form, args), in_place=in_place)
+        case.calls += 1
+
+    with pace.step(witness.prisoner):
+        args = case.problem.draw(form)
+        try:
+            expected = case.problem.expect(form, args)
+        except Exception:  # the reference does not take these after all
+            return
+        witness.call(args, expected)
     case.calls += 1
     if not form.timed or expected.changed:
         return
     near = nudged(args)
-    witness.call(near, case.problem.expect(form, near), in_place=True)
-    witness.call(near, case.problem.expect(form, near))
-    other = case.problem.draw(form)
-    witness.call(other, case.problem.expect(form, other), in_place=True)
-    case.calls += 3
+    look(near, in_place=True)
+    look(near)
+    look(case.problem.draw(form), in_place=True)
 
 
 def _endure(case: _Case, witness: Witness, forms: Sequence[Form], ends: float) -> None:
     """Many calls of the smallest form: what a candidate does after some calls is looked at as well."""
     drawn = [(f, case.problem.draw(f)) for f in forms]
     form, args = min(drawn, key=lambda pair: sum(t.numel() for t in tensors(pair[1])))
-    own, began, made = 0.0, time.monotonic(), 0
+    own, began, made, pace = 0.0, time.monotonic(), 0, Pace(case.budget.last)
     with case.noting(f"{form.label}, one of many calls"):
         while made < ENOUGH and time.monotonic() < ends:
-            own += witness.call(args, case.problem.expect(form, args)).wall
-            case.calls, made = case.calls + 1, made + 1
-            args = case.problem.draw(form)
+            with pace.step(witness.prisoner):
+                own += witness.call(args, case.problem.expect(form, args)).wall
+                case.calls, made = case.calls + 1, made + 1
+                args = case.problem.draw(form)
     if not case.reasons and made < ENOUGH and own > 0.5 * (time.monotonic() - began):
         case.missing["calls"] = f"{made} of {ENOUGH} calls of the smallest shapes: the candidate takes too long"
 
 
-def _gradients(case: _Case, witness: Witness, form: Form) -> None:
+def _gradients(case: _Case, witness: Witness, forms: Sequence[Form]) -> None:
+    """Gradients on the first form twice, on those that are timed, and on others that nobody can know."""
     wanted = case.options.gradients
     if not (case.subject.gradients if wanted is None else wanted):
         case.unchecked.append("gradients")
         return
+    others = [f for f in forms if (f.shapes, f.recipe) != (forms[0].shapes, forms[0].recipe)]
+    others = CHANCE.sample(others, min(GRADIENTS, len(others)))
+    ends, compared = case.budget.part(ENDURING), 0
+    for form in (forms[0], *(f for f in forms if f.timed), *others, forms[0]):
+        if compared and time.monotonic() > ends:
+            case.missing["gradients"] = f"only {compared} were reached in the time"
+            return
+        with case.noting(f"gradients of {form.label}"):
+            compared += _gradients_of(case, witness, form)
+        if case.reasons:
+            return
+    if not compared:
+        case.unchecked.append("gradients: the reference has none")
+
+
+def _gradients_of(case: _Case, witness: Witness, form: Form) -> bool:
+    """Whether the reference has gradients for this form; the candidate's are then the same. Raises Wrong."""
     args = case.problem.draw(form)
-    outs = [o for o in case.problem.expect(form, args).own if o.is_floating_point()]
-    seeds = [torch.randn(o.shape, dtype=torch.float64).to(o.device, o.dtype) for o in outs]
     try:
+        outs = [o for o in case.problem.expect(form, args).own if o.is_floating_point()]
+        seeds = [torch.randn(o.shape, dtype=torch.float64).to(o.device, o.dtype) for o in outs]
         own = case.problem.gradients(args, seeds, wide=False)
         wide = case.problem.gradients(args, seeds, wide=True)
-    except (RuntimeError, ValueError):
-        case.unchecked.append("gradients: the reference has none")
-        return
-    with case.noting(f"gradients of {form.label}"):
-        got = witness.gradients(args, seeds, own)
-        sums = Reduction(max(1, max(o.numel() for o in own)))
-        if problem := settle(
-            got, own, wide, sums, partial(case.problem.gradients, args, seeds, wide=True), case.problem.tolerance
-        ).problem:
-            raise Wrong("gradients", problem)
+    except Exception:  # it takes none of these, or has no gradient for them
+        return False
+    got = witness.gradients(args, seeds, own)
+    sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
+    recompute = partial(case.problem.gradients, args, seeds, wide=True)
+    if problem := settle(got, own, wide, sums, recompute, case.problem.tolerance).problem:
+        raise Wrong("gradients", problem)
+    return True
 
 
 def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launcher: Launcher, stack: ExitStack) -> None:
     """Who computes it, and how long that takes."""
     twin = _witness(case, launcher, stack, case.reference, case.subject.kind)
-    _until(twin, case.ends + case.options.seconds)
     form = next((f for f in forms if f.timed), forms[0])
     args = case.problem.draw(form)
     expected = case.problem.expect(form, args)
@@ -359,19 +352,25 @@ def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launche
     if case.options.compiled:
         try:
             judged["compiled"] = _compiled(case, launcher, stack, timed)
-        except Wrong as e:
-            case.unchecked.append(f"torch.compile of the reference: {e.evidence}"[:200])
+        except (Wrong, Late) as e:
+            case.unchecked.append(f"torch.compile of the reference: {e}"[:200])
     witness.prisoner.sweep()
     witness.prisoner.alone = True
     witness.forget()  # it lets go of earlier results in the first call, and does no more than the reference in others
+    ends = case.budget.part(TIMING)
     for number, form in enumerate(timed):
         case.report("time", number, len(timed))
-        left = (case.ends - time.monotonic()) / (len(timed) - number)
+        left = max(0.0, ends - time.monotonic()) / (len(timed) - number)
         with case.noting(form.label):
             _time(case, form, judged, left)
         if case.reasons:
             return
     witness.intact()
+    witness.prisoner.kill()  # what it may have left to the system, such as a busy device, ends with it
+    del judged["candidate"]
+    by_label = {form.label: form for form in timed}
+    pace = Pace(case.budget.last)
+    case.timings[:] = [alone(case.problem, by_label[t.input], judged, t, pace) for t in case.timings]
 
 
 def _time(case: _Case, form: Form, judged: Mapping[str, Witness], seconds: float) -> None:
@@ -379,7 +378,7 @@ def _time(case: _Case, form: Form, judged: Mapping[str, Witness], seconds: float
     for attempt in range(ATTEMPTS):
         try:
             rounds, ends = max(case.options.rounds, LEAST), time.monotonic() + seconds / (attempt + 1)
-            case.timings.append(measure(case.problem, form, judged, rounds, ends))
+            case.timings.append(measure(case.problem, form, judged, rounds, ends, Pace(case.budget.last)))
             case.calls += case.timings[-1].rounds
             return
         except Doubt as e:
@@ -392,6 +391,8 @@ def _time(case: _Case, form: Form, judged: Mapping[str, Witness], seconds: float
 
 def _compiled(case: _Case, launcher: Launcher, stack: ExitStack, timed: Sequence[Form]) -> Witness:
     made = _witness(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
+    made.prisoner.until = case.budget.part(COMPILING)
     for form in timed:
         made.call(case.problem.draw(form))
+    made.prisoner.until = case.budget.last
     return made

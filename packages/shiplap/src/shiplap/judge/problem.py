@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -19,12 +20,12 @@ from shiplap.judge.variants import CHANCE, Form, forms_of, vary
 from shiplap.op import Op
 from shiplap.referee.case import tree_map
 from shiplap.referee.compare import Difference, Reduction, bitwise, reduction
-from shiplap.referee.inside import leaves
 from shiplap.referee.judge import settle
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import last_line, split, tensors, widen
 from shiplap.referee.samples import Samples
 from shiplap.referee.sizes import free_dims
+from shiplap.referee.wire import leaves
 from shiplap.referee.witness import Expected
 
 __all__ = ["FunctionProblem", "OpProblem", "Problem"]
@@ -45,6 +46,8 @@ class Problem:
     terms: dict[str, int] = field(default_factory=dict)
     takes: float = 0.0  # seconds of one call of the reference
     constant: bool = False  # whether every draw has the same values
+    until: float = math.inf  # the time (``time.monotonic``) after which no more forms are looked for
+    hurried: bool = False  # whether that time was over
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
         """What the candidate is called with. ``numbers``: those at which it may branch; ``most``: of other shapes."""
@@ -209,6 +212,9 @@ class FunctionProblem(Problem):
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
         def runs(form: Form) -> bool:
+            if time.monotonic() > self.until:
+                self.hurried = True
+                return False
             with torch.no_grad():
                 try:
                     outs = _tensors_of(self.call(*self.draw(form)))
@@ -220,7 +226,7 @@ class FunctionProblem(Problem):
         return forms_of(self.first, runs, most=most if self.vary_shapes else 0, constant=self.constant, numbers=numbers)
 
     def draw(self, form: Form) -> Args:
-        return vary(self._made(), form, torch.Generator().manual_seed(secrets.randbits(62)))
+        return vary(self._made(), form, secrets.randbits(62))
 
     def sums(self, form: Form, args: Args) -> Reduction:
         key = str(form.shapes)

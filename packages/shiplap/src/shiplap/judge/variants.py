@@ -145,9 +145,11 @@ def _numbered(own: Shapes, numbers: Sequence[int]) -> Iterator[Shapes]:
         yield _everywhere(own, size, new)
 
 
-def vary(made: tuple[Any, ...], form: Form, rng: torch.Generator) -> tuple[Any, ...]:
-    """``made`` in the shapes and with the kind of values of ``form``."""
+def vary(made: tuple[Any, ...], form: Form, seed: int) -> tuple[Any, ...]:
+    """``made`` in the shapes and with the kind of values of ``form``, drawn where the tensors are."""
     shapes = iter(form.shapes)
+    device = next((v.device for v in made if isinstance(v, Tensor) and v.device.type != "meta"), torch.device("cpu"))
+    rng = torch.Generator(device).manual_seed(seed)
     return tuple(_varied(v, next(shapes), form, rng) if isinstance(v, Tensor) else v for v in made)
 
 
@@ -157,16 +159,18 @@ def _varied(t: Tensor, shape: tuple[int, ...], form: Form, rng: torch.Generator)
         t = _resampled(t, shape, rng)
     if kind == "drawn" or not t.is_floating_point() or not t.numel():
         return t
-    noise = torch.randn(t.shape, generator=rng, dtype=torch.float64).to(t.device)
+    noise = torch.randn(t.shape, generator=rng, device=rng.device, dtype=torch.float64).to(t.device)
     if kind == "ties":
-        values = torch.randint(-1, 2, t.shape, generator=rng).to(t.device, torch.float64) / 2
+        values = torch.randint(-1, 2, t.shape, generator=rng, device=rng.device).to(t.device, torch.float64) / 2
     elif kind == "skewed":  # most are small, and a few decide
-        values = noise * torch.where(torch.rand(t.shape, generator=rng).to(t.device) < 0.02, 300.0, 0.01)
+        values = noise * torch.where(
+            torch.rand(t.shape, generator=rng, device=rng.device).to(t.device) < 0.02, 300.0, 0.01
+        )
     elif kind == "constant":
-        values = torch.full_like(noise, float(torch.randn((), generator=rng)))
+        values = torch.full_like(noise, float(torch.randn((), generator=rng, device=rng.device)))
     elif kind in DECADES:
         low, high = DECADES[kind]
-        values = noise * 10.0 ** (low + (high - low) * float(torch.rand((), generator=rng)))
+        values = noise * 10.0 ** (low + (high - low) * float(torch.rand((), generator=rng, device=rng.device)))
     elif kind == "about":
         values = noise * form.scale
     else:
@@ -183,4 +187,4 @@ def _resampled(t: Tensor, shape: tuple[int, ...], rng: torch.Generator) -> Tenso
     flat = t.detach().reshape(-1)
     if count <= flat.numel():
         return flat[:count].reshape(shape).clone()
-    return flat[torch.randint(0, flat.numel(), (count,), generator=rng).to(t.device)].reshape(shape)
+    return flat[torch.randint(0, flat.numel(), (count,), generator=rng, device=rng.device).to(t.device)].reshape(shape)

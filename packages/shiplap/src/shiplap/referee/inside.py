@@ -20,15 +20,15 @@ from torch import Tensor
 
 from shiplap.referee.intact import Snapshot
 from shiplap.referee.loading import ready
+from shiplap.referee.queued import queued
 from shiplap.referee.run import last_line
 from shiplap.referee.sandbox import Cell, lock
 from shiplap.referee.watch import Watch
-from shiplap.referee.wire import describe, extent, receive, send, unpack
+from shiplap.referee.wire import describe, extent, leaves, receive, send, unpack
 
 __all__ = ["FREE", "Declined", "serve"]
 
 COLD = 1_000_000  # ns: a call that takes longer is not much slower when it is the first after a pause
-FLUSHED, SWEEPS = 256 << 20, 8  # bytes of a GPU's memory, and how often they are written: half a millisecond
 MOVING = """
 empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided
 _reshape_alias expand expand_as t transpose permute unsqueeze squeeze slice select narrow detach detach_ alias
@@ -110,14 +110,20 @@ class Host:
             return self._operators(args)
         if asked["do"] == "gradients":
             return self._gradients(args, list(unpack(asked["seeds"], memory)), memory)
+        return self._call(args, memory)
+
+    def _call(self, args: list[Any], memory: Any) -> dict[str, Any]:
         with torch.no_grad():
-            if any(isinstance(a, Tensor) and a.is_cuda for a in args):
-                result, clock = _on_cuda(self._target, args)
-            else:
+            if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
                 started = perf_counter_ns()
                 result = self._target(*args)
-                clock = {"spent": perf_counter_ns() - started}
-        return {**self._told(args, result, memory), **clock}
+                spent = perf_counter_ns() - started
+                return {**self._told(args, result, memory, leaves(result)), "spent": spent}
+            call = queued(self._target, args)
+            told = self._told(args, call.result, memory, call.seen)
+        # What comes and goes with the calls would see the next values before their clock starts.
+        between = {"left": self._watch.told()["left"], "threads": self._intact.threads()}
+        return {**told, **call.clock, **between, "raced": call.raced}
 
     def _prepare(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
         """Make calls ready on arguments in memory that the referee shares: the values may be others when they run."""
@@ -170,23 +176,14 @@ class Host:
         self._last = [_home(v) for v in values], memory
         return {"outs": [_place(v) for v in self._last[0]]}
 
-    def _told(self, args: list[Any], result: Any, memory: Any) -> dict[str, Any]:
+    def _told(self, args: list[Any], result: Any, memory: Any, seen: list[Any]) -> dict[str, Any]:
         for _, _, earlier, copies in self._kept:  # the referee looks at earlier results again, on a GPU at the copies
             for now, copy in zip(leaves(earlier), copies, strict=False):
                 if type(now) is Tensor and now.is_cuda and now.shape == copy.shape:
                     copy.copy_(now)
-        outs, given = [_home(o) for o in leaves(result)], [_home(a) for a in leaves(args)]
+        outs, given = [_home(o) for o in seen], [_home(a) for a in leaves(args)]
         self._kept.append((memory, args, result, [*outs, *given]))
         return {"outs": [_place(o) for o in outs], "args": [_place(a) for a in given]}
-
-
-def leaves(value: Any) -> list[Any]:
-    """Tensors and plain values of nested tuples, lists and dicts, in order."""
-    if isinstance(value, (list, tuple)):
-        return [leaf for v in value for leaf in leaves(v)]
-    if isinstance(value, dict):
-        return [leaf for v in value.values() for leaf in leaves(v)]
-    return [] if value is None else [value]
 
 
 def _floating(value: Any) -> bool:
@@ -209,27 +206,6 @@ def _place(value: Any) -> dict[str, Any]:
     if isinstance(value, (bool, int)):
         return {"plain": value}
     return {"float": value.hex()} if isinstance(value, float) else {"foreign": type(value).__name__}
-
-
-def _on_cuda(target: Callable[..., Any], args: list[Any]) -> tuple[Any, dict[str, Any]]:
-    """Device time of one call, and what was still running on other streams when its own stream was done."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    flush = torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
-    torch.cuda.synchronize()
-    began = perf_counter_ns()
-    for value in range(SWEEPS):  # empties the caches, and takes long enough for the host to be ahead of the device
-        flush.fill_(value)
-    start.record()
-    result = target(*args)
-    end.record()
-    end.synchronize()
-    joined = perf_counter_ns()
-    copies = [_home(o) for o in leaves(result)]  # by the current stream, as any consumer would
-    copied = perf_counter_ns()
-    torch.cuda.synchronize()
-    late = perf_counter_ns() - copied
-    del copies
-    return result, {"spent": joined - began, "device": round(start.elapsed_time(end) * 1e6), "late": late}
 
 
 def _ops(target: Callable[..., Any], args: list[Any]) -> tuple[list[list[Any]], Any]:

@@ -6,7 +6,7 @@ import builtins
 import sys
 import threading
 import time
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -22,8 +22,28 @@ WATCHED = (
     "torch.autograd",
     "torch.autograd.profiler",
     "torch.linalg",
+    "torch.library",
+    "os",
+    "posixpath",
+    "mmap",
+    "json",
+    "socket",
+    "struct",
 )
 OURS = "shiplap."
+DESCRIPTORS = (property, staticmethod, classmethod)
+
+
+def _is_of(value: type, module: str) -> bool:
+    """Whether a class belongs to a module: of ours where it was written, of torch wherever torch wrote it."""
+    return value.__module__ == module if module.startswith(OURS) else value.__module__.startswith("torch")
+
+
+def _code(value: Any) -> CodeType | None:
+    """The code of a function, a method or the getter of a property."""
+    inner = value.fget if isinstance(value, property) else value
+    inner = inner.__func__ if isinstance(inner, (MethodType, staticmethod, classmethod)) else inner
+    return inner.__code__ if isinstance(inner, FunctionType) else None
 
 
 class Snapshot:
@@ -34,10 +54,11 @@ class Snapshot:
         self._owners += [("torch.Tensor", torch.Tensor), ("torch.nn.Module", torch.nn.Module)]
         self._owners += [(n, m) for n in WATCHED if isinstance(m := sys.modules.get(n), ModuleType)]
         self._owners += [(n, m) for n, m in list(sys.modules.items()) if n.startswith(OURS) and m is not None]
-        for name, module in [o for o in self._owners if o[0].startswith(OURS)]:
-            own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == name]
+        for name, module in [o for o in self._owners if o[0].startswith((OURS, *WATCHED))]:
+            own = [c for c in vars(module).values() if isinstance(c, type) and _is_of(c, name)]
             self._owners += [(f"{name}.{c.__name__}", c) for c in own]
         self._before = {name: dict(vars(owner)) for name, owner in self._owners}
+        self._codes = {name: {k: _code(v) for k, v in before.items()} for name, before in self._before.items()}
 
     def changed(self) -> list[str]:
         """Names whose functions are now somebody else's."""
@@ -45,8 +66,13 @@ class Snapshot:
         for name, owner in self._owners:
             now = vars(owner)
             for key, before in self._before[name].items():
-                if callable(before) and now.get(key) is not before and self._foreign(now.get(key)):
+                value = now.get(key)
+                if not (callable(before) or isinstance(before, DESCRIPTORS)):
+                    continue
+                if value is not before and self._foreign(value):
                     replaced.append(f"{name}.{key}")
+                elif value is before and _code(value) is not self._codes[name][key]:
+                    replaced.append(f"the code of {name}.{key}")
         return replaced
 
     def threads(self) -> int:
@@ -63,7 +89,7 @@ class Snapshot:
 
     def _foreign(self, value: Any) -> bool:
         """Torch and Python replace functions of theirs as well, when further parts of them are imported."""
-        code = getattr(getattr(value, "__func__", value), "__code__", None)
+        code = _code(value)
         if code is None:
             module = str(getattr(type(value), "__module__", ""))
             return not module.startswith("torch")

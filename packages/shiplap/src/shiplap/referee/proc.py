@@ -8,8 +8,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Usage", "below", "mapped", "resident", "stat_fields", "threads", "usage"]
+__all__ = ["Took", "Usage", "below", "mapped", "resident", "stat_fields", "threads", "usage"]
 
+CALM = 0.9  # share of its time in which a request had a processor, or none to do
 CPU_CLOCK = 2  # of a process of another, in the number of its clock: what the scheduler counted
 
 
@@ -67,6 +68,31 @@ class Usage:
 
     ran: float = 0.0
     waited: float = 0.0
+
+
+@dataclass(frozen=True)
+class Took:
+    """Seconds of one request.
+
+    Attributes:
+        wall: by the referee's clock, from before the process was continued until it was stopped. This alone counts in
+            its favour.
+        quiet: what it may have taken with the machine to itself: without the time in which either side was ready and
+            had no processor, but never less than its processor time shared out over all cores. A process can make
+            itself wait, so nothing is credited because of this figure.
+    """
+
+    wall: float
+    quiet: float
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether it hardly waited for a processor."""
+        return self.quiet >= CALM * self.wall
+
+    @classmethod
+    def of(cls, wall: float, waited: float, ran: float) -> Took:
+        return cls(wall, min(wall, max(wall - waited, ran / len(os.sched_getaffinity(0)))))
 
 
 def usage(pid: int, thread: int) -> Usage:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import math
 import os
+import re
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,14 +20,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shiplap.referee.proc import Usage, below, resident, threads, usage
+from shiplap.referee.proc import Took, Usage, below, resident, threads, usage
+from shiplap.referee.scratch import nameless, remove
 from shiplap.referee.wire import HEAD, Broken, Message, length_of, packed, parsed, plain, receive, send
 
 __all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took"]
 
 POLL_S = 0.05
 AT_ONCE = 32 << 10  # bytes of a message that a socket takes although nobody reads it
-CALM = 0.9  # share of its time in which a request had a processor, or none to do
+HANGS, SILENT_S = 0.8, 5.0  # share of the time of a request, and seconds, that are a fault when everything is over
 PATIENCE = 4.0  # times the limit that a process may take which had to wait for a processor
 QUIET = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -36,6 +36,7 @@ QUIET = {
     "SHIPLAP_RECORD": "",
     "SHIPLAP_TUNED": "",
 }
+SECRET = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)  # variables that nobody there needs
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -58,31 +59,6 @@ class Bounds:
     memory: int = 8 << 30
     processes: int = 32
     file_size: int = 1 << 30
-
-
-@dataclass(frozen=True)
-class Took:
-    """Seconds of one request.
-
-    Attributes:
-        wall: by the referee's clock, from before the process was continued until it was stopped. This alone counts in
-            its favour.
-        quiet: what it may have taken with the machine to itself: without the time in which either side was ready and
-            had no processor, but never less than its processor time shared out over all cores. A process can make
-            itself wait, so nothing is credited because of this figure.
-    """
-
-    wall: float
-    quiet: float
-
-    @property
-    def undisturbed(self) -> bool:
-        """Whether it hardly waited for a processor."""
-        return self.quiet >= CALM * self.wall
-
-    @classmethod
-    def of(cls, wall: float, waited: float, ran: float) -> Took:
-        return cls(wall, min(wall, max(wall - waited, ran / len(os.sched_getaffinity(0)))))
 
 
 class _Span(ctypes.Structure):
@@ -118,8 +94,7 @@ class Launcher:
             self._connection.close()
         self._process = self._connection = None
         if self.folder:
-            with contextlib.suppress(RecursionError):  # folders in folders, more than Python descends into
-                shutil.rmtree(self.folder, ignore_errors=True)
+            remove(self.folder)
 
     def finish(self) -> None:
         """End everything, and start nothing more; another thread may be waiting for an answer, and gets Ended."""
@@ -131,7 +106,8 @@ class Launcher:
             raise Ended("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        environment = {k: v for k, v in os.environ.items() if not SECRET.search(k)} | QUIET
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "shiplap.referee.launcher", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -146,11 +122,16 @@ class Launcher:
     def pid(self) -> int:
         return self._process.pid if self._process is not None else -1
 
-    def ask(self, message: Message, handles: Sequence[int] = ()) -> Message:
+    def ask(self, message: Message, handles: Sequence[int] = (), until: float = math.inf) -> Message:
+        """Its reply. Raises Ended, and Late where it has not answered by ``until``: a new one is started then."""
         connection = self._connection or self._start()
+        connection.settimeout(max(0.01, until - time.monotonic()) if until < math.inf else None)
         try:
             send(connection, message, handles)
             return receive(connection)[0]
+        except TimeoutError:
+            self.close()
+            raise Late("the time of the judgement is over, and no process has started") from None
         except (Broken, OSError) as e:
             raise Ended(f"the launcher ended: {e}") from None
 
@@ -162,11 +143,12 @@ class Launcher:
         hidden: Sequence[str] = (),
         locked: bool = True,
         device: bool = False,
+        until: float = math.inf,
     ) -> Prisoner:
         """A new process, locked in. It may read the files ``readable``, and write into a folder of its own.
 
         ``hidden``: folders in which Python finds modules, and that it may not read. ``device``: it may use the
-        machine's accelerators, too.
+        machine's accelerators, too. ``until``: see ``Prisoner``.
         """
         bounds = bounds or Bounds()
         if self._process is None:
@@ -188,22 +170,13 @@ class Launcher:
             "environment": places,
             "file_size": bounds.file_size,
         }
-        output = _nameless(self.folder)
+        output = nameless(self.folder)
         try:
-            pid = self.ask(order, [theirs.fileno(), output])["pid"]
+            pid = self.ask(order, [theirs.fileno(), output], until)["pid"]
         finally:
             theirs.close()
         self.prisoners.add(pid)
-        return Prisoner(self, pid, ours, output, bounds)
-
-
-def _nameless(folder: str) -> int:
-    """A new file for what a process prints. It has no name, so that nobody can put another file in its place."""
-    handle, path = tempfile.mkstemp(dir=folder)
-    os.unlink(path)
-    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
-    fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_APPEND)
-    return handle
+        return Prisoner(self, pid, ours, output, bounds, until=until)
 
 
 @dataclass
@@ -215,6 +188,7 @@ class Prisoner:
         missing: facility of the sandbox → why it is not in force; only those that are not.
         alone: whether a process that it started and left running is the end of it.
         until: the time (``time.monotonic``) after which it may not run any more.
+        answering: seconds that it took for all its answers.
     """
 
     launcher: Launcher
@@ -225,6 +199,7 @@ class Prisoner:
     missing: dict[str, str] = field(default_factory=dict)
     alone: bool = False
     until: float = math.inf
+    answering: float = 0.0
 
     def __post_init__(self) -> None:
         self._base = 0
@@ -245,6 +220,7 @@ class Prisoner:
         No instruction of it, of its threads and of the processes that it started runs outside of that time. Raises
         Ended.
         """
+        self._in_time()
         data, handles = packed(message), [handle] if handle >= 0 else []
         self._asked, self._delays = usage(self.pid, self.pid), {}
         here = usage(os.getpid(), threading.get_native_id()).waited
@@ -258,6 +234,7 @@ class Prisoner:
             body = self._receive(seconds or self.bounds.seconds)
             self._signal(signal.SIGSTOP)
             wall = time.perf_counter() - started
+            self.answering += wall
             self._stand()
             reply = parsed(body)
         except (Broken, OSError) as e:
@@ -291,22 +268,27 @@ class Prisoner:
                     wanted += length_of(bytes(data))
         return bytes(data[HEAD.size :])
 
-    def _keep_within(self, ends: float, seconds: float) -> None:
-        """End it if it exceeds a limit. Raises Ended."""
+    def _in_time(self) -> None:
         if time.monotonic() > self.until:
             self.kill()
             raise Late("the time of the judgement is over")
+
+    def _keep_within(self, ends: float, seconds: float) -> None:
+        """End it if it exceeds a limit. Raises Ended."""
         if reason := self._exceeds(ends, seconds):
             self.kill()
             raise Ended(reason)
+        self._in_time()
 
     def _exceeds(self, ends: float, seconds: float) -> str:
         family = [self.pid, *self.strays()]
         self._delays |= {pid: usage(pid, pid).waited for pid in family}
         late = time.monotonic() - ends
         # On a busy machine it and its compilers wait for a processor. It is given that time, and no more than that.
-        if late > 0 and late > min(PATIENCE * seconds, sum(self._delays.values()) - self._asked.waited):
-            return f"no answer for {seconds:g} s"
+        waited = min(PATIENCE * seconds, sum(self._delays.values()) - self._asked.waited)
+        over = time.monotonic() > self.until and seconds + late - waited > max(HANGS * seconds, SILENT_S)
+        if over or (late > 0 and late > waited):
+            return f"no answer for {seconds + late:.3g} s"
         # Each process that it starts begins with its pages, and shares them until it writes.
         used = sum(max(0, resident(pid) - self._base) for pid in family)
         if self._base and used > self.bounds.memory:
@@ -342,7 +324,8 @@ class Prisoner:
 
     def _stand(self) -> None:
         """Return when every thread of it stands. Raises Ended."""
-        ends = time.monotonic() + 60
+        now = time.monotonic()
+        ends = max(now + 1, min(now + 60, self.until))
         while time.monotonic() < ends:
             state = threads(self.pid)
             if state and state <= {"T", "t", "Z", "X"}:
@@ -353,18 +336,19 @@ class Prisoner:
         self.kill()
         raise Ended("it cannot be stopped")
 
-    def read(self, address: int, length: int) -> bytes:
+    def read(self, address: int, length: int) -> bytearray:
         """Bytes of its memory. Raises OSError for memory that it has not, and where the kernel does not permit it."""
-        buffer = ctypes.create_string_buffer(length)
+        content = bytearray(length)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(content)) if length else 0
         done = 0
         while done < length:
             step = min(length - done, 1 << 30)
-            into, out = _Span(ctypes.addressof(buffer) + done, step), _Span(address + done, step)
+            into, out = _Span(start + done, step), _Span(address + done, step)
             got = _libc.process_vm_readv(self.pid, ctypes.byref(into), 1, ctypes.byref(out), 1, 0)
             if got <= 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             done += got
-        return buffer.raw
+        return content
 
     def strays(self) -> list[int]:
         """Processes that it started, also those whose parent ended and left them to the launcher."""
@@ -381,14 +365,16 @@ class Prisoner:
         return len(strays)
 
     def kill(self) -> None:
-        """End it and what it started."""
+        """End it and what it started; what has ended already stays as it is."""
+        if self.pid not in self.launcher.prisoners:  # its number may be that of another by now
+            return
         self._signal(signal.SIGKILL)
         self.sweep()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(Ended):
             self.launcher.ask({"do": "wait", "pid": self.pid})
-        self.launcher.prisoners.discard(self.pid)  # its number may become that of another
+        self.launcher.prisoners.discard(self.pid)
         self.connection.close()
         with contextlib.suppress(OSError):
             os.close(self.output)

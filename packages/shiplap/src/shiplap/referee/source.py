@@ -25,6 +25,12 @@ STACK = {
     "walk_stack",
     "format_stack",
     "print_stack",
+    "dump_traceback",
+    "dump_traceback_later",
+    "get_object_traceback",
+    "take_snapshot",
+    "CapturedTraceback",
+    "gather_traceback",
 }
 HEAP = {"get_objects", "get_referrers", "get_referents"}
 MEMORY = {
@@ -52,11 +58,10 @@ LOOKS = STACK | HEAP | MEMORY | OF_PYTHON
 def suspicious(file: str) -> list[str]:
     """``line N: what`` for names that look at callers, at other objects of the interpreter, or change its code."""
     try:
-        content = Path(file).read_bytes()
-        if len(content) > LARGEST:
+        if Path(file).stat().st_size > LARGEST:
             return [f"more than {LARGEST} bytes, which nobody looks through"]
-        tree = ast.parse(content)
-    except (OSError, SyntaxError, ValueError, RecursionError):
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     return [f"line {line}: {what}" for line, what in sorted(set(_found(tree)))]
 
@@ -64,8 +69,10 @@ def suspicious(file: str) -> list[str]:
 def constants(file: str) -> list[float]:
     """Numbers in a source, also those in texts, which may be code: sizes and values at which a candidate may branch."""
     try:
+        if Path(file).stat().st_size > LARGEST:  # ``suspicious`` says so
+            return []
         tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     values: dict[float, None] = {}
     for node in ast.walk(tree):

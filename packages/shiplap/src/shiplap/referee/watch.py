@@ -6,6 +6,7 @@ were put together from. As everything in the process that is judged, this can be
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
@@ -13,12 +14,15 @@ import signal
 import sys
 import sysconfig
 import traceback
+import tracemalloc
+from os.path import realpath  # as it is now: what is judged may put another function in its place
 from types import FrameType
 from typing import Any
 
 import torch
 
 from shiplap.compat.calls import untouched
+from shiplap.compat.library import replaced_operators
 from shiplap.referee.source import LOOKS
 
 __all__ = ["Watch", "is_trusted"]
@@ -28,21 +32,54 @@ EVENTS = frozenset(
         *(f"sys.{name}" for name in ("_getframe", "_current_frames", "_current_exceptions")),
         *(f"sys.{name}" for name in ("settrace", "setprofile", "addaudithook")),
         *(f"gc.{name}" for name in ("get_objects", "get_referrers", "get_referents")),
+        "sys.monitoring.register_callback",
     }
 )
 NAMED = frozenset({"object.__getattr__", "ctypes.dlsym"})  # events with a name as the second argument
 FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
-WHOLE = frozenset(map(os.path.realpath, (inspect.__file__, traceback.__file__, sys.modules["ctypes"].__file__ or "")))
-IN_PART = {os.path.realpath(logging.__file__): {"findCaller", "currentframe", "<lambda>"}}
-OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+WHOLE = frozenset(map(realpath, (inspect.__file__, traceback.__file__, sys.modules["ctypes"].__file__ or "")))
+IN_PART = {realpath(logging.__file__): {"findCaller", "currentframe", "<lambda>"}}
+OURS = os.path.dirname(os.path.dirname(realpath(__file__)))
 PLACES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(torch.__file__))
-TRUSTED = ("<frozen", *(os.path.realpath(p) for p in PLACES))
+# An environment may see the packages of another one, such as that of the system.
+PACKAGES = tuple(p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages"))
+TRUSTED = ("<frozen", *(realpath(p) for p in (*PLACES, *PACKAGES)))
 SUBNORMAL = 1e-40
+FLAGS = (  # of torch.backends: which algorithms others get
+    *(f"cudnn.{name}" for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    *(f"cuda.matmul.allow_{name}" for name in ("tf32", "fp16_accumulation")),
+    *(f"cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("fp16", "bf16")),
+    *(f"{name}.fp32_precision" for name in ("cuda.matmul", "cudnn.conv", "mkldnn.matmul", "mkldnn.conv")),
+    "mkldnn.enabled",
+)
 
 
 def is_trusted(file: str) -> bool:
     """Whether a file of code is Python's, torch's or of an installed package; names such as ``<frozen os>`` count."""
-    return (file if file.startswith("<") else os.path.realpath(file)).startswith(TRUSTED)
+    return (file if file.startswith("<") else realpath(file)).startswith(TRUSTED)
+
+
+def _flag(path: str) -> Any:
+    """A flag of ``torch.backends``; None where this torch has none, or says that two ways to set it were mixed."""
+    value: Any = torch.backends
+    for name in path.split("."):
+        try:
+            value = getattr(value, name, None)
+        except RuntimeError:
+            return "mixed"
+    return value
+
+
+def _precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # two ways to set it were mixed
+        return "mixed"
+
+
+def _monitors() -> tuple[Any, ...]:
+    monitoring = getattr(sys, "monitoring", None)
+    return tuple(monitoring.get_tool(number) for number in range(6)) if monitoring is not None else ()
 
 
 def _state() -> dict[str, Any]:
@@ -52,12 +89,18 @@ def _state() -> dict[str, Any]:
         "torch.get_default_dtype": torch.get_default_dtype(),
         "torch.get_default_device": torch.get_default_device(),
         "torch.get_num_threads": torch.get_num_threads(),
-        "torch.get_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.get_float32_matmul_precision": _precision(),
+        "torch.initial_seed": torch.initial_seed(),
+        "operators of torch": replaced_operators(is_trusted),
+        "torch.backends": tuple(_flag(path) for path in FLAGS),
+        "garbage collection": (gc.isenabled(), list(gc.callbacks)),
         "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled(),
         "torch.is_grad_enabled": torch.is_grad_enabled(),
         "modes, autocast or tracers of torch": untouched(),
         "torch.set_flush_denormal": float(torch.tensor(SUBNORMAL, dtype=torch.float32).mul(1.0)) == 0.0,
         "sys.settrace or sys.setprofile": (sys.gettrace(), sys.getprofile()),
+        "sys.monitoring": _monitors(),
+        "tracemalloc": tracemalloc.is_tracing(),
         "signal handlers": handlers,
         "timers": tuple(signal.getitimer(each)[1] > 0 for each in (signal.ITIMER_REAL, signal.ITIMER_PROF)),
     }
@@ -101,7 +144,7 @@ class Watch:
     def _is_foreign(self, frame: FrameType | None) -> bool:
         """Whether code of the candidate asks, by itself or through a module that looks at frames for others."""
         while frame is not None:
-            file, name = os.path.realpath(frame.f_code.co_filename), frame.f_code.co_name
+            file, name = realpath(frame.f_code.co_filename), frame.f_code.co_name
             if file not in WHOLE and name not in IN_PART.get(file, ()):
                 return not is_trusted(frame.f_code.co_filename) and not file.startswith(OURS)
             frame = frame.f_back

@@ -28,6 +28,7 @@ __all__ = [
     "Message",
     "describe",
     "extent",
+    "leaves",
     "length_of",
     "packed",
     "parsed",
@@ -113,6 +114,15 @@ def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+
+
+def leaves(value: Any) -> list[Any]:
+    """Tensors and plain values of nested tuples, lists and dicts, in order."""
+    if isinstance(value, (list, tuple)):
+        return [leaf for v in value for leaf in leaves(v)]
+    if isinstance(value, dict):
+        return [leaf for v in value.values() for leaf in leaves(v)]
+    return [] if value is None else [value]
 
 
 def describe(t: Tensor) -> Message:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ __all__ = ["NO_ANSWER", "Call", "Expected", "OutOfReach", "Witness", "Wrong"]
 NO_ANSWER = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
 LEAST, MOST, ROOM = 5, 128, 64 << 20  # earlier calls whose results stay in use, and the bytes that these may take
 SPREAD = 64  # a result may lie in memory with this many times its own length
+PADDED = 256 << 20  # bytes, or in twice its own length if that is more
 
 
 INTACT = (
@@ -31,6 +32,9 @@ INTACT = (
     ("looked", "source", "looks at its callers or at objects of others:"),
     ("left", "state", "leaves changed for its caller:"),
 )
+
+
+Spans: TypeAlias = list[tuple[int, bytearray]]  # addresses of results, and what lay there
 
 
 class Wrong(Exception):
@@ -79,7 +83,7 @@ class Given:
 class _Kept:
     """Results of one call, which are still in use, and the bytes of its arguments and results."""
 
-    spans: list[tuple[int, bytes]]
+    spans: Spans
     size: int
 
 
@@ -152,7 +156,9 @@ class Witness:
             raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
         if not expected.changed and (problem := expected.against(got).problem):
             raise Wrong("values", f"{problem}, while its operators are listed")
-        return [(str(o[0]), o[1]) for o in reply["ops"] if isinstance(o, list) and len(o) == 2]
+        if not all(map(_is_operator, reply["ops"])):
+            raise Wrong("answer", "a list of operators that is none")
+        return [(o[0], o[1]) for o in reply["ops"]]
 
     def intact(self) -> None:
         """Raises Wrong where functions of Python, torch or ours were replaced, where threads of Python run, and for
@@ -165,7 +171,7 @@ class Witness:
             raise Wrong("answer", "an answer that is not valid")
         for name, check, text in INTACT:
             if told[name]:
-                raise Wrong(check, f"it {text} {', '.join(map(str, told[name][:5]))}"[:300])
+                raise Wrong(check, f"it {text} {', '.join(_short(v) for v in told[name][:5])}")
         if count > 0:
             raise Wrong("threads", "threads that it started run beside its calls")
 
@@ -188,6 +194,8 @@ class Witness:
             os.close(handle)
         if "error" in reply:
             raise Wrong("raised", str(reply["error"])[:400])
+        if expected is not None:
+            _of_a_device(reply)
         try:
             if expected is None:  # it keeps as much alive as one whose results are looked at
                 self._earlier.append(_Kept([], _size(args)))
@@ -267,7 +275,7 @@ class Witness:
             places.append({**describe(t), "at": addresses[0] if addresses else 0, "bytes": length})
         return places
 
-    def _results(self, told: Any, like: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[int, bytes]]]:
+    def _results(self, told: Any, like: Sequence[Tensor]) -> tuple[list[Tensor], Spans]:
         if not isinstance(told, list) or len(told) != len(like):
             raise Wrong("results", f"{len(told) if isinstance(told, list) else 'no'} results, expected {len(like)}")
         got, spans = [], []
@@ -283,7 +291,7 @@ class Witness:
             spans.append((int(place["tensor"]["at"]), content))
         return got, spans
 
-    def _tensor(self, number: int, told: Mapping[str, Any], like: Tensor) -> tuple[Tensor, bytes]:
+    def _tensor(self, number: int, told: Mapping[str, Any], like: Tensor) -> tuple[Tensor, bytearray]:
         shape, stride, dtype = list(told["shape"]), list(told["stride"]), str(told["dtype"])
         wanted = describe(like)
         if shape != wanted["shape"] or dtype != wanted["dtype"]:
@@ -291,15 +299,16 @@ class Witness:
         if len(stride) != len(shape) or any(type(s) is not int or s < 0 for s in stride):
             raise Wrong("results", f"result {number}: strides {stride}")
         length = extent(shape, stride)
-        if length > SPREAD * like.numel() + 4096:
+        widest = max(2 * like.numel(), PADDED // like.itemsize)  # nobody makes the referee read without end
+        if length > min(SPREAD * like.numel() + 4096, widest):
             raise Wrong("results", f"result {number}: strides {stride} for {shape}")
         if not length:
-            return torch.empty(like.shape, dtype=like.dtype, device=like.device), b""
+            return torch.empty(like.shape, dtype=like.dtype, device=like.device), bytearray()
         content = self._read(int(told["at"]), length * like.itemsize)
-        flat = torch.frombuffer(bytearray(content), dtype=like.dtype).to(like.device)
+        flat = torch.frombuffer(content, dtype=like.dtype).to(like.device)
         return flat.as_strided(shape, stride), content
 
-    def _read(self, address: int, length: int) -> bytes:
+    def _read(self, address: int, length: int) -> bytearray:
         try:
             return self.prisoner.read(address, length)
         except OSError as e:
@@ -311,7 +320,7 @@ class Witness:
             raise Wrong("answer", "its arguments are not those that it was given")
         return [self._tensor(-1, p, t)[0] for p, t in zip(places, given, strict=True)]
 
-    def _disjoint(self, spans: list[tuple[int, bytes]], places: list[Mapping[str, Any]], expected: Expected) -> None:
+    def _disjoint(self, spans: Spans, places: list[Mapping[str, Any]], expected: Expected) -> None:
         """Results lie neither in an argument nor in an earlier result."""
         taken = [] if expected.aliased else [(int(p["at"]), int(p["bytes"]), "an argument") for p in places]
         still = "an earlier result, which is still in use"
@@ -321,13 +330,41 @@ class Witness:
                 if at < start + length and start < at + len(content):
                     raise Wrong("aliases", f"a result shares memory with {what}")
 
-    def _unchanged(self, spans: list[tuple[int, bytes]], size: int) -> None:
+    def _unchanged(self, spans: Spans, size: int) -> None:
         """Results of earlier calls are what they were."""
         for call in self._earlier:
             for at, content in call.spans:
                 if content and self._read(at, len(content)) != content:
                     raise Wrong("results", "a result changed after the call that returned it")
         self._earlier.append(_Kept(spans, size + sum(len(content) for _, content in spans)))
+
+
+def _short(name: Any) -> str:
+    return name[:80] if isinstance(name, str) else "what is no name"
+
+
+def _is_operator(told: Any) -> bool:
+    """Whether it is a name, and a name or shapes: the harness writes nothing else."""
+    if not isinstance(told, list) or len(told) != 2 or not isinstance(told[0], str):
+        return False
+    return isinstance(told[1], str) or (isinstance(told[1], list) and all(_is_shape(s, 2) for s in told[1]))
+
+
+def _is_shape(told: Any, depth: int) -> bool:
+    """Whether it is a list of sizes, or such lists for an argument that is a list of tensors."""
+    if not isinstance(told, list):
+        return False
+    return all((type(n) is int and abs(n) < 1 << 62) or (depth > 0 and _is_shape(n, depth - 1)) for n in told)
+
+
+def _of_a_device(reply: Mapping[str, Any]) -> None:
+    """Raises Wrong for what else the process was seen to do around a call on a GPU, whose clock is in the process."""
+    if reply.get("raced"):
+        raise Wrong("streams", "a result was not complete when the call's own stream was done")
+    if left := reply.get("left"):
+        raise Wrong("state", f"it leaves changed between its calls: {left}"[:300])
+    if reply.get("threads"):
+        raise Wrong("threads", "threads that it started run between its calls")
 
 
 def _size(args: Sequence[Any]) -> int:

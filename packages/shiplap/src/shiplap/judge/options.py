@@ -1,0 +1,98 @@
+"""What whoever asks for a judgement may choose, and how its time is shared out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from shiplap.referee.process import Bounds, Late, Prisoner
+
+__all__ = ["Budget", "Options", "Pace"]
+
+ONE_CALL = 2 / 3  # share of the whole time that one call may take: it may compile
+ENDING_S, ENDING = 0.5, 0.04  # seconds, and share of the time, for ending all processes
+PLANNED = 0.9  # share of the time for which work is planned: a last step may take longer than those before
+
+
+@dataclass(frozen=True)
+class Options:
+    """How :func:`judge` works.
+
+    Attributes:
+        seconds: the time of the whole judgement, 60 s by default. The verdict comes within it, whatever the candidate
+            does. Comparisons that are not made in this time make the verdict incomplete.
+        rounds: the number of timed calls for each shape, 12 by default and 5 at least. Each call has new values.
+        sizes: the sizes at which a declared op is timed, such as ``{"n": 4096}``. By default the two largest samples of
+            the audit are timed.
+        tolerance: a relative error that is accepted in addition to rounding, 0 by default.
+        vary_shapes: whether the candidate must also be right for other shapes that the reference accepts.
+        compiled: whether ``torch.compile`` of the reference is timed too.
+        gradients: whether gradients are compared. None, the default, compares them for ops that declare a gradient.
+        timed: whether times are measured.
+        device: the device of the arguments, ``"cpu"`` by default.
+        bounds: the limits of the candidate's process. By default one call, which may compile, may take two thirds of
+            ``seconds``, or 120 s if that is less, and the process may use 8 GiB of memory more than at its start, and
+            32 processes.
+    """
+
+    seconds: float = 60.0
+    rounds: int = 12
+    sizes: Sequence[dict[str, Any]] = ()
+    tolerance: float = 0.0
+    vary_shapes: bool = True
+    compiled: bool = False
+    gradients: bool | None = None
+    timed: bool = True
+    device: str = "cpu"
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+class Pace:
+    """The steps of a stage. None begins that would not end in time if the judge itself worked as long as ever before.
+
+    What a process takes for its answer does not count: it is ended in time.
+    """
+
+    def __init__(self, last: float) -> None:
+        self.last, self.longest = last, 0.0
+
+    @contextmanager
+    def step(self, asked: Prisoner | None = None) -> Iterator[None]:
+        """Raises Late instead of beginning too late. ``asked``: the process that answers in this step."""
+        began, before = time.monotonic(), asked.answering if asked else 0.0
+        if began + self.longest > self.last:
+            raise Late("the time of the judgement is over")
+        yield
+        answering = asked.answering - before if asked else 0.0
+        self.longest = max(self.longest, time.monotonic() - began - answering)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The time of one judgement: when it began (``time.monotonic``), and how many seconds it has."""
+
+    began: float
+    seconds: float
+
+    @property
+    def ends(self) -> float:
+        """Nothing new is planned after this moment."""
+        return min(self.began + PLANNED * self.seconds, self.last)
+
+    @property
+    def last(self) -> float:
+        """No process of the judgement runs after this moment."""
+        return self.began + self.seconds - min(ENDING_S + ENDING * self.seconds, 0.5 * self.seconds)
+
+    @property
+    def one_call(self) -> float:
+        """The seconds of one call."""
+        return ONE_CALL * self.seconds
+
+    def part(self, share: float) -> float:
+        """The moment at which this share of what is left now is over."""
+        now = time.monotonic()
+        return now + share * max(0.0, self.ends - now)

@@ -1,0 +1,170 @@
+"""A verdict comes within its time, whatever the candidate does with it."""
+
+import time
+
+import pytest
+import torch
+
+import shiplap as sl
+from shiplap.judge.options import Budget
+from shiplap.judge.problem import FunctionProblem
+from shiplap.referee.process import Bounds, Ended, Late, Launcher
+from shiplap.referee.scratch import remove
+from shiplap.referee.wire import Arena
+from shiplap_testing.effort import sampled
+from tests.judge.cheats import HEAD
+from tests.judge.test_cheats import REFERENCE
+
+SECONDS, LOAD = 8.0, 3.0  # and what ending processes may take on a machine that does much else
+HANGS = {  # where a candidate waits for ever
+    "at import": "import time\ntime.sleep(1e6)\ncandidate = honest\n",
+    "in native code at import": "import ctypes\nctypes.CDLL(None).pause()\ncandidate = honest\n",
+    "in the first call": "import time\ndef candidate(x, w):\n    time.sleep(1e6)\n",
+    "and computes": "def candidate(x, w):\n    while True:\n        honest(x, w)\n",
+    "in a thread at exit": """
+import threading, time
+def candidate(x, w):
+    threading.Thread(target=lambda: time.sleep(1e6)).start()
+    raise SystemExit
+""",
+    "while it waits for a child": """
+import os, time
+def candidate(x, w):
+    child = os.fork()
+    if child == 0:
+        time.sleep(1e6)
+    os.waitpid(child, 0)
+""",
+    "in calls that are timed": """
+import time
+CALLS = []
+def candidate(x, w):
+    CALLS.append(1)
+    if len(CALLS) > 150:
+        time.sleep(1e6)
+    return honest(x, w)
+""",
+    "in a backward": """
+import time
+class Waits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        return honest(x, w)
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(1e6)
+candidate = Waits.apply
+""",
+}
+
+QUICK = ("in the first call", "in a thread at exit")
+
+
+@pytest.fixture
+def judged(launcher, tmp_path):
+    folder = tmp_path / "candidate"
+    folder.mkdir()
+    (tmp_path / "problem.py").write_text(REFERENCE)
+    launcher.start().kill()  # it takes seconds to load torch
+
+    def run(text, **options):
+        (folder / "it.py").write_text(HEAD + text)
+        rest = {"seconds": SECONDS, "rounds": 5, "bounds": Bounds(memory=1 << 29), **options}
+        began = time.monotonic()
+        ruling = sl.judge(tmp_path / "problem.py", folder / "it.py", launcher=launcher, **rest)
+        return ruling, time.monotonic() - began
+
+    return run
+
+
+@pytest.mark.parametrize("where", sampled(HANGS, long=[n for n in HANGS if n not in QUICK]))
+def test_who_waits_for_ever_has_a_verdict_in_time(judged, where):
+    ruling, took = judged(HANGS[where], gradients="backward" in where)
+    assert ruling.word in ("refused", "incomplete"), ruling  # the second where not much of the time was left
+    assert ruling.at_least == 0.0
+    assert took < SECONDS + LOAD, ruling
+
+
+@pytest.mark.long
+def test_who_is_slow_in_every_call_is_incomplete_in_time(judged):
+    ruling, took = judged("import time\ndef candidate(x, w):\n    time.sleep(1)\n    return honest(x, w)\n")
+    assert ruling.word == "incomplete", ruling
+    assert took < SECONDS + LOAD, ruling
+
+
+@pytest.mark.long
+def test_the_time_is_that_of_the_whole_judgement_with_a_launcher_of_its_own(tmp_path):
+    (tmp_path / "candidate").mkdir()
+    (tmp_path / "problem.py").write_text(REFERENCE)
+    (tmp_path / "candidate" / "it.py").write_text(HEAD + HANGS["in the first call"])
+    began = time.monotonic()
+    ruling = sl.judge(tmp_path / "problem.py", tmp_path / "candidate" / "it.py", seconds=25.0)
+    assert ruling.word in ("refused", "incomplete"), ruling
+    assert time.monotonic() - began < 25.0
+
+
+def test_a_launcher_that_does_not_start_in_time_is_given_up(tmp_path):
+    """As on a machine with so much load that loading torch takes longer than the judgement."""
+    with Launcher() as launcher:
+        with pytest.raises(Late):
+            launcher.start(until=time.monotonic() + 0.05)
+        launcher.start().kill()  # another one
+
+
+@pytest.mark.parametrize(("until", "bound", "error"), [(6.0, 7.0, Ended), (0.5, 60.0, Late), (60.0, 0.5, Ended)])
+def test_who_is_silent_for_most_of_its_time_is_at_fault_and_who_had_none_is_late(
+    launcher, tmp_path, until, bound, error
+):
+    (tmp_path / "it.py").write_text("import time\ntime.sleep(1e6)\n")
+    order = {"do": "load", "home": str(tmp_path / "it.py"), "names": ["it"], "kind": "function", "path": []}
+    arena = Arena()
+    order |= {"seed": 1, "compile": False, "init": arena.pack([]), "state": arena.pack({})}
+    prisoner = launcher.start([str(tmp_path)], Bounds(seconds=bound))
+    prisoner.until = time.monotonic() + until
+    with pytest.raises(Ended) as caught:
+        prisoner.ask(order, arena.write())
+    assert caught.type is error
+    with pytest.raises(Ended):
+        prisoner.ask(order)
+
+
+def test_nobody_is_asked_after_the_end(launcher):
+    prisoner = launcher.start()
+    prisoner.until = time.monotonic() - 1
+    with pytest.raises(Late):
+        prisoner.ask({"do": "intact"})
+
+
+def test_the_parts_of_a_budget():
+    budget = Budget(time.monotonic(), 60.0)
+    assert budget.one_call == 40.0
+    assert 50.0 < budget.ends - budget.began < budget.last - budget.began < 58.0
+    assert budget.ends - 31 < budget.part(0.5) < budget.ends - 26
+    over = Budget(time.monotonic() - 100.0, 60.0)
+    assert over.part(0.5) == pytest.approx(time.monotonic(), abs=1.0)
+
+
+def test_a_slow_reference_is_not_asked_for_shapes_without_end():
+    def slow(x):
+        time.sleep(0.05)
+        return x + 1
+
+    problem = FunctionProblem("slow", slow, lambda: (torch.rand(7, 9),), 0.0, vary_shapes=True)
+    problem.until = time.monotonic() + 0.2
+    began = time.monotonic()
+    assert problem.forms()
+    assert problem.hurried
+    assert time.monotonic() - began < 5.0
+
+
+def test_a_folder_with_more_than_can_be_removed_in_time_is_left_to_its_remover(tmp_path):
+    home = tmp_path / "scratch"
+    home.mkdir()
+    for number in range(3000):
+        (home / str(number)).touch()
+    began = time.monotonic()
+    remove(str(home), seconds=0.0)
+    assert time.monotonic() - began < 1.0
+    while home.exists():
+        assert time.monotonic() - began < 60.0
+        time.sleep(0.01)

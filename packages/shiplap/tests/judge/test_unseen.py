@@ -1,0 +1,168 @@
+"""The third attack: what got through, and what is refused by the way."""
+
+import os
+import time
+
+import pytest
+import torch
+
+import shiplap as sl
+from shiplap.judge.clock import Doubt, _timed, alone
+from shiplap.judge.options import Pace
+from shiplap.judge.problem import FunctionProblem
+from shiplap.judge.variants import Form
+from shiplap.judge.verdict import Timed
+from shiplap.referee import witness
+from shiplap.referee.process import Bounds, Late
+from shiplap.referee.source import LARGEST, constants, suspicious
+from shiplap.referee.witness import Call, Witness, Wrong
+from shiplap_testing.effort import sampled
+from tests.judge.cheats import HEAD
+from tests.judge.test_cheats import REFERENCE
+from tests.judge.unseen import BACKWARD, UNSEEN
+
+BOUNDS = Bounds(memory=1 << 29, seconds=8)
+QUICK = ("precision by the new names", "the stack in a file", "names in lists of lists", "a secret of the environment")
+
+
+@pytest.fixture
+def judged(launcher, tmp_path):
+    folder = tmp_path / "candidate"
+    folder.mkdir()
+    (tmp_path / "problem.py").write_text(REFERENCE)
+
+    def run(text, **options):
+        (folder / "it.py").write_text(HEAD + text)
+        rest = {"seconds": 60, "rounds": 5, "bounds": BOUNDS, **options}
+        return sl.judge(tmp_path / "problem.py", folder / "it.py", launcher=launcher, **rest)
+
+    return run
+
+
+@pytest.mark.parametrize("name", sampled(UNSEEN, long=[n for n in UNSEEN if n not in QUICK]))
+def test_an_attack_is_refused(judged, name):
+    ruling = judged(UNSEEN[name])
+    assert ruling.word == "refused", ruling
+    assert ruling.speedup == ruling.at_least == 0.0
+
+
+@pytest.mark.parametrize("name", sampled(BACKWARD, long=["right on the first shape"]))
+def test_a_gradient_is_right_everywhere(judged, name):
+    ruling = judged(BACKWARD[name], gradients=True)
+    assert [r.check for r in ruling.reasons] == ["gradients"], ruling
+
+
+def test_secrets_of_the_environment_stay_where_they_are(monkeypatch, tmp_path):
+    monkeypatch.setenv("SHIPLAP_TEST_TOKEN", "hunter2")
+    monkeypatch.setenv("SHIPLAP_TEST_PLAIN", "plain")
+    (tmp_path / "candidate").mkdir()
+    (tmp_path / "problem.py").write_text(REFERENCE)
+    asks = "import os\nraise ValueError([v for k, v in os.environ.items() if k.startswith('SHIPLAP_TEST')])\n"
+    (tmp_path / "candidate" / "it.py").write_text(asks)
+    ruling = sl.judge(tmp_path / "problem.py", tmp_path / "candidate" / "it.py", seconds=60)
+    assert "plain" in str(ruling), ruling
+    assert "hunter2" not in str(ruling)
+    assert os.environ["SHIPLAP_TEST_TOKEN"] == "hunter2"
+
+
+def test_nobody_parses_a_source_without_end(tmp_path):
+    file = tmp_path / "it.py"
+    file.write_text("x = [" + "1234567," * (LARGEST // 8 + 1) + "]\n")
+    assert constants(str(file)) == []
+    assert "bytes" in suspicious(str(file))[0]
+
+
+@pytest.mark.parametrize("reply", [{"raced": True}, {"left": ["signal handlers"]}, {"threads": 2}])
+def test_what_a_process_tells_of_a_call_on_a_device_counts(reply):
+    with pytest.raises(Wrong):
+        witness._of_a_device(reply)
+    witness._of_a_device(dict.fromkeys(reply, 0))
+
+
+@pytest.mark.parametrize(
+    ("told", "valid"),
+    [
+        (["aten::mm", [[2, 3], [3, 4], []]], True),
+        (["aten::cat", [[[2, 3], [2, 3]], []]], True),
+        (["kernel", "void gemm<float>"], True),
+        (["aten::mm", [[2, 3.0]]], False),
+        (["aten::mm", [[1 << 70]]], False),
+        (["aten::mm", [[[[[1]]]]]], False),
+        (["aten::mm", 3], False),
+        ([["aten::mm"], []], False),
+        (["aten::mm"], False),
+        (7, False),
+    ],
+)
+def test_an_operator_is_a_name_and_sizes(told, valid):
+    assert witness._is_operator(told) is valid
+
+
+def test_a_result_in_much_more_memory_than_it_needs_is_not_read():
+    like = torch.empty(1 << 20)
+    told = {"shape": [1 << 20], "stride": [63], "dtype": "float32", "at": 0}
+    assert 63 * like.numel() * like.itemsize > witness.PADDED / 2
+    like = torch.empty(1 << 22)
+    told["shape"] = [1 << 22]
+    with pytest.raises(Wrong, match="strides"):
+        Witness.__new__(Witness)._tensor(0, told, like)
+
+
+ARGS = torch.rand(4, 4), torch.rand(4, 4)
+FORM = Form("4x4", shapes=((4, 4), (4, 4)))
+
+
+class Played:
+    """A process whose calls take what they are said to."""
+
+    prisoner = None
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def call(self, args):
+        return Call(self.seconds, self.seconds, self.seconds, 0.0)
+
+
+@pytest.mark.parametrize(("now", "expected"), [(5e-3, 5e-3), (9e-3, 7e-3)])
+def test_the_reference_is_timed_without_the_candidate_too(now, expected):
+    """What a candidate has left to a device slows the reference down, and not the candidate."""
+    problem = FunctionProblem("matmul", torch.matmul, lambda: ARGS, 0.0, vary_shapes=False)
+    before = Timed("4x4", 1e-3, 7e-3, None, 1e-3, 1e-6, 5)
+    judged = {"reference": Played(now), "nothing": Played(1e-3)}
+    timed = alone(problem, FORM, judged, before, Pace(float("inf")))
+    assert timed.reference == pytest.approx(expected)
+    assert timed.candidate == before.candidate
+
+
+def test_a_clock_that_hides_time_is_doubted():
+    problem = FunctionProblem("matmul", torch.matmul, lambda: ARGS, 0.0, vary_shapes=False)
+
+    def calls(wall: float, spent: float) -> list[Call]:
+        return [Call(wall, wall, spent, 0.0)] * 6
+
+    made = {"candidate": calls(9e-3, 1e-5), "reference": calls(5e-3, 5e-3), "nothing": calls(1e-3, 0.0)}
+    with pytest.raises(Doubt, match="outside the call"):
+        _timed(problem, FORM, ARGS, made)
+
+
+class Answers:
+    answering = 0.0
+
+
+def test_what_a_process_takes_for_its_answer_is_no_reason_to_end_a_stage():
+    """As a first call does, which compiles."""
+    pace, process = Pace(time.monotonic() + 0.4), Answers()
+    with pace.step(process):
+        time.sleep(0.25)
+        process.answering += 0.25
+    with pace.step(process):
+        pass
+
+
+def test_a_stage_ends_before_a_step_would_end_too_late():
+    pace = Pace(time.monotonic() + 0.3)
+    with pace.step():
+        time.sleep(0.2)
+    with pytest.raises(Late), pace.step():
+        pytest.fail("it began")
