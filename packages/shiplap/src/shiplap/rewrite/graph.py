@@ -18,6 +18,7 @@ from shiplap.compat import nodes as fx
 from shiplap.referee.run import quiet
 from shiplap.rewrite.layout import restored, same_strides, unseen
 from shiplap.rewrite.match import FIXES, Level, Match, NearMiss, Obstacle, Saving
+from shiplap.rewrite.program import placing
 
 __all__ = [
     "Refused",
@@ -88,6 +89,7 @@ def place(
         or _blocked(graph, inputs, replaced)
     ):
         return miss(*problem)
+    placing.get()()
     before, cost = len(graph.nodes), _traffic(replaced)
     placed = _insert(graph, level, made, inputs, results, outputs)
     for node, held in moved:

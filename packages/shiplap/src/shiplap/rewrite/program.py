@@ -17,10 +17,13 @@ from shiplap.rewrite.match import Level, Outcome
 if TYPE_CHECKING:
     from torch.fx import Graph
 
-__all__ = ["Program", "Provable", "proving"]
+__all__ = ["Program", "Provable", "placing", "proving"]
 
 proving: ContextVar[bool] = ContextVar("shiplap_proving", default=False)
 """Set while a proof runs: what a replacement gains is not asked then, samples are small."""
+
+placing: ContextVar[Callable[[], object]] = ContextVar("shiplap_placing", default=lambda: None)
+"""Called before a graph is changed: a rewrite that is proven late is proven then. Most graphs have no place for it."""
 
 
 @dataclass(frozen=True)
