@@ -33,8 +33,6 @@ from statistics import median
 from typing import Any
 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-PROOFS = tempfile.TemporaryDirectory()
-os.environ["SHIPLAP_CACHE_DIR"] = PROOFS.name  # no proof of another process
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
@@ -230,6 +228,8 @@ def compared(model: nn.Module, x: Tensor) -> dict[str, float]:
 def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
     """Compile, compare, wait for the turn, time, tell."""
     started = time.monotonic()
+    FOLDERS.append(tempfile.TemporaryDirectory())
+    os.environ["SHIPLAP_CACHE_DIR"] = FOLDERS[-1].name  # no proof of another process
     torch.compile(nn.Sequential(nn.Linear(8, 8), nn.GELU()).to(args.device))(torch.ones(3, 8, device=args.device))
     model, x = built(name, args.device, tiny=args.tiny)
     calls: dict[str, Callable[[], Tensor]] = {}
