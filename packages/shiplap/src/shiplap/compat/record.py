@@ -1,4 +1,4 @@
-"""What a function of tensors calls, recorded as Dynamo would write it ahead of autograd: functions and methods of torch.
+"""What a function of tensors calls, recorded as Dynamo writes it ahead of autograd: functions and methods of torch.
 
 ``make_fx`` does the same for every program, and takes 10 ms and more for a few calls: proxies, and operators that are
 taken apart for their shapes. This records what is simple, and says so where something is not.
@@ -21,21 +21,8 @@ from shiplap.compat.trees import leaves
 
 __all__ = ["recorded"]
 
-FACTS = frozenset(
-    [
-        "size",
-        "stride",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "element_size",
-        "is_contiguous",
-        "is_floating_point",
-        "is_complex",
-        "__len__",
-    ]
-)
+FACTS = frozenset({"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "__len__"})
+FACTS |= {"is_contiguous", "is_floating_point", "is_complex"}
 FACTORIES = frozenset({"full", "zeros", "ones", "empty", "arange"})
 VIEWS = frozenset({"T", "mT"})  # what is read as an attribute and is a tensor
 REFLECTED = {"__rsub__": operator.sub, "__rtruediv__": operator.truediv, "__rdiv__": operator.truediv}
