@@ -106,7 +106,7 @@ class _Recorder(TorchFunctionMode):
             raise _Unusual(name)
         if isinstance(func, types.MethodDescriptorType) or getattr(Tensor, name, None) is func:
             return self.graph.call_method(name, passed, named)
-        if any(func is f for f in _public(name)) and (name in FACTORIES or any(_tensors(passed, named))):
+        if any(func is f for f in _public(name)) and (name in FACTORIES or _has_nodes(passed, named)):
             return self.graph.call_function(func, passed, named)
         raise _Unusual(name)
 
@@ -116,7 +116,7 @@ def _public(name: str) -> Iterator[Any]:
         yield getattr(module, name, None)
 
 
-def _tensors(passed: Any, named: Any) -> Iterator[bool]:
-    found: list[bool] = []
-    map_aggregate((passed, named), lambda n: found.append(isinstance(n, Node)))
-    return iter(found)
+def _has_nodes(passed: Any, named: Any) -> bool:
+    nodes: list[Node] = []
+    map_aggregate((passed, named), lambda n: nodes.append(n) if isinstance(n, Node) else None)
+    return bool(nodes)

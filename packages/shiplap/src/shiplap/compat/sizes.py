@@ -94,10 +94,10 @@ class Sizes:
         expr = _expr(pattern)
         if not expr.free_symbols <= self._known.keys():
             return False
-        found, wanted = expr.xreplace(self._known), _expr(actual)
-        if found.is_Float or wanted.is_Float:  # computed from sizes, in an order of its own
-            return bool(found.is_number and wanted.is_number and math.isclose(found, wanted, rel_tol=1e-12))
-        return bool(found - wanted == 0)
+        mine, theirs = expr.xreplace(self._known), _expr(actual)
+        if mine.is_Float or theirs.is_Float:  # computed from sizes, in an order of its own
+            return bool(mine.is_number and theirs.is_number and math.isclose(mine, theirs, rel_tol=1e-12))
+        return bool(mine - theirs == 0)
 
     def shown(self, pattern: Any) -> str:
         """A size of the pattern as a number or symbols of the graph, where it is known."""
