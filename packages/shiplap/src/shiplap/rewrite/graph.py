@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 
 from shiplap.compat import nodes as fx
 from shiplap.referee.run import quiet
-from shiplap.rewrite.layout import restored, same_strides, unseen
+from shiplap.rewrite.layout import restored, same_strides, shares, unseen
 from shiplap.rewrite.match import FIXES, Level, Match, NearMiss, Obstacle, Saving
 from shiplap.rewrite.program import placing
 
@@ -387,8 +387,8 @@ def _traffic(nodes: Iterable[Node]) -> int:
 
 
 def _is_view(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return node.target is operator.getitem or bool(schema and any(r.alias_info for r in schema.returns))
+    given = (value(n) for n in node.all_input_nodes)
+    return node.target is operator.getitem or (not mutates(node) and shares(value(node), given))
 
 
 def _bytes(node: Node) -> int:
