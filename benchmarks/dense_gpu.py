@@ -3,7 +3,8 @@
 Rows: ``shiplap`` (max-autotune, verified choice), ``control`` (the same candidate, fusion off), ``inductor``
 (max-autotune of the plain PyTorch function), ``again`` (that, compiled once more from the caches: the noise),
 ``eager`` (cuBLASLt or cuDNN, then pointwise kernels). Each is captured in a CUDA graph; runs take turns with the L2
-cache flushed between them; medians in microseconds.
+cache flushed between them, in two races; means of their medians in microseconds. ``noise`` is the most by which two
+races differ in one row, or ``inductor`` and ``again`` in one race.
 
 ``--workers 6`` compiles cases in as many processes; what is timed or verified has the device alone.
 """
@@ -19,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -44,6 +46,7 @@ SOURCES = [
     "packages/shiplap/src/shiplap/selection/measure.py",
 ]
 MODE = "max-autotune-no-cudagraphs"
+RACES = 2
 Fn = Callable[..., Tensor]
 gelu, relu = torch.nn.functional.gelu, torch.relu
 MATMUL = [(m, n, k) for n, k in ((4096, 4096), (8192, 8192), (8192, 4096)) for m in (16, 128, 4096, 8192)]
@@ -142,20 +145,39 @@ def measure(
     apart = errors(plain if "grouped" not in name else ours, args, runs)
     with torch.no_grad():
         rows = list(runs)
-        times = race(dict(enumerate(runs.values())), clock, Plan(rounds=60, seconds=2.0, hopeless=1e9))
-    times_us = {row: round(times[i].median * 1e6, 2) for i, row in enumerate(rows) if i in times}
-    spread = {row: [round(times[i].low * 1e6, 2), round(times[i].high * 1e6, 2)] for i, row in enumerate(rows)}
+        plan = Plan(rounds=120, seconds=2.0, hopeless=1e9)
+        races = [race(dict(enumerate(runs.values())), clock, plan) for _ in range(RACES)]
+    halves = {row: [round(times[i].median * 1e6, 2) for times in races] for i, row in enumerate(rows)}
+    times_us = {row: round(mean(each), 2) for row, each in halves.items()}
     print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in times_us.items()) + f"  {chosen}", flush=True)
     print(f"    {reason}; errors " + " ".join(f"{r} {e:.1e}" for r, e in apart.items()), flush=True)
     return {
         "case": name,
         "us": times_us,
-        "quartiles_us": spread,
+        "races_us": halves,
+        "ratio": round(times_us["inductor"] / times_us["shiplap"], 4) if "shiplap" in times_us else None,
+        "noise": round(noise(halves), 4),
         "error": apart,
         "compile_s": seconds,
         "chosen": chosen,
         "reason": reason,
     }
+
+
+def noise(races: dict[str, list[float]]) -> float:
+    """The most by which equal programs differ: one in two races, and the two of max-autotune in each race."""
+    pairs = [each for row, each in races.items() if row in ("shiplap", "inductor", "again")]
+    pairs += [list(pair) for pair in zip(races.get("inductor", []), races.get("again", []), strict=True)]
+    return max((max(pair) / min(pair) - 1 for pair in pairs), default=0.0)
+
+
+def summary(results: list[dict[str, Any]]) -> str:
+    """How many cases are below 0.99 of max-autotune, and which of them by more than their noise."""
+    timed = [c for c in results if c.get("ratio")]
+    below = [c for c in timed if c["ratio"] < 0.99]
+    lost = [c["case"] for c in below if 1 - c["ratio"] > c["noise"]]
+    middle = median(c["ratio"] for c in timed) if timed else 0.0
+    return f"{len(timed)} cases, median {middle:.3f}, {len(below)} below 0.99, outside noise: {lost or 'none'}"
 
 
 def cases(wanted: list[str]) -> list[tuple[str, Any]]:
@@ -234,6 +256,7 @@ def main() -> None:
         if options.lines:
             with open(options.lines, "a", encoding="utf-8") as file:
                 print(json.dumps(case), file=file)
+    print(summary(results))
     if options.json:
         smi = subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],

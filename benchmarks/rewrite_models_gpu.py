@@ -9,7 +9,9 @@ Models have their published widths, and four layers. ``--tiny --device cpu`` is 
     python benchmarks/rewrite_models_gpu.py [--json benchmarks/results/rewrite_models_gpu.json] [--only NAME]
 
 All are compiled at once, each in a process of its own, and timed one after the other, once ``--after`` exists. A model
-that is not compiled after ``--seconds`` is left out, and gradients are compared where time is left.
+that is not compiled after ``--seconds`` is left out, and gradients are compared where time is left. Compilations are
+compared by the processor time that they took: without rewrites (``off``, and ``again``), and with them (``on``, without
+the proofs, which have a number of their own). Each starts from empty caches, after one that loaded the compiler.
 """
 
 from __future__ import annotations
@@ -41,8 +43,7 @@ from torch import Tensor, nn
 from torch._inductor import utils as inductor_utils
 
 import shiplap as sl
-from shiplap.rewrite import Match, NearMiss
-from shiplap.rewrite.prove import prove
+from shiplap.rewrite import Match, NearMiss, scope
 from shiplap.rewrite.shipped import everything
 
 SOURCES = (
@@ -167,15 +168,35 @@ def emptied() -> Iterator[None]:
     yield
 
 
-def contestant(model: nn.Module, x: Tensor, rewrites: Any) -> tuple[Callable[[], Tensor], float, list[Any]]:
-    """A call that is compiled, what its compilation cost, and what the rewrites did."""
-    run = torch.compile(of_its_own(model), dynamic=False)
-    with emptied(), sl.rewrites(*rewrites) as scope:
+@contextmanager
+def noted(seconds: list[float]) -> Iterator[None]:
+    """Note what each proof costs that a graph asks for."""
+    plain = scope.proven
+
+    def proven(rewrite: Any) -> Any:
+        before = spent()
+        try:
+            return plain(rewrite)
+        finally:
+            seconds.append(spent() - before)
+
+    scope.proven = proven
+    try:
+        yield
+    finally:
+        scope.proven = plain
+
+
+def contestant(model: nn.Module, x: Tensor, rewrites: Any) -> tuple[Callable[[], Tensor], float, float, list[Any]]:
+    """A call that is compiled, what its compilation cost without proofs, what these cost, what the rewrites did."""
+    run, proofs = torch.compile(of_its_own(model), dynamic=False), list[float]()
+    with emptied(), sl.rewrites(*rewrites) as placed, noted(proofs):
         before = spent()
         run(x)
         cost = spent() - before
         run(x)
-    return lambda: run(x), cost, scope.outcomes
+    torch.cuda.empty_cache()  # others need the memory
+    return lambda: run(x), cost - sum(proofs), sum(proofs), placed.outcomes
 
 
 def gradients(model: nn.Module, x: Tensor, cotangent: Tensor, rewrites: Any = None) -> list[Tensor]:
@@ -207,21 +228,21 @@ def compared(model: nn.Module, x: Tensor) -> dict[str, float]:
 def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
     """Compile, compare, wait for the turn, time, tell."""
     started = time.monotonic()
+    FOLDERS.append(tempfile.TemporaryDirectory())
+    os.environ["SHIPLAP_CACHE_DIR"] = FOLDERS[-1].name  # no proof of another process
     torch.compile(nn.Sequential(nn.Linear(8, 8), nn.GELU()).to(args.device))(torch.ones(3, 8, device=args.device))
-    before = spent()
-    for rewrite in everything:
-        prove(rewrite)
-    proofs = spent() - before
     model, x = built(name, args.device, tiny=args.tiny)
     calls: dict[str, Callable[[], Tensor]] = {}
-    costs, outcomes = dict[str, float](), list[Any]()
+    costs, outcomes, proofs = dict[str, float](), list[Any](), 0.0
     with torch.no_grad():
-        for row, rewrites in (("off", ()), ("on", everything), ("again", ())):
-            calls[row], costs[row], seen = contestant(model, x, rewrites)
-            outcomes += seen
+        for row, rewrites in (("first", ()), ("off", ()), ("on", everything), ("again", ())):
+            calls[row], costs[row], more, seen = contestant(model, x, rewrites)
+            outcomes, proofs = outcomes + seen, proofs + more
+        del calls["first"]  # the compiler itself was loaded in it
         wide, given = wide_of(model, x)
         exact, eager = wide(given), of_its_own(model)
         del wide
+        torch.cuda.empty_cache()
         calls["eager"] = lambda: eager(x)
         told: dict[str, Any] = {
             "model": name,
@@ -230,11 +251,12 @@ def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
             "near misses": Counter(f"{o.rewrite}: {o.reason}" for o in outcomes if isinstance(o, NearMiss)),
             "compile_s": {n: round(s, 2) for n, s in costs.items()},
             "compile on over off": round(costs["on"] / costs["off"], 3),
-            "compile on over again": round(costs["on"] / costs["again"], 3),
+            "compile again over off": round(costs["again"] / costs["off"], 3),
+            "compile and proofs over off": round((costs["on"] + proofs) / costs["off"], 3),
             "proofs_s": round(proofs, 2),
             "error": {n: float(f"{apart(call(), exact):.3g}") for n, call in calls.items()},
         }
-        if time.monotonic() - started < SHARE * args.seconds:
+        if not args.no_gradients and time.monotonic() - started < SHARE * args.seconds:
             try:
                 told["gradient error"] = {n: float(f"{e:.3g}") for n, e in compared(model, x).items()}
             except torch.OutOfMemoryError:  # others have the memory
@@ -280,6 +302,7 @@ def main() -> None:
         "--seconds", type=float, default=200.0, help="for compiling; what is not ready then is left out"
     )
     parser.add_argument("--after", type=Path, help="time nothing before this file exists, or the seconds are over")
+    parser.add_argument("--no-gradients", action="store_true", help="do not compare gradients")
     parser.add_argument("--lock", default=os.devnull, help="file: who runs on the device has it locked")
     parser.add_argument("--stop", type=int, default=0, help="process group that is stopped while a model is timed")
     parser.add_argument("--turns", nargs=3, metavar=("FOLDER", "NAME", "MODEL"), help="one of those that are started")
@@ -293,6 +316,7 @@ def main() -> None:
     names = [n for n in MODELS if any(o in n for o in args.only) and all(m["model"] != n for m in models)]
     again = [sys.executable, __file__, "--device", args.device, "--rounds", str(args.rounds)]
     again += ["--seconds", str(args.seconds), "--stop", str(args.stop), *["--tiny"] * args.tiny]
+    again += ["--no-gradients"] * args.no_gradients
     again += ["--lock", args.lock, "--turns"]
     for told in together(names, again, args.seconds, args.after):
         models.append(told)

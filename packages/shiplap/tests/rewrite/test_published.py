@@ -131,6 +131,37 @@ def two_biased(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, first, left) * F.gelu(F.linear(x, second, right))
 
 
+def root_norm(x: Float[Tensor, "*b n"], weight: Float[Tensor, "n"], eps: float) -> Tensor:
+    rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * x.shape[-1] ** -0.5
+    return x / (rms + eps) * weight
+
+
+def by_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * weight / (x.norm(2, -1, keepdim=True) / math.sqrt(x.shape[-1]) + eps)
+
+
+def rolled_rotary(x: Float[Tensor, "b h l d"], cos: Float[Tensor, "l d"], sin: Float[Tensor, "l d"]) -> Tensor:
+    return x * cos + torch.roll(x, x.shape[-1] // 2, -1) * sin
+
+
+def joined_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin
+
+
+def complex_rotary(x: Float[Tensor, "b l h d"], freqs: Float[Tensor, "b l r 2"]) -> Tensor:
+    """Of neighbours. It raises for most layouts: what a model computes in one of them is no question."""
+    turned = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    turned = turned * torch.view_as_complex(freqs.float().contiguous())[:, :, None, :]
+    return torch.view_as_real(turned).flatten(3).type_as(x)
+
+
+def by_pairs(x: Tensor, freqs: Tensor) -> Tensor:
+    a, b = x.float().reshape(*x.shape[:-1], -1, 2).unbind(-1)
+    c, s = freqs.float()[:, :, None].unbind(-1)
+    return torch.stack((a * c - b * s, a * s + b * c), -1).flatten(3).type_as(x)
+
+
 PAIRS: dict[Fn, Fn] = {
     llama_norm: one_norm,
     gemma_norm: shifted_norm,
@@ -139,6 +170,9 @@ PAIRS: dict[Fn, Fn] = {
     llama_rotary: by_halves,
     neox_rotary: of_a_part,
     gptj_rotary: by_neighbours,
+    root_norm: by_norm,
+    rolled_rotary: joined_rotary,
+    complex_rotary: by_pairs,
     gemma_mlp: one_product,
     t5_mlp: fused_gelu,
     phi3_mlp: two_products,
@@ -167,6 +201,30 @@ def test_a_wrong_rewrite_is_refused() -> None:
     made = sl.rewrite(gptj_rotary, turned_back)
     with pytest.raises(sl.ShiplapError, match=r"SL801(.|\n)*outputs"):
         sl.rewrites(made)
+
+
+def test_what_is_computed_from_sizes_is_a_number_in_a_model() -> None:
+    def norm(x: Tensor, weight: Tensor, width: float = 8**-0.5) -> Tensor:
+        return (x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) * width + 1e-6) * weight).sin()
+
+    made, given = sl.rewrite(root_norm, by_norm), (torch.randn(2, 3, 8), torch.randn(8))
+    (match,) = outcomes(made, norm, *given)
+    assert isinstance(match, Match), match
+    (miss,) = outcomes(made, lambda x, w: norm(x, w, 0.5), *given)
+    assert isinstance(miss, NearMiss)
+    assert "0.5" in miss.reason
+
+
+def test_a_list_of_one_size_is_the_size() -> None:
+    made, given = (
+        sl.rewrite(rolled_rotary, joined_rotary),
+        [torch.randn(2, 3, 5, 8), torch.randn(5, 8), torch.randn(5, 8)],
+    )
+    (match,) = outcomes(made, lambda x, cos, sin: (x * cos + torch.roll(x, 4, -1) * sin).sin(), *given)
+    assert isinstance(match, Match), match
+    (miss,) = outcomes(made, lambda x, cos, sin: (x * cos + torch.roll(x, 3, -1) * sin).sin(), *given)
+    assert isinstance(miss, NearMiss)
+    assert "3" in miss.reason
 
 
 def powers(x: Tensor, weight: Tensor) -> Tensor:

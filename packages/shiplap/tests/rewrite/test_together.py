@@ -81,3 +81,13 @@ def test_what_ships_is_proven_when_a_graph_calls_for_it(monkeypatch: pytest.Monk
     with scope, torch.no_grad():
         torch.compile(lambda x: (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).sin())(torch.randn(3, 8))
     assert proven == ["rms_norm"]
+    torch._dynamo.reset()
+    with scope, torch.no_grad():  # a root, and no norm
+        torch.compile(lambda x: (x * torch.rsqrt(x.sin() + 2)).cos())(torch.randn(3, 8))
+    assert proven == ["rms_norm"]
+
+
+def test_no_gradient_is_asked_of_a_constant() -> None:
+    program = Program(lambda x, mask: x + mask, (torch.ones(2), torch.ones(2)), constants=(1,))
+    assert [t.requires_grad for t in program.leaves(program.args, True)] == [True, False]
+    assert not any(t.requires_grad for t in program.leaves(program.args, False))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, Node
 
+from shiplap.compat.record import recorded
 from shiplap.compat.trees import leaves
 
 if TYPE_CHECKING:
@@ -105,6 +106,13 @@ def trace(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
         return leaves(fn(*args))
 
     mode = next(v.fake_mode for v in values if hasattr(v, "fake_mode"))
+    if ahead:
+        with mode, torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = recorded(fn, values)
+        if graph is not None:
+            graph.eliminate_dead_code()
+            return graph
     with mode, enable_python_dispatcher(), torch.set_grad_enabled(ahead), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = make_fx(flat, table, tracing_mode="real", pre_dispatch=ahead)(*values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ __all__ = [
     "data_dependent",
     "equal",
     "holds",
+    "is_number",
     "is_size",
     "new_size",
     "not_one",
@@ -24,6 +26,11 @@ __all__ = [
 def is_size(held: Any) -> bool:
     """Whether a fake value is a size: an int that may be a symbol."""
     return isinstance(held, (int, torch.SymInt)) and not isinstance(held, bool)
+
+
+def is_number(held: Any) -> bool:
+    """Whether a fake value is a size, or a float that was computed from sizes: ``x.shape[-1] ** -0.5``."""
+    return is_size(held) or isinstance(held, torch.SymFloat)
 
 
 def new_size() -> torch.SymInt:
@@ -87,7 +94,10 @@ class Sizes:
         expr = _expr(pattern)
         if not expr.free_symbols <= self._known.keys():
             return False
-        return bool(expr.xreplace(self._known) - _expr(actual) == 0)
+        mine, theirs = expr.xreplace(self._known), _expr(actual)
+        if mine.is_Float or theirs.is_Float:  # computed from sizes, in an order of its own
+            return bool(mine.is_number and theirs.is_number and math.isclose(mine, theirs, rel_tol=1e-12))
+        return bool(mine - theirs == 0)
 
     def shown(self, pattern: Any) -> str:
         """A size of the pattern as a number or symbols of the graph, where it is known."""
@@ -97,6 +107,8 @@ class Sizes:
 def _expr(size: Any) -> Any:
     import sympy
 
+    if isinstance(size, float):
+        return sympy.Float(size)
     return sympy.Integer(int(size)) if isinstance(size, int) else size.node.expr
 
 

@@ -34,7 +34,7 @@ class Rewrite(ABC):
 
     @property
     def proven_late(self) -> bool:
-        """Whether the proof waits for the first graph that has an anchor. Those of Shiplap wait: most are never met.
+        """Whether the proof waits for the first place in a graph. Those of Shiplap wait: most are never met.
 
         What a user wrote is proven when it is put into force, where an error names the line.
         """

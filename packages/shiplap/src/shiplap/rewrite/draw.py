@@ -203,7 +203,9 @@ class Drawn:
         usual = KINDS[1:]
         for number, recipe in enumerate(self._forms()):
             yield from self._program(fn, self._in(recipe, "float64") or recipe, kinds=usual if number == 0 else ())
-        yield from self._program(fn, self.base.but(layouts={"every": "transposed"}), fires=level == "pre-grad")
+        yield from self._program(
+            fn, self.base.but(layouts={"every": "transposed"}), fires=level == "pre-grad", runs=False
+        )
         yield from self._program(fn, self.base, dynamic=True)
         for dtype in NARROW:
             yield from self._program(fn, self._in(self.base, dtype))
@@ -215,9 +217,12 @@ class Drawn:
         yield dict.fromkeys(names, 1)
         yield from ({n: 0} for n in names)
 
-    def _program(self, fn: Callable[..., Any], recipe: Recipe | None, **options: Any) -> Iterator[Program]:
+    def _program(
+        self, fn: Callable[..., Any], recipe: Recipe | None, *, runs: bool = True, **options: Any
+    ) -> Iterator[Program]:
+        """``runs``: whether the pattern is known not to raise there. No model has what raises."""
         case = self._admitted(recipe)
-        if case is not None and (options.get("fires", True) or not self._raised(case)):  # no model has what raises
+        if case is not None and ((runs and options.get("fires", True)) or not self._raised(case)):
             yield Program(fn, case.fresh(), case.label, **options)
 
     def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[Pattern]:

@@ -16,8 +16,9 @@ from torch.fx.node import map_arg
 
 from shiplap.compat import nodes as fx
 from shiplap.referee.run import quiet
-from shiplap.rewrite.layout import restored, same_strides, unseen
+from shiplap.rewrite.layout import restored, same_strides, shares, unseen
 from shiplap.rewrite.match import FIXES, Level, Match, NearMiss, Obstacle, Saving
+from shiplap.rewrite.program import placing
 
 __all__ = [
     "Refused",
@@ -88,6 +89,7 @@ def place(
         or _blocked(graph, inputs, replaced)
     ):
         return miss(*problem)
+    placing.get()()
     before, cost = len(graph.nodes), _traffic(replaced)
     placed = _insert(graph, level, made, inputs, results, outputs)
     for node, held in moved:
@@ -385,8 +387,8 @@ def _traffic(nodes: Iterable[Node]) -> int:
 
 
 def _is_view(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return node.target is operator.getitem or bool(schema and any(r.alias_info for r in schema.returns))
+    given = (value(n) for n in node.all_input_nodes)
+    return node.target is operator.getitem or (not mutates(node) and shares(value(node), given))
 
 
 def _bytes(node: Node) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from shiplap.compat import nodes as fx
+from shiplap.compat import same_storage
 from shiplap.compat.sizes import holds
 
-__all__ = ["restored", "same_strides", "unseen"]
+__all__ = ["restored", "same_strides", "shares", "unseen"]
 
 MOVES = frozenset(
     {"transpose", "permute", "mT", "swapaxes", "contiguous", "reshape", "view", "flatten", "unflatten", "unsqueeze"}
@@ -26,6 +28,17 @@ def same_strides(new: Tensor, old: Tensor) -> bool:
 
 def _strides(t: Tensor) -> list[Any]:
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if not (isinstance(n, int) and n <= 1)]
+
+
+def shares(made: Any, given: Iterable[Any]) -> bool:
+    """Whether a result, or one of several, is memory of one of these."""
+    own = [t for t in (made if isinstance(made, (list, tuple)) else [made]) if _is_dense(t)]
+    theirs = [t for t in given if _is_dense(t)]
+    return any(same_storage(a, b) for a in own for b in theirs)
+
+
+def _is_dense(held: Any) -> bool:
+    return isinstance(held, Tensor) and held.layout == torch.strided
 
 
 def restored(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> Callable[..., list[Any]]:

@@ -17,10 +17,13 @@ from shiplap.rewrite.match import Level, Outcome
 if TYPE_CHECKING:
     from torch.fx import Graph
 
-__all__ = ["Program", "Provable", "proving"]
+__all__ = ["Program", "Provable", "placing", "proving"]
 
 proving: ContextVar[bool] = ContextVar("shiplap_proving", default=False)
 """Set while a proof runs: what a replacement gains is not asked then, samples are small."""
+
+placing: ContextVar[Callable[[], object]] = ContextVar("shiplap_placing", default=lambda: None)
+"""Called before a graph is changed: a rewrite that is proven late is proven then. Most graphs have no place for it."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Program:
         train: whether gradients of the floating tensors are compared as well.
         fires: whether the rewrite has to fire. Where sizes are 0 or 1 the compiler may leave nothing of a pattern.
         kinds: of values (see ``shiplap.referee.values``) that it is run on besides ``args``.
+        constants: numbers of the tensors that no gradient is asked of, like the mask of a model.
     """
 
     fn: Callable[..., Any]
@@ -45,6 +49,7 @@ class Program:
     train: bool = True
     fires: bool = True
     kinds: tuple[str, ...] = ()
+    constants: tuple[int, ...] = ()
 
     def of_tensors(self) -> tuple[Callable[..., Any], list[Tensor]]:
         """``fn`` as a function of its tensors alone, and these."""
@@ -57,6 +62,11 @@ class Program:
             return self.fn(*given)
 
         return of_tensors, [self.args[i] for i in at]
+
+    def leaves(self, tensors: Sequence[Tensor], train: bool) -> list[Tensor]:
+        """``tensors`` as a model would have them: with gradients where it is trained and they are no constants."""
+        asked = (train and t.is_floating_point() and i not in self.constants for i, t in enumerate(tensors))
+        return [t.detach().requires_grad_(needs) for t, needs in zip(tensors, asked, strict=True)]
 
     def others(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         """``tensors`` with values of other kinds: same sizes, dtypes and strides; integers stay."""

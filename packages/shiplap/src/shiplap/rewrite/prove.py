@@ -167,7 +167,7 @@ def _program(rewrite: Provable, program: Program, captured: Captured) -> Iterato
     captured.graph.lint()
     after = _module(captured.graph)
     for values in (tensors, *program.others(tensors)):
-        run = _Run(captured, values, rewrite.level if train else "")
+        run = _Run(captured, values, rewrite.level if train else "", program)
         yield from (seen(check, problem) for check, problem in _compared(run, before, after))
 
 
@@ -214,15 +214,15 @@ def _module(graph: Graph) -> Interpreter:
 class _Run:
     """Running a graph on copies of the same values, with everything that this has an effect on."""
 
-    def __init__(self, captured: Captured, tensors: Sequence[Tensor], train: str) -> None:
-        self.captured, self.tensors = captured, tensors
+    def __init__(self, captured: Captured, tensors: Sequence[Tensor], train: str, program: Program) -> None:
+        self.captured, self.tensors, self.program = captured, tensors, program
         self.differentiate, self.joint = train == "pre-grad", train == "joint"
         self.primals = sum(role != "grad" for role in captured.roles.values())
         self.terms = max((t.numel() for t in tensors), default=1)
 
     def __call__(self, module: Interpreter, wide: bool = False) -> _Effect:
         made = [clone_exactly(widen(t) if wide else t) for t in self.tensors]
-        leaves = [t.requires_grad_(self.differentiate and t.is_floating_point()) for t in made]
+        leaves = self.program.leaves(made, self.differentiate)
         rng = torch.Generator().manual_seed(1)
         given = [self._input(node, role, leaves, rng, wide) for node, role in self.captured.roles.items()]
         with nullcontext() if self.differentiate else torch.no_grad():

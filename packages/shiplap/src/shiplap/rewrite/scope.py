@@ -18,6 +18,7 @@ from shiplap.errors import error
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import sort
 from shiplap.rewrite.match import Level, Match, NearMiss, Outcome
+from shiplap.rewrite.program import placing
 from shiplap.rewrite.prove import proven
 
 if TYPE_CHECKING:
@@ -114,14 +115,36 @@ class Rewrites:
         for rewrite in self.rewrites:
             if rewrite.level == level and rewrite.may_match(graph):
                 label = self.labels[rewrite]
-                outcomes = proven(rewrite).apply(graph)
-                self.outcomes.extend(replace(o, graph=self.graphs, rewrite=label) for o in outcomes)
+                self.outcomes.extend(replace(o, graph=self.graphs, rewrite=label) for o in _applied(rewrite, graph))
         self.graphs += 1
 
     def identity(self, level: Level) -> str:
         """Of what :meth:`run` does at ``level``."""
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
         return hashlib.sha256("\n".join([_engine(), *parts]).encode()).hexdigest()[:16]
+
+
+def _applied(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
+    """What ``rewrite`` did in ``graph``. It is proven before it changes anything."""
+    if not rewrite.proven_late:
+        return list(proven(rewrite).apply(graph))
+    token = placing.set(_Once(rewrite))
+    try:
+        return list(rewrite.apply(graph))
+    finally:
+        placing.reset(token)
+
+
+class _Once:
+    """The proof of a rewrite, at the first call. The proof places it too, and asks for no other proof then."""
+
+    def __init__(self, rewrite: Rewrite) -> None:
+        self.rewrite, self.asked = rewrite, False
+
+    def __call__(self) -> None:
+        if not self.asked:
+            self.asked = True
+            proven(self.rewrite)
 
 
 def _labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
@@ -147,7 +170,7 @@ def _engine() -> str:
 def rewrites(*rewrites: Rewrite) -> Rewrites:
     """Prove ``rewrites`` (each once in a process), to be put into force with ``with``, or with ``options()``.
 
-    Those that ship are proven when a graph has a call that they are about.
+    Those that ship are proven when a graph has a place for them, before it is changed.
 
     Raises:
         ShiplapError: SL801 for a rewrite that changes results.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from shiplap.cached import cached_property
-from shiplap.compat.sizes import Sizes, is_size
+from shiplap.compat.sizes import Sizes, is_number, is_size
 from shiplap.rewrite import trail
 from shiplap.rewrite.graph import describe, operator_name, value
 from shiplap.rewrite.match import Obstacle
@@ -58,7 +58,7 @@ class Pattern:
     @property
     def calls(self) -> list[Node]:
         """The nodes that have to be found: calls that do not merely compute sizes."""
-        return [n for n in self.graph.nodes if n.op.startswith("call") and not is_size(value(n))]
+        return [n for n in self.graph.nodes if n.op.startswith("call") and not is_number(value(n))]
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class _Walker:
             parts = [(name, getattr(want, part), getattr(given, part)) for part in ("start", "stop", "step")]
             return self._each(fit, parts, user)
         held = value(want) if isinstance(want, Node) else want
-        if is_size(held) and not (type(given) is float and held == given):  # alpha=2 and alpha=2.0 are one
+        if is_number(held) and not (type(given) is float and type(held) is int and held == given):  # 2 and 2.0 are one
             return [self._size(fit, held, given, name, user)]
         if isinstance(want, Node):
             return self.node(fit, want, given, user)
@@ -176,8 +176,10 @@ class _Walker:
         return [fit if _equal(want, given) else self._differs(fit, user, name, given, _name(want))]
 
     def _size(self, fit: Fit, want: Any, given: Any, name: str, user: Node) -> Fit:
+        if isinstance(given, (list, tuple)) and len(given) == 1:  # torch.roll(x, 2, -1) has shifts=[2]
+            given = given[0]
         actual = value(given) if isinstance(given, Node) else given
-        if not is_size(actual):
+        if not (is_size(actual) if is_size(want) else is_number(actual) or isinstance(actual, float)):
             return self._differs(fit, user, name, given, "a size")
         if isinstance(want, int):  # known already: which one of several results a getitem picks, say
             same = isinstance(actual, int) and (want.means(actual) if isinstance(want, Dim) else want == actual)

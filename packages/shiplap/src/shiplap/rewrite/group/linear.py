@@ -108,7 +108,7 @@ class StackedLinears(Group):
         return Price(count * machine.launch + work, saved, added, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        kinds = ((4, True, (3,), _towers), (3, False, (2, 2), _towers), (5, True, (1,), _mirrored))
+        kinds = ((3, True, (3,), _towers), (2, False, (2, 2), _towers), (3, True, (1,), _mirrored))
         for count, bias, rows, fn in kinds:
             x = torch.randn(count, *rows, 8)
             weights, biases = torch.randn(count, 6, 8) / 8, torch.randn(count, 6)
@@ -165,7 +165,7 @@ class WideLinears(Group):
         return Price(len(members) * machine.launch + work, (len(members) - 1) * machine.launch, added, what)
 
     def programs(self) -> Iterator[Program]:
-        for sizes, bias, rows in (((8, 4, 4), True, (3,)), ((6, 6), False, (2, 5)), ((4, 4, 4, 4), True, (1,))):
+        for sizes, bias, rows in (((8, 4, 4), True, (3,)), ((6, 6), False, (2, 5)), ((4, 4), True, (1,))):
             x = torch.randn(*rows, 8)
             weights = [torch.randn(n, 8) / 8 for n in sizes]
             biases = [torch.randn(n) for n in sizes] if bias else []

@@ -94,24 +94,27 @@ def programs() -> Iterator[Program]:
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
         return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
 
-    q, k, v = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6)
-    yield Program(_scaled_scores, drawn(q, k, v, (2, 1, 5, 7)), "a mask for each batch")
-    yield Program(_scaled_queries, drawn(q, k, v, (5, 7)), "scaled queries")
+    q, k, v, of_batch = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (2, 1, 5, 7)
+    yield Program(_scaled_scores, drawn(q, k, (2, 3, 7, 6), of_batch), "a mask for each batch")
+    yield Program(_scaled_queries, drawn(q, k, v, (5, 7)), "scaled queries", constants=(3,))
     for dtype in (torch.bfloat16, torch.float16):
-        yield Program(_divided_in_float32, drawn(q, k, v, (2, 1, 1, 7), dtype=dtype), f"softmax in float32, {dtype}")
-    yield Program(_biased_twice, drawn(q, (2, 1, 7, 8), v, (1, 3, 5, 7), (2, 1, 5, 7)), "a bias that is scaled")
-    batches = drawn((6, 5, 8), (6, 7, 8), (6, 7, 6), (6, 1, 7), (2, 1, 5, 7))
+        args = drawn(q, k, v, (2, 1, 1, 7), dtype=dtype)
+        yield Program(_divided_in_float32, args, f"softmax in float32, {dtype}", constants=(3,))
+    biased = drawn(q, (2, 1, 7, 8), v, (1, 3, 5, 7), of_batch)
+    yield Program(_biased_twice, biased, "a bias that is scaled", constants=(4,))
+    batches = drawn((6, 5, 8), (6, 7, 8), (6, 7, 6), (6, 1, 7), of_batch)
     yield Program(_in_batches, batches, "baddbmm and views")
-    yield Program(_capped, drawn(q, k, v, (2, 1, 5, 7), dtype=torch.bfloat16), "capped scores, bfloat16")
-    yield Program(_with_a_sink, drawn(q, k, v, (2, 1, 5, 7), (3,)), "a sink")
-    rescaled = drawn(q, k, v, (3, 1, 1), (2, 1, 5, 7), (3,))
-    yield Program(_rescaled_by_a_sink, rescaled, "a learned temperature, rescaled by a sink")
+    yield Program(_capped, drawn(q, k, v, of_batch, dtype=torch.bfloat16), "capped scores, bfloat16", constants=(3,))
+    yield Program(_with_a_sink, drawn(q, k, v, of_batch, (3,)), "a sink", constants=(3,))
+    rescaled = drawn(q, k, v, (3, 1, 1), of_batch, (3,))
+    yield Program(_rescaled_by_a_sink, rescaled, "a learned temperature, rescaled by a sink", constants=(4,))
     yield Program(_of_channels, drawn((2, 8, 5), (2, 8, 7), (2, 6, 7), (5, 7)), "three dims, channels before tokens")
-    yield Program(_by_einsum, drawn((5, 2, 3, 8), (7, 2, 3, 8), (7, 2, 3, 6), (2, 1, 5, 7)), "by einsum")
+    by_einsum = drawn((5, 2, 3, 8), (7, 2, 3, 8), (7, 2, 3, 8), of_batch)
+    yield Program(_by_einsum, by_einsum, "by einsum", constants=(3,))
     masks: tuple[tuple[Callable[..., Tensor], tuple[int, ...]], ...] = (
-        (_filled, (2, 1, 5, 7)),
+        (_filled, of_batch),
         (_kept, (5, 7)),
-        (_zeroed, (2, 1, 5, 7)),
+        (_zeroed, of_batch),
     )
     for fn, shape in masks:
         yield Program(fn, drawn(q, k, v, shape), fn.__name__, train=False)
