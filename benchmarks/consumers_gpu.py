@@ -42,7 +42,7 @@ from _record import record, write
 from sparse3d_gpu import once
 
 import shiplap_sparse3d.spconv as facade
-from shiplap.bind import native
+from shiplap.bind import native, replay
 from shiplap.bind.plan import make_plan
 from shiplap_sparse3d import bounded, ops, planning
 
@@ -198,6 +198,8 @@ def build_bindings() -> None:
         list(pool.map(lambda op: native.compile_plan(make_plan(op), op), launched))
     for op in launched:
         native.build(op)
+    if replay.wanted():
+        replay.build(ops.conv)
 
 
 def cells(name: str, given: argparse.Namespace) -> Iterator[Row]:
