@@ -110,14 +110,14 @@ def build(
         return IndiceData(input.indices, input.indices, shape, shape, True, algo, window, here, here)
     sizes = window.ksize, window.stride, window.padding, window.dilation
     check_least(
-        where, [*window.stride, *window.dilation], lambda: str(window), "pass strides and dilations of 1 or more"
+        where, [*window.stride, *window.dilation], lambda: window.text, "pass strides and dilations of 1 or more"
     )
     if window.output_padding is None:
         out_shape = get_conv_output_size(shape, *sizes)
     else:
         out_shape = get_deconv_output_size(shape, *sizes, window.output_padding)
-    got = f"output shape {out_shape} of input shape {shape}, {window}"
-    check_least(where, out_shape, lambda: got, "enlarge spatial_shape or the padding")
+    fix = "enlarge spatial_shape or the padding"
+    check_least(where, out_shape, lambda: f"output shape {out_shape} of input shape {shape}, {window.text}", fix)
     step = window.step(here, pooled=pooled)
     there, plan = step.geometry, None if pooled else step.plan
     indices = indices_of(there.coords, input.ndim)
@@ -142,7 +142,7 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
         raise error(
             "SL211",
             where=where,
-            got=f"{rows} voxels, none with an output, in {input.spatial_shape} under {window}",
+            got=f"{rows} voxels, none with an output, in {input.spatial_shape} under {window.text}",
             expected="an output for one voxel at least",
             fix="enlarge spatial_shape or the padding",
         )

@@ -33,6 +33,12 @@ class Window:
     dilation: list[int]
     output_padding: list[int] | None = None
 
+    @property
+    def text(self) -> str:
+        """For errors, of lists alone: Dynamo cannot write a dataclass into a text."""
+        made = f"kernel_size {self.ksize}, stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
+        return made if self.output_padding is None else f"{made}, output_padding {self.output_padding}"
+
     def step(self, geometry: Geometry, *, pooled: bool = False, back: bool | None = None) -> Strided:
         """What it leads to from ``geometry``, built at most once."""
         window = self.ksize, self.stride, self.padding, self.dilation
