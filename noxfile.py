@@ -124,7 +124,7 @@ def alarms(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def consumers(session: nox.Session) -> None:
-    """Run networks of checkouts on the facades, and beside PyPI's spconv where that is: ``nox -s consumers -- FOLDER``."""
+    """Run networks of checkouts on the facades and beside PyPI's spconv: ``nox -s consumers -- FOLDER ...``."""
     session.run(".venv/bin/python", "tools/consumers.py", *session.posargs, external=True)
 
 

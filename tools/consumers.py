@@ -134,12 +134,12 @@ def against(net: torch.nn.Module, calls: Calls, peer: dict[str, Any]) -> str:
     results, gradients = step(net, calls)
     if gradients.keys() != peer["gradients"].keys():
         return f"gradients of {len(gradients)} parameters, the peer's of {len(peer['gradients'])}"
-    forward = apart([t.sort(0).values for t in results], [t.sort(0).values for t in peer["results"]])
-    backward = apart([*gradients.values()], [peer["gradients"][name] for name in gradients])
+    forward = distance([t.sort(0).values for t in results], [t.sort(0).values for t in peer["results"]])
+    backward = distance([*gradients.values()], [peer["gradients"][name] for name in gradients])
     return f"results {forward:.1e}, gradients {backward:.1e}"
 
 
-def apart(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+def distance(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     squares = [
         ((g.double() - w.double()).square().sum(), w.double().square().sum()) for g, w in zip(got, wanted, strict=True)
     ]
@@ -174,10 +174,10 @@ def table(folder: str, stages: list[str]) -> int:
                 runs["peer"] = lambda net=net, calls=calls, name=name: against(net, calls, peer[name])  # type: ignore[misc]
             for stage, run in runs.items():
                 began = time.perf_counter()
-                said, wrong = outcome(run)
+                message, wrong = outcome(run)
                 failed += wrong
                 seconds = time.perf_counter() - began
-                print(f"{Path(folder).name:16} {name:24} {stage:10} {seconds:7.1f} s  {said}", flush=True)
+                print(f"{Path(folder).name:16} {name:24} {stage:10} {seconds:7.1f} s  {message}", flush=True)
     return failed
 
 

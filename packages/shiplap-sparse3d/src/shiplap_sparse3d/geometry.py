@@ -50,15 +50,15 @@ _PER_AXIS = "an int, or one int for each of {} axes"
 
 def triple(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
     """The same for all three axes; where ``ndim`` is less, the leading ones get ``fill``."""
-    if ndim == 3 and type(value) in _SEQUENCES and not torch.compiler.is_compiling():  # what layers give, each time
-        axes = tuple(value)  # type: ignore[arg-type] # a list or a tuple
-        if tuple(map(type, axes)) == _THREE:
-            return axes  # type: ignore[return-value] # three of them
+    compiling = torch.compiler.is_compiling()
+    if not compiling and ndim == 3 and isinstance(value, (list, tuple)) and [*map(type, value)] == _THREE:
+        x, y, z = value  # what layers give, each time
+        return x, y, z
     x, y, z = (*(fill,) * (3 - ndim), *per_axis(value, name, ndim))
     return x, y, z
 
 
-_SEQUENCES, _THREE = (list, tuple), (int, int, int)
+_THREE = [int, int, int]
 
 
 @dataclass

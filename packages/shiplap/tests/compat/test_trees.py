@@ -11,8 +11,8 @@ def test_constants_are_no_leaves_until_that_is_undone():
     half = Fraction(1, 2)
     undo = register_constant(Fraction)
     assert leaves([half, 3]) == [3]
-    again = register_constant(Fraction)
-    again()
+    repeated = register_constant(Fraction)
+    repeated()
     assert leaves([half, 3]) == [3], "who registered first decides"
     undo()
     assert leaves([half, 3]) == [half, 3]
