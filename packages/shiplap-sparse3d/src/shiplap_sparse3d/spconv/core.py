@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.fx import Proxy
 
 from shiplap.extend import error
 from shiplap_sparse3d.coords import check_rows
@@ -20,7 +19,7 @@ from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
-from shiplap_sparse3d.spconv.tracing import proxy_among
+from shiplap_sparse3d.spconv.tracing import is_proxy, proxy_among
 from shiplap_sparse3d.spconv.unread import Unread, unread
 from shiplap_sparse3d.sums import Summed
 from shiplap_sparse3d.tensor import SparseTensor
@@ -209,7 +208,7 @@ class SparseConvTensor(Summed):
         """Other features on the same voxels; ``indice_dict`` and tables are shared."""
         if torch.compiler.is_compiling():
             return self.with_features(feature, False)
-        if isinstance(feature, Proxy):
+        if is_proxy(feature):
             return SparseConvTensor(feature, self._indices, self.spatial_shape, self.batch_size)
         return self.with_features(feature, made_inside())
 

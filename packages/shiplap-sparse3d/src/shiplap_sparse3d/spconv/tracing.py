@@ -14,7 +14,12 @@ import torch
 from torch import nn
 from torch.fx import Proxy
 
-__all__ = ["one_node", "proxy_among"]
+__all__ = ["is_proxy", "one_node", "proxy_among"]
+
+
+def is_proxy(value: object) -> bool:
+    """Whether ``torch.fx`` is tracing ``value``, which may stand where a tensor is declared."""
+    return isinstance(value, Proxy)
 
 
 def proxy_among(values: Any) -> Proxy | None:
