@@ -123,6 +123,12 @@ def alarms(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def consumers(session: nox.Session) -> None:
+    """Run networks of checkouts on the facades and beside PyPI's spconv: ``nox -s consumers -- FOLDER ...``."""
+    session.run(".venv/bin/python", "tools/consumers.py", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """Mutate the corpus of tables, passports, records, metadata and marks: ``nox -s fuzz -- 1000000`` rounds in all."""
     rounds, seed = (*session.posargs, *("20000", "17")[len(session.posargs) :])[:2]

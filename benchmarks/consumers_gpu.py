@@ -2,11 +2,16 @@
 
 SpUNet and VoxelBackBone8x (``_networks.py``, fp16) on the voxels of sphere shells, some 47,000 and 193,000. A call
 makes its ``SparseConvTensor`` and so all of its tables. ``inference`` is in eval, ``training`` forward and backward.
-Each cell is the median of calls between two CUDA events, from an idle GPU, the packages taking turns.
+Each cell is the median of calls between two CUDA events, from an idle GPU, the packages taking turns. Bindings in C++,
+which a program has from its 32nd call on or finds in its cache, are built before. ``host`` is the time until a call
+returns, in a row of calls; ``syncs`` are the times that PyTorch waits for the device in a call.
 
 ``first`` is the seconds of the first call of ``torch.compile(network)`` on voxels whose number is marked as dynamic, in
 a process with empty caches and in the process after it. ``dynamic=True`` would make numbers of the model dynamic, too,
-which Dynamo takes back by tracing once more. Run: ``python benchmarks/consumers_gpu.py [--json]``.
+which Dynamo takes back by tracing once more.
+
+Each part runs in a process of its own with a limit of time, and prints what it has as it goes:
+``python benchmarks/consumers_gpu.py [--json] [--parts first,cells,profile]``.
 """
 
 from __future__ import annotations
@@ -17,8 +22,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -34,6 +42,9 @@ from _record import record, write
 from sparse3d_gpu import once
 
 import shiplap_sparse3d.spconv as facade
+from shiplap.bind import native, replay
+from shiplap.bind.plan import make_plan
+from shiplap_sparse3d import bounded, ops, planning
 
 SOURCES = [
     "benchmarks/consumers_gpu.py",
@@ -43,11 +54,14 @@ SOURCES = [
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.triton.jinja",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/plan.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/geometry.py",
 ]
 SHELLS = (111, 224)  # 47,354 and 193,976 voxels
 PEERS = (("spconv.pytorch", "spconv"), ("spconv_triton.pytorch", "spconv-triton"))
 CHANNELS = 4
+LAUNCHED = [planning.subm_plan, planning.conv_plan, bounded.reached_keys, bounded.voxels_of_keys, ops.tap_blocks]
 Run = Callable[[], Any]
+Row = dict[str, Any]
 
 
 def scene(res: int) -> tuple[Tensor, Tensor, list[int]]:
@@ -69,8 +83,10 @@ def network(name: str, module: Any, state: dict[str, Tensor] | None = None) -> n
     return net.cuda().half()
 
 
-def peers() -> Iterator[tuple[Any, str]]:
+def peers(wanted: list[str]) -> Iterator[tuple[Any, str]]:
     for module, name in PEERS:
+        if name not in wanted:
+            continue
         try:
             __import__(module)
             yield sys.modules[module], name
@@ -105,35 +121,69 @@ def in_turns(runs: dict[str, Run], rounds: int) -> dict[str, float]:
     for _ in range(rounds):
         for name, fn in runs.items():
             times[name] += [once(fn) for _ in range(3)][1:]
-    return {name: median(each) for name, each in times.items()}
+    return {name: round(median(each), 3) for name, each in times.items()}
 
 
-def compared(name: str, res: int, mode: str, rounds: int, *, compiled: bool) -> dict[str, Any]:
-    """Milliseconds of each package, and how far the results of others are from ours."""
-    inputs, runs, results = scene(res), dict[str, Run](), dict[str, Tensor]()
-    ours = network(name, facade).train(mode == "training")
-    state = {k: v.float() for k, v in ours.state_dict().items()}
-    nets: dict[str, Any] = {
-        "shiplap": ours,
-        **{n: network(name, m, state).train(mode == "training") for m, n in peers()},
-    }
-    if compiled:
-        nets["shiplap compiled"] = torch.compile(network(name, facade, state).train(mode == "training"))
-    for who, net in nets.items():
-        run, began = MODES[mode](net, inputs), time.perf_counter()
-        try:
-            results[who] = run().detach().float()
-            run()
-            torch.cuda.synchronize()
-            runs[who] = run
-        except Exception as e:
-            print(f"{who} fails: {type(e).__name__}: {str(e)[:300]}", file=sys.stderr)
-        print(f"# {name} {mode} {who}: first calls {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
-    times = in_turns(runs, rounds)
-    want = results["shiplap"]
-    order = {who: _sums(got) - _sums(want) for who, got in results.items()}  # rows may be in another order
-    errors = {who: round(float(d.norm() / _sums(want).norm()), 6) for who, d in order.items() if who in times}
-    return {"network": name, "voxels": len(inputs[1]), "mode": mode, "ms": times, "errors": errors}
+def host(run: Run, calls: int = 10) -> float:
+    """Milliseconds until a call returns, in a row of them."""
+    run()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(calls):
+        run()
+    spent = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return round(spent / calls * 1e3, 3)
+
+
+def syncs(run: Run) -> int:
+    """How often PyTorch waits for the device. What a package waits for by itself is not seen."""
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run()
+    torch.cuda.set_sync_debug_mode("default")
+    return sum("called a synchronizing" in str(w.message) for w in seen)
+
+
+class Nets:
+    """The packages' networks of one kind in one mode, with the same weights. They serve scenes of every size."""
+
+    def __init__(self, name: str, mode: str, wanted: list[str], compiled: bool) -> None:
+        self.name, self.mode = name, mode
+        train = mode == "training"
+        ours = network(name, facade).train(train)
+        state = {key: value.float() for key, value in ours.state_dict().items()}
+        self.nets: dict[str, Any] = {"shiplap": ours}
+        self.nets |= {who: network(name, module, state).train(train) for module, who in peers(wanted)}
+        if compiled:
+            self.nets["shiplap compiled"] = torch.compile(network(name, facade, state).train(train))
+
+    def compared(self, res: int, rounds: int) -> Row:
+        """Milliseconds of each package, and how far the results of others are from ours."""
+        inputs, runs, results, first = scene(res), dict[str, Run](), dict[str, Tensor](), dict[str, float]()
+        for who, net in self.nets.items():
+            run, began = MODES[self.mode](net, inputs), time.perf_counter()
+            try:
+                results[who] = run().detach().float()
+                torch.cuda.synchronize()
+                first[who] = round(time.perf_counter() - began, 2)
+                run()
+                runs[who] = run
+            except Exception as e:
+                print(f"{who} fails: {type(e).__name__}: {str(e)[:300]}", file=sys.stderr)
+        times, want = in_turns(runs, rounds), results["shiplap"]
+        apart = {who: _sums(got) - _sums(want) for who, got in results.items()}  # rows may be in another order
+        return {
+            "network": self.name,
+            "voxels": len(inputs[1]),
+            "mode": self.mode,
+            "ms": times,
+            "host": {who: host(run) for who, run in runs.items()},
+            "syncs": {who: syncs(run) for who, run in runs.items()},
+            "first": first,
+            "errors": {who: round(float(apart[who].norm() / _sums(want).norm()), 6) for who in times},
+        }
 
 
 def _sums(out: Tensor) -> Tensor:
@@ -141,9 +191,56 @@ def _sums(out: Tensor) -> Tensor:
     return out.sort(0).values
 
 
-def first_call(name: str, res: int) -> dict[str, Any]:
+def build_bindings() -> None:
+    """The C++ that launches what layers launch, compiled side by side."""
+    launched = [op for op in LAUNCHED if native.state(op, "cuda")[0] != "native" or op.native is None]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda op: native.compile_plan(make_plan(op), op), launched))
+    for op in launched:
+        native.build(op)
+    if replay.wanted():
+        replay.build(ops.conv)
+
+
+def cells(name: str, given: argparse.Namespace) -> Iterator[Row]:
+    """Every mode and size of a network, in this process."""
+    build_bindings()
+    for mode in MODES:
+        nets = Nets(name, mode, given.peers.split(","), not given.eager)
+        for res in SHELLS:
+            yield nets.compared(res, given.rounds)
+
+
+def profiled(name: str, given: argparse.Namespace) -> Iterator[Row]:
+    """How long the GPU works for a call, of how many kernels, and what takes the host longest, in microseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    build_bindings()
+    for mode in MODES:
+        for who, net in Nets(name, mode, given.peers.split(","), not given.eager).nets.items():
+            run, calls = MODES[mode](net, scene(SHELLS[0])), 5
+            for _ in range(3):
+                run()
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+                for _ in range(calls):
+                    run()
+                torch.cuda.synchronize()
+            events = seen.key_averages()
+            kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+            top = sorted(events, key=lambda e: -e.self_cpu_time_total)[:12]
+            yield {
+                "network": name,
+                "mode": mode,
+                "who": who,
+                "gpu_ms": round(sum(e.self_device_time_total for e in kernels) / calls / 1e3, 3),
+                "kernels": round(sum(e.count for e in kernels) / calls, 1),
+                "host": {e.key[:60]: [round(e.self_cpu_time_total / calls), round(e.count / calls, 1)] for e in top},
+            }
+
+
+def first_call(name: str, given: argparse.Namespace) -> Iterator[Row]:
     """Seconds of the first call in this process, which is a compiled one."""
-    inputs, net = scene(res), network(name, facade).eval()
+    inputs, net = scene(SHELLS[0]), network(name, facade).eval()
     with torch.no_grad():
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -152,28 +249,52 @@ def first_call(name: str, res: int) -> dict[str, Any]:
         seconds = time.perf_counter() - began
         want = net(*inputs)
     error = float((got - want).float().norm() / want.float().norm())
-    return {"network": name, "voxels": len(inputs[1]), "seconds": seconds, "error": error}
+    yield {"network": name, "voxels": len(inputs[1]), "seconds": seconds, "error": error}
 
 
-def first_calls(name: str, limit: float) -> list[dict[str, Any]]:
-    """With empty caches, then in a second process."""
-    done: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as home:
-        caches = {n: f"{home}/{n}" for n in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "SHIPLAP_CACHE_DIR")}
-        for _ in range(2):
-            command = [sys.executable, __file__, "--first", name]
-            try:
-                told = subprocess.run(
-                    command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True, timeout=limit, check=True
-                )
-                done.append(json.loads(told.stdout.splitlines()[-1]))
-            except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as e:
-                done.append({"network": name, "seconds": None, "failed": str(e)[-300:]})
-                break
+PARTS: dict[str, Callable[[str, argparse.Namespace], Iterator[Row]]] = {
+    "first": first_call,
+    "cells": cells,
+    "profile": profiled,
+}
+
+
+def in_process(part: str, name: str, given: argparse.Namespace, caches: dict[str, str]) -> list[Row]:
+    """The rows of a part, as many as its process printed within its limit."""
+    options = ["--peers", given.peers, "--rounds", str(given.rounds), *(["--eager"] if given.eager else [])]
+    command = [sys.executable, __file__, "--here", part, "--network", name, *options]
+    rows: list[Row] = []
+    with subprocess.Popen(command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True) as process:
+        timer = threading.Timer(given.limit, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if line.startswith("{"):
+                rows.append(json.loads(line))
+        process.wait()
+        timer.cancel()
+    if process.returncode:
+        print(f"# {part} of {name} ended with status {process.returncode}", file=sys.stderr, flush=True)
+    return rows
+
+
+def measured(given: argparse.Namespace, names: list[str]) -> dict[str, list[Row]]:
+    """All parts. The first calls are made with empty caches, then in a second process."""
+    done: dict[str, list[Row]] = {part: [] for part in given.parts.split(",")}
+    for part, rows in done.items():
+        for name in names:
+            if part != "first":
+                rows += in_process(part, name, given, {})
+                continue
+            with tempfile.TemporaryDirectory() as home:
+                variables = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "SHIPLAP_CACHE_DIR"
+                for _ in range(2):
+                    rows += in_process(part, name, given, {v: f"{home}/{v.lower()}" for v in variables})
     return done
 
 
-def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+def ratios(rows: list[Row]) -> dict[str, float]:
     """Geometric means of each peer's time over ours, eager and compiled."""
     means = {}
     for ours in ("shiplap", "shiplap compiled"):
@@ -187,32 +308,28 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/consumers_gpu.json")
-    parser.add_argument("--first", choices=sorted(NETWORKS), help="only the first compiled call, in this process")
+    parser.add_argument("--parts", default="first,cells,profile", help="some of: %(default)s")
+    parser.add_argument("--peers", default=",".join(name for _, name in PEERS), help="some of: %(default)s")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--limit", type=float, default=200.0, help="seconds for a process with a first call")
-    parser.add_argument("--skip-first", action="store_true", help="no first calls")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds for a process")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--network", choices=sorted(NETWORKS), help="only this one")
+    parser.add_argument("--here", choices=sorted(PARTS), help="one part, in this process")
     given = parser.parse_args()
-    if given.first:
-        print(json.dumps(first_call(given.first, SHELLS[0])))
-        return
     names = [given.network] if given.network else sorted(NETWORKS)
-    first = [] if given.eager or given.skip_first else [row for name in names for row in first_calls(name, given.limit)]
-    for row in first:
-        print(json.dumps(row), flush=True)
-    rows = []
-    for name in names:
-        for mode in MODES:
-            for res in SHELLS:
-                rows.append(compared(name, res, mode, given.rounds, compiled=not given.eager))
-                print(json.dumps(rows[-1]), flush=True)
-    means = ratios(rows)
+    if given.here:
+        for row in PARTS[given.here](names[0], given):
+            print(json.dumps(row), flush=True)
+        return
+    done = measured(given, names)
+    means = ratios(done.get("cells", []))
     print(json.dumps(means))
     if given.json:
         packages, device = ["triton", "spconv-cu126", "spconv-triton"], torch.cuda.get_device_name()
-        measured = {"first": first, "rows": rows, "means": means}
-        write(Path(__file__).parent / "results/consumers_gpu.json", record(SOURCES, packages, device, **measured))
+        write(
+            Path(__file__).parent / "results/consumers_gpu.json",
+            record(SOURCES, packages, device, **done, means=means),
+        )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ In a program, before its first import of either::
     drop_in("spconv", "flex_gemm")
 
 For a program that nobody edits: ``python -m shiplap_sparse3d.drop_in train.py --its --arguments``.
+
+Graphs of ``torch.compile`` take values of ``fractions.Fraction`` as constants meanwhile: TRELLIS.2 keeps the scale of a
+tensor in a tuple of them and looks caches up by its text, which Dynamo cannot write before torch 2.15 otherwise.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ import importlib
 import pkgutil
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, TracebackType
 
 from shiplap.extend import error
+from shiplap.extend.containers import register_constant
 
 __all__ = ["DropIn", "drop_in"]
 
@@ -34,8 +39,8 @@ OF_SPCONV_1 = "conv", "functional", "identity", "modules", "pool", "tables"  # t
 class DropIn:
     """Modules under the names of a peer. As a context manager it takes them away again at the end of the block."""
 
-    def __init__(self, modules: dict[str, ModuleType]) -> None:
-        self._modules = modules
+    def __init__(self, modules: dict[str, ModuleType], forget: Callable[[], None]) -> None:
+        self._modules, self._forget = modules, forget
 
     def undo(self) -> None:
         """Take away what was put in place; imports of the names find the real packages again."""
@@ -43,6 +48,7 @@ class DropIn:
             if sys.modules.get(name) is module:
                 del sys.modules[name]
         self._modules = {}
+        self._forget()
 
     def __enter__(self) -> DropIn:
         return self
@@ -76,7 +82,7 @@ def drop_in(*names: str) -> DropIn:
             )
     new = {name: module for name, module in placed.items() if name not in sys.modules}
     sys.modules.update(new)
-    return DropIn(new)
+    return DropIn(new, register_constant(Fraction))
 
 
 def _modules(name: str) -> dict[str, ModuleType]:

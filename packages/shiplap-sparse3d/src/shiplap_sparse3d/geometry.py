@@ -50,8 +50,15 @@ _PER_AXIS = "an int, or one int for each of {} axes"
 
 def triple(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
     """The same for all three axes; where ``ndim`` is less, the leading ones get ``fill``."""
+    compiling = torch.compiler.is_compiling()
+    if not compiling and ndim == 3 and isinstance(value, (list, tuple)) and [*map(type, value)] == _THREE:
+        x, y, z = value  # what layers give, each time
+        return x, y, z
     x, y, z = (*(fill,) * (3 - ndim), *per_axis(value, name, ndim))
     return x, y, z
+
+
+_THREE = [int, int, int]
 
 
 @dataclass
@@ -127,14 +134,21 @@ class Geometry:
         return neighbours
 
     def strided(
-        self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
+        self,
+        kernel: Axes,
+        stride: Axes = 1,
+        padding: Axes = 0,
+        dilation: Axes = 1,
+        *,
+        capacity: int | None = None,
+        back: bool | None = None,
     ) -> Strided:
-        """One strided convolution away: every voxel that an input reaches.
+        """One strided convolution away: every voxel that an input reaches. ``back``: as in :meth:`step`.
 
         With ``capacity`` there are that many rows, the last ones padding, and more voxels are SL211; on a padded
         geometry it is the largest number there can be unless given.
         """
-        return self.step(self._window(kernel, stride, padding, dilation, capacity=capacity))
+        return self.step(self._window(kernel, stride, padding, dilation, capacity=capacity), back=back)
 
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
@@ -159,13 +173,14 @@ class Geometry:
         output_padding: Axes = 0,
         *,
         capacity: int | None = None,
+        back: bool | None = None,
     ) -> Strided:
         """One transposed convolution away, onto new voxels: every ``o = i*S - P + k*Dl`` inside the output grid.
 
         That grid has ``(in - 1)*S - 2P + Dl*(K - 1) + 1 + output_padding`` cells per axis, as ``torch.nn.
         ConvTranspose3d`` has; a negative ``output_padding`` cuts off its far end. ``capacity``: see :meth:`strided`.
         """
-        return self.step(self._window(kernel, stride, padding, dilation, output_padding, capacity=capacity))
+        return self.step(self._window(kernel, stride, padding, dilation, output_padding, capacity=capacity), back=back)
 
     def step(self, window: Window, *, plain: bool = False, back: bool | None = None) -> Strided:
         """What ``window`` leads to; coordinates and tables are built at most once.
@@ -179,7 +194,7 @@ class Geometry:
         step = self._reached[window]._under(Origin(self, window))
         plain = plain or not wants_sorted(self.coords)
         plan = self._plans.get((window, plain))
-        if plan is None:
+        if plan is None or (back and not plan.whole and not plain):  # of sorted tables both ways are made in one go
             plan = connect(window, self.coords, self.spatial_shape, step.coords, ordered=not plain, back=back)
             self._plans[window, plain] = plan = self._settled(plan, back, plain)
         elif back and not plan.whole:
@@ -201,9 +216,7 @@ class Geometry:
 
     def _alike(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
         """Other voxels with as many axes and scenes."""
-        other = Geometry(coords, shape, self.batch_size, padded=padded)
-        other.ndim = self.ndim
-        return other
+        return Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
 
     def _under(self, parent: Origin) -> Geometry:
         """The same voxels and tables with a parent. What is kept has none, or the two would keep each other alive."""

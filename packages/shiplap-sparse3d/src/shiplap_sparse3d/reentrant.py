@@ -22,7 +22,7 @@ _FORWARD = CheckpointFunction.forward.__code__
 
 
 def _arguments() -> tuple[Any, ...] | None:
-    """What the reentrant checkpoint that is running was called with; None outside of one."""
+    """What the reentrant checkpoint that is running was called with; None outside of one. Nothing Dynamo may trace."""
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return None
     frame: FrameType | None = sys._getframe(1)
@@ -39,19 +39,22 @@ def made_inside() -> bool:
     return not torch.compiler.is_compiling() and _arguments() is not None
 
 
-def refuse(where: str, x: Any) -> None:
-    """SL215 if ``x`` came into the reentrant checkpoint that is running as an argument, or came out of one."""
+def refuse(where: str, x: Any) -> bool:
+    """SL215 if ``x`` came into the reentrant checkpoint that is running as an argument, or came out of one.
+
+    Returns whether one is running.
+    """
     if torch.compiler.is_compiling():
-        return
+        return False
     given = _arguments()
     if given is None:
-        if not (torch.is_grad_enabled() and x.checkpointed):
-            return
+        if not (x.checkpointed and torch.is_grad_enabled()):
+            return False
         crossed = "a sparse tensor that a reentrant checkpoint returned"
     elif _among(type(x), given):
         crossed = "a sparse tensor as the argument of a reentrant checkpoint"
     else:
-        return
+        return True
     raise error("SL215", where=where, got=crossed, expected="use_reentrant=False, or plain tensors in and out")
 
 

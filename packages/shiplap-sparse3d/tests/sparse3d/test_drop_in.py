@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,8 @@ import torch
 import shiplap as sl
 import shiplap_sparse3d.flexgemm as flex_gemm
 import shiplap_sparse3d.spconv as facade
+from shiplap import compat
+from shiplap.compat.trees import leaves
 from shiplap_sparse3d.drop_in import drop_in
 from shiplap_testing.forked import python
 
@@ -231,3 +234,29 @@ def test_suppression_of_spconv_1_takes_tensors():
     assert nms(boxes, scores, -1, 2, 0.5, 1.0).tolist() == [1, 3]
     assert nms(boxes, scores, 3, -1, 0.5, 1.0).tolist() == [1, 3]
     assert nms(boxes, scores, 0, 0, 0.95, 1.0).tolist() == [1, 3, 0, 2]
+
+
+class Scaled:
+    """A tensor of a consumer's own, which keeps what it computed by the text of its scale, as those of TRELLIS.2 do."""
+
+    def __init__(self, feats: torch.Tensor, scale: tuple[Fraction, ...], kept: dict[str, torch.Tensor]) -> None:
+        self.feats, self.scale, self.kept = feats, scale, kept
+
+
+def doubled(x: Scaled) -> torch.Tensor:
+    key = str(x.scale)
+    if key not in x.kept:
+        x.kept[key] = x.feats * 2
+    return x.kept[key] + 1
+
+
+def test_a_cache_by_the_text_of_fractions_is_part_of_one_graph():
+    with drop_in("flex_gemm"):
+        compat.reset_compiler()
+        run = torch.compile(doubled, fullgraph=True, backend="eager")
+        for rows in (3, 4, 5):
+            feats = torch.ones(rows, 2)
+            torch.testing.assert_close(run(Scaled(feats, (Fraction(1, 2),) * 3, {})), feats * 3)
+        assert compat.compile_counts().recompiles <= 1
+        assert leaves((Fraction(1, 2), feats)) == [feats]
+    assert len(leaves((Fraction(1, 2), feats))) == 2, "what drop_in registered is gone"

@@ -130,6 +130,18 @@ def test_autocast_in_a_graph():
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_grid_that_vanishes_is_the_same_error_while_tracing(fullgraph):
+    layer = spconv.SparseConv3d(4, 4, 3, stride=2)
+
+    def run(features: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return layer(spconv.SparseConvTensor(features, indices, [2, 2, 2], 1)).features
+
+    says = r"SL208: a precondition does not hold.*output shape \[0, 0, 0\] of input shape \[2, 2, 2\], kernel_size"
+    with pytest.raises(Exception, match=f"(?s){says}"):
+        torch.compile(run, fullgraph=fullgraph, backend="eager")(torch.ones(1, 4), torch.zeros(1, 4, dtype=torch.int32))
+
+
 def test_voxels_that_vanish_are_an_error_of_the_graph_too():
     layer = spconv.SparseConv3d(4, 4, 2, 4).eval()
 

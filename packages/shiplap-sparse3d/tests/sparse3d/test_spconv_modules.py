@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import OrderedDict
 from contextlib import nullcontext
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 
 import shiplap as sl
 import shiplap_sparse3d.spconv as spconv
+from shiplap_sparse3d import geometry
 from shiplap_sparse3d.spconv import functional, ops, utils
 from shiplap_sparse3d.spconv.core import IndiceData
 from shiplap_sparse3d.spconv.hash import HashTable
@@ -608,3 +611,48 @@ def test_sizes():
     assert ops.get_deconv_output_size([5, 4], [3, 2], [2, 2], [1, 0], [3, 1], [0, 1]) == [9, 9]
     with refused("1 or more per axis"):
         ops.get_deconv_output_size([5], [-1], [1], [0], [1], [0])
+
+
+def test_a_layer_whose_table_is_known_runs_little_python():
+    """Calls of Python functions by convolution, batch norm and ReLU in eval: they are most of the time on a GPU."""
+    layers = spconv.SparseSequential(spconv.SubMConv3d(4, 4, 3, indice_key="a"), nn.BatchNorm1d(4), nn.ReLU()).eval()
+    calls: list[str] = []
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "shiplap_sparse3d" in frame.f_code.co_filename:
+            calls.append(frame.f_code.co_name)
+
+    with torch.no_grad():
+        x = layers(layers(voxels()))
+        sys.setprofile(look)
+        try:
+            layers(x)
+        finally:
+            sys.setprofile(None)
+    assert len(calls) <= 26, calls
+
+
+def test_a_pool_builds_the_table_of_its_cells_alone(monkeypatch):
+    monkeypatch.setattr(geometry, "wants_sorted", lambda tensor: True)
+    built: list[bool] = []
+    connect = geometry.connect
+    monkeypatch.setattr(geometry, "connect", lambda *a, **k: built.append(k["ordered"]) or connect(*a, **k))
+    spconv.SparseMaxPool3d(2, 2)(voxels())
+    assert built == [False]
+
+
+def test_an_inverse_layer_makes_its_tables_in_one_go(monkeypatch):
+    """Without gradients a strided layer makes no way back. Sorted tables are made with it, then."""
+    monkeypatch.setattr(geometry, "wants_sorted", lambda tensor: True)
+    built: list[bool] = []
+    connect = geometry.connect
+    down = spconv.SparseConv3d(4, 6, 2, stride=2, indice_key="d")
+    up = spconv.SparseInverseConv3d(6, 4, 2, indice_key="d")
+    x = voxels()
+    wanted = up(down(x))
+    monkeypatch.setattr(geometry, "connect", lambda *a, **k: built.append(k["back"]) or connect(*a, **k))
+    with torch.no_grad():
+        y = up(down(spconv.SparseConvTensor(x.features, x.indices, GRID, 2)))
+    assert built == [False, True]
+    torch.testing.assert_close(y.features, wanted.features)
+    assert torch.equal(y.indices, wanted.indices)

@@ -156,31 +156,31 @@ class SparseConvolution(SparseModule):
 
     @one_node
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
-        check_sparse(type(self).__name__, input)
-        if input.features.shape[1] != self.in_channels:
+        checkpointed = check_sparse(type(self).__name__, input)
+        if input._features.shape[1] != self.in_channels:
             got, expected = f"{input.features.shape[1]} channels", f"in_channels = {self.in_channels}"
             raise error("SL202", where=type(self).__name__, got=got, expected=expected)
         if self.conv1x1:
-            output = self._pointwise(input)
+            output = self._pointwise(input, checkpointed)
         else:
-            output = self._convolve(input, self._indice_data(input))
+            output = self._convolve(input, self._indice_data(input), checkpointed)
         if self.act_type is not None:
             output = output.replace_feature(activate(output.features, self.act_type, self.act_alpha))
         return output if add_input is None else output + add_input
 
-    def _pointwise(self, input: SparseConvTensor) -> SparseConvTensor:
+    def _pointwise(self, input: SparseConvTensor, checkpointed: bool) -> SparseConvTensor:
         # spconv views the memory of [out, 1, .., in] as [in, out], which is no transpose; so do its checkpoints.
         weight = self.weight.reshape(self.in_channels, self.out_channels)
-        return input.replace_feature(nn.functional.linear(input.features, weight.t(), self.bias))
+        return input.with_features(nn.functional.linear(input._features, weight.t(), self.bias), checkpointed)
 
-    def _convolve(self, input: SparseConvTensor, data: IndiceData) -> SparseConvTensor:
-        plan = data.plan.t if self.inverse else data.plan
-        features = plan.conv(input.features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
+    def _convolve(self, input: SparseConvTensor, data: IndiceData, checkpointed: bool) -> SparseConvTensor:
+        plan = data.way_back if self.inverse else data.plan
+        features = plan.conv(input._features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
-            return input.move(features, data.geometry, data.indices, data.spatial_shape)
+            return input.move(features, data.geometry, data.indices, data.spatial_shape, checkpointed)
         if self.training:  # a graph knows of one row since the tensor was made
             assume_rows(features.shape[0], training=True)
-        output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape)
+        output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape, checkpointed)
         if self.indice_key is not None:
             output.indice_dict[self.indice_key] = data
         if self.record_voxel_count:

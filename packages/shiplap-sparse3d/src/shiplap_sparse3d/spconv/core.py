@@ -19,7 +19,7 @@ from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
-from shiplap_sparse3d.spconv.tracing import proxy_among
+from shiplap_sparse3d.spconv.tracing import is_proxy, proxy_among
 from shiplap_sparse3d.spconv.unread import Unread, unread
 from shiplap_sparse3d.sums import Summed
 from shiplap_sparse3d.tensor import SparseTensor
@@ -45,17 +45,20 @@ def check_ndim(where: str, ndim: int) -> None:
         )
 
 
-def check_sparse(where: str, x: Any) -> None:
+def check_sparse(where: str, x: Any) -> bool:
     """Before a layer reads ``x``: SL209 for what is no sparse tensor, SL202 where features and voxels are not as many.
 
-    Not when a tensor is made: models replace the features first and assign the voxels after that.
+    Not when a tensor is made: models replace the features first and assign the voxels after that. Returns whether this
+    is the forward pass of a reentrant checkpoint.
     """
     if not isinstance(x, SparseConvTensor):
         fix = "pass SparseConvTensor(features, indices, spatial_shape, batch_size)"
         raise error("SL209", where=where, got=type(x).__name__, expected="a SparseConvTensor", fix=fix)
-    if not torch.compiler.is_compiling():  # neither asks anything of a graph, which would be traced through both
-        check_rows(where, x.features, x.indices.shape[0])
-        refuse_reentrant(where, x)
+    if torch.compiler.is_compiling():  # nothing is asked of a graph, which would be traced through all of it
+        return False
+    if x._features.shape[0] != x._indices.shape[0]:
+        check_rows(where, x._features, x._indices.shape[0])
+    return refuse_reentrant(where, x)
 
 
 def autocast(tensor: Tensor) -> Tensor:
@@ -203,24 +206,31 @@ class SparseConvTensor(Summed):
 
     def replace_feature(self, feature: Tensor) -> SparseConvTensor:
         """Other features on the same voxels; ``indice_dict`` and tables are shared."""
-        compiling = torch.compiler.is_compiling()
-        if not compiling and proxy_among((feature,)) is not None:
+        if torch.compiler.is_compiling():
+            return self.with_features(feature, False)
+        if is_proxy(feature):
             return SparseConvTensor(feature, self._indices, self.spatial_shape, self.batch_size)
+        return self.with_features(feature, made_inside())
+
+    def with_features(self, feature: Tensor, checkpointed: bool) -> SparseConvTensor:
+        """``replace_feature`` where it is known whether this is ``checkpointed``."""
         # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over, and
         # what a graph is not asked is not called.
         other = object.__new__(SparseConvTensor)
         other._features, other._indices, other._geometry = feature, self._indices, self._geometry
         other.spatial_shape, other.batch_size = self.spatial_shape, self.batch_size
         other.indice_dict, other._unread = self.indice_dict, self._unread
-        if not compiling:
-            other.checkpointed = made_inside()
+        if checkpointed:
+            other.checkpointed = True
         if feature.ndim != 2 or feature.is_quantized:
             other._check_features()
         return other
 
-    def move(self, feature: Tensor, geometry: Geometry, indices: Tensor, spatial_shape: list[int]) -> SparseConvTensor:
+    def move(
+        self, feature: Tensor, geometry: Geometry, indices: Tensor, spatial_shape: list[int], checkpointed: bool
+    ) -> SparseConvTensor:
         """``feature`` on other voxels of the same scenes, with a copy of ``indice_dict``."""
-        other = self.replace_feature(feature)
+        other = self.with_features(feature, checkpointed)
         if indices is not self._indices:
             other.indices = indices
         other.spatial_shape, other.indice_dict, other._geometry = list(spatial_shape), self.indice_dict.copy(), geometry

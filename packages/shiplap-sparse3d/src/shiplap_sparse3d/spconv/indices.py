@@ -92,9 +92,16 @@ def taken(where: str, key: str | None) -> ShiplapError:
 
 
 def build(
-    where: str, input: SparseConvTensor, window: Window, algo: ConvAlgo, *, subm: bool = False, training: bool = False
+    where: str,
+    input: SparseConvTensor,
+    window: Window,
+    algo: ConvAlgo,
+    *,
+    subm: bool = False,
+    training: bool = False,
+    pooled: bool = False,
 ) -> IndiceData:
-    """The record of a layer that finds none.
+    """The record of a layer that finds none; of a pool's the plan of convolutions is built when one asks for it.
 
     Raises SL208 when the output grid has no cells, SL211 when there are voxels and none has an output.
     """
@@ -103,18 +110,19 @@ def build(
         return IndiceData(input.indices, input.indices, shape, shape, True, algo, window, here, here)
     sizes = window.ksize, window.stride, window.padding, window.dilation
     check_least(
-        where, [*window.stride, *window.dilation], lambda: str(window), "pass strides and dilations of 1 or more"
+        where, [*window.stride, *window.dilation], lambda: window.text, "pass strides and dilations of 1 or more"
     )
     if window.output_padding is None:
         out_shape = get_conv_output_size(shape, *sizes)
     else:
         out_shape = get_deconv_output_size(shape, *sizes, window.output_padding)
-    got = f"output shape {out_shape} of input shape {shape}, {window}"
-    check_least(where, out_shape, lambda: got, "enlarge spatial_shape or the padding")
-    there = window.step(here).geometry
+    fix = "enlarge spatial_shape or the padding"
+    check_least(where, out_shape, lambda: f"output shape {out_shape} of input shape {shape}, {window.text}", fix)
+    step = window.step(here, pooled=pooled)
+    there, plan = step.geometry, None if pooled else step.plan
     indices = indices_of(there.coords, input.ndim)
     _check_vanished(where, input, indices.shape[0], window, training)
-    return IndiceData(input.indices, indices, shape, out_shape, False, algo, window, here, there)
+    return IndiceData(input.indices, indices, shape, out_shape, False, algo, window, here, there, plan)
 
 
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: Window, training: bool) -> None:
@@ -134,7 +142,7 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
         raise error(
             "SL211",
             where=where,
-            got=f"{rows} voxels, none with an output, in {input.spatial_shape} under {window}",
+            got=f"{rows} voxels, none with an output, in {input.spatial_shape} under {window.text}",
             expected="an output for one voxel at least",
             fix="enlarge spatial_shape or the padding",
         )

@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
+from shiplap_sparse3d.reentrant import made_inside
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
 from shiplap_sparse3d.spconv.sizes import assume_rows
-from shiplap_sparse3d.spconv.tracing import one_node, proxy_among
+from shiplap_sparse3d.spconv.tracing import one_node
 
 __all__ = [
     "PrintCurrentTime",
@@ -120,9 +122,12 @@ class PrintCurrentTime(nn.Module):
 
 def has_rows(tensor: Tensor) -> bool:
     """Whether there are any, and True where only the running graph will know."""
+    rows = tensor.shape[0]
+    if type(rows) is int and not torch.compiler.is_compiling():
+        return rows != 0
     from torch.fx.experimental.symbolic_shapes import guard_or_true  # here: it is slow to import
 
-    return guard_or_true(tensor.shape[0] != 0)
+    return guard_or_true(rows != 0)
 
 
 class SparseSequential(SparseModule):
@@ -162,28 +167,35 @@ class SparseSequential(SparseModule):
         return [module for module in self._modules.values() if module is not None]  # children() has no repetitions
 
     def forward(self, input: Any) -> Any:
-        proxy = proxy_among((input,))
-        tracer: Any = None if proxy is None else proxy.tracer
-        for module in self._members():
-            if is_spconv_module(module):
+        compiling = torch.compiler.is_compiling()
+        checkpointed = not compiling and made_inside()
+        tracer: Any = input.tracer if not compiling and isinstance(input, Proxy) else None
+        for module in self._modules.values():  # children() has no repetitions
+            if module is None:
+                continue
+            if isinstance(module, _TAKE_SPARSE):
                 input = module(input)
             elif tracer is None:
-                input = _through(module, input)
+                input = _through(module, input, checkpointed, compiling)
             else:  # torch.fx is tracing, and a later run knows whether the tensor is sparse
                 layer = tracer.create_proxy("get_attr", tracer.path_of_module(module), (), {})
                 input = tracer.create_proxy("call_function", _through, (layer, input), {})
         return input
 
 
-def _through(module: nn.Module, input: Any) -> Any:
-    """``input`` behind a module that is not sparse, which sees the features only, and is skipped if there are none."""
+def _through(module: nn.Module, input: Any, checkpointed: bool | None = None, compiling: bool = True) -> Any:
+    """``input`` behind a module that is not sparse, which sees the features only, and is skipped if there are none.
+
+    A node of ``torch.fx`` has the first two arguments; ``SparseSequential`` knows the others for all of its modules.
+    """
     if not isinstance(input, SparseConvTensor):
         return module(input)
-    if not has_rows(input.indices):
+    if not has_rows(input._indices):
         return input
-    if module.training:  # a graph knows of one row since the tensor was made
+    if compiling and module.training:  # a graph knows of one row since the tensor was made
         assume_rows(input.indices.shape[0], training=True)
-    return input.replace_feature(module(input.features))
+    features = module(input._features)
+    return input.replace_feature(features) if checkpointed is None else input.with_features(features, checkpointed)
 
 
 class ToDense(SparseModule):

@@ -92,12 +92,13 @@ class WindowPool(SparseModule):
     @one_node
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
         where, window = type(self).__name__, Window(self.kernel_size, self.stride, self.padding, self.dilation)
-        check_sparse(where, input)
+        checkpointed = check_sparse(where, input)
         if input.find_indice_pair(self.indice_key) is not None:
             raise indices.taken(where, self.indice_key)
-        data = indices.build(where, input, window, self.algo, subm=self.subm, training=self.training)
+        build = {"subm": self.subm, "training": self.training, "pooled": True}
+        data = indices.build(where, input, window, self.algo, **build)
         features = self._reduce(autocast(input.features), data.pool_plan)
-        output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape)
+        output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape, checkpointed)
         if self.indice_key is not None:
             output.indice_dict[self.indice_key] = data
         indices.count_voxels(self.get_max_num_voxels(), features.shape[0])

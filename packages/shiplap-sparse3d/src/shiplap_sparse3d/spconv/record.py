@@ -33,14 +33,20 @@ class Window:
     dilation: list[int]
     output_padding: list[int] | None = None
 
-    def step(self, geometry: Geometry, *, pooled: bool = False) -> Strided:
+    @property
+    def text(self) -> str:
+        """For errors, of lists alone: Dynamo cannot write a dataclass into a text."""
+        made = f"kernel_size {self.ksize}, stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
+        return made if self.output_padding is None else f"{made}, output_padding {self.output_padding}"
+
+    def step(self, geometry: Geometry, *, pooled: bool = False, back: bool | None = None) -> Strided:
         """What it leads to from ``geometry``, built at most once."""
         window = self.ksize, self.stride, self.padding, self.dilation
         if self.output_padding is None:
-            return geometry.pooled(*window) if pooled else geometry.strided(*window)
+            return geometry.pooled(*window) if pooled else geometry.strided(*window, back=back)
         # spconv's grid has the size of an undilated kernel.
         extra = [o - (d - 1) * (k - 1) for o, d, k in zip(self.output_padding, self.dilation, self.ksize, strict=True)]
-        return geometry.transposed(*window, extra)
+        return geometry.transposed(*window, extra, back=back)
 
 
 @dataclass
@@ -75,6 +81,14 @@ class IndiceData:
                 plan = self.window.step(self.geometry).plan
             self._plan = plan
         return plan
+
+    @property
+    def way_back(self) -> Plan:
+        """The plan from outputs to inputs."""
+        if self.is_subm or (self._plan is not None and self._plan.whole):
+            return self.plan.t
+        self._plan = plan = self.window.step(self.geometry, back=True).plan
+        return plan.t
 
     @property
     def pool_plan(self) -> Plan:

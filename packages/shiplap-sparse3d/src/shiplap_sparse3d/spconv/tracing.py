@@ -14,20 +14,25 @@ import torch
 from torch import nn
 from torch.fx import Proxy
 
-__all__ = ["one_node", "proxy_among"]
+__all__ = ["is_proxy", "one_node", "proxy_among"]
+
+
+def is_proxy(value: object) -> bool:
+    """Whether ``torch.fx`` is tracing ``value``, which may stand where a tensor is declared."""
+    return isinstance(value, Proxy)
 
 
 def proxy_among(values: Any) -> Proxy | None:
     """The first proxy in ``values`` and in the lists there, or None. A graph of ``torch.compile`` holds none."""
-    if torch.compiler.is_compiling():
-        return None
+    return None if torch.compiler.is_compiling() else _proxy_in(values)
+
+
+def _proxy_in(values: Any) -> Proxy | None:
     for value in values:
         if isinstance(value, Proxy):
             return value
-        if isinstance(value, (list, tuple)):
-            inner = proxy_among(value)
-            if inner is not None:
-                return inner
+        if isinstance(value, (list, tuple)) and (inner := _proxy_in(value)) is not None:
+            return inner
     return None
 
 
@@ -39,7 +44,7 @@ def one_node(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or (proxy := proxy_among((*args, *kwargs.values()))) is None:
+        if torch.compiler.is_compiling() or (proxy := _proxy_in((*args, *kwargs.values()))) is None:
             return forward(self, *args, **kwargs)
         tracer: Any = proxy.tracer
         path = tracer.path_of_module(self)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils import _pytree
 
-__all__ = ["leaves", "map_leaves", "register_node", "show_fields"]
+__all__ = ["leaves", "map_leaves", "register_constant", "register_node", "show_fields"]
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -54,6 +54,23 @@ def register_node(
             take(value)[1],
         ),
     )
+
+
+def register_constant(cls: type) -> Callable[[], None]:
+    """Let graphs take objects of ``cls`` as constants, which they compare with ``==`` in each call; pytrees, too.
+
+    Returns a function that undoes it. A class that is registered already stays as it is.
+    """
+    if cls in _pytree.SUPPORTED_NODES:
+        return lambda: None
+    _pytree.register_constant(cls)
+
+    def undo() -> None:
+        if cls in _pytree.SUPPORTED_NODES:
+            _pytree._deregister_pytree_node(cls)
+        _pytree.CONSTANT_NODES.discard(cls)
+
+    return undo
 
 
 def show_fields(cls: type, names: Sequence[str]) -> None:

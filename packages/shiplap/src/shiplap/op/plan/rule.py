@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
+from types import CodeType
 from typing import ClassVar
 
 from shiplap.errors import CATALOGUE, ShiplapError, error
@@ -67,8 +69,14 @@ class Rule(ABC):
 
     def hold(self, values: Mapping[str, Local]) -> None:
         """Raise the error unless the rule holds for a call whose variables are ``values``."""
-        if not eval(self.holds().python, scope(self.constants()), dict(values)):
+        if not eval(_compiled(self.holds().python), scope(self.constants()), dict(values)):
             raise self.explain(values)
+
+
+@lru_cache(maxsize=512)
+def _compiled(condition: str) -> CodeType:
+    """Conditions are few, and asked in each call: to read one takes as long as two launches."""
+    return compile(condition, "<rule>", "eval")
 
 
 def template(text: Text) -> str:
