@@ -38,7 +38,7 @@ def test_programs_of_a_test_count_and_waiting_does_not(tmp_path: Path, workers: 
     assert "4 passed" in shown
     lines = shown.partition("the dearest:\n")[2].splitlines()[:3]
     costs = {line.rpartition("::")[2]: float(line.split()[0]) for line in lines}
-    assert "test_waits" not in costs
+    assert costs.get("test_waits", 0) < 0.3
     assert 0.9 <= costs["test_lets_another_work"] < 5
     assert 0.4 <= costs["test_works"] < 5
 

@@ -74,6 +74,19 @@ def test_what_is_not_simple_is_left_to_make_fx(fn: Fn) -> None:
     assert graph is None or fn(torch.ones(2, 4))[1] == 3
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_mode_that_a_function_switches_is_switched_back(enabled: bool) -> None:
+    def fails_within(x: Tensor) -> Tensor:
+        with torch.no_grad(), torch.autocast("cpu"):
+            return x.sin().add_(1)
+
+    with torch.set_grad_enabled(enabled):
+        assert of_fakes(without_gradient, torch.randn(2, 4)) is None
+        assert of_fakes(fails_within, torch.randn(2, 4)) is None
+        assert torch.is_grad_enabled() is enabled
+    assert not torch.is_autocast_enabled("cpu")
+
+
 def test_a_tensor_from_elsewhere_is_left_to_make_fx() -> None:
     with FakeTensorMode() as mode:
         other = mode.from_tensor(ELSEWHERE)

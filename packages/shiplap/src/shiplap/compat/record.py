@@ -45,6 +45,8 @@ def recorded(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
     try:
         with held:
             results = leaves(fn(*values))
+        if held.switched:
+            return None
         held.graph.output([held.node(r) for r in results])
     except _Unusual:
         return None
@@ -55,6 +57,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, values: Sequence[Tensor]) -> None:
         super().__init__()
         self.graph = Graph()
+        self.switched = False  # whether something else than tensors came of a call, as of one that switches a mode
         self.nodes: dict[int, tuple[Tensor, Node]] = {}  # by identity, which lasts while the tensor is held
         for number, given in enumerate(values):
             self._hold(given, self.graph.placeholder(f"arg{number}_1"))
@@ -89,7 +92,7 @@ class _Recorder(TorchFunctionMode):
             for number, part in enumerate(result):
                 self._hold(part, self.graph.call_function(operator.getitem, (whole, number)))
         elif name != "__get__" and name not in FACTS:
-            raise _Unusual(f"{name} returns no tensor")
+            self.switched = True  # nothing is raised: a mode that a statement has entered would stay in force
         return result
 
     def _call(self, func: Any, name: str, args: Sequence[Any], named: dict[str, Any]) -> Node:

@@ -94,6 +94,7 @@ class Host:
         memory: Any = mmap.mmap(handle, 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
         if asked["do"] == "load":
             self._target = ready(asked, unpack(asked["init"], memory), unpack(asked["state"], memory))
+            self._watch.loaded()
             if asked["kind"] == "maker":  # the module is the user's own, and what it changes is in force there as well
                 self._intact = Snapshot()
                 self._watch.reset()

@@ -120,6 +120,10 @@ class Watch:
         self._looked.clear()
         self._before = _state()
 
+    def loaded(self) -> None:
+        """What is judged was made just now: we set the seed for its parameters, and its module may set one as well."""
+        self._before["torch.initial_seed"] = torch.initial_seed()
+
     def told(self) -> dict[str, list[str]]:
         """``looked``: what was asked for; ``left``: what is not as it was."""
         now = _state()
