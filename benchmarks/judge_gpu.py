@@ -206,15 +206,6 @@ def candidate(x, w):
     torch.cuda.set_stream(SIDE[1])
     return out
 """,
-    "list that computes": """
-class Later(list):
-    def __iter__(self):
-        return iter([honest(*self.held)])
-def candidate(x, w):
-    later = Later([None])
-    later.held = x, w
-    return later
-""",
     "method that computes": """
 def candidate(x, w):
     out = torch.empty(x.shape[0], w.shape[1], device=x.device)
@@ -223,6 +214,27 @@ def candidate(x, w):
         return torch.Tensor.detach(out)
     out.detach = out.cpu = compute
     return out
+""",
+    "finalizer of an argument": """
+import weakref
+def candidate(x, w):
+    out, same = x.new_empty(x.shape[0], w.shape[1]), x.detach()
+    weakref.finalize(x, lambda: out.copy_(honest(same, w)))
+    return out
+""",
+    "finalizer in a circle": """
+import gc
+def candidate(x, w):
+    out = x.new_empty(x.shape[0], w.shape[1])
+    class Later:
+        def __del__(self):
+            out.copy_(honest(x, w))
+    later = Later()
+    later.me = later
+    for _ in range(max(0, gc.get_threshold()[0] - gc.get_count()[0] - 40)):
+        LEFT.append([])
+    return out
+LEFT = []
 """,
     "clock of events": """
 torch.cuda.Event.elapsed_time = lambda self, end: 0.0021

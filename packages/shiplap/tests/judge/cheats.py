@@ -166,6 +166,24 @@ def candidate(x, w):
             return honest(x, w).numpy()
     return Later()
 """,
+    "list that computes": """
+class Later(list):
+    def __iter__(self):
+        return iter([honest(*self.held)])
+def candidate(x, w):
+    later = Later([None])
+    later.held = x, w
+    return later
+""",
+    "address that computes": """
+def candidate(x, w):
+    out = x.new_empty(x.shape[0], w.shape[1])
+    def compute():
+        out.copy_(honest(x, w))
+        return torch.Tensor.data_ptr(out)
+    out.data_ptr = compute
+    return out
+""",
     "thread": """
 import threading
 def candidate(x, w):

@@ -7,6 +7,7 @@ referee believes the bytes of the results, which it reads itself, and its own cl
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import os
 import socket
@@ -24,7 +25,7 @@ from shiplap.referee.queued import queued
 from shiplap.referee.run import last_line
 from shiplap.referee.sandbox import Cell, lock
 from shiplap.referee.watch import Watch
-from shiplap.referee.wire import describe, extent, leaves, receive, send, unpack
+from shiplap.referee.wire import bare, describe, extent, leaves, receive, send, unpack
 
 __all__ = ["FREE", "Declined", "serve"]
 
@@ -117,14 +118,17 @@ class Host:
         with torch.no_grad():
             if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
                 started = perf_counter_ns()
-                result = self._target(*args)
+                result = bare(self._target(*args))
                 spent = perf_counter_ns() - started
-                return {**self._told(args, result, memory, leaves(result)), "spent": spent}
+                return {**self._told(args, result, memory, result), "spent": spent}
             call = queued(self._target, args)
             told = self._told(args, call.result, memory, call.seen)
         # What comes and goes with the calls would see the next values before their clock starts.
-        between = {"left": self._watch.told()["left"], "threads": self._intact.threads()}
-        return {**told, **call.clock, **between, "raced": call.raced}
+        return {**told, **call.clock, **self._between(), "raced": call.raced}
+
+    def _between(self) -> dict[str, Any]:
+        """What a call leaves in force, and what could work for it after its end."""
+        return {"left": self._watch.told()["left"], "threads": self._intact.threads()}
 
     def _prepare(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
         """Make calls ready on arguments in memory that the referee shares: the values may be others when they run."""
@@ -143,10 +147,10 @@ class Host:
         with torch.no_grad():
             started = perf_counter_ns()
             for run in runs:
-                results.append(run())
+                results.append(bare(run()))
             spent = perf_counter_ns() - started
         pairs = zip(results, sets, strict=True)
-        told = [{"outs": [_place(o) for o in leaves(r)], "args": [_place(a) for a in leaves(s)]} for r, s in pairs]
+        told = [{"outs": [_place(o) for o in r], "args": [_place(a) for a in bare(s)]} for r, s in pairs]
         return {"calls": told, "spent": spent}
 
     def _sample(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,9 +166,10 @@ class Host:
             return {"spent": perf_counter_ns() - started}
 
     def _operators(self, args: list[Any]) -> dict[str, Any]:
-        ops, result = _ops(self._target, args)
-        self._last = result, [_home(o) for o in leaves(result)]
-        return {"ops": ops, "outs": [_place(o) for o in self._last[1]]}
+        self._last = ()  # nothing of an earlier call ends, and works, after this one
+        ops, result, between = _ops(self._target, args, self._between)
+        self._last = args, result, [_home(o) for o in result]
+        return {"ops": ops, "outs": [_place(o) for o in self._last[-1]], **between}
 
     def _gradients(self, args: list[Any], seeds: list[Tensor], memory: Any) -> dict[str, Any]:
         given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in args]
@@ -182,7 +187,7 @@ class Host:
             for now, copy in zip(leaves(earlier), copies, strict=False):
                 if type(now) is Tensor and now.is_cuda and now.shape == copy.shape:
                     copy.copy_(now)
-        outs, given = [_home(o) for o in seen], [_home(a) for a in leaves(args)]
+        outs, given = [_home(o) for o in seen], [_home(a) for a in bare(args)]
         self._kept.append((memory, args, result, [*outs, *given]))
         return {"outs": [_place(o) for o in outs], "args": [_place(a) for a in given]}
 
@@ -206,17 +211,25 @@ def _place(value: Any) -> dict[str, Any]:
         return {"tensor": {**describe(value), "at": value.data_ptr(), "bytes": length, "device": value.device.type}}
     if isinstance(value, (bool, int)):
         return {"plain": value}
-    return {"float": value.hex()} if isinstance(value, float) else {"foreign": type(value).__name__}
+    return {"float": float.hex(value)} if isinstance(value, float) else {"foreign": type(value).__name__}
 
 
-def _ops(target: Callable[..., Any], args: list[Any]) -> tuple[list[list[Any]], Any]:
-    """``[name, shapes]`` of each operator of the framework that a call runs and that computes something; the result."""
+def _ops(
+    target: Callable[..., Any], args: list[Any], between: Callable[[], dict[str, Any]]
+) -> tuple[list[list[Any]], list[Any], dict[str, Any]]:
+    """``[name, shapes]`` of each operator of the framework that a call runs and that computes something; the results;
+    what the call leaves.
+
+    The call is over, finalizers of its objects included, before the list ends.
+    """
     from torch.autograd.profiler import profile
 
     with torch.no_grad(), profile(use_cpu=True, record_shapes=True) as seen:
-        result = target(*args)
+        result = bare(target(*args))
+        gc.collect()
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
+        left = between()
     values: list[list[Any]] = []
     for event in seen.function_events or ():
         inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
@@ -225,4 +238,4 @@ def _ops(target: Callable[..., Any], args: list[Any]) -> tuple[list[list[Any]], 
     with contextlib.suppress(AttributeError):
         for event in seen.function_events or ():
             values += [["kernel", k.name] for k in event.kernels]
-    return values[:2000], result
+    return values[:2000], result, left

@@ -7,7 +7,9 @@ Nothing here waits between the caches' emptying and the last of the kernels that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import randrange
 from time import perf_counter_ns
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.referee.wire import leaves
+from shiplap.referee.wire import bare
 
 __all__ = ["Queued", "queued"]
 
@@ -55,35 +57,43 @@ def queued(target: Callable[..., Any], args: list[Any]) -> Queued:
     for value in range(SWEEPS):  # takes long enough for the host to be ahead of the device
         flush.fill_(value)
     start.record(stream)
-    result = [_bare(v) for v in leaves(target(*args))]  # a container or a tensor with methods of its own works here
-    end.record(stream)
-    if torch.cuda.current_stream() != stream:
-        raise RuntimeError("it leaves another stream current")
-    outs = [o for o in result if _on_device(o)]
-    given = [a for a in leaves(args) if _on_device(a)]
-    probes = [_probe(t) for t in (*outs, *given)]  # the next kernels of the stream, before work elsewhere can end
-    copies = [o.detach().clone() for o in outs]
-    for value in range(BEHIND):
-        small.fill_(value)
-    last.record(stream)
-    end.synchronize()
-    joined = perf_counter_ns()
-    last.synchronize()
-    done = perf_counter_ns()
-    torch.cuda.synchronize()
-    late = perf_counter_ns() - done
-    looked = zip((*outs, *given), probes, strict=True)
-    raced = any(_differ(_taken(t, at, step), probe) for t, (at, step, probe) in looked)
-    raced = raced or any(_differ(o.detach(), copy) for o, copy in zip(outs, copies, strict=True))
+    result = bare(target(*args))
+    with _uncollected():
+        end.record(stream)
+        if torch.cuda.current_stream() != stream:
+            raise RuntimeError("it leaves another stream current")
+        outs = [o for o in result if _on_device(o)]
+        looked = [*outs, *(a for a in bare(args) if _on_device(a))]
+        probes = [_probe(t) for t in looked]  # the next kernels of the stream, before work elsewhere can end
+        copies = [o.clone() for o in outs]
+        for value in range(BEHIND):
+            small.fill_(value)
+        last.record(stream)
+        end.synchronize()
+        joined = perf_counter_ns()
+        last.synchronize()
+        done = perf_counter_ns()
+        torch.cuda.synchronize()
+        late = perf_counter_ns() - done
+        pairs = zip(looked, probes, strict=True)
+        raced = any(_differ(_taken(t, at, step), probe) for t, (at, step, probe) in pairs)
+        raced = raced or any(_differ(o, copy) for o, copy in zip(outs, copies, strict=True))
     rest = iter(copies)
     seen = [next(rest) if _on_device(o) else o for o in result]
     clock = {"spent": joined - began, "device": round(start.elapsed_time(end) * 1e6), "late": late}
     return Queued(result, seen, clock, raced)
 
 
-def _bare(value: Any) -> Any:
-    """The same tensor as an object that nobody has hung anything onto."""
-    return torch.detach(value) if type(value) in (Tensor, torch.nn.Parameter) else value
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """What a call left in circles is not ended here: its finalizers could do the work that the call did not do."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _on_device(value: Any) -> bool:

@@ -19,6 +19,7 @@ from os.path import realpath  # as it is now: what is judged may put another fun
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from shiplap.compat.calls import untouched
@@ -97,7 +98,7 @@ def _state() -> dict[str, Any]:
         "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled(),
         "torch.is_grad_enabled": torch.is_grad_enabled(),
         "modes, autocast or tracers of torch": untouched(),
-        "torch.set_flush_denormal": float(torch.tensor(SUBNORMAL, dtype=torch.float32).mul(1.0)) == 0.0,
+        "torch.set_flush_denormal": float(np.float32(SUBNORMAL) * np.float32(1.0)) == 0.0,
         "sys.settrace or sys.setprofile": (sys.gettrace(), sys.getprofile()),
         "sys.monitoring": _monitors(),
         "tracemalloc": tracemalloc.is_tracing(),

@@ -26,6 +26,7 @@ __all__ = [
     "Arena",
     "Broken",
     "Message",
+    "bare",
     "describe",
     "extent",
     "leaves",
@@ -117,12 +118,22 @@ def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def leaves(value: Any) -> list[Any]:
-    """Tensors and plain values of nested tuples, lists and dicts, in order."""
-    if isinstance(value, (list, tuple)):
-        return [leaf for v in value for leaf in leaves(v)]
+    """Tensors and plain values of nested tuples, lists and dicts, in order.
+
+    A container is read as it lies in memory. Methods of its own, which could compute what they return, do not run.
+    """
+    if isinstance(value, list):
+        return [leaf for v in list.__iter__(value) for leaf in leaves(v)]
+    if isinstance(value, tuple):
+        return [leaf for v in tuple.__iter__(value) for leaf in leaves(v)]
     if isinstance(value, dict):
-        return [leaf for v in value.values() for leaf in leaves(v)]
+        return [leaf for v in dict.values(value) for leaf in leaves(v)]
     return [] if value is None else [value]
+
+
+def bare(values: Any) -> list[Any]:
+    """The leaves, each tensor as an object that nobody has hung anything onto: its methods are torch's."""
+    return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in leaves(values)]
 
 
 def describe(t: Tensor) -> Message:

@@ -140,15 +140,18 @@ class Witness:
         except Ended as e:
             raise Wrong("process", str(e)) from None
 
-    def ops(self, args: Sequence[Any], expected: Expected) -> list[tuple[str, Any]] | str:
+    def ops(self, args: Sequence[Any], expected: Expected, *, trusted: bool = False) -> list[tuple[str, Any]] | str:
         """Name and shapes of each operator of the framework that a call runs; a text says why they are unknown.
 
-        Raises Wrong for a call that computes something else than ``expected`` while its operators are listed.
+        Raises Wrong for a call that computes something else than ``expected`` while its operators are listed, or that
+        leaves something which could compute after the list has ended. Who is ``trusted`` may leave what he likes.
         """
         arena = Arena()
         reply = self._ask({"do": "ops", "args": arena.pack(list(args))}, arena)[0]
         if "error" in reply or not isinstance(reply.get("ops"), list):
             return str(reply.get("error", "no list"))[:200]
+        if not trusted:
+            _of_a_process(reply)
         try:
             outs = len(expected.own) - len(expected.changed)
             got = self._results(reply.get("outs"), expected.own[:outs])[0]
@@ -195,7 +198,7 @@ class Witness:
         if "error" in reply:
             raise Wrong("raised", str(reply["error"])[:400])
         if expected is not None:
-            _of_a_device(reply)
+            _of_a_process(reply)
         try:
             if expected is None:  # it keeps as much alive as one whose results are looked at
                 self._earlier.append(_Kept([], _size(args)))
@@ -357,8 +360,8 @@ def _is_shape(told: Any, depth: int) -> bool:
     return all((type(n) is int and abs(n) < 1 << 62) or (depth > 0 and _is_shape(n, depth - 1)) for n in told)
 
 
-def _of_a_device(reply: Mapping[str, Any]) -> None:
-    """Raises Wrong for what else the process was seen to do around a call on a GPU, whose clock is in the process."""
+def _of_a_process(reply: Mapping[str, Any]) -> None:
+    """Raises Wrong for what else a process was seen to do around a call whose clock, or list, is its own."""
     if reply.get("raced"):
         raise Wrong("streams", "a result was not complete when the call's own stream was done")
     if left := reply.get("left"):

@@ -1,0 +1,44 @@
+"""What the referee reads of a result runs no code of the one who made it."""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from shiplap.referee.wire import leaves
+
+HELD = torch.ones(1)
+
+
+class Listed(list):
+    def __iter__(self):
+        return iter([torch.zeros(1)])
+
+
+class Paired(tuple):
+    def __iter__(self):
+        return iter([torch.zeros(1)])
+
+
+class Mapped(dict):
+    def values(self):
+        return [torch.zeros(1)]
+
+
+class Named(NamedTuple):
+    out: torch.Tensor
+    rest: list
+
+
+@pytest.mark.parametrize("result", [Listed([HELD]), Paired([HELD]), Mapped(out=HELD)], ids=lambda r: type(r).__name__)
+def test_a_container_is_read_as_it_lies_in_memory(result):
+    (leaf,) = leaves([result])
+    assert leaf is HELD
+
+
+def test_honest_containers():
+    values, at = torch.rand(4).max(0)
+    result = Named(values, [at, OrderedDict(a=HELD, b=None), 3])
+    assert [id(v) for v in leaves(result)] == [id(values), id(at), id(HELD), id(3)]
+    assert len(leaves(torch.rand(4).max(0))) == 2
