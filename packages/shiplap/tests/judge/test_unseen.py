@@ -75,8 +75,8 @@ def test_nobody_parses_a_source_without_end(tmp_path):
 @pytest.mark.parametrize("reply", [{"raced": True}, {"left": ["signal handlers"]}, {"threads": 2}])
 def test_what_a_process_tells_of_a_call_on_a_device_counts(reply):
     with pytest.raises(Wrong):
-        witness._of_a_device(reply)
-    witness._of_a_device(dict.fromkeys(reply, 0))
+        witness._of_a_process(reply)
+    witness._of_a_process(dict.fromkeys(reply, 0))
 
 
 @pytest.mark.parametrize(

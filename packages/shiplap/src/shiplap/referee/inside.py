@@ -24,7 +24,7 @@ from shiplap.referee.loading import ready
 from shiplap.referee.queued import queued
 from shiplap.referee.run import last_line
 from shiplap.referee.sandbox import Cell, lock
-from shiplap.referee.watch import Watch
+from shiplap.referee.watch import Watch, changed, state
 from shiplap.referee.wire import bare, describe, extent, leaves, receive, send, unpack
 
 __all__ = ["FREE", "Declined", "serve"]
@@ -124,11 +124,8 @@ class Host:
             call = queued(self._target, args)
             told = self._told(args, call.result, memory, call.seen)
         # What comes and goes with the calls would see the next values before their clock starts.
-        return {**told, **call.clock, **self._between(), "raced": call.raced}
-
-    def _between(self) -> dict[str, Any]:
-        """What a call leaves in force, and what could work for it after its end."""
-        return {"left": self._watch.told()["left"], "threads": self._intact.threads()}
+        between = {"left": self._watch.told()["left"], "threads": self._intact.threads()}
+        return {**told, **call.clock, **between, "raced": call.raced}
 
     def _prepare(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
         """Make calls ready on arguments in memory that the referee shares: the values may be others when they run."""
@@ -167,7 +164,7 @@ class Host:
 
     def _operators(self, args: list[Any]) -> dict[str, Any]:
         self._last = ()  # nothing of an earlier call ends, and works, after this one
-        ops, result, between = _ops(self._target, args, self._between)
+        ops, result, between = _ops(self._target, args, self._intact)
         self._last = args, result, [_home(o) for o in result]
         return {"ops": ops, "outs": [_place(o) for o in self._last[-1]], **between}
 
@@ -215,21 +212,22 @@ def _place(value: Any) -> dict[str, Any]:
 
 
 def _ops(
-    target: Callable[..., Any], args: list[Any], between: Callable[[], dict[str, Any]]
+    target: Callable[..., Any], args: list[Any], intact: Snapshot
 ) -> tuple[list[list[Any]], list[Any], dict[str, Any]]:
     """``[name, shapes]`` of each operator of the framework that a call runs and that computes something; the results;
-    what the call leaves.
+    what could work for the call after the list has ended.
 
     The call is over, finalizers of its objects included, before the list ends.
     """
     from torch.autograd.profiler import profile
 
     with torch.no_grad(), profile(use_cpu=True, record_shapes=True) as seen:
+        before = state()
         result = bare(target(*args))
         gc.collect()
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
-        left = between()
+        between = {"left": changed(before), "threads": intact.threads()}
     values: list[list[Any]] = []
     for event in seen.function_events or ():
         inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
@@ -238,4 +236,4 @@ def _ops(
     with contextlib.suppress(AttributeError):
         for event in seen.function_events or ():
             values += [["kernel", k.name] for k in event.kernels]
-    return values[:2000], result, left
+    return values[:2000], result, between

@@ -26,7 +26,7 @@ from shiplap.compat.calls import untouched
 from shiplap.compat.library import replaced_operators
 from shiplap.referee.source import LOOKS
 
-__all__ = ["Watch", "is_trusted"]
+__all__ = ["Watch", "changed", "is_trusted", "state"]
 
 EVENTS = frozenset(
     {
@@ -83,7 +83,7 @@ def _monitors() -> tuple[Any, ...]:
     return tuple(monitoring.get_tool(number) for number in range(6)) if monitoring is not None else ()
 
 
-def _state() -> dict[str, Any]:
+def state() -> dict[str, Any]:
     """What a call must leave as it was for its caller."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     return {
@@ -107,19 +107,25 @@ def _state() -> dict[str, Any]:
     }
 
 
+def changed(before: dict[str, Any]) -> list[str]:
+    """What is not as it was when ``state`` was asked for."""
+    now = state()
+    return [name for name, value in before.items() if now[name] != value]
+
+
 class Watch:
     """Listens from its creation on, in this process and for good."""
 
     def __init__(self) -> None:
         self._looked: dict[str, None] = {}
         self._busy = False
-        self._before = _state()
+        self._before = state()
         sys.addaudithook(self._hear)
 
     def reset(self) -> None:
         """Start anew: what was done so far was the user's own doing."""
         self._looked.clear()
-        self._before = _state()
+        self._before = state()
 
     def loaded(self) -> None:
         """What is judged was made just now: we set the seed for its parameters, and its module may set one as well."""
@@ -127,8 +133,7 @@ class Watch:
 
     def told(self) -> dict[str, list[str]]:
         """``looked``: what was asked for; ``left``: what is not as it was."""
-        now = _state()
-        return {"looked": list(self._looked), "left": [name for name, v in self._before.items() if now[name] != v]}
+        return {"looked": list(self._looked), "left": changed(self._before)}
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if event in EVENTS:
