@@ -376,45 +376,55 @@ candidate = importlib.import_module("problem").reference
 """,
     # ---- work after the clock, or after the list of operators
     "mapping that computes": """
+def again(x, w):
+    return torch.tanh((x @ w) / 5.0) * 5.0
 class Later(dict):
     def values(self):
-        return [honest(*self["held"][0])]
+        return [again(*self["held"][0])]
 def candidate(x, w):
     return Later(held=[(x, w)])
 """,
     "strides that compute": """
+def again(x, w):
+    return torch.tanh((x @ w) / 5.0) * 5.0
 def candidate(x, w):
     out = x.new_empty(x.shape[0], w.shape[1])
     def compute():
-        out.copy_(honest(x, w))
+        out.copy_(again(x, w))
         return torch.Tensor.stride(out)
     out.stride = compute
     return out
 """,
     "finalizer of an argument": """
+def again(x, w):
+    return torch.tanh((x @ w) / 5.0) * 5.0
 import weakref
 def candidate(x, w):
     out, same = x.new_empty(x.shape[0], w.shape[1]), x.detach()
-    weakref.finalize(x, lambda: out.copy_(honest(same, w)))
+    weakref.finalize(x, lambda: out.copy_(again(same, w)))
     return out
 """,
     "finalizer in a circle": """
+def again(x, w):
+    return torch.tanh((x @ w) / 5.0) * 5.0
 def candidate(x, w):
     out = x.new_empty(x.shape[0], w.shape[1])
     class Later:
         def __del__(self):
-            out.copy_(honest(x, w))
+            out.copy_(again(x, w))
     later = Later()
     later.me = later
     return out
 """,
     "finalizer of the last result": """
+def again(x, w):
+    return torch.tanh((x @ w) / 5.0) * 5.0
 LAST = []
 class Later(list):
     def __del__(self):
         if LAST:
             x, w, out = LAST.pop()
-            out.copy_(honest(x, w))
+            out.copy_(again(x, w))
 def candidate(x, w):
     out = x.new_empty(x.shape[0], w.shape[1])
     LAST[:] = [(x, w, out)]

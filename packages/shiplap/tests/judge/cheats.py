@@ -167,19 +167,23 @@ def candidate(x, w):
     return Later()
 """,
     "list that computes": """
+def again(x, w):
+    return torch.tanh((x @ w) / 5.0) * 5.0
 class Later(list):
     def __iter__(self):
-        return iter([honest(*self.held)])
+        return iter([again(*self.held)])
 def candidate(x, w):
     later = Later([None])
     later.held = x, w
     return later
 """,
     "address that computes": """
+def again(x, w):
+    return torch.tanh((x @ w) / 5.0) * 5.0
 def candidate(x, w):
     out = x.new_empty(x.shape[0], w.shape[1])
     def compute():
-        out.copy_(honest(x, w))
+        out.copy_(again(x, w))
         return torch.Tensor.data_ptr(out)
     out.data_ptr = compute
     return out
