@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 
@@ -92,3 +94,28 @@ def test_a_deadline_passes_on_results_and_errors():
         deadline.run(lambda: 7)
     with pytest.raises(OutOfTime):
         deadline.check()
+
+
+ABANDONED = """
+import time
+import torch
+from shiplap.selection.deadline import Deadline, OutOfTime
+
+def work():
+    ends = time.monotonic() + 1.5
+    while time.monotonic() < ends:
+        torch.rand(1 << 20).sort()
+
+with Deadline(0.2) as deadline:
+    try:
+        deadline.run(work)
+    except OutOfTime:
+        print("left out")
+"""
+
+
+@pytest.mark.long
+def test_a_program_ends_well_while_abandoned_work_is_inside_of_torch():
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-P", "-c", ABANDONED], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, "left out\n"), done.stderr

@@ -58,7 +58,7 @@ class FakeBench:
     def confirm(self, index, claimed, seconds):
         return Belief()
 
-    def duel(self, indices, claimed):
+    def duel(self, indices, claimed, seconds):
         return {}, {}
 
     def verify(self, index):

@@ -56,8 +56,10 @@ class Bench(Protocol):
         """The timings of candidates, and the reasons why other candidates have none."""
         ...
 
-    def duel(self, indices: Sequence[int], claimed: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Seconds of confirmed candidates, measured side by side, and the reasons why others have none."""
+    def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
+        """Seconds of confirmed candidates, measured side by side, and the reasons why others have none; ``seconds``:
+        about how long to look at them.
+        """
         ...
 
     def confirm(self, index: int, claimed: float, seconds: float) -> Belief:
@@ -133,7 +135,7 @@ class LocalBench:
                     failed[index] = last_line(e)
             return (race(ready, clock, plan, self.at) if ready else {}), failed
 
-    def duel(self, indices: Sequence[int], claimed: float) -> tuple[dict[int, float], dict[int, str]]:
+    def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
         return {}, {}  # they raced side by side
 
     def confirm(self, index: int, claimed: float, seconds: float) -> Belief:

@@ -94,15 +94,17 @@ class Spells:
         samples = (Samples(self.op, secrets.randbits(40), self.inputs.device) for _ in range(count))
         return [s.build(self.inputs.recipe) for s in samples]
 
-    def measure(self, rounds: int) -> dict[int, float | str]:
+    def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
         """Seconds of one call of each candidate, or what is wrong with it.
 
         The least time counts, less the least time of a batch that computes nothing: load can only add to either. On a
-        busy machine there are more rounds, until each had a processor for the whole of one.
+        busy machine there are more rounds, until each had a processor for the whole of one or ``seconds`` have passed.
         """
+        ends = monotonic() + seconds
         took: dict[int, list[Took]] = {i: [] for i in (-1, *self.indices)}
         for number in range(PATIENCE * rounds):
-            if number >= rounds and all(any(t.undisturbed for t in each) for each in took.values()):
+            undisturbed = all(any(t.undisturbed for t in each) for each in took.values())
+            if number >= rounds and (undisturbed or monotonic() > ends):
                 break
             with ExitStack() as stack:
                 known, values = self._values()
@@ -146,10 +148,14 @@ class Spells:
 
 
 class Confirmation:
-    """What is looked at before candidate ``index``, which claims ``claimed`` seconds, may be chosen."""
+    """What is looked at before candidate ``index``, which claims ``claimed`` seconds, may be chosen.
 
-    def __init__(self, bench: Asked, index: int, claimed: float, ends: float) -> None:
-        self.bench, self.index, self.claimed, self.ends = bench, index, claimed, ends
+    ``seconds`` is when no further input is tried, and how long a busy machine is waited for.
+    """
+
+    def __init__(self, bench: Asked, index: int, claimed: float, seconds: float) -> None:
+        self.bench, self.index, self.claimed, self.seconds = bench, index, claimed, seconds
+        self.ends = monotonic() + seconds
         self.op, self.inputs = bench.op, bench.inputs
         self.spells = Spells(bench, [index], claimed)
 
@@ -182,7 +188,7 @@ class Confirmation:
             return Belief(f"won with {self.claimed * 1e9:.3g} ns, which no call takes")
         least = kindest = float("inf")
         for _ in range(ATTEMPTS if self.index else 1):
-            times = self.spells.measure(ROUNDS)
+            times = self.spells.measure(ROUNDS, self.seconds)
             told = times[self.index if self.index in times else -1]
             if isinstance(told, str):
                 return Belief(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
@@ -13,6 +14,7 @@ import torch
 
 __all__ = ["Deadline", "OutOfTime"]
 
+ABANDONED = 10.0  # seconds that the end of a program waits for work that was abandoned
 T = TypeVar("T")
 
 
@@ -30,7 +32,8 @@ class Deadline:
         self.ends, self.on_end, self.over = monotonic() + seconds, on_end, False
         self._work: SimpleQueue[tuple[Context, Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        Thread(target=self._serve, name="shiplap tune", daemon=True).start()
+        self._thread = Thread(target=self._serve, name="shiplap tune", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> Deadline:
         return self
@@ -61,6 +64,8 @@ class Deadline:
             result, failure = told.get(timeout=self.left)
         except Empty:
             self.over = True
+            # An interpreter that ends while a thread is inside of torch ends the process with an abort.
+            atexit.register(self._thread.join, ABANDONED)
             self.on_end()
             raise OutOfTime from None
         if failure is not None:

@@ -298,8 +298,8 @@ class RemoteBench:
     def confirm(self, index: int, claimed: float, seconds: float) -> Belief:
         return self._judged.confirm(index, claimed, seconds) if serves(self.task.inputs) else Belief()
 
-    def duel(self, indices: Sequence[int], claimed: float) -> tuple[dict[int, float], dict[int, str]]:
-        return self._judged.duel(indices, claimed) if serves(self.task.inputs) else ({}, {})
+    def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
+        return self._judged.duel(indices, claimed, seconds) if serves(self.task.inputs) else ({}, {})
 
     @cached_property
     def _judged(self) -> JudgedBench:

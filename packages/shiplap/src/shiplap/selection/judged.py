@@ -11,7 +11,6 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import torch
@@ -194,12 +193,12 @@ class JudgedBench:
             raise _Lost(index, str(e)) from None
 
     def confirm(self, index: int, claimed: float, seconds: float) -> Belief:
-        return Confirmation(self, index, claimed, monotonic() + seconds).belief()
+        return Confirmation(self, index, claimed, seconds).belief()
 
-    def duel(self, indices: Sequence[int], claimed: float) -> tuple[dict[int, float], dict[int, str]]:
+    def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
         left, failed = list(indices), dict[int, str]()
         while len(left) > 1:
-            times = Spells(self, left, claimed).measure(DUELS)
+            times = Spells(self, left, claimed).measure(DUELS, seconds)
             lost = {i: t for i, t in times.items() if isinstance(t, str)}
             if not lost:
                 return {i: float(t) for i, t in times.items()}, failed

@@ -146,7 +146,7 @@ def _confirm(work: _Search, plan: Plan) -> None:
             if best < 0:
                 return _duel(work, factors)
         work.report(f"confirm {label(work.candidates[best])}", 0, 1)
-        told = work.bench.confirm(best, ranking.timings[best].median, max(0.5, 0.1 * work.seconds))
+        told = work.bench.confirm(best, ranking.timings[best].median, _looking(work))
         if told.problem and best:
             work.drop(best, "tune.confirm", told.problem)
             false += 1
@@ -157,6 +157,11 @@ def _confirm(work: _Search, plan: Plan) -> None:
         factors[kernel] = told.factor
         for index in _configs(work, kernel):
             _correct(ranking, index, told.factor)  # what it claims too low with one config, it does with all
+
+
+def _looking(work: _Search) -> float:
+    """Seconds to look at a winner."""
+    return max(0.5, 0.1 * work.seconds)
 
 
 def _remeasure(work: _Search, plan: Plan, factors: Mapping[str, float]) -> None:
@@ -176,7 +181,7 @@ def _duel(work: _Search, factors: Mapping[str, float]) -> None:
     if len(near) < 2:
         return
     work.report(f"compare {len(near)} candidates", 0, 1)
-    times, failed = work.bench.duel(near, best)
+    times, failed = work.bench.duel(near, best, _looking(work))
     for index, why in failed.items():
         work.drop(index, "tune.confirm", why)
     for index, seconds in times.items():
