@@ -40,11 +40,6 @@ def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
 
 @ops.out_coords.kernel("cuda", name="triton")
 def _(*args: Any) -> Tensor:
-    return late("coords", "out_coords")(*args)
-
-
-@ops.out_coords.kernel("cuda", name="cells")  # behind the one that runs without a choice
-def _(*args: Any) -> Tensor:
     return late("cells", "out_coords")(*args)
 
 

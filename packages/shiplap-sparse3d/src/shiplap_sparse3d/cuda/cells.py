@@ -1,8 +1,7 @@
 """Output voxels of a strided convolution by a bit for each cell of the output grids, as a launch program.
 
 Where voxels are not too sparse, such a bitmap takes fewer bytes than a hash set of them: no search, no contention, and
-what is read from it is in order, so nothing is sorted. It is a candidate that ``shiplap tune`` verifies and measures:
-until a GPU has done so, ``out_coords`` runs by hash.
+what is read from it is in order, so nothing is sorted. Few voxels, and those of vast grids, are found by hash.
 """
 
 from __future__ import annotations
@@ -79,6 +78,9 @@ def mark_kernel(
     JY: tl.constexpr,
     JZ: tl.constexpr,
     UNIT: tl.constexpr,
+    TX: tl.constexpr,
+    TY: tl.constexpr,
+    TZ: tl.constexpr,
     REACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -89,7 +91,7 @@ def mark_kernel(
     good = is_inside(b, x, y, z, width, height, depth, batches)
     report(status, code, row, (b != -1) & ~good)
     tl.store(beyond + j * 0, j * 0 + 1, mask=good & (b >= scenes))
-    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT)
+    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT, TX, TY, TZ)
     good = good & there & (b < scenes) & (x < width_q) & (y < height_q) & (z < depth_q)
     key = ((b.to(tl.int64) * width_q + x) * height_q + y) * depth_q + z
     place, bit = bits + (key >> 5), (key & 31).to(tl.int32)

@@ -44,8 +44,15 @@ IN_LINE = tl.constexpr(3)
 
 
 @triton.jit
-def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr):
-    """The j-th output that ``at`` may reach along an axis, and whether it does. ``UNIT``: dilation 1, few j's."""
+def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr):
+    """The j-th output that ``at`` may reach along an axis, and whether it does. ``UNIT``: dilation 1, few j's.
+
+    ``STEP``: the stride, where dilation is 1 and numbers of 32 bits will do, or 0. Divisions are most of this kernel.
+    """
+    if STEP > 0:
+        moved = at + padding
+        out, tap = moved // STEP - j, moved % STEP + j * STEP
+        return out, (tap < SIZE) & (out >= 0)
     moved = at.to(tl.int64) + padding
     if UNIT:
         out, tap = moved // stride - j, moved % stride + j * stride
@@ -76,11 +83,14 @@ def reached(
     JY: tl.constexpr,
     JZ: tl.constexpr,
     UNIT: tl.constexpr,
+    TX: tl.constexpr,
+    TY: tl.constexpr,
+    TZ: tl.constexpr,
 ):
     """The j-th output that a voxel may reach, and whether it does, if it is inside of the output grid."""
-    x, x_there = _reached(x, sx, px, dx, j // (JY * JZ), KX, UNIT)
-    y, y_there = _reached(y, sy, py, dy, j // JZ % JY, KY, UNIT)
-    z, z_there = _reached(z, sz, pz, dz, j % JZ, KZ, UNIT)
+    x, x_there = _reached(x, sx, px, dx, j // (JY * JZ), KX, UNIT, TX)
+    y, y_there = _reached(y, sy, py, dy, j // JZ % JY, KY, UNIT, TY)
+    z, z_there = _reached(z, sz, pz, dz, j % JZ, KZ, UNIT, TZ)
     return x, y, z, (j < JX * JY * JZ) & x_there & y_there & z_there
 
 
@@ -144,6 +154,9 @@ def reach_kernel(
     JY: tl.constexpr,
     JZ: tl.constexpr,
     UNIT: tl.constexpr,
+    TX: tl.constexpr,
+    TY: tl.constexpr,
+    TZ: tl.constexpr,
     REACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -153,7 +166,7 @@ def reach_kernel(
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
     report(status, code, row, (b != -1) & ~good)
-    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT)
+    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT, TX, TY, TZ)
     good = good & there & (x < width_q) & (y < height_q) & (z < depth_q)
     key = ((b.to(tl.int64) * width_q + x) * height_q + y) * depth_q + z
     slot = _slot(key, mask)
@@ -234,6 +247,7 @@ def numbers() -> dict[str, str]:
     return {
         **{f"grid_{axis}": OUTPUT_GRID.format(i=i) for i, axis in axes},
         "unit": "max(dilation) == 1",
+        "known": f"unit == 1 and max(stride) <= 8 and max(spatial_shape) < {2**30} and max(padding) < {2**30}",
         **{f"reach_{axis}": f"where(unit == 1, cdiv(kernel[{i}], stride[{i}]), kernel[{i}])" for i, axis in axes},
         "lanes": "pow2ceil(reach_x * reach_y * reach_z)",
         "bound": ops.OUT_COORDS_BOUND,
@@ -256,7 +270,8 @@ def window_arguments() -> dict[str, str]:
     }
     taps = {f"K{axis.upper()}": f"kernel[{i}]" for i, axis in axes}
     each = {f"J{axis.upper()}": f"reach_{axis}" for axis in AXES}
-    return {**sizes, **grid, **window, **taps, **each, "UNIT": "unit", "REACH": "lanes"}
+    steps = {f"T{axis.upper()}": f"known * stride[{i}]" for i, axis in axes}
+    return {**sizes, **grid, **window, **taps, **each, **steps, "UNIT": "unit", "REACH": "lanes"}
 
 
 def _reach(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
