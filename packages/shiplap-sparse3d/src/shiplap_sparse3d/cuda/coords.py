@@ -27,12 +27,15 @@ __all__ = [
     "SIZES",
     "VOXELS_OF_KEYS",
     "WINDOW",
+    "most_outputs",
     "numbers",
     "out_coords",
     "out_coords_bounded",
     "reached",
     "voxels_of_keys",
     "window_arguments",
+    "with_keys",
+    "write",
 ]
 
 MANY = "more than {row} output voxels, which is the capacity"
@@ -188,7 +191,7 @@ def reach_kernel(
 
 
 @triton.jit
-def _write(reached, place, key, inside, width, height, depth):
+def write(reached, place, key, inside, width, height, depth):
     """The voxel of each key, or padding, into the rows ``place``."""
     there = key != NO_KEY
     at = reached + place.to(tl.int64) * 4
@@ -211,7 +214,7 @@ def rank_kernel(keys, reached, m, width, height, depth, ROWS: tl.constexpr, OTHE
         other = tl.load(keys + at, mask=at < m, other=NO_KEY)[None, :]
         before = (other < key[:, None]) | ((other == key[:, None]) & (at[None, :] < row[:, None]))
         place += tl.sum((before & (at < m)[None, :]).to(tl.int32), 1)
-    _write(reached, place, key, row < m, width, height, depth)
+    write(reached, place, key, row < m, width, height, depth)
 
 
 @triton.jit(do_not_specialize=["keys", "m", "width", "height", "depth"])
@@ -219,7 +222,7 @@ def write_kernel(keys, reached, m, width, height, depth, BLOCK: tl.constexpr):
     """Sorted keys to voxels."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < m, other=NO_KEY)
-    _write(reached, at, key, at < m, width, height, depth)
+    write(reached, at, key, at < m, width, height, depth)
 
 
 @triton.jit(do_not_specialize=["copy", "m"])
@@ -274,27 +277,25 @@ def window_arguments() -> dict[str, str]:
     return {**sizes, **grid, **window, **taps, **each, **steps, "UNIT": "unit", "REACH": "lanes"}
 
 
-def _reach(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
-    """The keys and their number: outputs, or where ``keys`` says in the workspace, which starts with the set."""
-    scratch = {"slots": ("int64", "0"), **keys}
-    return (
-        launch_program(values=numbers(), errors=status.ERRORS)
-        .then(clear_kernel, grid="cdiv(max(size, capacity), 1024)", constants={"BLOCK": 1024}, scratch=scratch)
-        .then(
-            reach_kernel,
-            grid=f"cdiv(n * lanes, {BLOCK})",
-            when="live == 1",
-            arguments={
-                **window_arguments(),
-                "mask": "size - 1",
-                # A set of too few slots is never searched to its end: a long search means that it is full.
-                "limit": "where(min(capacity, bound) < capacity, size, min(size, 4096))",
-            },
-            constants={"BLOCK": BLOCK, "num_warps": 4},
-            scratch=scratch,
-            word="status",
-            codes={"code": OUTSIDE},
-        )
+def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when: str = "1") -> TritonLaunches:
+    """``program``, then the keys and their number: outputs, or where ``scratch`` says in the workspace, as the set."""
+    clearing = "cdiv(max(size, capacity), 1024)"
+    return program.then(
+        clear_kernel, grid=clearing, when=f"{when} == 1", constants={"BLOCK": 1024}, scratch=scratch
+    ).then(
+        reach_kernel,
+        grid=f"cdiv(n * lanes, {BLOCK})",
+        when=f"live * {when} == 1",
+        arguments={
+            **window_arguments(),
+            "mask": "size - 1",
+            # A set of too few slots is never searched to its end: a long search means that it is full.
+            "limit": "where(min(capacity, bound) < capacity, size, min(size, 4096))",
+        },
+        constants={"BLOCK": BLOCK, "num_warps": 4},
+        scratch=scratch,
+        word="status",
+        codes={"code": OUTSIDE},
     )
 
 
@@ -309,16 +310,15 @@ def _order(
     cells = {name: f"max(1, {size})" for name, size in zip(("width", "height", "depth"), grid, strict=True)}
     arguments, there = {**cells, "m": rows, "reached": out}, ("int64", keys)
     values, origins = f"{keys} + 8 * {rows}", f"{keys} + 16 * {rows}"
-    known = " and ordered == 0" if given else ""
     program = program.then(
         rank_kernel,
         grid=f"cdiv({rows}, 32)",
-        when=f"{rows} <= {few}{known}",
+        when=f"{rows} <= {few}",
         arguments={**arguments, **given},
         constants={"ROWS": 32, "OTHERS": 256, "num_warps": 4},
         scratch={} if given else {"keys": there},
     )
-    many = f"{rows} > {few}{known}"
+    many = f"{rows} > {few}"
     if given:
         copied = {"copy": there}
         program = program.then(
@@ -334,17 +334,14 @@ def _order(
     )
 
 
+def _reach(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
+    """The keys and their number in a program of its own, whose workspace starts with the set."""
+    return with_keys(launch_program(values=numbers(), errors=status.ERRORS), {"slots": ("int64", "0"), **keys})
+
+
 def voxels_of_keys(few: int) -> TritonLaunches:
     """The program of ``bounded.voxels_of_keys``: up to ``few`` keys are compared with each other."""
-    grid = "grid[0]", "grid[1]", "grid[2]"
-    cells = dict(zip(("width", "height", "depth"), grid, strict=True))
-    return _order(launch_program(), few, "m", grid, {"keys": "keys"}, "0", "out").then(
-        write_kernel,
-        grid=f"cdiv(m, {BLOCK})",
-        when="ordered > 0",
-        arguments={**cells, "m": "m", "keys": "keys", "reached": "out"},
-        constants={"BLOCK": BLOCK, "num_warps": 4},
-    )
+    return _order(launch_program(), few, "m", ("grid[0]", "grid[1]", "grid[2]"), {"keys": "keys"}, "0", "out")
 
 
 def out_coords_bounded(few: int) -> TritonLaunches:
@@ -364,7 +361,7 @@ def out_coords_bounded(few: int) -> TritonLaunches:
 REACHED_KEYS, VOXELS_OF_KEYS, BOUNDED = _reach({}), voxels_of_keys(FEW), out_coords_bounded(FEW)
 
 
-def _bound(n: int, window: Sequence[Sequence[int]]) -> int:
+def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
     """No more outputs than this: ``ops.OUT_COORDS_BOUND``."""
     kernel, stride, _, dilation = window
     for k, s, d in zip(kernel, stride, dilation, strict=True):
@@ -383,6 +380,6 @@ def out_coords(
     keys, count = bounded.reached_keys(coords, shape, *window, max(1024, n))
     m = int(count)
     if m > keys.shape[0]:
-        keys, count = bounded.reached_keys(coords, shape, *window, _bound(n, window))
+        keys, count = bounded.reached_keys(coords, shape, *window, most_outputs(n, window))
         m = int(count)
     return bounded.voxels_of_keys(keys[:m], [max(1, size) for size in output_shape(shape, *window)])

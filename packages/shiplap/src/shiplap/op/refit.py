@@ -53,7 +53,7 @@ def may_repeat(spec: OpSpec) -> bool:
 
 
 def fitting(spec: OpSpec, call: Binding, outs: Outputs) -> Fit:
-    """What makes outputs of results of calls like ``call``, whose outputs were ``outs``; none of its tensors is kept."""
+    """What makes outputs of the results of calls like ``call``, whose outputs were ``outs``. No tensor is kept."""
     bounds = {dim: int(bound(call.env)) for dim, bound in spec.dynamic.items()}
     expected = []
     for out, value in zip(spec.outputs, outs, strict=True):
