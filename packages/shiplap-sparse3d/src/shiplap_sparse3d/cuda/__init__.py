@@ -59,9 +59,7 @@ SET = f"8 * pow2ceil(max(64, 2 * {_CAPACITY}))"  # bytes: coords.SLOTS
 BOUNDED, KEYS = f"{SET} + 8 + 24 * capacity", "24 * m * min(1, m // 8193)"  # more than coords.FEW
 _AXIS = "max(0, (spatial_shape[{i}] + 2 * padding[{i}] - dilation[{i}] * (kernel[{i}] - 1) - 1) // stride[{i}] + 1)"
 _CHUNKS = f"cdiv(scenes * {' * '.join(_AXIS.format(i=i) for i in range(3))}, 16384)"  # of cells.CHUNK words
-FIRST = (
-    f"8 * capacity + where(scenes > 0, 2052 * {_CHUNKS} + 4, {SET})"  # bytes: keys, bits, sums, a flag
-)
+FIRST = f"8 * capacity + where(scenes > 0, 2052 * {_CHUNKS} + 4, {SET})"  # bytes: keys, bits, sums, a flag
 bounded.first_voxels.kernel("cuda", late_launches(f"{__name__}.cells", "FIRST_VOXELS"), name="triton", workspace=FIRST)
 bounded.reached_keys.kernel("cuda", late_launches(COORDS, "REACHED_KEYS"), name="triton", workspace=SET)
 bounded.voxels_of_keys.kernel("cuda", late_launches(COORDS, "VOXELS_OF_KEYS"), name="triton", workspace=KEYS)

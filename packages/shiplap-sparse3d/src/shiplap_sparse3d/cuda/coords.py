@@ -55,13 +55,15 @@ def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.cons
     if STEP > 0:
         moved = at + padding
         out, tap = moved // STEP - j, moved % STEP + j * STEP
-        return out, (tap < SIZE) & (out >= 0)
-    moved = at.to(tl.int64) + padding
-    if UNIT:
+        there = (tap < SIZE) & (out >= 0)
+    elif UNIT:
+        moved = at.to(tl.int64) + padding
         out, tap = moved // stride - j, moved % stride + j * stride
-        return out, (tap < SIZE) & (out >= 0)
-    moved -= j.to(tl.int64) * dilation
-    return moved // stride, (moved >= 0) & (moved % stride == 0)
+        there = (tap < SIZE) & (out >= 0)
+    else:
+        moved = at.to(tl.int64) + padding - j.to(tl.int64) * dilation
+        out, there = moved // stride, (moved >= 0) & (moved % stride == 0)
+    return out, there
 
 
 @triton.jit
