@@ -27,7 +27,7 @@ class Scale:
         gpu = device == "cuda"
         self.edge, self.times = (216, times) if gpu else (24, 2)
         self.scenes = {16: 12, 1: 12} if gpu else {4: 1, 1: 1}  # scenes a rank → steps that are timed together
-        self.most = 32 if gpu else 8
+        self.most = 32 if gpu else 2
         self.divided = (64, 3) if gpu else (4, 1)  # scenes of all ranks, and steps
         self.hidden, self.inner, self.tokens = (4096, 14336, 16384) if gpu else (64, 128, 16)
 

@@ -180,12 +180,12 @@ def train(ranks: Ranks) -> dict[str, Any]:
     links = link(ranks)
     limits = dict(zip(ranks.scale.scenes, (32, 15), strict=True))
     parts = {str(scenes): scaling(ranks, scenes, links, limits[scenes]) for scenes in ranks.scale.scenes}
-    return {"link": links, "scenes": parts, "equal": 0.0}
+    return {"link": links, "scenes": parts}
 
 
 def large(ranks: Ranks) -> dict[str, Any]:
     """Weak scaling with more scenes a rank than :func:`train` has."""
-    return scaling(ranks, ranks.scale.most, link(ranks), 20) | {"equal": True}
+    return scaling(ranks, ranks.scale.most, link(ranks), 20)
 
 
 def strong(ranks: Ranks) -> dict[str, Any]:
@@ -202,7 +202,6 @@ def strong(ranks: Ranks) -> dict[str, Any]:
         "ms": {name: [[round(s / steps * 1e3, 3) for s in each] for each in of] for name, of in seconds.items()},
         "speed": {k: round(ms["1"] / ms[f"{k}"], 3) for k in trainers},
         "control": round(ms["1"] / ms["1 again"], 3),
-        "equal": True,
     }
 
 
