@@ -7,13 +7,14 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Ranks", "Scale", "Works", "middle"]
+__all__ = ["Ranks", "Scale", "Works", "build_bindings", "middle"]
 
 Works = dict[str, tuple[int, Callable[[], object]]]
 """Name of a work → the number of ranks that do it, and what they do."""
@@ -24,10 +25,10 @@ class Scale:
 
     def __init__(self, device: str, times: int) -> None:
         gpu = device == "cuda"
-        self.edge, self.times = (216, times) if gpu else (24, 1)
-        self.scenes = {1: 12, 16: 6} if gpu else {1: 1, 4: 1}  # scenes a rank → steps that are timed together
-        self.points, self.area = (2_400_000, (1024, 832)) if gpu else (20_000, (64, 32))
-        self.tile = 64 if gpu else 16
+        self.edge, self.times = (216, times) if gpu else (24, 2)
+        self.scenes = {16: 12, 1: 12} if gpu else {4: 1, 1: 1}  # scenes a rank → steps that are timed together
+        self.most = 32 if gpu else 2
+        self.divided = (64, 3) if gpu else (4, 1)  # scenes of all ranks, and steps
         self.hidden, self.inner, self.tokens = (4096, 14336, 16384) if gpu else (64, 128, 16)
 
 
@@ -39,7 +40,7 @@ class Ranks:
 
     def __init__(self, device: str, times: int) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        cores = sorted(os.sched_getaffinity(0))
+        self.cores = cores = sorted(os.sched_getaffinity(0))
         if len(cores) >= self.world:
             share = len(cores) // self.world
             os.sched_setaffinity(0, cores[share * self.rank : share * (self.rank + 1)])
@@ -50,7 +51,16 @@ class Ranks:
         self.quiet = dist.new_group(backend="gloo")  # whoever waits in it keeps its GPU idle
         self.sizes = [k for k in (1, 2, 4, 8, 16) if k <= self.world]
         self.groups = {k: dist.new_group(list(range(k))) for k in self.sizes}
-        self.scale = Scale(device, times)
+        self.scale, self.began = Scale(device, times), time.perf_counter()
+
+    def anywhere(self, work: Callable[[], object]) -> None:
+        """Do ``work`` on any core of the host."""
+        mine = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores)
+        try:
+            work()
+        finally:
+            os.sched_setaffinity(0, mine)
 
     def wait(self) -> None:
         """Until all are here, the GPUs idle."""
@@ -76,11 +86,18 @@ class Ranks:
         return seconds
 
     def rounds(
-        self, works: Works, *, warm: int = 3, before: Callable[[], object] = lambda: None
+        self,
+        works: Works,
+        limit: float,
+        *,
+        warm: int = 3,
+        only: str = "",
+        before: Callable[[], object] = lambda: None,
     ) -> dict[str, list[list[float]]]:
         """Seconds of the ranks of each of ``works``, in turn, again and again; first ``warm`` times untimed.
 
-        Rank 0 does what comes ``before`` each.
+        Works of many ranks are warmed up first, so that all compile at once; with ``only`` that one alone. Rank 0 does
+        what comes ``before`` each. No round begins after ``limit`` seconds, but two are done.
         """
 
         def once(name: str) -> list[float]:
@@ -88,17 +105,33 @@ class Ranks:
                 before()
             return self.timed(*works[name])
 
-        for name in works:
-            for _ in range(warm):
+        started = time.perf_counter()
+        for name in sorted(works, key=lambda name: -works[name][0]):
+            for _ in range(0 if only and name != only else warm):
                 once(name)
+        self.say("warm")
         gc.collect()
         gc.freeze()
         seconds: dict[str, list[list[float]]] = {name: [] for name in works}
-        for _ in range(self.scale.times):
+        for number in range(self.scale.times):
+            if number >= 2 and self.told(time.perf_counter() - started > limit):
+                break
             for name in works:
                 seconds[name].append(once(name))
         gc.unfreeze()
+        self.say({name: round(value, 5) for name, value in middle(seconds).items()})
         return seconds
+
+    def say(self, *what: object) -> None:
+        """Rank 0 prints how far it is: what stays of a part that does not come to its end."""
+        if self.rank == 0:
+            print(f"{time.perf_counter() - self.began:.1f} s:", *what, flush=True)
+
+    def told(self, value: bool) -> bool:
+        """What rank 0 says."""
+        word = torch.tensor([float(value)], dtype=torch.float64)
+        dist.broadcast(word, 0, group=self.quiet)
+        return bool(word.item())
 
     def least(self, values: dict[str, float], k: int) -> dict[str, float]:
         """Of each of ``values`` the least among the first ``k`` ranks; all take part."""
@@ -107,6 +140,36 @@ class Ranks:
         dist.all_gather(told, torch.tensor([values[name] for name in names], dtype=torch.float64), group=self.quiet)
         lowest = torch.stack(told[:k]).amin(0).tolist()
         return dict(zip(names, lowest, strict=True))
+
+
+def build_bindings(ranks: Ranks) -> dict[str, str]:
+    """The C++ that launches kernels, built by all ranks together and loaded by each; what could not be built, and why.
+
+    A program has it from its 32nd call on, or finds it in its cache.
+    """
+    from shiplap.bind import native
+    from shiplap.bind.plan import make_plan
+    from shiplap.op import registry
+
+    forms = {
+        op: next((k.native for k in op.kernels.get(ranks.device.type, ()) if k.native), None) for op in registry.ops()
+    }
+    ops = [
+        op for op, form in forms.items() if form is not None and form.wanted and op.spec.name.startswith("sparse3d::")
+    ]
+    failed: dict[str, str] = {}
+    if ranks.device.type != "cuda" or os.environ.get("SHIPLAP_NATIVE") == "0":
+        return failed
+    with ThreadPoolExecutor() as pool:
+        jobs = {op: pool.submit(native.compile_plan, make_plan(op), op) for op in ops[ranks.rank :: ranks.world]}
+    failed |= {op.spec.name: str(why) for op, job in jobs.items() if (why := job.exception()) is not None}
+    ranks.wait()
+    for op in ops:
+        try:
+            native.build(op)
+        except Exception as why:
+            failed[op.spec.name] = str(why)
+    return failed
 
 
 def middle(seconds: dict[str, list[list[float]]]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from functools import partial
 from typing import Any
@@ -10,18 +11,27 @@ import torch
 import torch.distributed as dist
 from _many_ranks import Ranks, Works, middle
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-__all__ = ["network", "train"]
+__all__ = ["gradients_of", "large", "network", "strong", "train"]
 
 
-def terrain(edge: int, seed: int) -> Tensor:
-    """``int32 [edge * edge, 4]``: the voxels of a hilly surface, one for each column."""
+@functools.cache
+def terrain(edge: int, seed: int, device: torch.device) -> Tensor:
+    """``int32 [edge * edge, 4]``: the voxels of a hilly surface, one for each column. Nobody writes to them."""
     draw = torch.Generator().manual_seed(seed)
-    phase = torch.rand(4, generator=draw) * 6
-    x, y = torch.meshgrid(torch.arange(edge), torch.arange(edge), indexing="ij")
+    phase = (torch.rand(4, generator=draw) * 6).tolist()
+    x, y = torch.meshgrid(*[torch.arange(edge, device=device)] * 2, indexing="ij")
     wave = torch.sin(x / 19 + phase[0]) + torch.cos(y / 23 + phase[1]) + torch.sin((x + y) / 7 + phase[2]) / 3
     z = ((wave - wave.min()) * 10).int()
     return torch.stack([torch.zeros_like(z).flatten(), x.flatten(), y.flatten(), z.flatten()], 1).int()
+
+
+def side_by_side(edge: int, seeds: range, device: torch.device) -> Tensor:
+    """The voxels of as many scenes."""
+    coords = torch.cat([terrain(edge, seed, device) for seed in seeds])
+    coords[:, 0] = torch.arange(len(seeds), device=device).repeat_interleave(edge * edge)
+    return coords
 
 
 def network(classes: int = 8, channels: tuple[int, ...] = (64, 128, 256)) -> nn.Module:
@@ -81,11 +91,9 @@ class Trainer:
         edge = ranks.scale.edge
         self.coords, self.feats = [], []
         for number in range(4):  # other scenes for each rank, and for each step
-            parts = [terrain(edge, 1000 * ranks.rank + 100 * number + i) for i in range(scenes)]
-            for i, part in enumerate(parts):
-                part[:, 0] = i
-            self.coords.append(torch.cat(parts).to(ranks.device))
-            self.feats.append(torch.randn(len(self.coords[-1]), 4).to(ranks.device))
+            seeds = range(1000 * ranks.rank + 100 * number, 1000 * ranks.rank + 100 * number + scenes)
+            self.coords.append(side_by_side(edge, seeds, ranks.device))
+            self.feats.append(torch.randn(len(self.coords[-1]), 4, device=ranks.device))
         self.number = 0
         self.marks: list[list[torch.cuda.Event]] | None = None  # around the backward pass of each step, if asked for
 
@@ -159,7 +167,7 @@ def link(ranks: Ranks) -> dict[str, Any]:
     for k in ranks.sizes[1:]:
         works[f"small {k}"] = k, partial(reduced, k, small)
         works[f"large {k}"] = k, partial(reduced, k, large)
-    taken = {name: seconds / 20 for name, seconds in middle(ranks.rounds(works)).items()}
+    taken = {name: seconds / 20 for name, seconds in middle(ranks.rounds(works, 10)).items()}
     sent = {k: 2 * large.numel() * large.element_size() * (k - 1) / k for k in ranks.sizes[1:]}
     return {
         "us": {k: round(taken[f"small {k}"] * 1e6, 1) for k in sent},
@@ -168,34 +176,54 @@ def link(ranks: Ranks) -> dict[str, Any]:
 
 
 def train(ranks: Ranks) -> dict[str, Any]:
-    """Weak scaling with one scene and with many a rank, and strong scaling of the many, divided."""
+    """Weak scaling with one scene and with many a rank."""
     links = link(ranks)
-    parts = {str(scenes): scaling(ranks, scenes, links) for scenes in ranks.scale.scenes}
-    return {"link": links, "scenes": parts, "equal": _same_gradients(ranks)}
+    limits = dict(zip(ranks.scale.scenes, (32, 15), strict=True))
+    parts = {str(scenes): scaling(ranks, scenes, links, limits[scenes]) for scenes in ranks.scale.scenes}
+    return {"link": links, "scenes": parts}
 
 
-def scaling(ranks: Ranks, scenes: int, links: dict[str, Any]) -> dict[str, Any]:
-    """``scenes`` on each rank, and as many divided among the ranks if each gets two or more."""
-    top, steps = ranks.world, ranks.scale.scenes[scenes]
+def large(ranks: Ranks) -> dict[str, Any]:
+    """Weak scaling with more scenes a rank than :func:`train` has."""
+    return scaling(ranks, ranks.scale.most, link(ranks), 20)
+
+
+def strong(ranks: Ranks) -> dict[str, Any]:
+    """The same scenes on one rank, and divided among two, four ..."""
+    total, steps = ranks.scale.divided
+    trainers = {k: Trainer(ranks, k, total // k, steps, joined=k > 1) for k in ranks.sizes if total >= k}
+    works: Works = {f"{k}": (k, t.steps) for k, t in trainers.items()}
+    works["1 again"] = 1, trainers[1].steps
+    seconds = ranks.rounds(works, 25, warm=2)
+    ms = {name: value / steps * 1e3 for name, value in middle(seconds).items()}
+    return {
+        "scenes": total,
+        "voxels": len(trainers[1].coords[0]),
+        "ms": {name: [[round(s / steps * 1e3, 3) for s in each] for each in of] for name, of in seconds.items()},
+        "speed": {k: round(ms["1"] / ms[f"{k}"], 3) for k in trainers},
+        "control": round(ms["1"] / ms["1 again"], 3),
+    }
+
+
+def scaling(ranks: Ranks, scenes: int, links: dict[str, Any], limit: float) -> dict[str, Any]:
+    """``scenes`` on each rank."""
+    top, steps = ranks.world, ranks.scale.scenes.get(scenes, 6)
     weak = {k: Trainer(ranks, k, scenes, steps, joined=k > 1) for k in ranks.sizes}
     works: Works = {f"weak {k}": (k, t.steps) for k, t in weak.items()}
     works["weak 1 again"] = 1, weak[1].steps
     works["1 in DDP"] = 1, Trainer(ranks, 1, scenes, steps).steps
     works[f"{top} apart"] = top, Trainer(ranks, top, scenes, steps, joined=False).steps
-    divided = [k for k in ranks.sizes[1:] if scenes >= 2 * k]
-    works |= {f"strong {k}": (k, Trainer(ranks, k, scenes // k, steps).steps) for k in divided}
-    seconds = ranks.rounds(works)
+    seconds = ranks.rounds(works, limit)
     ms = {name: value / steps * 1e3 for name, value in middle(seconds).items()}
     parameters = sum(p.numel() * p.element_size() for p in weak[1].net.parameters())
     sent = {k: 2 * parameters * (k - 1) / k for k in ranks.sizes}
     spent = inside(ranks, weak[1], weak[top])
     hidden = spent.get("backward_ms", 0.0)
-    model = {k: ms["weak 1"] + max(0, sent[k] / links["gb_s"][k] / 1e6 - hidden) for k in ranks.sizes[1:]}
+    model = {k: ms["weak 1"] + max(0, sent[k] / max(0.1, links["gb_s"][k]) / 1e6 - hidden) for k in ranks.sizes[1:]}
     return {
         "voxels": len(weak[1].coords[0]),
         "ms": {name: [[round(s / steps * 1e3, 3) for s in each] for each in of] for name, of in seconds.items()},
         "weak": {k: round(k * ms["weak 1"] / ms[f"weak {k}"], 3) for k in ranks.sizes},
-        "strong": {k: round(ms["weak 1"] / ms[f"strong {k}"], 3) for k in divided},
         "control": round(ms["weak 1"] / ms["weak 1 again"], 3),
         "in DDP": round(ms["weak 1"] / ms["1 in DDP"], 3),
         "without communication": round(top * ms["weak 1"] / ms[f"{top} apart"], 3),
@@ -206,20 +234,53 @@ def scaling(ranks: Ranks, scenes: int, links: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _same_gradients(ranks: Ranks) -> float:
-    """How far the gradients of all ranks are from those of one process that sees all scenes, relatively, in float32."""
+def gradients_of(ranks: Ranks) -> dict[str, Any]:
+    """Training on all ranks and on one gives the same gradients."""
+    by_way = _same_gradients(ranks)
+    return {"apart": {way: float(f"{value:.1e}") for way, value in by_way.items()}, "equal": max(by_way.values())}
+
+
+def _same_gradients(ranks: Ranks) -> dict[str, float]:
+    """How far gradients of all ranks are from those of one process with all scenes: relatively, in float32, by way."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
     import shiplap_sparse3d as sparse3d
 
-    def loss(net: nn.Module, rank: int) -> Tensor:
-        coords = terrain(24, rank).to(ranks.device)
-        feats = torch.randn(len(coords), 4, generator=torch.Generator().manual_seed(rank)).to(ranks.device)
-        out: Tensor = net(sparse3d.SparseTensor(feats, coords, (24, 24, 64), 1)).feats.square().mean()
-        return out
+    def made(*, training: bool) -> nn.Module:
+        torch.manual_seed(1)
+        return network(channels=(8, 16)).to(ranks.device).train(training)
 
-    torch.manual_seed(1)
-    net = network(channels=(8, 16)).to(ranks.device).eval()  # statistics of a batch are each rank's own
-    wanted = torch.autograd.grad(sum(loss(net, r) for r in range(ranks.world)) / ranks.world, list(net.parameters()))
-    parallel = nn.parallel.DistributedDataParallel(net, static_graph=True)
-    loss(parallel, ranks.rank).backward()
-    pairs = list(zip(net.parameters(), wanted, strict=True))
-    return max(float((p.grad - w).norm() / w.norm().clamp_min(1e-12)) for p, w in pairs if p.grad is not None)
+    def scenes(of: range) -> sparse3d.SparseTensor:
+        coords = side_by_side(24, of, ranks.device)
+        feats = [torch.randn(24 * 24, 4, generator=torch.Generator().manual_seed(r)) for r in of]
+        return sparse3d.SparseTensor(torch.cat(feats).to(ranks.device), coords, (24, 24, 64), len(of))
+
+    def gradients(net: nn.Module, of: range) -> list[Tensor]:
+        net(scenes(of)).feats.square().mean().backward()
+        grads = [p.grad for p in net.parameters() if p.grad is not None]
+        return [g.full_tensor() if isinstance(g, DTensor) else g for g in grads]
+
+    def apart(got: list[Tensor], wanted: list[Tensor]) -> float:
+        far, whole = (
+            torch.stack([t.norm() for t in of]).norm()
+            for of in ([g - w for g, w in zip(got, wanted, strict=True)], wanted)
+        )
+        return float(far / whole)
+
+    one, mine = range(ranks.world), range(ranks.rank, ranks.rank + 1)
+    wanted = {training: gradients(made(training=training), one) for training in (False, True)}
+    result = {
+        "DDP": apart(
+            gradients(nn.parallel.DistributedDataParallel(made(training=False), static_graph=True), mine), wanted[False]
+        )
+    }
+    mesh = DeviceMesh.from_group(ranks.groups[ranks.world], ranks.device.type)
+    sharded = made(training=False)
+    for part in sharded.children():
+        if not isinstance(part, nn.ModuleList):
+            fully_shard(part, mesh=mesh)
+    result["FSDP2"] = apart(gradients(fully_shard(sharded, mesh=mesh), mine), wanted[False])
+    synced = sparse3d.SyncBatchNorm.convert_sync_batchnorm(made(training=True))
+    result["SyncBatchNorm"] = apart(gradients(nn.parallel.DistributedDataParallel(synced), mine), wanted[True])
+    return result

@@ -1,9 +1,11 @@
 """The same work on 1, 2, 4 ... GPUs of one host: training, inference on tiles, tensor parallelism, tuning for all.
 
-Usage: ``python benchmarks/many_gpus.py [--gpus 2] [--parts train,infer,tensor,tune] [--times 5] [--json]``. One group
-of processes, one a GPU, does everything, and the numbers of GPUs alternate round by round, so that all of them see the
-same machine. ``--device cpu`` tries the script with gloo and small sizes. Exit status 1 if values of several ranks are
-not those of one, or a rank did not receive what rank 0 tuned. docs/many-devices.md shows the record.
+Usage: ``python benchmarks/many_gpus.py [--gpus 2] [--parts train,infer,...] [--times 5]
+[--limit 240] [--json]``. One group of processes, one a GPU, does everything, and the numbers of GPUs alternate round by
+round, so that all of them see the same machine. A part that fails or takes too long is named, and the parts after it
+are done by new processes. ``--device cpu`` tries the script with gloo and small sizes. Exit status 1 if values of
+several ranks are not those of one, or a rank did not receive what rank 0 tuned, or a part is missing.
+docs/many-devices.md shows the record.
 """
 
 from __future__ import annotations
@@ -11,28 +13,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
-import statistics
+import queue
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 import torch.distributed as dist
-from _many_ranks import Ranks, Works, middle
-from _many_train import network, train
+from _many_infer import infer
+from _many_ranks import Ranks, build_bindings, middle
+from _many_train import gradients_of, large, strong, train
 from _record import ROOT, record, write
 from jaxtyping import Float
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from shiplap_sparse3d.survey import Manifest
 
 SOURCES = [
     "packages/shiplap-sparse3d/src/**/*.py",
@@ -41,92 +41,8 @@ SOURCES = [
     "benchmarks/_many_*.py",
 ]
 SETTINGS = ("SHIPLAP_NATIVE", "SHIPLAP_REPLAY")  # that a record names if they are set
-
-
-def survey_of(ranks: Ranks, folder: Path) -> Manifest:
-    """Rank 0 makes a survey, and sorts its points into tiles."""
-    import laspy
-    import numpy as np
-
-    from shiplap_sparse3d.survey import SurveyModel, prepare
-
-    class Seen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            import shiplap_sparse3d as sparse3d
-
-            self.first, self.net = sparse3d.SubMConv3d(5, 4, 1), network(3, (32, 64, 128))
-
-        def forward(self, x: Any) -> Any:
-            return self.net(self.first(x))
-
-    torch.manual_seed(2)
-    model = SurveyModel(Seen().to(ranks.device).eval(), (1.0, 1.0, 1.0), (1, 2, 5))
-    source, scale = folder / "in.las", ranks.scale
-    if ranks.rank == 0:
-        draw, (width, depth) = np.random.default_rng(0), scale.area
-        cloud = laspy.create(point_format=1, file_version="1.2")
-        cloud.header.scales, cloud.header.offsets = (0.01,) * 3, (0.0,) * 3
-        cloud.x, cloud.y = draw.uniform(0, width - 0.1, scale.points), draw.uniform(0, depth - 0.1, scale.points)
-        cloud.z = 8 * np.sin(cloud.x / 31) + 6 * np.cos(cloud.y / 17) + draw.exponential(1.5, scale.points)
-        cloud.intensity = draw.integers(0, 4000, scale.points)
-        cloud.classification = np.full(scale.points, 1, np.uint8)
-        cloud.write(source)
-        prepare(source, folder / "tiles", model, tile=scale.tile)
-    ranks.wait()
-    return prepare(source, folder / "tiles", model, tile=scale.tile)
-
-
-def infer(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """Tiles of a survey folder by ``k`` workers, as ``shiplap survey`` does it: read, predict, write the classes."""
-    from shiplap_sparse3d.survey.predict import predicted, read_tile
-    from shiplap_sparse3d.survey.shares import predict_tiles, shares
-    from shiplap_sparse3d.survey.tiles import tiling
-
-    manifest = survey_of(ranks, folder)
-    model, place, buckets = manifest.model, manifest.folder, manifest.buckets
-    tiles = tiling(model.field, ranks.scale.tile, None)
-    given, results = (model, place, buckets, manifest.grid, tiles), {}
-
-    def forget() -> None:
-        """What the run before has written, kept to be compared."""
-        if (place.path / "classes").exists():
-            results[len(results)] = {tile: place.result(tile).read_bytes() for tile in buckets.tiles}
-        for part in ("classes", "done"):
-            shutil.rmtree(place.path / part, ignore_errors=True)
-
-    def run(k: int, ahead: bool) -> None:
-        for _ in predict_tiles(*given, shares(buckets, tiles, k)[ranks.rank], ahead=ahead):
-            pass
-
-    works: Works = {f"{k}": (k, partial(run, k, True)) for k in ranks.sizes}
-    works |= {"1 again": (1, partial(run, 1, True)), "1 in turn": (1, partial(run, 1, False))}
-    works[f"{ranks.world} in turn"] = ranks.world, partial(run, ranks.world, False)
-    seconds = ranks.rounds(works, warm=1, before=forget)
-    some = buckets.tiles[:: max(1, len(buckets.tiles) // 32)]
-    spent = {"read": 0.0, "predict": 0.0}
-    for tile in some:
-        times = [time.perf_counter()]
-        question = read_tile(*given, tile)
-        times.append(time.perf_counter())
-        predicted(model, question)  # its classes are copied to the host
-        times.append(time.perf_counter())
-        spent["read"] += times[1] - times[0]
-        spent["predict"] += times[2] - times[1]
-    taken = middle(seconds)
-    mean = {name: statistics.mean(sum(each) / len(each) for each in of) for name, of in seconds.items()}
-    return {
-        "tiles": len(buckets.tiles),
-        "points": ranks.scale.points,
-        "seconds": {name: [[round(s, 4) for s in each] for each in of] for name, of in seconds.items()},
-        "speed": {k: round(taken["1"] / taken[f"{k}"], 3) for k in ranks.sizes},
-        "in turn": round(taken["1 in turn"] / taken[f"{ranks.world} in turn"], 3),
-        "gained by reading ahead": round(taken["1 in turn"] / taken["1"], 3),
-        "slowest rank over the mean": round(taken[f"{ranks.world}"] / mean[f"{ranks.world}"], 3),
-        "control": round(taken["1"] / taken["1 again"], 3),
-        "ms of a tile": {name: round(s / len(some) * 1e3, 2) for name, s in spent.items()},
-        "equal": ranks.rank != 0 or (len(results) > 1 and all(each == results[0] for each in results.values())),
-    }
+# Seconds after which the processes that do a part are ended; four times as many without GPUs.
+LIMITS = {"train": 130, "infer": 140, "tensor": 60, "tune": 40, "strong": 90, "large": 90, "gradients": 90}
 
 
 def tensor(ranks: Ranks) -> dict[str, Any]:
@@ -182,7 +98,7 @@ def tensor(ranks: Ranks) -> dict[str, Any]:
         for name, out in outs.items()
         if f"{name.split()[0]} 1" in outs
     }
-    seconds = ranks.rounds({name: (k, lambda m=model: steps(m)) for name, (k, model) in models.items()})
+    seconds = ranks.rounds({name: (k, lambda m=model: steps(m)) for name, (k, model) in models.items()}, 20)
     ms = {name: value / 20 * 1e3 for name, value in middle(seconds).items()}
     whole = scale.tokens * scale.hidden * x.element_size()
     return {
@@ -231,39 +147,114 @@ def tune(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"said": said, "equal": right}
 
 
-WORK = {"train": train, "infer": infer, "tensor": tensor, "tune": tune}
+WORK = {
+    "train": train,
+    "infer": infer,
+    "tensor": tensor,
+    "tune": tune,
+    "strong": strong,
+    "large": large,
+    "gradients": gradients_of,
+}
 
 
-def worker(device: str, parts: list[str], times: int) -> None:
+def worker(device: str, parts: list[str], times: int, folder: Path) -> None:
     """One rank."""
-    ranks, result = Ranks(device, times), {}
-    with tempfile.TemporaryDirectory() as name:
-        shared = [name]
-        dist.broadcast_object_list(shared, group=ranks.quiet)
-        folder = Path(shared[0])
-        for part in parts:
-            given: Any = (ranks, folder) if part in ("infer", "tune") else (ranks,)
-            started = time.perf_counter()
-            result[part] = WORK[part](*given)
-            result[part]["part_seconds"] = round(time.perf_counter() - started, 1)
-            if ranks.rank == 0:
-                print(json.dumps({part: result[part]}), flush=True)
-            ranks.wait()
+    import shiplap_sparse3d  # noqa: F401 - its ops, whose bindings are built
+
+    started = time.perf_counter()
+    ranks = Ranks(device, times)
+    failed = build_bindings(ranks)
+    if ranks.rank == 0:
+        print(f"ranks and bindings in {time.perf_counter() - started:.1f} s; not built: {failed}", flush=True)
+    for part in parts:
+        if ranks.rank == 0:
+            print(json.dumps({"began": part}), flush=True)
+        given: Any = (ranks, folder) if part in ("infer", "tune") else (ranks,)
+        started = time.perf_counter()
+        result = WORK[part](*given)
+        result["part_seconds"] = round(time.perf_counter() - started, 1)
+        if ranks.rank == 0:
+            print(json.dumps({part: result}), flush=True)
+        if ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+        ranks.wait()
     dist.destroy_process_group()
 
 
 def close_enough(result: dict[str, Any]) -> bool:
     """Whether several ranks computed what one does."""
-    limits = {"train": 1e-3, "tensor": 4e-2}  # of 8 bits; ranks that divide a row scale their parts of it apart
-    return all(
-        part["equal"] < limits[name] if name in limits else part["equal"] is True for name, part in result.items()
-    )
+    limits = {"gradients": 1e-3, "tensor": 5e-2}  # of 8 bits; ranks that divide a row scale their parts of it apart
+    told = {name: part["equal"] for name, part in result.items() if "equal" in part}
+    return all(value < limits[name] if name in limits else value is True for name, value in told.items())
 
 
 def driver() -> str:
     """Its version."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+
+
+def launched(
+    command: list[str], environment: dict[str, str], until: float, patience: int
+) -> tuple[dict[str, Any], str]:
+    """Run ranks; what rank 0 said of each part, and the part at which they ended or were too slow, or empty."""
+    result, now, lines = {}, "start", queue.Queue[str]()
+    ends = time.monotonic() + 120
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+
+        def read() -> None:
+            for line in process.stdout or ():
+                lines.put(line)
+            lines.put("")
+
+        threading.Thread(target=read, daemon=True).start()
+        while True:
+            try:
+                line = lines.get(timeout=max(0.0, min(ends, until) - time.monotonic()))
+            except queue.Empty:
+                os.killpg(process.pid, signal.SIGTERM)  # the launcher ends its ranks
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                return result, now
+            print(line, end="", flush=True)
+            if not line:
+                return result, now if process.wait() else ""
+            if line.startswith("{"):
+                told = json.loads(line)
+                if "began" in told:
+                    now = told["began"]
+                    ends = time.monotonic() + patience * LIMITS[now]
+                else:
+                    result |= told
+
+
+def measured(asked: argparse.Namespace, parts: list[str], gpus: int) -> dict[str, Any]:
+    """All parts, by as many launches as it takes."""
+    threads = str(max(1, (os.cpu_count() or 1) // (2 * gpus)))  # what the system calls a core may be half of one
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "NCCL_NVLS_ENABLE": "0"}
+    until, result = time.monotonic() + asked.limit, {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        maker = [sys.executable, str(Path(__file__).with_name("_many_infer.py")), name, asked.device]
+        surveys = subprocess.Popen(maker, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}) if "infer" in parts else None
+        while parts and time.monotonic() < until - 20:
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
+            command += [__file__, "--device", asked.device, "--parts", ",".join(parts), "--times", str(asked.times)]
+            told, failed = launched(
+                [*command, "--folder", name], environment, until, 1 if asked.device == "cuda" else 4
+            )
+            result |= told
+            if failed:
+                print(f"{failed} did not end as it should", file=sys.stderr, flush=True)
+            parts = [part for part in parts if part not in result and part != failed] if failed != "start" else []
+        if surveys is not None:
+            surveys.kill()
+            surveys.wait()
+    return result
 
 
 def main() -> int:
@@ -273,40 +264,31 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--parts", default=",".join(WORK))
     parser.add_argument("--times", type=int, default=5, help="rounds that are timed")
+    parser.add_argument(
+        "--limit", type=float, default=900, help="seconds, after which the parts that are left are not done"
+    )
+    parser.add_argument("--folder", type=Path, default=Path(), help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/many_gpus.json")
     asked = parser.parse_args()
     parts = asked.parts.split(",")
     if unknown := set(parts) - set(WORK):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; parts are {', '.join(WORK)}")
     if "RANK" in os.environ:
-        worker(asked.device, parts, asked.times)
+        worker(asked.device, parts, asked.times, asked.folder)
         return 0
     gpus = asked.gpus or torch.cuda.device_count() or 2
     if asked.device == "cuda" and torch.cuda.device_count() < gpus:
         print(f"{gpus} GPUs are needed, and {torch.cuda.device_count()} are here", file=sys.stderr)
         return 2
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus), __file__]
-    command += ["--device", asked.device, "--parts", asked.parts, "--times", str(asked.times)]
-    threads = str(max(1, (os.cpu_count() or 1) // (2 * gpus)))  # what the system calls a core may be half of one
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "NCCL_NVLS_ENABLE": "0"}
-    result: dict[str, Any] = {}
-    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environment) as process:
-        for line in process.stdout or ():
-            print(line, end="", flush=True)
-            if line.startswith("{"):
-                result |= json.loads(line)
-    if process.returncode:
-        return process.returncode
+    result = measured(asked, parts, gpus)
     if asked.json:
         name = torch.cuda.get_device_name() if asked.device == "cuda" else ""
         device = f"{gpus} x {name}, driver {driver()}" if name else ""
         versions = {"cuda": torch.version.cuda, "nccl": list(torch.cuda.nccl.version())} if name else {}
         settings = {name: value for name, value in os.environ.items() if name in SETTINGS}
-        kept = record(
-            SOURCES, ["triton"], device, gpus=gpus, threads=threads, settings=settings, **versions, parts=result
-        )
+        kept = record(SOURCES, ["triton"], device, gpus=gpus, settings=settings, **versions, parts=result)
         write(ROOT / "benchmarks" / "results" / "many_gpus.json", kept)
-    return int(not close_enough(result))
+    return int(not close_enough(result) or set(result) != set(parts))
 
 
 if __name__ == "__main__":

@@ -119,12 +119,21 @@ def test_page_and_note_repeat_the_recorded_dense_products() -> None:
 def test_the_page_repeats_the_recorded_scaling() -> None:
     parts = json.loads((ROOT / "benchmarks" / "results" / "many_gpus.json").read_text(encoding="utf-8"))["parts"]
     many, one = (parts["train"]["scenes"][scenes] for scenes in ("16", "1"))
-    speed, infer = parts["tensor"]["speed"], parts["infer"]
+    speed, rerun = parts["tensor"]["speed"], parts["train"]["another run"]["weak"]
+    surveys = [
+        (
+            f"inference, {of['tiles']} tiles of {of['points']:,} points, "
+            f"channels {' '.join(map(str, of['channels']))}, {of['dtype']}",
+            of["speed"],
+            of["control"],
+        )
+        for of in parts["infer"]["surveys"].values()
+    ]
     rows = [
         (f"training, 16 scenes ({many['voxels']:,} voxels) a GPU", many["weak"], many["control"]),
+        ("the same in another run", rerun, None),
         (f"training, 1 scene ({one['voxels']:,} voxels) a GPU", one["weak"], one["control"]),
-        ("training, 16 scenes divided among the GPUs", many["strong"], None),
-        (f"inference, {infer['tiles']} tiles of {infer['points']:,} points", infer["speed"], infer["control"]),
+        *surveys,
         *(
             (f"a gated MLP, {what}", {k: speed[f"{kind} {k}"] for k in ("2", "4")}, speed.get(f"{kind} 1 again"))
             for what, kind in (

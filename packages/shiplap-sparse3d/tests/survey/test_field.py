@@ -170,3 +170,28 @@ def test_networks_without_a_field(net: nn.Module, reason: str) -> None:
     with pytest.raises(ShiplapError, match=reason) as caught:
         receptive_field(net, 4)
     assert caught.value.id == "SL820"
+
+
+def test_a_network_gets_its_modes_back_and_one_that_evaluates_is_left_alone() -> None:
+    from shiplap_sparse3d.survey.field import evaluating
+
+    net = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout(), nn.ReLU()))
+    net[1].eval()
+    modes = [module.training for module in net.modules()]
+    assert set(modes) == {True, False}
+    with evaluating(net):
+        assert not any(module.training for module in net.modules())
+    assert [module.training for module in net.modules()] == modes
+
+    class Counted(nn.Module):
+        calls = 0
+
+        def train(self, mode: bool = True) -> Counted:
+            self.calls += 1
+            super().train(mode)
+            return self
+
+    still = Counted().eval()
+    with evaluating(still):
+        assert not still.training
+    assert (still.calls, still.training) == (1, False)

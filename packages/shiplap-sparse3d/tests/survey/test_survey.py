@@ -165,12 +165,12 @@ def test_stopped_before_each_step_and_resumed(
 
     real = folder.write_whole
 
-    def stopping(path: Path, content: bytes) -> None:
+    def stopping(path: Path, content: bytes, *, lasting: bool) -> None:
         nonlocal count
         count += 1
         if count > moment:
             raise Stopped
-        real(path, content)
+        real(path, content, lasting=lasting)
 
     monkeypatch.setattr(folder, "write_whole", stopping)
     with pytest.raises(Stopped):
@@ -187,10 +187,38 @@ def test_finished_tiles_are_not_predicted_again(corner: Path, model: SurveyModel
     assert first.predicted == first.tiles
     assert survey(corner, out, model, tile=32, folder=folder, keep=True).predicted == 0
     damaged = next((folder / "classes").iterdir())
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.raises(ShiplapError, match="SL824"):
-        survey(corner, out, model, tile=32, folder=folder, keep=True)
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-1])
     assert survey(corner, out, model, tile=32, folder=folder, keep=True).predicted == 1
+    assert damaged.read_bytes() == whole
+
+
+@pytest.mark.parametrize("left", [b"", None], ids=["empty", "missing"])
+def test_results_that_a_loss_of_power_took_are_made_anew(
+    left: bytes | None, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path
+) -> None:
+    """The mark of a tile reached the disk, and its classes did not: of three tiles, in one go."""
+    out, folder = tmp_path / "out.laz", tmp_path / "kept"
+    survey(corner, out, model, tile=32, folder=folder, keep=True)
+    for path in sorted((folder / "classes").iterdir())[:3]:
+        path.unlink() if left is None else path.write_bytes(left)
+    assert survey(corner, out, model, tile=32, folder=folder, keep=True).predicted == 3
+    assert out.read_bytes() == untiled.read_bytes()
+
+
+def test_results_that_vanish_before_they_are_gathered(
+    corner: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "kept"
+
+    def gone(place: Folder, *rest: Any) -> None:
+        next((folder / "classes").iterdir()).unlink()
+        real(place, *rest)
+
+    real = running.gather
+    monkeypatch.setattr(running, "gather", gone)
+    with pytest.raises(ShiplapError, match="SL824"):
+        survey(corner, tmp_path / "out.laz", model, tile=32, folder=folder, keep=True)
 
 
 @pytest.mark.parametrize("name", ["points", "buckets.json"])

@@ -62,3 +62,14 @@ def test_nothing_is_removed_by_way_of_a_link(tmp_path):
     assert not store.remove(store.root / "op" / "mine.json"), "exchanged after it was listed"
     assert remove(store.root / "op"), "the link itself may go"
     assert all(path.exists() for path in kept)
+
+
+@pytest.mark.parametrize(("lasting", "waits"), [(True, 2), (False, 0)])
+def test_only_what_is_lasting_waits_for_the_disk(lasting, waits, tmp_path, monkeypatch):
+    """Once for the file and once for its folder."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    trust.write_whole(tmp_path / "mark.json", b"{}", lasting=lasting)
+    assert len(synced) == waits
+    assert [path.name for path in tmp_path.iterdir()] == ["mark.json"]
+    assert (tmp_path / "mark.json").read_bytes() == b"{}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from shiplap.extend import error
 from shiplap_sparse3d.survey.cloud import chunks, opened
@@ -18,7 +19,7 @@ from shiplap_sparse3d.survey.tiles import Extent, Tiling
 if TYPE_CHECKING:
     import laspy
 
-__all__ = ["Buckets", "Grid", "fill", "finished", "within"]
+__all__ = ["Buckets", "Grid", "fill", "finished"]
 
 _LARGEST = 2**31 - 1  # a cell, and a coordinate as the file stores it
 
@@ -38,6 +39,16 @@ class Grid:
             xyz[:, axis] = raw[:, axis] * scale + offset  # numpy is four times slower on rows of three
         return xyz
 
+    def coordinates(self, raw: Tensor) -> list[Tensor]:
+        """``float64 [p]`` for each axis: as :meth:`xyz`, of a tensor on any device."""
+        axes = zip(raw.unbind(1), self.scales, self.offsets, strict=True)
+        return [axis.double() * scale + offset for axis, scale, offset in axes]
+
+    def places(self, raw: Tensor) -> list[Tensor]:
+        """``int64 [p]`` for each axis: as :meth:`cells`, of points whose cells can be counted."""
+        axes = zip(self.coordinates(raw), self.voxel, strict=True)  # a GPU multiplies by the inverse of a plain number
+        return [(axis / axis.new_full((), edge)).floor().long() for axis, edge in axes]
+
     def cells(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """``int64 [p, 3]``: cells, counted from coordinate 0. Raises SL822 for coordinates that are no cells."""
         cells = self.xyz(raw)
@@ -49,14 +60,6 @@ class Grid:
                 "SL822", where=where, got="a cell beyond 2^31", expected="coordinates that the voxels can count"
             )
         return cells.astype(np.int64)
-
-
-def within(cells: np.ndarray[Any, Any], low: Sequence[int], high: Sequence[int]) -> np.ndarray[Any, Any]:
-    """``bool [p]``: which rows of ``cells`` are at or above ``low`` and below ``high`` on each axis that these have."""
-    mask = np.ones(len(cells), bool)
-    for axis, (first, end) in enumerate(zip(low, high, strict=True)):
-        mask &= (cells[:, axis] >= first) & (cells[:, axis] < end)
-    return mask
 
 
 @dataclass

@@ -215,14 +215,21 @@ def rows_of(value: Any) -> Tensor:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """``net`` in evaluation mode; each of its modules gets back the mode that it had."""
-    modes = [(module, module.training) for module in net.modules()]
+    """``net`` in evaluation mode; each of its modules gets back the mode that it had.
+
+    A network that is in it already is left alone: to set the modes of 70 modules took a tenth of the host's time for a
+    small tile.
+    """
+    training = [module for module in net.modules() if module.training]
+    if not training:
+        yield
+        return
     net.eval()
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for module in training:
+            module.training = True
 
 
 def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Field:

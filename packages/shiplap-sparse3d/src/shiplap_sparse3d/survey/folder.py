@@ -136,10 +136,30 @@ class Folder:
             self.path.rmdir()
 
     def write_result(self, tile: Tile, rows: np.ndarray[Any, Any]) -> None:
-        """The classes of a tile, and then its mark, which holds their digest."""
+        """The classes of a tile, and then its mark, which holds their digest.
+
+        Nobody waits for the disk, which workers share: :meth:`finished` tells what a loss of power has left.
+        """
         content = rows.astype(RESULT, copy=False).tobytes()
-        write_whole(self.result(tile), content)
-        write_mark(self.done(tile), {"points": len(rows), "sha256": hashlib.sha256(content).hexdigest()})
+        write_whole(self.result(tile), content, lasting=False)
+        mark = {"points": len(rows), "sha256": hashlib.sha256(content).hexdigest()}
+        write_mark(self.done(tile), mark, lasting=False)
+
+    def finished(self, tile: Tile) -> bool:
+        """Whether ``tile`` has a mark, and the classes that it stands for. A mark of others is removed."""
+        if not self.done(tile).exists():
+            return False
+        if self._marked(tile) is not None:
+            return True
+        self.done(tile).unlink(missing_ok=True)
+        return False
+
+    def _marked(self, tile: Tile) -> bytes | None:
+        """The classes of a tile as they were written; None if they are not those of the mark."""
+        mark, path = read_mark(self.done(tile)), self.result(tile)
+        content = path.read_bytes() if path.exists() else b""
+        whole = mark is not None and mark.get("sha256") == hashlib.sha256(content).hexdigest()
+        return content if whole else None
 
     def read_result(self, tile: Tile, total: int) -> np.ndarray[Any, Any]:
         """The classes of a tile of a survey of ``total`` points, by ascending number.
@@ -147,23 +167,22 @@ class Folder:
         Raises SL824 if they are missing, not those of the mark or not of points of this survey; the mark is then
         removed.
         """
-        mark, path = read_mark(self.done(tile)), self.result(tile)
-        content = path.read_bytes() if path.exists() else b""
-        whole = mark is not None and mark.get("sha256") == hashlib.sha256(content).hexdigest()
-        if whole and not len(content) % RESULT.itemsize:
+        content, path = self._marked(tile), self.result(tile)
+        if content is not None and not len(content) % RESULT.itemsize:
             rows = np.frombuffer(content, RESULT)
             numbers = rows["index"]
             if not len(rows) or (numbers[0] >= 0 and numbers[-1] < total and bool((np.diff(numbers) > 0).all())):
                 return rows
         self.done(tile).unlink(missing_ok=True)
-        raise error("SL824", where=str(path), got=f"{len(content)} bytes", expected="the classes that were written")
+        got = "other ones, or none" if content is None else f"{len(content)} bytes of them"
+        raise error("SL824", where=str(path), got=got, expected="the classes that were written")
 
 
-def write_mark(path: Path, content: dict[str, Any]) -> None:
-    """Write a small JSON file whole."""
+def write_mark(path: Path, content: dict[str, Any], *, lasting: bool = True) -> None:
+    """Write a small JSON file whole; ``lasting`` as :func:`write_whole` has it."""
     import json
 
-    write_whole(path, json.dumps(content, sort_keys=True).encode())
+    write_whole(path, json.dumps(content, sort_keys=True).encode(), lasting=lasting)
 
 
 def read_mark(path: Path) -> dict[str, Any] | None:

@@ -1,8 +1,15 @@
-"""The classes of one tile: its points and those of its halo → features → voxels → the network → its own points."""
+"""The classes of one tile: its points and those of its halo → features → voxels → the network → its own points.
+
+Points are read as they lie on the disk. Everything after that is PyTorch, so that a GPU selects, sorts and counts them
+itself: on the host these steps took as long as a small network takes on the GPU.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,77 +19,179 @@ import torch
 from torch import Tensor
 
 from shiplap_sparse3d.geometry import Triple
-from shiplap_sparse3d.survey.buckets import Buckets, Grid, within
+from shiplap_sparse3d.survey.buckets import Buckets, Grid
 from shiplap_sparse3d.survey.folder import POINT, RESULT, Folder, Tile
-from shiplap_sparse3d.survey.model import Points, SurveyModel
+from shiplap_sparse3d.survey.model import Points, SurveyModel, point_features
 from shiplap_sparse3d.survey.tiles import Box, Tiling
 
-__all__ = ["Question", "points_of", "points_within", "predicted", "read_tile"]
+__all__ = ["Question", "Read", "points_of", "points_within", "predicted", "question_of", "read_tile"]
 
 _BLOCK = 1 << 18  # points of a neighbouring bucket in memory at a time
+_WORDS = POINT.itemsize // 4  # a point as int32: two of its number, three coordinates, intensity and returns
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the network is asked about one tile, in the memory of the host.
+    """What the network is asked about one tile.
 
     Attributes:
         index: ``int64 [c]``, the numbers in the file of the points of the tile.
         cells, feats: ``int32 [p, 3]`` and ``float32 [p, f]`` of these points and of those around them, in ``grid``.
-        wanted: ``bool [p]``, which of them are those of the tile.
+        wanted: ``int64 [c]``, which of them are those of the tile.
     """
 
-    index: np.ndarray[Any, Any]
+    index: Tensor
     cells: Tensor
     feats: Tensor
     grid: Triple
     wanted: Tensor
 
 
-def read_tile(model: SurveyModel, folder: Folder, buckets: Buckets, grid: Grid, tiling: Tiling, tile: Tile) -> Question:
-    """The points of ``tile`` and around it, and their features. Needs no device."""
+@dataclass(frozen=True)
+class Read:
+    """The points of a tile and of all tiles that touch its halo, in pinned memory of the host, and how to cut them."""
+
+    rows: Tensor
+    grid: Grid
+    tiling: Tiling
+    tile: Tile
+    box: Box
+
+    def question(self, model: SurveyModel) -> Question:
+        """The points that matter, sorted and counted by the device of the network."""
+        rows = self.rows.to(model.device, non_blocking=True)
+        low, high = _limits(model, self.box)
+        return question_of(model, self.grid, self.tiling, self.tile, self.box, _cut(rows, self.grid, low, high))
+
+
+def read_tile(
+    model: SurveyModel, folder: Folder, buckets: Buckets, grid: Grid, tiling: Tiling, tile: Tile
+) -> Question | Read:
+    """What the network is asked about ``tile``, or the points of which a GPU makes that.
+
+    A GPU does so for :func:`point_features`. Features of the user are made of tensors of the CPU.
+    """
     box = tiling.grid(tile, buckets.extent)
+    if model.device.type == "cuda" and model.features is point_features:
+        paths = _paths(model, folder, buckets, tiling, tile)
+        return Read(_whole(paths, pinned=True), grid, tiling, tile, box)
     rows = points_within(model, folder, buckets, grid, tiling, tile, box)
-    cells = grid.cells(rows["raw"])
-    (left, right), (low, high) = tiling.core(tile)
-    core = within(cells, (left, low), (right, high))
-    cells -= np.array(box.origin)
-    inside = within(cells, (0, 0, 0), box.shape)
-    feats = model.features_of(points_of(rows, grid))[torch.from_numpy(inside)]
-    local = torch.from_numpy(cells[inside].astype(np.int32))
-    return Question(rows["index"][core], local, feats, box.shape, torch.from_numpy(core[inside]))
+    return question_of(model, grid, tiling, tile, box, rows)
 
 
-def predicted(model: SurveyModel, question: Question) -> np.ndarray[Any, Any]:
+def predicted(model: SurveyModel, asked: Question | Read) -> np.ndarray[Any, Any]:
     """The classes of the points of a tile, by their number in the file: ``[c]`` of :data:`RESULT`."""
-    codes = torch.tensor(model.classes, dtype=torch.uint8)
-    result = np.empty(len(question.index), RESULT)
-    result["index"] = question.index
-    result["code"] = codes[_logits(model, question).argmax(1).cpu()].numpy()
+    question = asked.question(model) if isinstance(asked, Read) else asked
+    best = _logits(model, question).argmax(1)
+    codes = torch.tensor(model.classes, dtype=torch.uint8)[best.cpu()]
+    result = np.empty(len(codes), RESULT)
+    result["index"] = question.index.cpu().numpy()
+    result["code"] = codes.numpy()
     return result
 
 
 def points_within(
     model: SurveyModel, folder: Folder, buckets: Buckets, grid: Grid, tiling: Tiling, tile: Tile, box: Box
-) -> np.ndarray[Any, Any]:
-    """Points of ``box`` and of the context around it, in the order of the file, so that sums are always the same."""
-    margin = math.ceil(model.context / min(model.voxel[:2])) + 1 if model.context else 0
-    low = [first - margin for first in box.origin[:2]]
-    high = [first + cells + margin for first, cells in zip(box.origin[:2], box.shape[:2], strict=True)]
-    parts = []
-    for other in tiling.around(tile, margin):
-        if other in buckets.sizes:
-            parts += _cut(folder.bucket(other), grid, low, high)
-    rows = np.concatenate(parts) if parts else np.empty(0, POINT)
-    return rows[np.argsort(rows["index"], kind="stable")]
+) -> Tensor:
+    """Points of ``box`` and of the context around it, tile by tile. Those beyond are not kept in memory.
+
+    Shape: ``int32 [p, 6]``, as they lie on the disk.
+    """
+    low, high = _limits(model, box)
+    parts = [_cut(rows, grid, low, high) for rows in _blocks(_paths(model, folder, buckets, tiling, tile))]
+    return torch.cat(parts) if parts else torch.empty(0, _WORDS, dtype=torch.int32)
 
 
-def _cut(path: Path, grid: Grid, low: list[int], high: list[int]) -> list[np.ndarray[Any, Any]]:
-    parts = []
-    with path.open("rb") as file:
-        while len(block := np.fromfile(file, POINT, _BLOCK)):
-            parts.append(block[within(grid.cells(block["raw"]), low, high)])
-    return parts
+def _index(rows: Tensor) -> Tensor:
+    """``int64 [p]``: the numbers of points in the file."""
+    return rows.view(torch.int64)[:, 0]
+
+
+def _raw(rows: Tensor) -> Tensor:
+    """``int32 [p, 3]``: their coordinates as the file stores them."""
+    return rows[:, 2:5]
+
+
+def points_of(rows: Tensor, grid: Grid) -> Points:
+    """What features are made of."""
+    packed = rows[:, 5].long()
+    xyz = torch.stack(grid.coordinates(_raw(rows)), 1)
+    return Points(xyz, packed & 0xFFFF, packed >> 16 & 0xFF, packed >> 24 & 0xFF)
+
+
+def question_of(model: SurveyModel, grid: Grid, tiling: Tiling, tile: Tile, box: Box, rows: Tensor) -> Question:
+    """What the network is asked, from points of ``box`` and of the context around it, on their device."""
+    rows = rows[_order(rows)]
+    cells = grid.places(_raw(rows))
+    feats = model.features_of(points_of(rows, grid))
+    if model.context:  # features have seen the points around the box; the network does not
+        inside = _within(cells, box.origin, _end(box)).nonzero()[:, 0]
+        rows, feats, cells = rows[inside], feats[inside], [axis[inside] for axis in cells]
+    (left, right), (low, high) = tiling.core(tile)
+    wanted = _within(cells, (left, low), (right, high)).nonzero()[:, 0]
+    local = torch.stack([axis - first for axis, first in zip(cells, box.origin, strict=True)], 1).int()
+    return Question(_index(rows)[wanted], local, feats, box.shape, wanted)
+
+
+def _order(rows: Tensor) -> Tensor:
+    """``int64 [p]``: that of the file, so that sums are always the same."""
+    if rows.device.type == "cpu":  # runs of ascending numbers, which numpy merges; torch takes four times as long
+        return torch.from_numpy(np.argsort(_index(rows).numpy(), kind="stable"))
+    return _index(rows).argsort()
+
+
+def _limits(model: SurveyModel, box: Box) -> tuple[list[int], list[int]]:
+    """First and last cells of ``box`` and of the context around it, the last ones exclusive."""
+    around = _margin(model), _margin(model), 0
+    low = [first - more for first, more in zip(box.origin, around, strict=True)]
+    return low, [end + more for end, more in zip(_end(box), around, strict=True)]
+
+
+def _margin(model: SurveyModel) -> int:
+    return math.ceil(model.context / min(model.voxel[:2])) + 1 if model.context else 0
+
+
+def _end(box: Box) -> Triple:
+    x, y, z = (first + cells for first, cells in zip(box.origin, box.shape, strict=True))
+    return x, y, z
+
+
+def _paths(model: SurveyModel, folder: Folder, buckets: Buckets, tiling: Tiling, tile: Tile) -> list[Path]:
+    return [folder.bucket(other) for other in tiling.around(tile, _margin(model)) if other in buckets.sizes]
+
+
+def _whole(paths: list[Path], *, pinned: bool) -> Tensor:
+    """``int32 [p, 6]``: all points of ``paths``, one after the other. Python is free while the system reads."""
+    sizes = [path.stat().st_size // POINT.itemsize for path in paths]
+    rows = torch.empty(sum(sizes), _WORDS, dtype=torch.int32, pin_memory=pinned)
+    start, memory = 0, rows.view(torch.uint8).flatten().numpy().data
+    for path, size in zip(paths, sizes, strict=True):
+        end = start + size * POINT.itemsize
+        with path.open("rb", buffering=0) as file:
+            while start < end:
+                count = file.readinto(memory[start:end])
+                if not count:
+                    raise OSError(5, os.strerror(5), str(path))  # it has become shorter meanwhile
+                start += count
+    return rows
+
+
+def _blocks(paths: list[Path]) -> Iterator[Tensor]:
+    """``int32 [n, 6]``: the points of ``paths``, some of them at a time."""
+    for path in paths:
+        with path.open("rb") as file:
+            while len(block := np.fromfile(file, POINT, _BLOCK)):
+                yield torch.from_numpy(block.view(np.int32).reshape(-1, _WORDS))
+
+
+def _cut(rows: Tensor, grid: Grid, low: list[int], high: list[int]) -> Tensor:
+    return rows[_within(grid.places(_raw(rows)), low, high)]
+
+
+def _within(cells: list[Tensor], low: Sequence[int], high: Sequence[int]) -> Tensor:
+    """``bool [p]``: which cells are at or above ``low`` and below ``high`` on each axis that these have."""
+    masks = [(c >= first) & (c < end) for c, first, end in zip(cells, low, high, strict=False)]
+    return functools.reduce(torch.logical_and, masks)
 
 
 def _logits(model: SurveyModel, question: Question) -> Tensor:
@@ -90,11 +199,3 @@ def _logits(model: SurveyModel, question: Question) -> Tensor:
     device = model.device
     logits = model.logits(question.cells.to(device), question.feats.to(device), question.grid)
     return logits[question.wanted.to(device)]
-
-
-def points_of(rows: np.ndarray[Any, Any], grid: Grid) -> Points:
-    """What features are made of."""
-    xyz = torch.from_numpy(grid.xyz(rows["raw"]))
-    names = "intensity", "return_number", "number_of_returns"
-    intensity, number, returns = (torch.from_numpy(rows[name].astype(np.int64)) for name in names)
-    return Points(xyz, intensity, number, returns)

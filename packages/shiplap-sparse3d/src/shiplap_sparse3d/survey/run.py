@@ -185,7 +185,7 @@ def _predict(job: _Survey, done: Buckets, mine: list[Tile]) -> int:
     def left() -> Iterator[Tile]:
         for number, tile in enumerate(mine):
             job.progress("predict", number, len(mine), "tiles")
-            if not job.folder.done(tile).exists():
+            if not job.folder.finished(tile):
                 yield tile
 
     for _ in predict_tiles(job.model, job.folder, done, job.grid, job.tiling, left()):

@@ -1,7 +1,8 @@
 """The tiles of a survey among workers, and what one worker does with its own.
 
 A tile is read on the host, predicted on the device and written on the host. On a GPU, threads read the next tile and
-write the last one while the network runs: they need a processor, the network needs the GPU.
+write the last one while the network runs. They and the thread that launches the network want Python, one at a time, so
+they do little in it: what they call is the system.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
 from shiplap_sparse3d.survey.folder import Folder, Tile
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.predict import Question, predicted, read_tile
+from shiplap_sparse3d.survey.predict import Question, Read, predicted, read_tile
 from shiplap_sparse3d.survey.tiles import Tiling
 
 __all__ = ["predict_tiles", "shares"]
@@ -68,7 +69,7 @@ def predict_tiles(
             whose cores it uses itself. Points of one more tile are in memory then.
     """
 
-    def read(tile: Tile) -> Question:
+    def read(tile: Tile) -> Question | Read:
         return read_tile(model, folder, buckets, grid, tiling, tile)
 
     if ahead is None:
@@ -92,10 +93,10 @@ def predict_tiles(
 
 
 def _read_ahead(
-    reader: ThreadPoolExecutor, read: Callable[[Tile], Question], tiles: Iterable[Tile]
-) -> Iterator[tuple[Tile, Question]]:
+    reader: ThreadPoolExecutor, read: Callable[[Tile], Question | Read], tiles: Iterable[Tile]
+) -> Iterator[tuple[Tile, Question | Read]]:
     """Each tile as it was read, the next one being read."""
-    waiting: tuple[Tile, Future[Question]] | None = None
+    waiting: tuple[Tile, Future[Question | Read]] | None = None
     for tile in tiles:
         following = tile, reader.submit(read, tile)
         if waiting is not None:

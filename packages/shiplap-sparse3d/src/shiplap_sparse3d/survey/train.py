@@ -22,7 +22,7 @@ from shiplap_sparse3d.survey.buckets import Buckets, Grid, fill, finished
 from shiplap_sparse3d.survey.cloud import CHUNK, chunks, opened
 from shiplap_sparse3d.survey.folder import Folder, Tile
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.predict import points_of, points_within
+from shiplap_sparse3d.survey.predict import points_within, question_of
 from shiplap_sparse3d.survey.tiles import tiling
 from shiplap_sparse3d.survey.workers import rank_and_world
 
@@ -52,16 +52,12 @@ class Manifest:
         tiles = tiling(self.model.field, self.tile, self.halo)
         box = tiles.grid(tile, self.buckets.extent)
         rows = points_within(self.model, self.folder, self.buckets, self.grid, tiles, tile, box)
-        local = self.grid.cells(rows["raw"]) - np.array(box.origin)
-        inside = ((local >= 0) & (local < np.array(box.shape))).all(1)
-        feats = self.model.features_of(points_of(rows, self.grid))[torch.from_numpy(inside)]
-        start = np.array([first for first, _ in tiles.core(tile)]) - np.array(box.origin[:2])
-        core = ((local[:, :2] >= start) & (local[:, :2] < start + tiles.size)).all(1)
-        labels = np.full(len(rows), -100, np.int64)
-        codes = self._codes(rows["index"])
+        question = question_of(self.model, self.grid, tiles, tile, box, rows)
+        labels = torch.full((len(question.cells),), -100)
+        codes = torch.from_numpy(self._codes(question.index.numpy()))
         for number, code in enumerate(self.model.classes):
-            labels[core & (codes == code)] = number
-        return torch.from_numpy(local[inside].astype(np.int32)), feats, box.shape, torch.from_numpy(labels[inside])
+            labels[question.wanted[codes == code]] = number
+        return question.cells, question.feats, box.shape, labels
 
     def _codes(self, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         codes = np.empty(len(index), np.uint8)

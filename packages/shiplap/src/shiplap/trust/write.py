@@ -13,11 +13,12 @@ __all__ = ["host", "write_whole"]
 _numbers = count()
 
 
-def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
+def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: bool = True) -> None:
     """Write ``path`` so that it holds its old content or all of ``content``, whatever happens; raises OSError.
 
     Whatever the umask is, others may not write the file, or it would not be believed when it is read. Of a ``private``
-    one, the group may neither read nor write it.
+    one, the group may neither read nor write it. What is not ``lasting`` is left to the system to put on the disk: it
+    outlives the process, and after a loss of power it may be missing, or empty, or old.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.stem[:16]}@{host()}~{os.getpid()}~{next(_numbers)}.tmp"
@@ -26,13 +27,15 @@ def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
         with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    if lasting:
+        _sync_directory(path.parent)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -1,0 +1,197 @@
+"""Inference on the tiles of a survey by one, two, four ... ranks: the part ``infer`` of ``many_gpus.py``.
+
+Started by itself (``python _many_infer.py FOLDER DEVICE``) it makes the surveys, which takes no GPU, beside the ranks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+import torch
+from _many_ranks import Ranks, Works, middle
+from _many_train import network
+from torch import nn
+
+if TYPE_CHECKING:
+    from shiplap_sparse3d.survey import Manifest, SurveyModel
+    from shiplap_sparse3d.survey.folder import Tile
+
+__all__ = ["SURVEYS", "Survey", "infer"]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A survey, the network that predicts it, and for how many seconds that is measured."""
+
+    points: int
+    area: tuple[int, int]
+    channels: tuple[int, ...]
+    tile: int | None
+    limit: float
+    half: bool = False  # bfloat16 by autocast
+    place: str = ""  # of another survey, whose points these are
+
+    def model(self, device: torch.device) -> SurveyModel:
+        """The network on ``device``, with the same weights everywhere."""
+        import shiplap_sparse3d as sparse3d
+        from shiplap_sparse3d.survey import SurveyModel
+
+        class Seen(nn.Module):
+            def __init__(self, channels: tuple[int, ...], *, half: bool) -> None:
+                super().__init__()
+                self.first, self.net, self.half = sparse3d.SubMConv3d(5, 4, 1), network(3, channels), half
+
+            def forward(self, x: Any) -> Any:
+                with torch.autocast(x.feats.device.type, torch.bfloat16, enabled=self.half):
+                    return self.net(self.first(x))
+
+        torch.manual_seed(2)
+        return SurveyModel(Seen(self.channels, half=self.half).to(device).eval(), (1.0, 1.0, 1.0), (1, 2, 5))
+
+    def made(self, folder: Path, device: torch.device) -> Manifest:
+        """The survey, sorted into tiles: found in ``folder``, or made there."""
+        import laspy
+
+        from shiplap_sparse3d.survey import prepare
+
+        source = folder / "in.las"
+        if not source.exists():
+            draw, (width, depth) = np.random.default_rng(0), self.area
+            cloud = laspy.create(point_format=1, file_version="1.2")
+            cloud.header.scales, cloud.header.offsets = (0.01,) * 3, (0.0,) * 3
+            cloud.x, cloud.y = draw.uniform(0, width - 0.1, self.points), draw.uniform(0, depth - 0.1, self.points)
+            cloud.z = 8 * np.sin(cloud.x / 31) + 6 * np.cos(cloud.y / 17) + draw.exponential(1.5, self.points)
+            cloud.intensity = draw.integers(0, 4000, self.points)
+            cloud.classification = np.full(self.points, 1, np.uint8)
+            folder.mkdir(parents=True, exist_ok=True)
+            cloud.write(source)
+        return prepare(source, folder / "tiles", self.model(device), tile=self.tile)
+
+
+SURVEYS = {
+    "cuda": {
+        "wide": Survey(5_000_000, (2560, 1600), (64, 128, 256), None, 45),  # tiles as the network wants them
+        "narrow": Survey(2_400_000, (1024, 832), (32, 64, 128), 64, 20),
+        "half": Survey(5_000_000, (2560, 1600), (64, 128, 256), None, 20, half=True, place="wide"),
+    },
+    "cpu": {
+        "wide": Survey(20_000, (64, 32), (8, 16), 16, 5),
+        "narrow": Survey(10_000, (64, 32), (4, 8), 8, 5),
+        "half": Survey(20_000, (64, 32), (8, 16), 16, 5, half=True, place="wide"),
+    },
+}
+
+
+def infer(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Each survey of the device, as soon as it is made."""
+    parts = {}
+    for name, survey in SURVEYS[ranks.device.type].items():
+        at = survey.place or name
+        while not (folder / f"{at}.made").exists():
+            if (folder / "failed").exists():
+                raise RuntimeError((folder / "failed").read_text())
+            time.sleep(0.2)
+        ranks.say("infer", name)
+        parts[name] = scaling(ranks, survey, folder / at)
+    return {"surveys": parts, "equal": all(part.pop("equal") for part in parts.values())}
+
+
+def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
+    """Tiles of a survey folder by ``k`` workers, as ``shiplap survey`` does it: read, predict, write the classes."""
+    from shiplap_sparse3d.survey.shares import predict_tiles, shares
+    from shiplap_sparse3d.survey.tiles import tiling
+
+    manifest = survey.made(folder, ranks.device)
+    model, place, buckets = manifest.model, manifest.folder, manifest.buckets
+    tiles = tiling(model.field, survey.tile, None)
+    given, results = (model, place, buckets, manifest.grid, tiles), {}
+
+    def forget() -> None:
+        """What the run before has written, kept to be compared."""
+        if (place.path / "classes").exists():
+            results[len(results)] = {tile: sha256(place.result(tile).read_bytes()).digest() for tile in buckets.tiles}
+        for part in ("classes", "done"):
+            shutil.rmtree(place.path / part, ignore_errors=True)
+
+    def run(k: int, ahead: bool) -> None:
+        for _ in predict_tiles(*given, shares(buckets, tiles, k)[ranks.rank], ahead=ahead):
+            pass
+
+    works: Works = {f"{k}": (k, partial(run, k, True)) for k in ranks.sizes}
+    works |= {
+        "1 again": (1, partial(run, 1, True)),
+        f"{ranks.world} in turn": (ranks.world, partial(run, ranks.world, False)),
+    }
+    works[f"{ranks.world} on any core"] = ranks.world, lambda: ranks.anywhere(partial(run, ranks.world, True))
+    if ranks.rank == 0:
+        forget()  # what another network has said of the same points
+        results.clear()
+    seconds = ranks.rounds(works, survey.limit, warm=1, only=f"{ranks.world}", before=forget)
+    taken = middle(seconds)
+    mean = {name: statistics.mean(sum(each) / len(each) for each in of) for name, of in seconds.items()}
+    top = f"{ranks.world}"
+    other = [tile for each in results.values() for tile in each if each[tile] != results[0][tile]]
+    return {
+        "tiles": len(buckets.tiles),
+        "points": survey.points,
+        "channels": list(survey.channels),
+        "tile": tiles.size,
+        "halo": tiles.halo,
+        "dtype": "bfloat16" if survey.half else "float32",
+        "seconds": {name: [[round(s, 4) for s in each] for each in of] for name, of in seconds.items()},
+        "speed": {k: round(taken["1"] / taken[f"{k}"], 3) for k in ranks.sizes},
+        "gained by reading ahead": round(taken[f"{top} in turn"] / taken[top], 3),
+        "gained by cores of its own": round(taken[f"{top} on any core"] / taken[top], 3),
+        "slowest rank over the mean": round(taken[top] / mean[top], 3),
+        "control": round(taken["1"] / taken["1 again"], 3),
+        "ms of a tile": spent(ranks, given, buckets.tiles[:: max(1, len(buckets.tiles) // 24)]),
+        "equal": ranks.rank != 0 or (len(results) > 1 and not other),
+    }
+
+
+def spent(ranks: Ranks, given: tuple[Any, ...], tiles: list[Tile]) -> dict[str, float]:
+    """Milliseconds of a tile: reading, predicting, and what of that the GPU works."""
+    from shiplap_sparse3d.survey.predict import predicted, read_tile
+
+    taken = {"read": 0.0, "predict": 0.0}
+    for tile in tiles:
+        times = [time.perf_counter()]
+        question = read_tile(*given, tile)
+        times.append(time.perf_counter())
+        predicted(given[0], question)  # its classes are copied to the host
+        times.append(time.perf_counter())
+        taken["read"] += times[1] - times[0]
+        taken["predict"] += times[2] - times[1]
+    if ranks.device.type == "cuda":
+        questions = [read_tile(*given, tile) for tile in tiles[:8]]
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for question in questions:
+                predicted(given[0], question)
+        busy = sum(e.self_device_time_total for e in profile.key_averages()) / 1e6
+        taken["device"] = busy * len(tiles) / len(questions)
+    return {name: round(s / len(tiles) * 1e3, 2) for name, s in taken.items()}
+
+
+if __name__ == "__main__":
+    at = Path(sys.argv[1])
+    try:
+        for label, asked in SURVEYS[sys.argv[2]].items():
+            began = time.perf_counter()
+            if not asked.place:
+                asked.made(at / label, torch.device("cpu"))
+                (at / f"{label}.made").touch()
+                print(f"survey {label} made in {time.perf_counter() - began:.1f} s", flush=True)
+    except BaseException as why:
+        (at / "failed").write_text(repr(why))
+        raise
