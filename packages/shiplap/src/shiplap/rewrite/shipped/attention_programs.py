@@ -52,6 +52,14 @@ def _zeroed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return weights @ v
 
 
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A mask of sizes alone, as models build it: True where a row sees a column, then numbers that are added."""
+    at = torch.arange(5).unsqueeze(0).expand(2, -1)
+    seen = at[:, None, None, :] <= at[:, None, :, None]
+    mask = torch.where(seen, torch.zeros((), dtype=torch.float32), LOWEST)
+    return F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask, dim=-1) @ v
+
+
 def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=1.0, alpha=0.35)
     weights = F.softmax(scores.view(2, 3, 5, 7) + mask, dim=-1).view(6, 5, 7)
@@ -104,6 +112,7 @@ def programs() -> Iterator[Program]:
     yield Program(_biased_twice, biased, "a bias that is scaled", constants=(4,))
     batches = drawn((6, 5, 8), (6, 7, 8), (6, 7, 6), (6, 1, 7), of_batch)
     yield Program(_in_batches, batches, "baddbmm and views")
+    yield Program(_causal, drawn(q, q, q), "a mask that hides what comes later")
     yield Program(_capped, drawn(q, k, v, of_batch, dtype=torch.bfloat16), "capped scores, bfloat16", constants=(3,))
     yield Program(_with_a_sink, drawn(q, k, v, of_batch, (3,)), "a sink", constants=(3,))
     rescaled = drawn(q, k, v, (3, 1, 1), of_batch, (3,))
