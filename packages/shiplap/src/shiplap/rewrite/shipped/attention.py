@@ -341,9 +341,7 @@ def _changed(step: Step, bias: Tensor | None, given: Any) -> Tensor | None:
     return bias
 
 
-def _attended(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, *, causal: bool = False
-) -> Tensor:
+def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, *, causal: bool = False) -> Tensor:
     """The fused call for any number of leading dims, which are those that q, k and v broadcast to."""
     lead, rank = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), max(q.dim(), k.dim(), v.dim())
     q, k, v = (t if t.shape[:-2] == lead else t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))

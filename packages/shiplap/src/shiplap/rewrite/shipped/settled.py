@@ -73,7 +73,11 @@ def _hides(kind: str, node: Node) -> Hidden:
         try:
             mask = _computed(calls)
             return _said(_hidden(kind, mask))
-        except (RuntimeError, TypeError, ValueError):  # a device that is not here, or too little memory: it stays a mask
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ):  # a device that is not here, or too little memory: it stays a mask
             return ""
 
 
@@ -100,7 +104,9 @@ def _computed(calls: Sequence[Node]) -> Tensor:
     for node in calls:
         args, named = map_arg((node.args, dict(node.kwargs)), held.__getitem__)
         target: Any = node.target
-        held[node] = getattr(args[0], str(target))(*args[1:], **named) if node.op == "call_method" else target(*args, **named)
+        held[node] = (
+            getattr(args[0], str(target))(*args[1:], **named) if node.op == "call_method" else target(*args, **named)
+        )
     made = held[calls[-1]]
     assert isinstance(made, Tensor)
     return made
