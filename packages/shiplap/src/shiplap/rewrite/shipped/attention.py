@@ -356,6 +356,8 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
         for _ in range(4 - rank):
             q, k, v = (t.unsqueeze(at) for t in (q, k, v))
             bias = None if bias is None else bias.unsqueeze(at)
+    if bias is not None and type(dense := bias.stride(-1)) is int and dense > 1 and bias.shape[-1] != 1:
+        bias = bias.contiguous()  # no fused kernel reads another: torch would write the scores out
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal, scale=scale)
     return out.reshape(*lead, *out.shape[-2:]) if rank != 4 else out
 
