@@ -237,6 +237,8 @@ def compared(model: nn.Module, x: Tensor) -> dict[str, float]:
 def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
     """Compile, compare, wait for the turn, time, tell."""
     started = time.monotonic()
+    if args.lock != os.devnull:
+        Alone(args.lock).searches()
     FOLDERS.append(tempfile.TemporaryDirectory())
     os.environ["SHIPLAP_CACHE_DIR"] = FOLDERS[-1].name  # no proof of another process
     torch.compile(nn.Sequential(nn.Linear(8, 8), nn.GELU()).to(args.device))(torch.ones(3, 8, device=args.device))
