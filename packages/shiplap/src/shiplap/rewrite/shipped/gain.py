@@ -43,28 +43,29 @@ def _declined(held: Sequence[Any], above: Scores) -> str:
         return f"torch's fused kernels pay for 16 bits and heads that are multiples of 8; these are {q.dtype}, {e}, {d}"
     biases = [step.given for step in above.steps if step.kind in ("add", *MASKS)]
     of_heads = [s for s in above.steps if s.kind in ("add", *MASKS) and _of_heads(s.given)]
-    if reason := next(filter(None, (_of_each_head(s, max(e, d)) for s in of_heads)), ""):
+    if reason := next(filter(None, (_of_each_head(s, held) for s in of_heads)), ""):
         return reason
     if max(e, d) <= 128 or (e == d and d <= 256 and not biases):
         return ""
     return f"torch's fused kernels pay for heads of up to 128, or of 256 without a mask; these are of {e} and {d}"
 
 
-def _of_each_head(step: Step, width: int) -> str:
+def _of_each_head(step: Step, of: Sequence[Any]) -> str:
     """Why a bias that differs from head to head does not pay; empty for one that was measured to.
 
     12 heads of 64, bfloat16, H100, torch 2.11, 2026-11-26. 512 tokens, a bias that all batches share: 125 us with cuDNN's
     kernel, 305 us with the memory-efficient one, 387 us as Inductor writes it, and 538 us for a bias whose last dim is
     not dense, as T5 has it. 49 tokens (Swin): 1240 us, and 836 us as Inductor writes it.
     """
-    held = value(step.given)
+    held, width = value(step.given), max(of[0].shape[-1], of[2].shape[-1])
     sizes = "x".join(map(str, held.shape))
     what = f"the bias {step.given.name} of {sizes} differs from head to head: torch's fused kernels pay for one"
     if step.kind != "add" or any(not (isinstance(n, int) and n == 1) for n in held.shape[:-3]):
         return f"{what} that is added and that all batches share"
     if not all(isinstance(n, int) and n >= LONG and n % 8 == 0 for n in held.shape[-2:]) or width > 128:
         return f"{what} of at least {LONG} tokens, a multiple of 8, and heads of up to 128"
-    return f"{what} without a gradient" if torch.is_grad_enabled() and held.requires_grad else ""
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (*of, held))
+    return f"{what} without a gradient" if learns else ""
 
 
 def _of_heads(bias: Any) -> bool:
