@@ -47,7 +47,7 @@ def test_a_piece_of_one_trace_is_the_trace_of_the_program(made: Rewrite) -> None
         assert written(piece) == written(alone(program, made.level, program.train)), program.label
 
 
-def _said(captured: Captured) -> list[str]:
+def _in_one_form(captured: Captured) -> list[str]:
     """What a graph computes, in the one form of calls: by what, of what, and what comes out."""
     names: dict[Node, str] = {n: f"input {role}" for n, role in captured.roles.items()}
     rows = []
@@ -68,7 +68,7 @@ def test_what_is_noted_of_a_program_is_what_dynamo_writes(made: Rewrite) -> None
         for program, piece in zip(batch, pieces, strict=True):
             mine = noted_of(program, made.level)
             assert mine is not None, program.label
-            assert sorted(_said(mine)) == sorted(_said(piece)), program.label
+            assert sorted(_in_one_form(mine)) == sorted(_in_one_form(piece)), program.label
 
 
 def test_what_is_not_noted_is_left_to_dynamo() -> None:

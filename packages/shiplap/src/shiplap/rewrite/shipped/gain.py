@@ -31,8 +31,8 @@ def required(out: Node, above: Scores, held: Sequence[Tensor], shape: Sequence[A
 def _declined(held: Sequence[Any], above: Scores) -> str:
     """Where torch has no fused kernel for CUDA that pays. Flash: 16 bits, one head dim of up to 256, no mask.
     Memory-efficient: masks too, but beyond 128 its accumulators leave the registers (head dim 1024: 0.34x of the
-    written-out form), and float32 is slower than products in TF32 (0.81x, 12 heads of 64, 197 tokens, H200). A mask that
-    all heads share pays (local attention of 1024 tokens 3.1x, H100, cuDNN's kernel)."""
+    written-out form), and float32 is slower than products in TF32 (0.81x, 12 heads of 64, 197 tokens, H200). A mask
+    that all heads share pays (local attention of 1024 tokens 3.1x, H100, cuDNN's kernel)."""
     q, _, v = held
     if q.device.type != "cuda":
         return ""
@@ -53,9 +53,9 @@ def _declined(held: Sequence[Any], above: Scores) -> str:
 def _of_each_head(step: Step, of: Sequence[Any]) -> str:
     """Why a bias that differs from head to head does not pay; empty for one that was measured to.
 
-    12 heads of 64, bfloat16, H100, torch 2.11, 2026-11-26. 512 tokens, a bias that all batches share: 125 us with cuDNN's
-    kernel, 305 us with the memory-efficient one, 387 us as Inductor writes it, and 538 us for a bias whose last dim is
-    not dense, as T5 has it. 49 tokens (Swin): 1240 us, and 836 us as Inductor writes it.
+    12 heads of 64, bfloat16, H100, torch 2.11, 2026-11-26. 512 tokens, a bias that all batches share: 125 us with
+    cuDNN's kernel, 305 us with the memory-efficient one, 387 us as Inductor writes it, and 538 us for a bias whose last
+    dim is not dense, as T5 has it. 3 heads of 32, 49 tokens (Swin): 1241 us, and 836 us as Inductor writes it.
     """
     held, width = value(step.given), max(of[0].shape[-1], of[2].shape[-1])
     sizes = "x".join(map(str, held.shape))

@@ -72,31 +72,27 @@ def _hides(kind: str, node: Node) -> Hidden:
     with without_modes(), torch.no_grad():
         try:
             mask = _computed(calls)
-            return _said(_hidden(kind, mask))
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ):  # a device that is not here, or too little memory: it stays a mask
+            return _verdict(_hidden(kind, mask))
+        except (RuntimeError, TypeError, ValueError):  # a device that is not here, too little memory: a mask it stays
             return ""
 
 
 def _behind(node: Node) -> list[Node] | None:
     """The calls that compute ``node`` from nothing, in the order of the graph. None where there is an input, a call
     that is not known to be pure, a size that is a symbol, or a write to one of them."""
-    found, stack = {node}, [node]
+    calls, stack = {node}, [node]
     while stack:
         at = stack.pop()
-        if trail.named(at) not in PURE or not (at.all_input_nodes or trail.named(at) in FACTORIES) or len(found) > FAR:
+        if trail.named(at) not in PURE or not (at.all_input_nodes or trail.named(at) in FACTORIES) or len(calls) > FAR:
             return None
         held = value(at)
         if not isinstance(held, Tensor) or not all(type(n) is int for n in held.shape) or held.numel() > MOST:
             return None
         if any(mutates(n) for n in (at, *at.users)):
             return None
-        stack += [n for n in at.all_input_nodes if n not in found]
-        found.update(at.all_input_nodes)
-    return sorted(found)
+        stack += [n for n in at.all_input_nodes if n not in calls]
+        calls.update(at.all_input_nodes)
+    return sorted(calls)
 
 
 def _computed(calls: Sequence[Node]) -> Tensor:
@@ -123,7 +119,7 @@ def _hidden(kind: str, mask: Tensor) -> Tensor | None:
     return hidden if bool((hidden | (mask == 0)).all()) else None
 
 
-def _said(hidden: Tensor | None) -> Hidden:
+def _verdict(hidden: Tensor | None) -> Hidden:
     if hidden is None:
         return ""
     if not bool(hidden.any()):
