@@ -256,7 +256,7 @@ def capture(
 
 
 def noted(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Captured | None:
-    """``fn(*tensors)`` ahead of autograd, by its calls alone: a tenth of the time that Dynamo takes. None where it does
+    """``fn(*tensors)`` ahead of autograd, by its calls alone: a third of the time that Dynamo takes. None where it does
     something that is not recorded, or returns what it was given."""
     from torch._dynamo import config as dynamo
     from torch._subclasses.fake_tensor import FakeTensorMode
