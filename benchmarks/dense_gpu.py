@@ -1,10 +1,11 @@
 """Products and convolutions with their epilogues on a GPU: fused templates, the same without fusion, and the peers.
 
 Rows: ``shiplap`` (max-autotune, verified choice), ``control`` (the same candidate, fusion off), ``inductor``
-(max-autotune of the plain PyTorch function), ``again`` (that, compiled once more from the caches: the noise),
-``eager`` (cuBLASLt or cuDNN, then pointwise kernels). Each is captured in a CUDA graph; runs take turns with the L2
-cache flushed between them, in two races; means of their medians in microseconds. ``noise`` is the most by which two
-races differ in one row, or ``inductor`` and ``again`` in one race.
+(max-autotune of the plain PyTorch function), ``again`` (that, compiled once more from the caches), ``anew`` (that,
+compiled once more from empty caches: what Inductor's own search picks differs from time to time), ``eager`` (cuBLASLt
+or cuDNN, then pointwise kernels). Each is captured in a CUDA graph; runs take turns with the L2 cache flushed between
+them, in two races; means of their medians in microseconds. ``noise`` is the most by which two races differ in one row,
+or ``inductor``, ``again`` and ``anew`` in one race.
 
 ``--workers 6`` compiles cases in as many processes; what is timed or verified has the device alone.
 """
@@ -19,12 +20,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor.utils import fresh_cache
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _record import record, write
@@ -137,9 +140,10 @@ def measure(
     template = not fallback and not chosen.startswith("reference")
     with switches(op, fusion=False, only=chosen) if template else switches(op, templates=False):
         runs["control"], seconds["control"] = compiled(ours, args, clock)
-    for row in ("inductor", "again"):
+    for row in ("inductor", "again", "anew"):
         try:
-            runs[row], seconds[row] = compiled(plain, args, clock)
+            with fresh_cache() if row == "anew" else nullcontext():
+                runs[row], seconds[row] = compiled(plain, args, clock)
         except Exception as e:
             print(f"{name}: inductor failed: {str(e)[:200]}", flush=True)
     apart = errors(plain if "grouped" not in name else ours, args, runs)
@@ -165,9 +169,10 @@ def measure(
 
 
 def noise(races: dict[str, list[float]]) -> float:
-    """The most by which equal programs differ: one in two races, and the two of max-autotune in each race."""
-    pairs = [each for row, each in races.items() if row in ("shiplap", "inductor", "again")]
-    pairs += [list(pair) for pair in zip(races.get("inductor", []), races.get("again", []), strict=True)]
+    """The most by which equal programs differ: one in two races, and those of max-autotune in each race."""
+    peers = [races[row] for row in ("inductor", "again", "anew") if row in races]
+    pairs = [*peers, *([races["shiplap"]] if "shiplap" in races else [])]
+    pairs += [list(together) for together in zip(*peers, strict=True)]
     return max((max(pair) / min(pair) - 1 for pair in pairs), default=0.0)
 
 

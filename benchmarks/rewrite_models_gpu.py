@@ -2,9 +2,11 @@
 
 Rows: ``off`` (torch.compile), ``again`` (torch.compile once more: the control), ``on`` (with all rewrites that ship)
 and ``eager``. Each is compiled from empty caches in a process that has compiled before, and all are timed in random
-order, round by round. Compile times are seconds of processor time, of compilers that were started too. Results, and
-gradients of all parameters, are compared with the same model in float32; ``eager`` shows what bfloat16 costs.
-Models have their published widths, and four layers. ``--tiny --device cpu`` is a rehearsal.
+order, round by round. Times are those of calls that are queued behind each other, between events of the device;
+``waited_us`` are wall times of calls that are waited for, and ``launch_us`` what launching one takes. Compile times are
+seconds of processor time, of compilers that were started too. Results, and gradients of all parameters, are compared
+with the same model in float32 on two samples; ``eager`` shows what bfloat16 costs. Models have their published widths,
+four layers, and batches of at least 16,384 tokens. ``--tiny --device cpu`` is a rehearsal.
 
     python benchmarks/rewrite_models_gpu.py [--json benchmarks/results/rewrite_models_gpu.json] [--only NAME]
 
@@ -37,8 +39,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 import transformers as t
+from _queued import launched, queued, waited
+from _queued import told as medians
 from _together import Alone, Turns, together
-from rewrite import apart, keep, kept, of_its_own, timed
+from rewrite import apart, keep, kept, of_its_own
 from torch import Tensor, nn
 from torch._inductor import utils as inductor_utils
 
@@ -49,10 +53,13 @@ from shiplap.rewrite.shipped import everything
 SOURCES = (
     "benchmarks/rewrite_models_gpu.py",
     "benchmarks/_together.py",
+    "benchmarks/_queued.py",
     "packages/shiplap/src/shiplap/rewrite/shipped/*.py",
     "packages/shiplap/src/shiplap/rewrite/group/*.py",
 )
 FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+ROWS: tuple[tuple[str, Any], ...] = (("first", ()), ("off", ()), ("on", everything), ("again", ()))
+FEW = 2  # samples that are compared
 LAYERS, SHARE = 4, 0.6  # SHARE: of the time, after which gradients are left out
 DECODER: dict[str, Any] = {"vocab_size": 1024, "num_hidden_layers": LAYERS, "use_cache": False, "pad_token_id": 0}
 ENCODER: dict[str, Any] = {"vocab_size": 1024, "num_hidden_layers": LAYERS, "pad_token_id": 0}
@@ -92,16 +99,16 @@ WHISPER = {
 }
 # By name: class, config, its options, and the shape of what it takes
 MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...]]] = {
-    "Qwen3": ("Qwen3Model", "Qwen3Config", {**DECODER, **QWEN}, (2, 1024)),
-    "Llama": ("LlamaModel", "LlamaConfig", {**DECODER, **LLAMA}, (1, 2048)),
-    "Gemma2": ("Gemma2Model", "Gemma2Config", {**DECODER, **GEMMA}, (1, 1024)),
-    "GPT2": ("GPT2Model", "GPT2Config", {"n_layer": LAYERS, "vocab_size": 1024, "use_cache": False}, (8, 1024)),
-    "BERT": ("BertModel", "BertConfig", ENCODER, (16, 512)),
-    "ModernBERT": ("ModernBertModel", "ModernBertConfig", ENCODER, (8, 1024)),
-    "T5": ("T5EncoderModel", "T5Config", T5, (8, 512)),
-    "ViT": ("ViTModel", "ViTConfig", {"num_hidden_layers": LAYERS}, (32, 3, 224, 224)),
-    "Swin": ("SwinModel", "SwinConfig", {"depths": [2, 2], "num_heads": [3, 6]}, (32, 3, 224, 224)),
-    "Whisper": ("WhisperModel", "WhisperConfig", WHISPER, (4, 80, 3000)),
+    "Qwen3": ("Qwen3Model", "Qwen3Config", {**DECODER, **QWEN}, (16, 1024)),
+    "Llama": ("LlamaModel", "LlamaConfig", {**DECODER, **LLAMA}, (8, 2048)),
+    "Gemma2": ("Gemma2Model", "Gemma2Config", {**DECODER, **GEMMA}, (16, 1024)),
+    "GPT2": ("GPT2Model", "GPT2Config", {"n_layer": LAYERS, "vocab_size": 1024, "use_cache": False}, (16, 1024)),
+    "BERT": ("BertModel", "BertConfig", ENCODER, (32, 512)),
+    "ModernBERT": ("ModernBertModel", "ModernBertConfig", ENCODER, (16, 1024)),
+    "T5": ("T5EncoderModel", "T5Config", T5, (32, 512)),
+    "ViT": ("ViTModel", "ViTConfig", {"num_hidden_layers": LAYERS}, (128, 3, 224, 224)),
+    "Swin": ("SwinModel", "SwinConfig", {"depths": [2, 2], "num_heads": [3, 6]}, (128, 3, 224, 224)),
+    "Whisper": ("WhisperModel", "WhisperConfig", WHISPER, (16, 80, 3000)),
 }
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -211,7 +218,9 @@ def gradients(model: nn.Module, x: Tensor, cotangent: Tensor, rewrites: Any = No
 
 
 def wide_of(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
-    return copy.deepcopy(model).float(), x.float() if x.is_floating_point() else x
+    """The model in float32, and two samples: no model mixes them."""
+    few = x[:FEW]
+    return copy.deepcopy(model).float(), few.float() if few.is_floating_point() else few
 
 
 def compared(model: nn.Module, x: Tensor) -> dict[str, float]:
@@ -222,12 +231,14 @@ def compared(model: nn.Module, x: Tensor) -> dict[str, float]:
     exact = torch.cat(gradients(wide, given, cotangent))
     del wide
     rows = {"on": everything, "eager": None}
-    return {n: apart(torch.cat(gradients(model, x, cotangent, r)), exact) for n, r in rows.items()}
+    return {n: apart(torch.cat(gradients(model, x[:FEW], cotangent, r)), exact) for n, r in rows.items()}
 
 
 def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
     """Compile, compare, wait for the turn, time, tell."""
     started = time.monotonic()
+    if args.lock != os.devnull:
+        Alone(args.lock).searches()
     FOLDERS.append(tempfile.TemporaryDirectory())
     os.environ["SHIPLAP_CACHE_DIR"] = FOLDERS[-1].name  # no proof of another process
     torch.compile(nn.Sequential(nn.Linear(8, 8), nn.GELU()).to(args.device))(torch.ones(3, 8, device=args.device))
@@ -235,10 +246,10 @@ def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
     calls: dict[str, Callable[[], Tensor]] = {}
     costs, outcomes, proofs = dict[str, float](), list[Any](), 0.0
     with torch.no_grad():
-        for row, rewrites in (("first", ()), ("off", ()), ("on", everything), ("again", ())):
+        for row, rewrites in ROWS:
             calls[row], costs[row], more, seen = contestant(model, x, rewrites)
             outcomes, proofs = outcomes + seen, proofs + more
-        del calls["first"]  # the compiler itself was loaded in it
+        calls.pop("first", None)  # the compiler itself was loaded in it
         wide, given = wide_of(model, x)
         exact, eager = wide(given), of_its_own(model)
         del wide
@@ -250,11 +261,10 @@ def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
             "matches": Counter(o.rewrite for o in outcomes if isinstance(o, Match)),
             "near misses": Counter(f"{o.rewrite}: {o.reason}" for o in outcomes if isinstance(o, NearMiss)),
             "compile_s": {n: round(s, 2) for n, s in costs.items()},
-            "compile on over off": round(costs["on"] / costs["off"], 3),
-            "compile again over off": round(costs["again"] / costs["off"], 3),
+            **{f"compile {n} over off": round(s / costs["off"], 3) for n, s in costs.items() if n in ("on", "again")},
             "compile and proofs over off": round((costs["on"] + proofs) / costs["off"], 3),
             "proofs_s": round(proofs, 2),
-            "error": {n: float(f"{apart(call(), exact):.3g}") for n, call in calls.items()},
+            "error": {n: float(f"{apart(call()[:FEW], exact):.3g}") for n, call in calls.items()},
         }
         if not args.no_gradients and time.monotonic() - started < SHARE * args.seconds:
             try:
@@ -280,21 +290,22 @@ def turns_taken(
     told: dict[str, Any], calls: dict[str, Callable[[], Tensor]], args: argparse.Namespace, turns: Turns
 ) -> None:
     """Time ``calls`` when the turn comes, and tell."""
-    with turns.turn(), Alone(args.lock)(), stopped(args.stop) if args.stop else nullcontext():
-        times = timed(calls, args.device, args.rounds)
-    off = times["off"]
-    told["us"] = {n: round(median(ts) * 1e6, 1) for n, ts in times.items()}
-    told["least_us"] = {n: round(min(ts) * 1e6, 1) for n, ts in times.items()}
-    told["off over"] = {
-        n: round(median(o / s for o, s in zip(off, ts, strict=True)), 3) for n, ts in times.items() if n != "off"
-    }
+    compiled = {n: call for n, call in calls.items() if n != "eager"}
+    with turns.turn(), Alone(args.lock)(), stopped(args.stop) if args.stop else nullcontext(), torch.no_grad():
+        if args.device == "cuda":
+            eager = queued({"eager": calls["eager"]}, 5)
+            times = queued(compiled, args.rounds)
+            told["us"], told["off over"] = medians({n: [device for device, _ in ts] for n, ts in times.items()})
+            told["us"] |= {n: round(median(d for d, _ in ts) * 1e6, 1) for n, ts in eager.items()}
+            told["launch_us"] = launched(times)
+        told["waited_us"], told["waited off over"] = medians(waited(calls, args.rounds // 2, args.device))
     turns.tell(told)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="record, kept up to date after each model")
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--only", nargs="*", default=[""], help="models with one of these in their name")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small models: whether each runs, not how fast")

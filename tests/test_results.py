@@ -311,17 +311,16 @@ def test_the_page_repeats_the_recorded_models() -> None:
 def _models(result: dict[str, Any]) -> Iterator[str]:
     for case in result["cases"]:
         places = ", ".join(f"{name} {n}" for name, n in case["matches"].items() if name != "no_ops")
-        compiled, ratio = (case[field] for field in ("compile_s", "off over"))
-        errors = (case["error"], case.get("gradient error"))
+        ratio, error = case["off over"], case["error"]
         cells = [
             case["model"],
             "x".join(map(str, case["input"])),
             places,
             f"{case['us']['off']:.0f}",
-            f"{ratio['on']:.2f}",
-            f"{ratio['again']:.2f}",
-            ", ".join(f"{compiled[row]:.1f}" for row in ("off", "on", "again")),
-            *(f"{e['on']:.4f} ({e['eager']:.4f})" if e else "–" for e in errors),
+            *(f"{ratio[row]:.2f}" if row in ratio else "–" for row in ("on", "rotary", "again")),
+            f"{case['waited off over']['on']:.2f}",
+            f"{case['launch_us']['off']:.0f}, {case['launch_us']['on']:.0f}",
+            f"{error['on']:.4f} ({error['eager']:.4f})",
         ]
         yield f"| {' | '.join(cells)} |"
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.nn import functional as F
 
 from shiplap.compat.passes import capture
 from shiplap.rewrite import Match, NearMiss
 from shiplap.rewrite.shipped.rotary import Rotary, rotary
 from tests.rewrite.specimens import near, outcomes
 
+module = import_module("shiplap.rewrite.shipped.rotary")
 Spelled = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -96,6 +100,23 @@ def test_it_declines_where_it_does_not_pay() -> None:
     assert isinstance(outcomes(rotary, llama, *(t.bfloat16() for t in (turned, cos, sin)))[0], Match)
     assert near(rotary, complex_numbers, x, cos, sin).obstacle == "cost"
     assert near(rotary, multiplied_first, x, cos, sin).reason == "it is computed by halves already"
+
+
+def test_on_a_gpu_it_pays_behind_a_norm_of_each_head() -> None:
+    """Qwen3 ran 1.05 times as fast with it, and Llama, Gemma 2 and ModernBERT 0.95 to 0.98 times (H100)."""
+
+    def normed(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return llama(F.rms_norm(x, x.shape[-1:]).transpose(1, 2), cos, sin)
+
+    def plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return llama((x * 2).transpose(1, 2), cos, sin)
+
+    x, cos, sin = given()
+    for fn, why in ((normed, ""), (plain, "on a GPU it pays behind a norm of each head alone")):
+        graph = capture(fn, [x.transpose(1, 2).contiguous(), cos, sin], "pre-grad", dynamic=False).graph
+        piece, turn = next(f for n in reversed(list(graph.nodes)) if isinstance(f := module._found(n), tuple))
+        assert module._declined_on_cuda(piece, turn) == why
+        assert "neighbours" in module._declined_on_cuda(piece, replace(turn, pairs="neighbours"))
 
 
 def test_with_gradients_it_declines_for_a_tensor_that_is_not_transposed() -> None:

@@ -14,8 +14,9 @@ import shiplap as sl
 from shiplap.compat.nodes import node_value
 from shiplap.compat.passes import Captured
 from shiplap.rewrite import Program, Rewrite, prove
+from shiplap.rewrite.normal import arguments, called
 from shiplap.rewrite.shipped import attention, everything, rms_norm, rotary
-from shiplap.rewrite.together import alone, batches, pieces_of
+from shiplap.rewrite.together import alone, batches, noted_of, pieces_of
 
 
 def written(captured: Captured) -> list[str]:
@@ -44,6 +45,39 @@ def test_a_piece_of_one_trace_is_the_trace_of_the_program(made: Rewrite) -> None
     for program, piece in list(zip(batch, pieces, strict=True))[:: max(1, len(batch) // 3)]:
         piece.graph.lint()
         assert written(piece) == written(alone(program, made.level, program.train)), program.label
+
+
+def _in_one_form(captured: Captured) -> list[str]:
+    """What a graph computes, in the one form of calls: by what, of what, and what comes out."""
+    names: dict[Node, str] = {n: f"input {role}" for n, role in captured.roles.items()}
+    rows = []
+    for node in captured.graph.nodes:
+        if node.op.startswith("call"):
+            names[node] = f"call {len(rows)}"
+            given = map_arg(arguments(node), names.__getitem__)
+            rows.append(f"{called(node)} {sorted(given.items(), key=str)} {_held(node)}")
+    return rows
+
+
+@pytest.mark.parametrize("made", everything, ids=lambda r: r.name)
+def test_what_is_noted_of_a_program_is_what_dynamo_writes(made: Rewrite) -> None:
+    """The proofs of shipped rewrites rest on it: a torch that writes other calls shows here."""
+    for batch in batches((p for p in made.programs() if not p.dynamic), made.level):
+        pieces = pieces_of(batch, made.level)
+        assert pieces is not None
+        for program, piece in zip(batch, pieces, strict=True):
+            mine = noted_of(program, made.level)
+            assert mine is not None, program.label
+            assert sorted(_in_one_form(mine)) == sorted(_in_one_form(piece)), program.label
+
+
+def test_what_is_not_noted_is_left_to_dynamo() -> None:
+    x = torch.randn(2, 3)
+    assert noted_of(Program(lambda x: x.sin(), (x,)), "joint") is None
+    assert noted_of(Program(lambda x: x.sin(), (x,), dynamic=True), "pre-grad") is None
+    assert noted_of(Program(lambda x: x, (x,)), "pre-grad") is None
+    assert noted_of(Program(lambda x: x.sin().add_(1), (x,)), "pre-grad") is None
+    assert noted_of(Program(lambda x: x @ x, (x,)), "pre-grad") is None  # whose error is that of Dynamo
 
 
 def test_programs_that_share_a_mode_are_captured_alone() -> None:

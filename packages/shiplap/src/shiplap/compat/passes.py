@@ -24,6 +24,7 @@ from torch.fx import Graph, Node
 
 from shiplap.compat import mark_dynamic
 from shiplap.compat.nodes import node_value
+from shiplap.compat.record import recorded
 
 __all__ = [
     "PLACES",
@@ -34,6 +35,7 @@ __all__ = [
     "compile_with",
     "current",
     "installed",
+    "noted",
     "preserving_state",
     "uncast",
 ]
@@ -251,6 +253,31 @@ def capture(
         raise ValueError("it computes nothing from tensors")
     roles = dict(zip((n for n in seen[0].nodes if n.op == "placeholder"), chain(order, repeat("grad")), strict=False))
     return Captured(seen[0], roles)
+
+
+def noted(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Captured | None:
+    """``fn(*tensors)`` ahead of autograd, by its calls alone: a third of the time that Dynamo takes. None where it does
+    something that is not recorded, or returns what it was given."""
+    from torch._dynamo import config as dynamo
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with dynamo.patch(fake_tensor_cache_enabled=False):  # a mode reads it once; what is met once costs less computed
+        mode = FakeTensorMode()
+    fakes = [mode.from_tensor(t) for t in tensors]
+    with preserving_state(), mode, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            graph = recorded(fn, fakes)
+        except Exception:  # what is wrong with it, Dynamo says
+            return None
+    if graph is None:
+        return None
+    graph.eliminate_dead_code()
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    if not output.all_input_nodes or any(n.op == "placeholder" for n in output.all_input_nodes):
+        return None
+    return Captured(graph, {n: i for i, n in enumerate(placeholders)})
 
 
 def _role(node: Node) -> int | str:

@@ -25,6 +25,7 @@ FACTS = frozenset({"size", "stride", "dim", "ndimension", "numel", "nelement", "
 FACTS |= {"is_contiguous", "is_floating_point", "is_complex"}
 FACTORIES = frozenset({"full", "zeros", "ones", "empty", "arange"})
 VIEWS = frozenset({"T", "mT"})  # what is read as an attribute and is a tensor
+OPERATORS = {"__eq__": operator.eq, "__ne__": operator.ne, "__or__": operator.or_, "__and__": operator.and_}
 REFLECTED = {"__rsub__": operator.sub, "__rtruediv__": operator.truediv, "__rdiv__": operator.truediv}
 PLAIN = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
@@ -103,6 +104,8 @@ class _Recorder(TorchFunctionMode):
             return self.graph.call_function(getattr, (passed[0], attribute))
         if name == "__getitem__":
             return self.graph.call_function(operator.getitem, passed)
+        if name in OPERATORS:
+            return self.graph.call_function(OPERATORS[name], passed)
         if name in REFLECTED and len(passed) == 2:
             return self.graph.call_function(REFLECTED[name], (passed[1], passed[0]))
         if name.startswith("__"):

@@ -279,10 +279,11 @@ def mutates(node: Node) -> bool:
     if schema is not None:
         return bool(schema.is_mutable)
     name = getattr(node.target, "__name__", "")
-    inplace = name.endswith("_") and not name.startswith("__")
+    inplace = name.endswith("_") and not name.startswith("__") and node.target not in _NAMED_LIKE_WRITERS
     return inplace or node.target in _WRITERS or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
 
+_NAMED_LIKE_WRITERS = (operator.and_, operator.or_, operator.not_, operator.is_)
 _WRITERS = (
     operator.setitem,
     operator.iadd,

@@ -19,7 +19,7 @@ from shiplap.rewrite.program import Program
 if TYPE_CHECKING:
     from shiplap.compat.passes import Captured
 
-__all__ = ["alone", "batches", "pieces_of"]
+__all__ = ["alone", "batches", "noted_of", "pieces_of"]
 
 MOST = 24  # programs of one trace: what is captured after a first difference is captured in vain
 
@@ -46,6 +46,19 @@ def alone(program: Program, level: Level, train: bool) -> Captured:
 
     fn, tensors = program.of_tensors()
     return capture(fn, program.leaves(tensors, train), level, dynamic=program.dynamic)
+
+
+def noted_of(program: Program, level: Level) -> Captured | None:
+    """``program`` as a graph of the calls that it makes, without Dynamo. None where that is not possible.
+
+    For the programs of the rewrites that ship. Dynamo writes the same calls of them, which a test compares.
+    """
+    from shiplap.compat.passes import noted
+
+    if program.dynamic or level != "pre-grad":
+        return None
+    fn, tensors = program.of_tensors()
+    return noted(fn, program.leaves(tensors, program.train))
 
 
 def pieces_of(programs: Sequence[Program], level: Level) -> list[Captured] | None:

@@ -29,6 +29,7 @@ from shiplap.rewrite.shipped.attention_programs import programs
 from shiplap.rewrite.shipped.missed import missed, over_last, written_out
 from shiplap.rewrite.shipped.region import region_of
 from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of, steps_of, swaps_last
+from shiplap.rewrite.shipped.settled import settled
 
 __all__ = ["Attention", "attention"]
 
@@ -46,7 +47,7 @@ class Attention(Rewrite):
 
     @property
     def digest(self) -> str:
-        of = source_digest(Attention.apply, Attention._at, scores_of, _attended, _weighted, gain.required)
+        of = source_digest(Attention.apply, Attention._at, scores_of, _attended, _weighted, gain.required, settled)
         return hashlib.sha256(f"{of} {self.always}".encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
@@ -93,6 +94,8 @@ class Attention(Rewrite):
         if reason := _unfit(held):
             raise Obstructed(below.out, *reason)
         _require_same_mask(above, below)
+        if below.mask is None and not capped.is_capped(above):
+            above.steps[:] = settled(above.steps)
         in_blocks = {"cap", "scale", "stretch", "add", *gain.MASKS}
         if capped.is_capped(above) and not {s.kind for s in above.steps} <= in_blocks:
             what = "tanh caps the scores, and a view or a sink follows: that is computed in no blocks of rows"
@@ -290,12 +293,14 @@ class _Plan:
         if capped.is_capped(self.scores):
             return self._in_blocks(q, k, v, given)
         k = k if self.scores.natural else k.transpose(-1, -2)
-        scale, bias = self.scores.scale, None
+        scale, bias, causal = self.scores.scale, None, False
         for step, tensor in zip(self.scores.steps, given[:-1] if self.masked else given, strict=True):
             if step.kind == "scale":
                 scale, bias = scale * step.number, None if bias is None else bias * step.number
             elif step.kind == "stretch":
-                q = q * tensor
+                q, bias = q * tensor, None if bias is None else bias * tensor
+            elif step.kind == "causal":
+                causal = True
             elif step.kind == "sink":
                 k, v, bias = sinks.with_sink(q, k, v, bias, tensor)
             elif step.kind == "rest":
@@ -306,7 +311,7 @@ class _Plan:
             lead = self.shape[:-2]
             q, k = (t.expand(*self.scores.lead, *t.shape[-2:]).reshape(*lead, *t.shape[-2:]) for t in (q, k))
             v = v.reshape(*lead, *v.shape[-2:])
-        out = _attended(q, k, v, bias, scale)
+        out = _attended(q, k, v, bias, scale, causal=causal)
         if self.masked:
             out = out.masked_fill(zeroed.rows_of(given[-1]), 0.0)
         if self.spelled is not None:
@@ -336,7 +341,7 @@ def _changed(step: Step, bias: Tensor | None, given: Any) -> Tensor | None:
     return bias
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, *, causal: bool = False) -> Tensor:
     """The fused call for any number of leading dims, which are those that q, k and v broadcast to."""
     lead, rank = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), max(q.dim(), k.dim(), v.dim())
     q, k, v = (t if t.shape[:-2] == lead else t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
@@ -351,7 +356,9 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
         for _ in range(4 - rank):
             q, k, v = (t.unsqueeze(at) for t in (q, k, v))
             bias = None if bias is None else bias.unsqueeze(at)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    if bias is not None and type(dense := bias.stride(-1)) is int and dense > 1 and bias.shape[-1] != 1:
+        bias = bias.contiguous()  # no fused kernel reads another: torch would write the scores out
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal, scale=scale)
     return out.reshape(*lead, *out.shape[-2:]) if rank != 4 else out
 
 

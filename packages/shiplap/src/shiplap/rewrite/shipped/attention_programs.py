@@ -31,7 +31,8 @@ def _divided_in_float32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor
 
 
 def _biased_twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    weights = torch.nn.functional.softmax(((q @ k.transpose(3, 2)) + bias) * 0.5 + mask, -1)
+    by_head = bias.permute(2, 0, 1).unsqueeze(0)  # the last dim is not dense, as in T5
+    weights = torch.nn.functional.softmax(((q @ k.transpose(3, 2)) + by_head) * 0.5 + mask, -1)
     return weights.type(v.dtype) @ v
 
 
@@ -50,6 +51,14 @@ def _zeroed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     hidden = (mask > 0.5) | (torch.arange(5) == 0)[:, None]
     weights = F.softmax((q @ k.mT).masked_fill(hidden, LOWEST), -1).masked_fill(hidden, 0.0)
     return weights @ v
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A mask of sizes alone, as models build it: True where a row sees a column, then numbers that are added."""
+    at = torch.arange(5).unsqueeze(0).expand(2, -1)
+    seen = at[:, None, None, :] <= at[:, None, :, None]
+    mask = torch.where(seen, torch.zeros((), dtype=torch.float32), LOWEST)
+    return F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask, dim=-1) @ v
 
 
 def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
@@ -100,10 +109,11 @@ def programs() -> Iterator[Program]:
     for dtype in (torch.bfloat16, torch.float16):
         args = drawn(q, k, v, (2, 1, 1, 7), dtype=dtype)
         yield Program(_divided_in_float32, args, f"softmax in float32, {dtype}", constants=(3,))
-    biased = drawn(q, (2, 1, 7, 8), v, (1, 3, 5, 7), of_batch)
+    biased = drawn(q, (2, 1, 7, 8), v, (5, 7, 3), of_batch)
     yield Program(_biased_twice, biased, "a bias that is scaled", constants=(4,))
     batches = drawn((6, 5, 8), (6, 7, 8), (6, 7, 6), (6, 1, 7), of_batch)
     yield Program(_in_batches, batches, "baddbmm and views")
+    yield Program(_causal, drawn(q, q, q), "a mask that hides what comes later")
     yield Program(_capped, drawn(q, k, v, of_batch, dtype=torch.bfloat16), "capped scores, bfloat16", constants=(3,))
     yield Program(_with_a_sink, drawn(q, k, v, of_batch, (3,)), "a sink", constants=(3,))
     rescaled = drawn(q, k, v, (3, 1, 1), of_batch, (3,))

@@ -39,7 +39,7 @@ class Step:
     ``kind``: ``scale`` by a number, ``stretch`` by a tensor that is constant along the keys, ``add`` a tensor times a
     number, ``fill`` with a number where a mask is true, ``keep`` what is there where it is true, ``view`` with other
     leading dims, ``sink`` joins ``number`` columns to the scores, ``rest`` is a sink of one column that the result was
-    rescaled by, ``cap`` by tanh.
+    rescaled by, ``cap`` by tanh, ``causal`` hides what comes later (see ``shipped/settled.py``).
     """
 
     kind: str
