@@ -156,26 +156,36 @@ class SparseConvolution(SparseModule):
 
     @one_node
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
-        checkpointed = check_sparse(type(self).__name__, input)
-        if input._features.shape[1] != self.in_channels:
-            got, expected = f"{input.features.shape[1]} channels", f"in_channels = {self.in_channels}"
-            raise error("SL202", where=type(self).__name__, got=got, expected=expected)
+        where, key = type(self).__name__, self.indice_key
+        checkpointed, compiling = check_sparse(where, input), torch.compiler.is_compiling()
+        features = input.features if compiling else input._features
+        if features.shape[1] != self.in_channels:
+            raise error(
+                "SL202", where=where, got=f"{features.shape[1]} channels", expected=f"in_channels = {self.in_channels}"
+            )
         if self.conv1x1:
-            output = self._pointwise(input, checkpointed)
+            features = self._pointwise(features)
+            output = (
+                input.replace_feature(features)
+                if compiling
+                else input.with_features(features, checkpointed, input._indices)
+            )
         else:
-            output = self._convolve(input, self._indice_data(input), checkpointed)
+            output = self._convolve(input, features, self._indice_data(where, key, input), checkpointed)
         if self.act_type is not None:
             output = output.replace_feature(activate(output.features, self.act_type, self.act_alpha))
         return output if add_input is None else output + add_input
 
-    def _pointwise(self, input: SparseConvTensor, checkpointed: bool) -> SparseConvTensor:
+    def _pointwise(self, features: Tensor) -> Tensor:
         # spconv views the memory of [out, 1, .., in] as [in, out], which is no transpose; so do its checkpoints.
         weight = self.weight.reshape(self.in_channels, self.out_channels)
-        return input.with_features(nn.functional.linear(input._features, weight.t(), self.bias), checkpointed)
+        return nn.functional.linear(features, weight.t(), self.bias)
 
-    def _convolve(self, input: SparseConvTensor, data: IndiceData, checkpointed: bool) -> SparseConvTensor:
+    def _convolve(
+        self, input: SparseConvTensor, features: Tensor, data: IndiceData, checkpointed: bool
+    ) -> SparseConvTensor:
         plan = data.way_back if self.inverse else data.plan
-        features = plan.conv(input._features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
+        features = plan.conv(features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
             return input.move(features, data.geometry, data.indices, data.spatial_shape, checkpointed)
         if self.training:  # a graph knows of one row since the tensor was made
@@ -187,9 +197,8 @@ class SparseConvolution(SparseModule):
             indices.count_voxels(self.get_max_num_voxels(), features.shape[0])
         return output
 
-    def _indice_data(self, input: SparseConvTensor) -> IndiceData:
+    def _indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData:
         """The record under ``indice_key`` if this layer may use it, or a new one."""
-        where, key = type(self).__name__, self.indice_key
         data = indices.find(where, input, key, self.algo)
         if self.inverse:
             return indices.check_inverse(where, input, key, data, self.kernel_size)
