@@ -1,6 +1,7 @@
 """Ops of the capacity form: a size that depends on data, padded to one that does not, for graphs that are replayed.
 
-On a GPU ``out_coords`` is ``ordered_keys`` or ``reached_keys``, a look at how many there are, and ``voxels_of_keys``.
+On a GPU ``out_coords`` is ``first_voxels`` and a look at how many there are, or ``reached_keys``, a look and
+``voxels_of_keys``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from shiplap.extend import error
 from shiplap_sparse3d import cpu, ops
 from shiplap_sparse3d.coords import keys_of, output_shape
 
-__all__ = ["NO_KEY", "ordered_keys", "out_coords_bounded", "reached_keys", "voxels_of_keys"]
+__all__ = ["NO_KEY", "first_voxels", "out_coords_bounded", "reached_keys", "voxels_of_keys"]
 
 NO_KEY = 2**63 - 1  # the key of padding, which sorts after every voxel's
 
@@ -77,11 +78,11 @@ def reached_keys(
 
 
 @sl.op(
-    "sparse3d::ordered_keys",
-    outputs=("keys", "count"),
-    requires=(*ops.WINDOW, "capacity >= 0", "scenes >= 1"),
+    "sparse3d::first_voxels",
+    outputs=("voxels", "count"),
+    requires=(*ops.WINDOW, "capacity >= 0", "scenes >= 0"),
 )
-def ordered_keys(
+def first_voxels(
     coords: Int32[Tensor, "n 4"],
     spatial_shape: list[int],
     kernel: list[int],
@@ -90,27 +91,24 @@ def ordered_keys(
     dilation: list[int],
     capacity: int,
     scenes: int,
-) -> tuple[Int64[Tensor, "capacity"], Int64[Tensor, "1"]]:
-    """The keys of ``reached_keys`` in ascending order, the first of them if there are more, and how many there are.
+) -> tuple[Int32[Tensor, "capacity 4"], Int64[Tensor, "1"]]:
+    """The first voxels of ``out_coords``, padding (-1, -1, -1, -1) behind them, and how many there are.
 
-    Where a voxel's scene is ``scenes`` or beyond, there are -1 and no keys. Raises SL211 as ``out_coords`` does.
+    ``scenes``: how many a bitmap of the output grid has room for; where a voxel's scene is that or beyond, there are -1
+    and no voxels. 0: no bitmap, which suits few voxels; then a count above ``capacity`` says no more than that there
+    are so many at least, and the voxels are some of them. Raises SL211 as ``out_coords`` does.
     """
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
-    keys = keys_of(reached, output_shape(spatial_shape, kernel, stride, padding, dilation))
-    beyond = bool((coords[:, 0] >= scenes).any())
-    padded = keys.new_full((capacity,), NO_KEY)
-    first = keys[: 0 if beyond else capacity]
-    padded[: len(first)] = first
-    return padded, torch.full((1,), -1 if beyond else len(keys), dtype=torch.int64, device=coords.device)
+    beyond = scenes > 0 and bool((coords[:, 0] >= scenes).any())
+    first = reached[: 0 if beyond else capacity]
+    padded = torch.nn.functional.pad(first, (0, 0, 0, capacity - len(first)), value=-1)
+    return padded, torch.full((1,), -1 if beyond else len(reached), dtype=torch.int64, device=coords.device)
 
 
-@sl.op("sparse3d::voxels_of_keys", requires=("len(grid) == 3", "min(grid) >= 1", "ordered >= 0", "ordered <= 1"))
-def voxels_of_keys(keys: Int64[Tensor, "m"], grid: list[int], ordered: int = 0) -> Int32[Tensor, "m 4"]:
-    """The voxels of ``reached_keys`` in ascending order; of ``NO_KEY`` padding, which comes last.
-
-    ``ordered``: 1 for keys that are in that order already, else 0.
-    """
-    keys = keys if ordered else keys.sort()[0]
+@sl.op("sparse3d::voxels_of_keys", requires=("len(grid) == 3", "min(grid) >= 1"))
+def voxels_of_keys(keys: Int64[Tensor, "m"], grid: list[int]) -> Int32[Tensor, "m 4"]:
+    """The voxels of ``reached_keys`` in ascending order; of ``NO_KEY`` padding, which comes last."""
+    keys = keys.sort()[0]
     line, z = keys // grid[2], keys % grid[2]
     plane, y = line // grid[1], line % grid[1]
     voxels = torch.stack([plane // grid[0], plane % grid[0], y, z], 1)

@@ -53,9 +53,13 @@ def output_shape(
     shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, int, int]:
     """Output grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` per axis, never negative."""
-    sizes = zip(shape, kernel, stride, padding, dilation, strict=True)
-    x, y, z = (max(0, (w + 2 * p - dl * (k - 1) - 1) // s + 1) for w, k, s, p, dl in sizes)
+    x, y, z = map(_cells, shape, kernel, stride, padding, dilation)
     return x, y, z
+
+
+def _cells(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """:func:`output_shape` along one axis."""
+    return max(0, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
 
 
 def inside(coords: Tensor, shape: Sequence[int]) -> Tensor:

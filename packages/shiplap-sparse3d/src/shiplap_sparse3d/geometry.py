@@ -50,10 +50,12 @@ _PER_AXIS = "an int, or one int for each of {} axes"
 
 def triple(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
     """The same for all three axes; where ``ndim`` is less, the leading ones get ``fill``."""
-    compiling = torch.compiler.is_compiling()
-    if not compiling and ndim == 3 and isinstance(value, (list, tuple)) and [*map(type, value)] == _THREE:
-        x, y, z = value  # what layers give, each time
-        return x, y, z
+    if ndim == 3 and not torch.compiler.is_compiling():  # what layers give, each time
+        if type(value) is int:
+            return value, value, value
+        if isinstance(value, (list, tuple)) and [*map(type, value)] == _THREE:
+            x, y, z = value
+            return x, y, z
     x, y, z = (*(fill,) * (3 - ndim), *per_axis(value, name, ndim))
     return x, y, z
 

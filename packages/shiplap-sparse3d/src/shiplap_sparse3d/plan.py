@@ -14,21 +14,23 @@ from shiplap_sparse3d import ops
 __all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sorted"]
 
 
-def parts_for(rows: int, taps: int) -> int:
+def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
     """Into how many parts to sort a table: few rows differ in most taps, so their blocks share only short runs of them.
 
+    ``strided``: a table of outputs that a larger stride reaches, whose rows have fewer neighbours in common.
     Measured on an H200: docs/design/0008-sparse3d-cuda.md. A graph compiled for any number of rows has as many as suits
     many of them, or it would be compiled anew for each of these limits.
     """
     least = -(-taps // ops.MAX_PART)
     known = _known if torch.compiler.is_compiling() else bool
-    for limit, parts in _PARTS:
+    for limit, parts in _STRIDED if strided else _PARTS:
         if known(rows <= limit):
             return max(least, min(taps, parts, _most_parts))
     return max(1, least)
 
 
 _PARTS = (8_000, 9), (32_000, 3), (128_000, 2)  # up to so many rows, into so many parts
+_STRIDED = (2_000, 9), (8_000, 5), (32_000, 3), (80_000, 2)
 _most_parts = 1 << 31
 
 

@@ -288,7 +288,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     return _bounded(rng, sizes, device)
 
 
-@bounded.ordered_keys.samples
+@bounded.first_voxels.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """As ``out_coords_bounded`` has them, whose scenes may be too many."""
     return *_bounded(rng, sizes, device), sizes["scenes"]

@@ -124,7 +124,8 @@ def connect(
         arguments = coords, reached, list(grid), *lists
         if not ordered:
             return Plan(ops.conv_table(*arguments), n)
-        columns, order, masks, *rest = planning.conv_plan(*arguments, parts_for(m, k), parts_for(n, k) if back else 0)
+        parts = parts_for(m, k, strided=max(stride) > 1), parts_for(n, k) if back else 0
+        columns, order, masks, *rest = planning.conv_plan(*arguments, *parts)
         return Plan(columns.t(), n, order, masks, back=(rest[0].t(), rest[1], rest[2]) if back else None)
     whole = window._replace(output_padding=(max(0, extra[0]), max(0, extra[1]), max(0, extra[2]))).shape(grid)
     arguments = reached, coords, [max(1, w) for w in whole], *lists

@@ -31,8 +31,8 @@ cuda.__path__[:0] = sys.argv[3:]  # before its modules are imported
 
 from shiplap_sparse3d.cuda import (  # noqa: E402
     BOUNDED,
-    CELLS,
     CONV_PLAN,
+    FIRST,
     HASH,
     KEYS,
     SET,
@@ -58,7 +58,7 @@ WORKSPACES = {
     "tap_blocks": (sort.TAP_BLOCKS, None),
     "out_coords_bounded": (coords.BOUNDED, BOUNDED),
     "reached_keys": (coords.REACHED_KEYS, SET),
-    "ordered_keys": (cells.ORDERED_KEYS, CELLS),
+    "first_voxels": (cells.FIRST_VOXELS, FIRST),
     "voxels_of_keys": (coords.VOXELS_OF_KEYS, KEYS),
 }
 GUARD = 64  # bytes behind a workspace that nobody may touch
@@ -162,10 +162,12 @@ def steps(rng: torch.Generator) -> None:
 
 
 def in_order(at: torch.Tensor, grid: list[int], window: list[list[int]], most: int) -> None:
-    """Keys by a bit for each cell: too few scenes, just enough and more; too little room, just enough and more."""
-    for scenes, room in ((1, most), (2, max(0, most - 3)), (2, most), (3, most + 9)):
-        keys, _ = run(bounded.ordered_keys, at, grid, *window, room, scenes)
-    run(bounded.voxels_of_keys, keys, [max(1, size) for size in output_shape(grid, *window)], 1)
+    """Voxels by a bit for each cell: too few scenes, just enough and more; too little room, just enough and more.
+
+    And by comparison with each other: just enough room and more.
+    """
+    for scenes, room in ((1, most), (2, max(0, most - 3)), (2, most), (3, most + 9), (0, most), (0, most + 50)):
+        run(bounded.first_voxels, at, grid, *window, room, scenes)
     want = ops.out_coords.reference(at, grid, *window)
     for scenes in (0, 1, 2):  # by hash, too few scenes, just enough; of windows of stride 1 there are more than inputs
         cells.scenes_for = lambda *_, scenes=scenes: scenes

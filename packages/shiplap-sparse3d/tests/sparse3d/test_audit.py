@@ -33,7 +33,7 @@ LONG_OPS = (
     "subm_plan",
     "indice_weighted_sum_grad",
     "out_coords_bounded",
-    "ordered_keys",
+    "first_voxels",
     "reached_keys",
     "voxels_of_keys",
     "trilinear_map",

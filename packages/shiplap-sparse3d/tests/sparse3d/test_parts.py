@@ -26,6 +26,10 @@ def test_few_parts_where_the_user_wants_few():
         sparse3d.set_most_parts(0)
 
 
+def test_tables_of_strided_steps_have_fewer_parts():
+    assert [parts_for(rows, 27, strided=True) for rows in (900, 4_000, 30_000, 70_000, 100_000)] == [9, 5, 3, 2, 1]
+
+
 def test_parts_that_fill_a_device():
     assert parts_that_fill(4_000, 1024, 27) == 1  # 63 x 8 tiles
     assert parts_that_fill(4_000, 128, 27) == 5

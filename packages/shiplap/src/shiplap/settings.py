@@ -28,7 +28,7 @@ class Settings:
     tuned: str = ""
     record: str = ""
     progress: bool = False
-    replay: bool = False
+    replay: bool = True
 
     @staticmethod
     def variable(name: str) -> str:
@@ -42,7 +42,7 @@ _MEANING = {
     "cache_dir": "directory of native bindings and tuned choices, private to you",
     "tuned": "table of 'shiplap freeze': its choices are in force, nothing is measured",
     "progress": "1: say on stderr what a long compilation is at, also where stderr is no terminal",
-    "replay": "1: eager calls of Triton templates are launched by C++ from their second time on, which is new",
+    "replay": "0: eager calls of Triton templates are launched by Python, and not by C++ from their second time on",
     "record": "file to which the calls of declared ops are recorded, for 'shiplap tune --profile'",
 }
 

@@ -40,11 +40,6 @@ def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
 
 @ops.out_coords.kernel("cuda", name="triton")
 def _(*args: Any) -> Tensor:
-    return late("coords", "out_coords")(*args)
-
-
-@ops.out_coords.kernel("cuda", name="cells")  # behind the one that runs without a choice
-def _(*args: Any) -> Tensor:
     return late("cells", "out_coords")(*args)
 
 
@@ -64,8 +59,8 @@ SET = f"8 * pow2ceil(max(64, 2 * {_CAPACITY}))"  # bytes: coords.SLOTS
 BOUNDED, KEYS = f"{SET} + 8 + 24 * capacity", "24 * m * min(1, m // 8193)"  # more than coords.FEW
 _AXIS = "max(0, (spatial_shape[{i}] + 2 * padding[{i}] - dilation[{i}] * (kernel[{i}] - 1) - 1) // stride[{i}] + 1)"
 _CHUNKS = f"cdiv(scenes * {' * '.join(_AXIS.format(i=i) for i in range(3))}, 16384)"  # of cells.CHUNK words
-CELLS = f"2052 * {_CHUNKS} + 4"  # bytes: bits, their sums, a flag
-bounded.ordered_keys.kernel("cuda", late_launches(f"{__name__}.cells", "ORDERED_KEYS"), name="triton", workspace=CELLS)
+FIRST = f"8 * capacity + where(scenes > 0, 2052 * {_CHUNKS} + 4, {SET})"  # bytes: keys, bits, sums, a flag
+bounded.first_voxels.kernel("cuda", late_launches(f"{__name__}.cells", "FIRST_VOXELS"), name="triton", workspace=FIRST)
 bounded.reached_keys.kernel("cuda", late_launches(COORDS, "REACHED_KEYS"), name="triton", workspace=SET)
 bounded.voxels_of_keys.kernel("cuda", late_launches(COORDS, "VOXELS_OF_KEYS"), name="triton", workspace=KEYS)
 bounded.out_coords_bounded.kernel("cuda", late_launches(COORDS, "BOUNDED"), name="triton", workspace=BOUNDED)

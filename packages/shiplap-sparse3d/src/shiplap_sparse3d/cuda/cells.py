@@ -1,8 +1,9 @@
-"""Output voxels of a strided convolution by a bit for each cell of the output grids, as a launch program.
+"""Output voxels of a strided convolution and their number in one launch program, which is read back once.
 
-Where voxels are not too sparse, such a bitmap takes fewer bytes than a hash set of them: no search, no contention, and
-what is read from it is in order, so nothing is sorted. It is a candidate that ``shiplap tune`` verifies and measures:
-until a GPU has done so, ``out_coords`` runs by hash.
+Few voxels are put into a hash set, and the keys in it compared with each other. Of more there is a bit for each cell of
+the output grids: where voxels are not too sparse, such a bitmap takes fewer bytes than a hash set of them, there is no
+search and no contention, and what is read from it is in order, so nothing is sorted. Others, those of vast grids, are
+found by hash and sorted (``coords.py``).
 """
 
 from __future__ import annotations
@@ -17,18 +18,29 @@ from shiplap.extend import TritonLaunches, launch_program
 from shiplap_sparse3d import bounded
 from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.cuda import status
-from shiplap_sparse3d.cuda.coords import NO_KEY, SIZES, WINDOW, numbers, reached, window_arguments
+from shiplap_sparse3d.cuda.coords import (
+    NO_KEY,
+    SIZES,
+    WINDOW,
+    most_outputs,
+    numbers,
+    reached,
+    window_arguments,
+    with_keys,
+    write,
+)
 from shiplap_sparse3d.cuda.coords import out_coords as by_hash
 from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
 from shiplap_sparse3d.cuda.lookup import OUTSIDE
 
-__all__ = ["ORDERED_KEYS", "out_coords", "scenes_for"]
+__all__ = ["FIRST_VOXELS", "out_coords", "scenes_for"]
 
 BLOCK = 256
 CHUNK = 512  # words of 32 cells that a program counts or lists
-FEW = 4096  # voxels up to here are compared with each other: one launch, where the cells take three
+FEW = 4096  # voxels up to here are compared with each other: three launches, where the cells take six
 CELLS_PER_VOXEL = 256  # of the bitmap, at most: 32 bytes, where the hash set takes 16 and its sort 24 of each output
 SCENES, VAST, SCENES_OF_VAST = 64, 1 << 24, 4  # at most so many scenes; of vast grids few: each costs two reads of it
+ROOMY = 1 << 16  # rows from here on are copied out of a tensor of which they are less than half
 
 
 def scenes_for(rows: int, cells: int) -> int:
@@ -38,11 +50,31 @@ def scenes_for(rows: int, cells: int) -> int:
     return min(CELLS_PER_VOXEL * rows // cells, SCENES if cells < VAST else SCENES_OF_VAST)
 
 
-@triton.jit(do_not_specialize=["bits", "keys", "beyond", "size", "capacity"])
-def clear_cells_kernel(bits, keys, beyond, size, capacity, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["keys", "count", "capacity", "width", "height", "depth"])
+def place_few_kernel(keys, voxels, count, capacity, width, height, depth, ROWS: tl.constexpr, OTHERS: tl.constexpr):
+    """The voxel of each of ``count`` keys goes behind those of smaller keys, and padding behind them all."""
+    m = tl.minimum(tl.load(count), capacity).to(tl.int32)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    key = tl.load(keys + row, mask=row < m, other=NO_KEY)
+    smaller = tl.zeros((ROWS, OTHERS), tl.int32)
+    for first in range(0, m, OTHERS):
+        at = first + tl.arange(0, OTHERS)
+        smaller += (tl.load(keys + at, mask=at < m, other=NO_KEY)[None, :] < key[:, None]).to(tl.int32)
+    write(voxels, tl.where(row < m, tl.sum(smaller, 1), row), key, row < capacity, width, height, depth)
+
+
+@triton.jit(do_not_specialize=["keys", "count", "capacity", "width", "height", "depth"])
+def write_listed_kernel(keys, voxels, count, capacity, width, height, depth, BLOCK: tl.constexpr):
+    """The voxels of ``count`` keys that are in order, and padding behind them."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + at, mask=at < tl.minimum(tl.load(count), capacity), other=NO_KEY)
+    write(voxels, at, key, at < capacity, width, height, depth)
+
+
+@triton.jit(do_not_specialize=["bits", "beyond", "size"])
+def clear_cells_kernel(bits, beyond, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(bits + at, tl.zeros((BLOCK,), tl.int32), mask=at < size)
-    tl.store(keys + at, tl.full((BLOCK,), NO_KEY, tl.int64), mask=at < capacity)
     if tl.program_id(0) == 0:
         tl.store(beyond, 0)
 
@@ -79,6 +111,9 @@ def mark_kernel(
     JY: tl.constexpr,
     JZ: tl.constexpr,
     UNIT: tl.constexpr,
+    TX: tl.constexpr,
+    TY: tl.constexpr,
+    TZ: tl.constexpr,
     REACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -89,7 +124,7 @@ def mark_kernel(
     good = is_inside(b, x, y, z, width, height, depth, batches)
     report(status, code, row, (b != -1) & ~good)
     tl.store(beyond + j * 0, j * 0 + 1, mask=good & (b >= scenes))
-    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT)
+    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT, TX, TY, TZ)
     good = good & there & (b < scenes) & (x < width_q) & (y < height_q) & (z < depth_q)
     key = ((b.to(tl.int64) * width_q + x) * height_q + y) * depth_q + z
     place, bit = bits + (key >> 5), (key & 31).to(tl.int32)
@@ -144,25 +179,55 @@ def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
             place += hit
 
 
-def _ordered_keys() -> TritonLaunches:
-    """The program of ``bounded.ordered_keys``. In the workspace: the bits, their sums, whether a scene is missing."""
-    bits, sums, beyond = ("int32", "0"), ("int32", "4 * words"), ("int32", "4 * words + 4 * chunks")
+def _first_voxels() -> TritonLaunches:
+    """The program of ``bounded.first_voxels``. In the workspace: the keys, then the hash set or the bits, their sums
+    and whether a scene is missing.
+    """
+    keys, behind = ("int64", "0"), "8 * capacity"
+    bits, sums = ("int32", behind), ("int32", f"{behind} + 4 * words")
+    beyond = "int32", f"{behind} + 4 * words + 4 * chunks"
     values = {
         **numbers(),
         "words": f"{CHUNK} * cdiv(scenes * grid_x * grid_y * grid_z, {32 * CHUNK})",
         "chunks": f"words // {CHUNK}",
+        "few": "scenes == 0",
     }
-    program = launch_program(values=values, errors=status.ERRORS).then(
+    grid = {name: f"max(1, grid_{axis})" for name, axis in zip(("width", "height", "depth"), "xyz", strict=True)}
+    program = launch_program(values=values, errors=status.ERRORS)
+    program = with_keys(program, {"slots": ("int64", behind), "keys": keys}, "few").then(
+        place_few_kernel,
+        grid="cdiv(capacity, 16)",
+        when="few == 1",
+        arguments=grid,
+        constants={"ROWS": 16, "OTHERS": 256, "num_warps": 4},
+        scratch={"keys": keys},
+    )
+    return _by_cells(program, bits, sums, beyond, keys).then(
+        write_listed_kernel,
+        grid="cdiv(capacity, 256)",
+        when="few == 0",
+        arguments=grid,
+        constants={"BLOCK": 256, "num_warps": 4},
+        scratch={"keys": keys},
+    )
+
+
+def _by_cells(program: TritonLaunches, *places: tuple[str, str]) -> TritonLaunches:
+    """``program``, then keys in order by a bit for each cell, and their number. ``places`` in the workspace: of bits,
+    sums of them, a flag and the keys.
+    """
+    bits, sums, beyond, keys = places
+    program = program.then(
         clear_cells_kernel,
-        grid="cdiv(max(words, capacity, 1), 2048)",
+        grid="cdiv(max(words, 1), 2048)",
+        when="few == 0",
         arguments={"size": "words"},
         constants={"BLOCK": 2048, "num_warps": 8},
         scratch={"bits": bits, "beyond": beyond},
-    )
-    program = program.then(
+    ).then(
         mark_kernel,
         grid=f"cdiv(n * lanes, {BLOCK})",
-        when="live == 1",
+        when="live == 1 and few == 0",
         arguments=window_arguments(),
         constants={"BLOCK": BLOCK, "num_warps": 4},
         scratch={"bits": bits, "beyond": beyond},
@@ -174,26 +239,32 @@ def _ordered_keys() -> TritonLaunches:
     program = program.then(
         sum_cells_kernel,
         grid=1,
+        when="few == 0",
         constants={"BLOCK": 4096, "num_warps": 16},
         scratch={"sums": sums, "beyond": beyond},
     )
+    scratch["keys"] = keys
     return program.then(list_cells_kernel, grid="chunks", when="words > 0", constants=constants, scratch=scratch)
 
 
-ORDERED_KEYS = _ordered_keys()
+FIRST_VOXELS = _first_voxels()
 
 
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """``coords.out_coords``, by cells where they pay: reads back how many there are, and tries again with more room."""
+    """See ``ops.out_coords``: reads back how many there are, and tries again with more room where it was too little."""
     window, n = (kernel, stride, padding, dilation), coords.shape[0]
-    cells, room = output_shape(shape, *window), max(1024, n)
-    if scenes := scenes_for(n, prod(cells)):
-        keys, count = bounded.ordered_keys(coords, shape, *window, room, scenes)
+    scenes = scenes_for(n, prod(output_shape(shape, *window)))
+    most, room = most_outputs(n, window), max(1024, n)
+    if scenes == 0 and n > FEW:
+        return by_hash(coords, shape, *window)
+    for capacity in (min(room, most), most):
+        voxels, count = bounded.first_voxels(coords, shape, *window, capacity, scenes)
         m = int(count)
-        if m > room:
-            keys, _ = bounded.ordered_keys(coords, shape, *window, m, scenes)
-        if m >= 0:
-            return bounded.voxels_of_keys(keys[:m], list(cells), 1)
+        if 0 <= m <= capacity:
+            found = voxels[:m]
+            return found.clone() if m > ROOMY and 2 * m < capacity else found
+        if m < 0 or (scenes == 0 and most > 2 * FEW):
+            break
     return by_hash(coords, shape, *window)

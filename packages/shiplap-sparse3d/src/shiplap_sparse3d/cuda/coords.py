@@ -27,12 +27,15 @@ __all__ = [
     "SIZES",
     "VOXELS_OF_KEYS",
     "WINDOW",
+    "most_outputs",
     "numbers",
     "out_coords",
     "out_coords_bounded",
     "reached",
     "voxels_of_keys",
     "window_arguments",
+    "with_keys",
+    "write",
 ]
 
 MANY = "more than {row} output voxels, which is the capacity"
@@ -44,14 +47,23 @@ IN_LINE = tl.constexpr(3)
 
 
 @triton.jit
-def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr):
-    """The j-th output that ``at`` may reach along an axis, and whether it does. ``UNIT``: dilation 1, few j's."""
-    moved = at.to(tl.int64) + padding
-    if UNIT:
+def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr):
+    """The j-th output that ``at`` may reach along an axis, and whether it does. ``UNIT``: dilation 1, few j's.
+
+    ``STEP``: the stride, where dilation is 1 and numbers of 32 bits will do, or 0. Divisions are most of this kernel.
+    """
+    if STEP > 0:
+        moved = at + padding
+        out, tap = moved // STEP - j, moved % STEP + j * STEP
+        there = (tap < SIZE) & (out >= 0)
+    elif UNIT:
+        moved = at.to(tl.int64) + padding
         out, tap = moved // stride - j, moved % stride + j * stride
-        return out, (tap < SIZE) & (out >= 0)
-    moved -= j.to(tl.int64) * dilation
-    return moved // stride, (moved >= 0) & (moved % stride == 0)
+        there = (tap < SIZE) & (out >= 0)
+    else:
+        moved = at.to(tl.int64) + padding - j.to(tl.int64) * dilation
+        out, there = moved // stride, (moved >= 0) & (moved % stride == 0)
+    return out, there
 
 
 @triton.jit
@@ -76,11 +88,14 @@ def reached(
     JY: tl.constexpr,
     JZ: tl.constexpr,
     UNIT: tl.constexpr,
+    TX: tl.constexpr,
+    TY: tl.constexpr,
+    TZ: tl.constexpr,
 ):
     """The j-th output that a voxel may reach, and whether it does, if it is inside of the output grid."""
-    x, x_there = _reached(x, sx, px, dx, j // (JY * JZ), KX, UNIT)
-    y, y_there = _reached(y, sy, py, dy, j // JZ % JY, KY, UNIT)
-    z, z_there = _reached(z, sz, pz, dz, j % JZ, KZ, UNIT)
+    x, x_there = _reached(x, sx, px, dx, j // (JY * JZ), KX, UNIT, TX)
+    y, y_there = _reached(y, sy, py, dy, j // JZ % JY, KY, UNIT, TY)
+    z, z_there = _reached(z, sz, pz, dz, j % JZ, KZ, UNIT, TZ)
     return x, y, z, (j < JX * JY * JZ) & x_there & y_there & z_there
 
 
@@ -144,6 +159,9 @@ def reach_kernel(
     JY: tl.constexpr,
     JZ: tl.constexpr,
     UNIT: tl.constexpr,
+    TX: tl.constexpr,
+    TY: tl.constexpr,
+    TZ: tl.constexpr,
     REACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -153,7 +171,7 @@ def reach_kernel(
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
     report(status, code, row, (b != -1) & ~good)
-    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT)
+    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT, TX, TY, TZ)
     good = good & there & (x < width_q) & (y < height_q) & (z < depth_q)
     key = ((b.to(tl.int64) * width_q + x) * height_q + y) * depth_q + z
     slot = _slot(key, mask)
@@ -175,7 +193,7 @@ def reach_kernel(
 
 
 @triton.jit
-def _write(reached, place, key, inside, width, height, depth):
+def write(reached, place, key, inside, width, height, depth):
     """The voxel of each key, or padding, into the rows ``place``."""
     there = key != NO_KEY
     at = reached + place.to(tl.int64) * 4
@@ -198,7 +216,7 @@ def rank_kernel(keys, reached, m, width, height, depth, ROWS: tl.constexpr, OTHE
         other = tl.load(keys + at, mask=at < m, other=NO_KEY)[None, :]
         before = (other < key[:, None]) | ((other == key[:, None]) & (at[None, :] < row[:, None]))
         place += tl.sum((before & (at < m)[None, :]).to(tl.int32), 1)
-    _write(reached, place, key, row < m, width, height, depth)
+    write(reached, place, key, row < m, width, height, depth)
 
 
 @triton.jit(do_not_specialize=["keys", "m", "width", "height", "depth"])
@@ -206,7 +224,7 @@ def write_kernel(keys, reached, m, width, height, depth, BLOCK: tl.constexpr):
     """Sorted keys to voxels."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < m, other=NO_KEY)
-    _write(reached, at, key, at < m, width, height, depth)
+    write(reached, at, key, at < m, width, height, depth)
 
 
 @triton.jit(do_not_specialize=["copy", "m"])
@@ -234,6 +252,7 @@ def numbers() -> dict[str, str]:
     return {
         **{f"grid_{axis}": OUTPUT_GRID.format(i=i) for i, axis in axes},
         "unit": "max(dilation) == 1",
+        "known": f"unit == 1 and max(stride) <= 8 and max(spatial_shape) < {2**30} and max(padding) < {2**30}",
         **{f"reach_{axis}": f"where(unit == 1, cdiv(kernel[{i}], stride[{i}]), kernel[{i}])" for i, axis in axes},
         "lanes": "pow2ceil(reach_x * reach_y * reach_z)",
         "bound": ops.OUT_COORDS_BOUND,
@@ -256,30 +275,29 @@ def window_arguments() -> dict[str, str]:
     }
     taps = {f"K{axis.upper()}": f"kernel[{i}]" for i, axis in axes}
     each = {f"J{axis.upper()}": f"reach_{axis}" for axis in AXES}
-    return {**sizes, **grid, **window, **taps, **each, "UNIT": "unit", "REACH": "lanes"}
+    steps = {f"T{axis.upper()}": f"known * stride[{i}]" for i, axis in axes}
+    return {**sizes, **grid, **window, **taps, **each, **steps, "UNIT": "unit", "REACH": "lanes"}
 
 
-def _reach(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
-    """The keys and their number: outputs, or where ``keys`` says in the workspace, which starts with the set."""
-    scratch = {"slots": ("int64", "0"), **keys}
-    return (
-        launch_program(values=numbers(), errors=status.ERRORS)
-        .then(clear_kernel, grid="cdiv(max(size, capacity), 1024)", constants={"BLOCK": 1024}, scratch=scratch)
-        .then(
-            reach_kernel,
-            grid=f"cdiv(n * lanes, {BLOCK})",
-            when="live == 1",
-            arguments={
-                **window_arguments(),
-                "mask": "size - 1",
-                # A set of too few slots is never searched to its end: a long search means that it is full.
-                "limit": "where(min(capacity, bound) < capacity, size, min(size, 4096))",
-            },
-            constants={"BLOCK": BLOCK, "num_warps": 4},
-            scratch=scratch,
-            word="status",
-            codes={"code": OUTSIDE},
-        )
+def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when: str = "1") -> TritonLaunches:
+    """``program``, then the keys and their number: outputs, or where ``scratch`` says in the workspace, as the set."""
+    clearing = "cdiv(max(size, capacity), 1024)"
+    return program.then(
+        clear_kernel, grid=clearing, when=f"{when} == 1", constants={"BLOCK": 1024}, scratch=scratch
+    ).then(
+        reach_kernel,
+        grid=f"cdiv(n * lanes, {BLOCK})",
+        when=f"live * {when} == 1",
+        arguments={
+            **window_arguments(),
+            "mask": "size - 1",
+            # A set of too few slots is never searched to its end: a long search means that it is full.
+            "limit": "where(min(capacity, bound) < capacity, size, min(size, 4096))",
+        },
+        constants={"BLOCK": BLOCK, "num_warps": 4},
+        scratch=scratch,
+        word="status",
+        codes={"code": OUTSIDE},
     )
 
 
@@ -294,16 +312,15 @@ def _order(
     cells = {name: f"max(1, {size})" for name, size in zip(("width", "height", "depth"), grid, strict=True)}
     arguments, there = {**cells, "m": rows, "reached": out}, ("int64", keys)
     values, origins = f"{keys} + 8 * {rows}", f"{keys} + 16 * {rows}"
-    known = " and ordered == 0" if given else ""
     program = program.then(
         rank_kernel,
         grid=f"cdiv({rows}, 32)",
-        when=f"{rows} <= {few}{known}",
+        when=f"{rows} <= {few}",
         arguments={**arguments, **given},
         constants={"ROWS": 32, "OTHERS": 256, "num_warps": 4},
         scratch={} if given else {"keys": there},
     )
-    many = f"{rows} > {few}{known}"
+    many = f"{rows} > {few}"
     if given:
         copied = {"copy": there}
         program = program.then(
@@ -319,17 +336,14 @@ def _order(
     )
 
 
+def _reach(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
+    """The keys and their number in a program of its own, whose workspace starts with the set."""
+    return with_keys(launch_program(values=numbers(), errors=status.ERRORS), {"slots": ("int64", "0"), **keys})
+
+
 def voxels_of_keys(few: int) -> TritonLaunches:
     """The program of ``bounded.voxels_of_keys``: up to ``few`` keys are compared with each other."""
-    grid = "grid[0]", "grid[1]", "grid[2]"
-    cells = dict(zip(("width", "height", "depth"), grid, strict=True))
-    return _order(launch_program(), few, "m", grid, {"keys": "keys"}, "0", "out").then(
-        write_kernel,
-        grid=f"cdiv(m, {BLOCK})",
-        when="ordered > 0",
-        arguments={**cells, "m": "m", "keys": "keys", "reached": "out"},
-        constants={"BLOCK": BLOCK, "num_warps": 4},
-    )
+    return _order(launch_program(), few, "m", ("grid[0]", "grid[1]", "grid[2]"), {"keys": "keys"}, "0", "out")
 
 
 def out_coords_bounded(few: int) -> TritonLaunches:
@@ -349,7 +363,7 @@ def out_coords_bounded(few: int) -> TritonLaunches:
 REACHED_KEYS, VOXELS_OF_KEYS, BOUNDED = _reach({}), voxels_of_keys(FEW), out_coords_bounded(FEW)
 
 
-def _bound(n: int, window: Sequence[Sequence[int]]) -> int:
+def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
     """No more outputs than this: ``ops.OUT_COORDS_BOUND``."""
     kernel, stride, _, dilation = window
     for k, s, d in zip(kernel, stride, dilation, strict=True):
@@ -368,6 +382,6 @@ def out_coords(
     keys, count = bounded.reached_keys(coords, shape, *window, max(1024, n))
     m = int(count)
     if m > keys.shape[0]:
-        keys, count = bounded.reached_keys(coords, shape, *window, _bound(n, window))
+        keys, count = bounded.reached_keys(coords, shape, *window, most_outputs(n, window))
         m = int(count)
     return bounded.voxels_of_keys(keys[:m], [max(1, size) for size in output_shape(shape, *window)])

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 TILE = tl.constexpr(128)  # rows of a histogram; a row finds its place in the tile by comparing with all of them
-ALONE_TAPS, ALONE_ROWS = 4, 8192  # a part up to here has one program
+ALONE_TAPS, ALONE_ROWS = 4, 2048  # a part up to here has one program: beyond, it takes longer than a launch
 COUNTED_TAPS = 9  # parts up to here are counted: 512 ranks
 COUNTED_ROWS = 1 << 17  # tables up to here: beyond, the histograms outweigh the rows
 MASK_ROWS = tl.constexpr(64)  # ROWS_PER_MASK

@@ -31,15 +31,15 @@ def test_outputs_by_cells(rows, edge, scenes, window):
     """Also where there are more scenes than a bitmap has room for: then they are found by hash."""
     coords = voxels(rows, edge, scenes)
     coords[::7] = -1
-    kernel = next(k for k in ops.out_coords.kernels["cuda"] if k.name == "cells")
-    (got,) = kernel.run(ops.out_coords.bind((coords, [edge] * 3, *window)))
+    got = ops.out_coords(coords, [edge] * 3, *window)
     assert torch.equal(got, ops.out_coords.reference(coords, [edge] * 3, *window))
 
 
-def test_ordered_keys_are_the_first_of_them():
+@pytest.mark.parametrize(("capacity", "scenes"), [(900, 2), (7000, 2), (7000, 1), (7000, 0)])
+def test_the_first_voxels(capacity, scenes):
     coords = voxels(6000, 24, 2)
-    want = bounded.ordered_keys.reference(coords, [24] * 3, *WINDOWS[0], 900, 2)
-    got = bounded.ordered_keys(coords, [24] * 3, *WINDOWS[0], 900, 2)
+    want = bounded.first_voxels.reference(coords, [24] * 3, *WINDOWS[0], capacity, scenes)
+    got = bounded.first_voxels(coords, [24] * 3, *WINDOWS[0], capacity, scenes)
     assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
 
 

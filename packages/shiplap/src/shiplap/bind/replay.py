@@ -2,7 +2,7 @@
 
 The first call of each kind is launched by Triton, and what it launched is written down: functions, grids, arguments.
 From then on one C function allocates scratch memory, takes the current stream and launches. It is the same for all ops
-and lies in the cache beside the bindings; until it is there, Python launches. ``SHIPLAP_REPLAY=1`` turns all of it on.
+and lies in the cache beside the bindings; until it is there, Python launches. ``SHIPLAP_REPLAY=0`` turns all of it off.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def state() -> str:
 
 
 def wanted() -> bool:
-    """Whether C++ may make launches again: off unless ``SHIPLAP_REPLAY=1``, for a Triton whose kernels are known."""
+    """Whether C++ may make launches again: unless ``SHIPLAP_REPLAY=0``, for a Triton whose kernels are known."""
     return settings().replay and _known()
 
 

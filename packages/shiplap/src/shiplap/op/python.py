@@ -19,6 +19,7 @@ from shiplap.op.kernel import Implementation, Kernel, Refill, Rerun, Terms
 from shiplap.op.launch import allocate_workspace, is_current, scratch, workspace_size
 from shiplap.op.outputs import empty_outputs, fit_outputs
 from shiplap.op.plan.outputs import scratch_name
+from shiplap.op.refit import fitting, may_repeat
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Outputs, Result, Returned, Value
@@ -63,7 +64,7 @@ class PythonKernel(Kernel):
         keywords = inspect.signature(function).parameters
         self.outputs = tuple(o.name for o in spec.outputs)
         self.out_style = bool(self.outputs) and {*self.outputs} <= keywords.keys() and not spec.dynamic
-        self.repeats = self.out_style  # all that it needs is known once it has run
+        self.repeats = self.out_style or may_repeat(spec)  # all that it needs is known once it has run
         self.scratch = scratch_name(spec)
         self.wants_workspace = self.scratch in keywords
         self.named = [a.name for a in spec.args if a.keyword_only]  # the last ones
@@ -94,8 +95,10 @@ class PythonKernel(Kernel):
 
     def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         outs = self.run(call)
-        if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
+        if not self.repeats or (self.workspace is not None and "threads" in self.workspace.names):
             return outs, None
+        if not self.out_style:
+            return outs, self._returning(call, outs)
         made = [(name, o.shape, o.dtype) for name, o in zip(self.outputs, outs, strict=True)]
         return outs, self._rerun(made, call.device, workspace_size(self.workspace, call))
 
@@ -110,6 +113,16 @@ class PythonKernel(Kernel):
             self._call(args, device, workspace, dict(zip(self.outputs, given, strict=True)))
 
         return refill
+
+    def _returning(self, call: Binding, outs: Outputs) -> Rerun:
+        """Run, and hold what the function returns to what ``call`` returned."""
+        fit, device, room = fitting(self.spec, call, outs), call.device, workspace_size(self.workspace, call)
+
+        def rerun(args: Args) -> Result:
+            given = scratch(room, device) if self.wants_workspace else None
+            return fit(args, self._call(args, device, given, {}))
+
+        return rerun
 
     def _rerun(self, made: list[tuple[str, torch.Size, torch.dtype]], device: torch.device, room: int) -> Rerun:
         """Allocate the outputs ``made``, by name with shape and dtype, and run."""
