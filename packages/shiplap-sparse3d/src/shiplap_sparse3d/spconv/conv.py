@@ -184,7 +184,12 @@ class SparseConvolution(SparseModule):
     def _convolve(
         self, input: SparseConvTensor, features: Tensor, data: IndiceData, checkpointed: bool
     ) -> SparseConvTensor:
-        plan = data.way_back if self.inverse else data.plan
+        if self.inverse:
+            if not (torch.compiler.is_compiling() or data.whole):
+                indices.went_back(self.indice_key, data)
+            plan = data.way_back
+        else:
+            plan = data.plan
         features = plan.conv(features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
             return input.move(features, data.geometry, data.indices, data.spatial_shape, checkpointed)
@@ -203,7 +208,9 @@ class SparseConvolution(SparseModule):
         if self.inverse:
             return indices.check_inverse(where, input, key, data, self.kernel_size)
         if data is None:
-            return indices.build(where, input, self.window, self.algo, subm=self.subm, training=self.training)
+            window, options = self.window, {"subm": self.subm, "training": self.training}
+            back = None if torch.compiler.is_compiling() or self.subm else indices.leads_back(key, window)
+            return indices.build(where, input, window, self.algo, **options, back=back)
         if not self.subm:
             raise indices.taken(where, key)
         return indices.check_subm(where, input, key, data, self.kernel_size, self.dilation)

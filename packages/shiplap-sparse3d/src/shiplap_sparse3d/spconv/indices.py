@@ -22,7 +22,9 @@ __all__ = [
     "find",
     "get_conv_output_size",
     "get_deconv_output_size",
+    "leads_back",
     "taken",
+    "went_back",
 ]
 
 COUNT = "max_num_voxels_during_training"  # the buffer's name in spconv's checkpoints
@@ -100,8 +102,11 @@ def build(
     subm: bool = False,
     training: bool = False,
     pooled: bool = False,
+    back: bool | None = None,
 ) -> IndiceData:
     """The record of a layer that finds none; of a pool's the plan of convolutions is built when one asks for it.
+
+    ``back``: with the tables of the way back, by default while gradients are recorded.
 
     Raises SL208 when the output grid has no cells, SL211 when there are voxels and none has an output.
     """
@@ -118,11 +123,29 @@ def build(
         out_shape = get_deconv_output_size(shape, *sizes, window.output_padding)
     fix = "enlarge spatial_shape or the padding"
     check_least(where, out_shape, lambda: f"output shape {out_shape} of input shape {shape}, {window.text}", fix)
-    step = window.step(here, pooled=pooled)
+    step = window.step(here, pooled=pooled, back=back)
     there, plan = step.geometry, None if pooled else step.plan
     indices = indices_of(there.coords, input.ndim)
     _check_vanished(where, input, indices.shape[0], window, training)
     return IndiceData(input.indices, indices, shape, out_shape, False, algo, window, here, there, plan)
+
+
+_LED_BACK: set[tuple[str | None, str]] = set()
+
+
+def went_back(key: str | None, data: IndiceData) -> None:
+    """An inverse layer that runs without gradients had to build the way back along ``data``."""
+    if len(_LED_BACK) < _MOST_KEYS:
+        _LED_BACK.add((key, data.window.text))
+
+
+def leads_back(key: str | None, window: Window) -> bool | None:
+    """True where an inverse layer has gone back along such a record before: tables of both ways in one launch program
+    take half the time. None where nothing is known."""
+    return True if (key, window.text) in _LED_BACK else None
+
+
+_MOST_KEYS = 4096
 
 
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: Window, training: bool) -> None:
