@@ -4,6 +4,10 @@ Each checkout runs in a process of its own, over the same shells, timed as ``spa
 time of a map, ``map_host``, is that of twenty in a row. Bindings that are not in the cache have to be built before
 (``shiplap.bind.native.build``). The record also has cells with peers, of ``sparse3d_gpu.py`` in the same run.
 Run: ``python benchmarks/sparse3d_native_gpu.py --before /path/of/another/checkout --json FILE``.
+
+``--maps`` calls what builds a map in each library, for no backward and with nothing around it: the difference of a layer
+that builds its map and one that has it, as in ``sparse3d_gpu.py``, hides what overlaps, and is noise where a map is
+short.
 """
 
 from __future__ import annotations
@@ -15,9 +19,16 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+
+import shiplap_sparse3d as sparse3d
+from shiplap.bind import native
+from shiplap_sparse3d import planning
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _record import ROOT, record, write
@@ -60,14 +71,57 @@ def measured(checkout: Path, rounds: int) -> dict[str, dict[str, float]]:
     return times
 
 
+def spconv_map(module: Any, coords: Tensor, res: int) -> Callable[[], Any]:
+    """As its layer calls it where it does not train."""
+    layer = module.SubMConv3d(16, 16, 3).cuda().half()
+    alloc = module.SparseConvTensor(torch.empty(len(coords), 16, device="cuda").half(), coords, [res] * 3, 1)
+    window = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.output_padding)
+    build = module.ops.get_indice_pairs_implicit_gemm
+    options = {"subm": True, "is_train": False, "alloc": alloc.thrust_allocator}
+    return lambda: build(coords, 1, [res] * 3, layer.algo, *window, **options)
+
+
+def flexgemm_map(module: Any, coords: Tensor, res: int) -> Callable[[], Any]:
+    place = coords, torch.Size((1, 16, res, res, res))
+    build = module.SubMConv3dFunction._compute_neighbor_cache
+    return lambda: build(*place, (3, 3, 3), (1, 1, 1), False)
+
+
+def ours_map(coords: Tensor, res: int) -> Callable[[], Any]:
+    return lambda: sparse3d.Geometry(coords, res, 1).subm(3)
+
+
+PEERS = ("spconv", "spconv.pytorch", spconv_map), ("flexgemm", "flex_gemm.ops.spconv", flexgemm_map)
+
+
+def maps(rounds: int) -> Iterator[dict[str, Any]]:
+    """Milliseconds of the functions that build a map, by shell and library."""
+    native.build(planning.subm_plan)
+    for res, _ in SHELLS:
+        coords = shell(res)
+        runs: dict[str, Callable[[], Any]] = {"shiplap": ours_map(coords, res)}
+        for name, path, made in PEERS:
+            try:
+                __import__(path)
+                runs[name] = made(sys.modules[path], coords, res)
+            except Exception as e:
+                print(f"{name} is not here: {type(e).__name__}: {e}", file=sys.stderr)
+        yield {"res": res, "n": len(coords), **in_turns({name: no_grad(run) for name, run in runs.items()}, rounds)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="another checkout")
     parser.add_argument("--here", action="store_true", help="measure in this process")
+    parser.add_argument("--maps", action="store_true", help="what builds a map in each library, and nothing else")
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    if options.maps:
+        for row in maps(options.rounds):
+            print(json.dumps(row), flush=True)
+        return
     if options.here:
         print(json.dumps({res: cell(res, channels, options.rounds) for res, channels in SHELLS[:6]}))
         return

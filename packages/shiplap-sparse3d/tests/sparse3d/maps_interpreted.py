@@ -156,6 +156,7 @@ def steps(rng: torch.Generator) -> None:
         k = math.prod(window[0])
         for parts, parts_t, run_of in ((-(-k // 9), 1, 1 << 18), (1, 0, 40)):
             run(planning.conv_plan, at, reached, grid, *window, parts, parts_t, run_of)
+        run(planning.conv_plan, at, reached, grid, *window, k // 2 + 1, 0, 40)  # the last parts have no taps
         odd = reached[: (len(reached) - 1) | 1]  # the keys of the other direction have 64 bits and stay aligned
         run(planning.conv_plan, at, odd, grid, *window, 1, 1, 1)
     run(planning.conv_plan, at, reached[:0], grid, *window, 2, 3, 50)

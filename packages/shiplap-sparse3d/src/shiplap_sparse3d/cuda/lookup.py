@@ -109,7 +109,7 @@ def look_up(program: TritonLaunches, queries: Queries, table: tuple[str, str]) -
         block_kernel,
         grid=f"cdiv({rows}, {BLOCK_ROWS})",
         when="hashed == 1 and blocks == 1",
-        arguments={**shared, "KX": "kernel[0]", "PARTS": "cdiv(k, size)"},
+        arguments={**shared, "KX": "kernel[0]", "PARTS": "parts"},
         constants={"ROWS": BLOCK_ROWS, "num_warps": BLOCK_WARPS},
         scratch=scratch,
         word="status",
@@ -118,7 +118,7 @@ def look_up(program: TritonLaunches, queries: Queries, table: tuple[str, str]) -
     dilation = {f"d{axis}": f"dilation[{i}]" for i, axis in enumerate(AXES)}
     return program.then(
         lookup_kernel,
-        grid=(f"cdiv({rows}, {LOOKUPS} // taps)", "cdiv(k, size)"),
+        grid=(f"cdiv({rows}, {LOOKUPS} // taps)", "parts"),  # the last ones may have no taps, but have keys
         when="hashed == 1 and blocks == 0",
         arguments={**shared, **dilation, "TAPS": "taps", "ROWS": f"{LOOKUPS} // taps"},
         constants={"num_warps": 1},

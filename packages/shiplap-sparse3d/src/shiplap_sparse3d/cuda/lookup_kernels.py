@@ -229,7 +229,7 @@ def block_kernel(
     if KEY > 0:
         hits = tl.sum(tl.sum(tl.where(own & (neighbour >= 0), 1 << (tap & 31), 0), 2), 1)
         for part in range(PARTS):
-            mine = (hits >> (part * SIZE)) & ((1 << SIZE) - 1)
+            mine = (hits >> tl.minimum(part * SIZE, 31)) & ((1 << SIZE) - 1)  # the last parts may have no taps
             sort.store_key(keys, counts, masks, mine, row, m, part, run, runs, SIZE, KEY, BINS)
 
 

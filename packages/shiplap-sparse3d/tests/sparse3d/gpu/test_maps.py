@@ -123,6 +123,17 @@ def test_every_form_of_a_sorted_table(parts, run):
             agrees(name, op(name)(*args, parts, run), (*args, parts, run))
 
 
+@pytest.mark.parametrize(("kernel", "parts"), [([2, 2, 2], 5), ([5, 3, 1], 9)])
+def test_parts_without_taps(kernel, parts):
+    for rows in (500, 20_000):
+        coords, grid = scene(rows)
+        window = kernel, [2, 2, 2], [0, 0, 0], [1, 1, 1]
+        reached = ops.out_coords.reference(coords, grid, *window)
+        for run in (1000, 1 << 18):
+            step = coords, reached, grid, *window, parts, parts, run
+            agrees("conv_plan", sparse3d.conv_plan(*step), step)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_means_of_every_dtype_of_views_and_of_long_segments(dtype):
     index = torch.cat([torch.zeros(40_000), torch.arange(5000) % 700]).int().to(DEVICE)
