@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -127,7 +127,7 @@ class SparseConvolution(SparseModule):
         self.weight = nn.Parameter(torch.empty(shape, **factory))
         self.bias = nn.Parameter(torch.empty(self.out_channels, **factory)) if bias else None
         self.reset_parameters()
-        self.register_load_state_dict_pre_hook(_without_count)
+        self.register_load_state_dict_pre_hook(indices.without_count)
 
     def reset_parameters(self) -> None:
         """Kaiming uniform with ``a = sqrt(5)`` over the fan-in, as ``torch.nn.Conv3d`` does."""
@@ -160,18 +160,14 @@ class SparseConvolution(SparseModule):
         checkpointed, compiling = check_sparse(where, input), torch.compiler.is_compiling()
         features = input.features if compiling else input._features
         if features.shape[1] != self.in_channels:
-            raise error(
-                "SL202", where=where, got=f"{features.shape[1]} channels", expected=f"in_channels = {self.in_channels}"
-            )
-        if self.conv1x1:
-            features = self._pointwise(features)
-            output = (
-                input.replace_feature(features)
-                if compiling
-                else input.with_features(features, checkpointed, input._indices)
-            )
-        else:
+            got, expected = f"{features.shape[1]} channels", f"in_channels = {self.in_channels}"
+            raise error("SL202", where=where, got=got, expected=expected)
+        if not self.conv1x1:
             output = self._convolve(input, features, self._indice_data(where, key, input), checkpointed)
+        elif compiling:
+            output = input.replace_feature(self._pointwise(features))
+        else:
+            output = input.with_features(self._pointwise(features), checkpointed, input._indices)
         if self.act_type is not None:
             output = output.replace_feature(activate(output.features, self.act_type, self.act_alpha))
         return output if add_input is None else output + add_input
@@ -181,21 +177,16 @@ class SparseConvolution(SparseModule):
         weight = self.weight.reshape(self.in_channels, self.out_channels)
         return nn.functional.linear(features, weight.t(), self.bias)
 
-    def _convolve(
-        self, input: SparseConvTensor, features: Tensor, data: IndiceData, checkpointed: bool
-    ) -> SparseConvTensor:
+    def _convolve(self, input: SparseConvTensor, features: Tensor, data: IndiceData, inside: bool) -> SparseConvTensor:
         if self.inverse:
-            if not (torch.compiler.is_compiling() or data.whole):
-                indices.went_back(self.indice_key, data)
-            plan = data.way_back
-        else:
-            plan = data.plan
+            indices.note_way_back(self.indice_key, data)
+        plan = data.way_back if self.inverse else data.plan
         features = plan.conv(features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
-            return input.move(features, data.geometry, data.indices, data.spatial_shape, checkpointed)
+            return input.move(features, data.geometry, data.indices, data.spatial_shape, inside)
         if self.training:  # a graph knows of one row since the tensor was made
             assume_rows(features.shape[0], training=True)
-        output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape, checkpointed)
+        output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape, inside)
         if self.indice_key is not None:
             output.indice_dict[self.indice_key] = data
         if self.record_voxel_count:
@@ -208,9 +199,9 @@ class SparseConvolution(SparseModule):
         if self.inverse:
             return indices.check_inverse(where, input, key, data, self.kernel_size)
         if data is None:
-            window, options = self.window, {"subm": self.subm, "training": self.training}
-            back = None if torch.compiler.is_compiling() or self.subm else indices.leads_back(key, window)
-            return indices.build(where, input, window, self.algo, **options, back=back)
+            window, subm = self.window, self.subm
+            back = None if subm else indices.leads_back(key, window)
+            return indices.build(where, input, window, self.algo, subm=subm, training=self.training, back=back)
         if not self.subm:
             raise indices.taken(where, key)
         return indices.check_subm(where, input, key, data, self.kernel_size, self.dilation)
@@ -222,12 +213,6 @@ class SparseConvolution(SparseModule):
         text += "" if self.groups == 1 else f", groups={self.groups}"
         text += "" if self.bias is not None else ", bias=False"
         return f"{text}, algo={self.algo}" + ("" if self.act_type is None else f", act={self.act_type}")
-
-
-def _without_count(layer: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """A checkpoint that was saved without ``record_voxel_count`` starts counting at 0."""
-    if layer.get_max_num_voxels() is not None and isinstance(state_dict, dict):
-        state_dict.setdefault(prefix + indices.COUNT, torch.zeros(1, dtype=torch.int32))
 
 
 class _Strided(SparseConvolution):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ __all__ = [
     "get_conv_output_size",
     "get_deconv_output_size",
     "leads_back",
+    "note_way_back",
     "taken",
-    "went_back",
+    "without_count",
 ]
 
 COUNT = "max_num_voxels_during_training"  # the buffer's name in spconv's checkpoints
@@ -130,22 +132,22 @@ def build(
     return IndiceData(input.indices, indices, shape, out_shape, False, algo, window, here, there, plan)
 
 
-_LED_BACK: set[tuple[str | None, str]] = set()
+_LED_BACK: set[tuple[str | None, str]] = set()  # keys and windows along which inverse layers went back
+_MOST_KEYS = 4096
 
 
-def went_back(key: str | None, data: IndiceData) -> None:
-    """An inverse layer that runs without gradients had to build the way back along ``data``."""
-    if len(_LED_BACK) < _MOST_KEYS:
+def note_way_back(key: str | None, data: IndiceData) -> None:
+    """An inverse layer goes back along ``data``; without gradients it builds the tables for that."""
+    if not torch.compiler.is_compiling() and not data.whole and len(_LED_BACK) < _MOST_KEYS:
         _LED_BACK.add((key, data.window.text))
 
 
 def leads_back(key: str | None, window: Window) -> bool | None:
-    """True where an inverse layer has gone back along such a record before: tables of both ways in one launch program
-    take half the time. None where nothing is known."""
+    """True where an inverse layer went back along such a record before: both ways are made in one launch program then.
+    None where nothing is known, and in a graph, which does not depend on what ran before."""
+    if torch.compiler.is_compiling() or not _LED_BACK:
+        return None
     return True if (key, window.text) in _LED_BACK else None
-
-
-_MOST_KEYS = 4096
 
 
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: Window, training: bool) -> None:
@@ -223,3 +225,9 @@ def count_voxels(most: Tensor | None, rows: int) -> None:
     """Raise the recorded count to ``rows``."""
     if most is not None:
         most.copy_(torch.maximum(most, torch.full_like(most, rows)))
+
+
+def without_count(layer: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """A checkpoint that was saved without ``record_voxel_count`` starts counting at 0."""
+    if layer.get_max_num_voxels() is not None and isinstance(state_dict, dict):
+        state_dict.setdefault(prefix + COUNT, torch.zeros(1, dtype=torch.int32))

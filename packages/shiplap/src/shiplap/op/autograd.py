@@ -167,8 +167,8 @@ def make_autograd(
     """The implementation of the Autograd key: ``below``, the op below autograd, recorded where a gradient is asked for.
 
     Beside it what records plain calls of positional arguments, for those who know that theirs is one; None where all
-    calls need more. ``overload`` is what transforms of torch.func further out must see. A tangent (forward mode) is that of
-    ``reference``, which is what the op computes.
+    calls need more. ``overload`` is what transforms of torch.func further out must see. A tangent (forward mode) is
+    that of ``reference``, which is what the op computes.
     """
     changes = [i for i, a in enumerate(spec.args) if a.mutated]
     keyed = bool(changes) or any(a.keyword_only for a in spec.tensors)  # all go by position: such tensors count, too
