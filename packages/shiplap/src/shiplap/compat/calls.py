@@ -152,12 +152,14 @@ class ShortCut(Generic[P, R]):
                     and (any_autocast() or functorch_transform() is not None or forward._current_level >= 0)
                 )
             ):
-                return self.through(args, kwargs)  # type: ignore[return-value] # it is what the declaration says
-            if not self.separable or not is_grad_enabled() or not any_requires_grad(*args):
-                return self.direct(*args)  # type: ignore[return-value] # so it is
-            if self.recorded is None or not _SIMPLE.issuperset(map(type, args)) or not untouched():
-                return self.through(args, kwargs)  # type: ignore[return-value]
-            return self.recorded(self.direct, *args)  # type: ignore[return-value]
+                result = self.through(args, kwargs)
+            elif not self.separable or not is_grad_enabled() or not any_requires_grad(*args):
+                result = self.direct(*args)
+            elif self.recorded is None or not _SIMPLE.issuperset(map(type, args)) or not untouched():
+                result = self.through(args, kwargs)
+            else:
+                result = self.recorded(self.direct, *args)
+            return result  # type: ignore[return-value] # it is what the declaration says
         except (RuntimeError, TypeError) as e:
             if self.explain(args, kwargs, e):
                 return self(*args, **kwargs)
