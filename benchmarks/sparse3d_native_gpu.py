@@ -5,9 +5,9 @@ time of a map, ``map_host``, is that of twenty in a row. Bindings that are not i
 (``shiplap.bind.native.build``). The record also has cells with peers, of ``sparse3d_gpu.py`` in the same run.
 Run: ``python benchmarks/sparse3d_native_gpu.py --before /path/of/another/checkout --json FILE``.
 
-``--maps`` calls what builds a map in each library, for no backward and with nothing around it: the difference of a layer
-that builds its map and one that has it, as in ``sparse3d_gpu.py``, hides what overlaps, and is noise where a map is
-short.
+``--maps`` calls what builds a map in each library, for no backward and with nothing around it: the difference of a
+layer that builds its map and one that has it, as in ``sparse3d_gpu.py``, hides what overlaps, and is noise where a map
+is short.
 """
 
 from __future__ import annotations

@@ -25,8 +25,13 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
     known = _known if torch.compiler.is_compiling() else bool
     for limit, parts in _STRIDED if strided else _PARTS:
         if known(rows <= limit):
-            return max(least, min(taps, parts, _most_parts))
+            return _filled(taps, max(least, min(taps, parts, _most_parts)))
     return max(1, least)
+
+
+def _filled(taps: int, parts: int) -> int:
+    """As many parts as have taps, of so many: eight taps are five parts of two but for one that is empty."""
+    return -(-taps // -(-taps // parts)) if taps > 0 else parts
 
 
 _PARTS = (8_000, 9), (32_000, 3), (128_000, 2)  # up to so many rows, into so many parts

@@ -30,6 +30,11 @@ def test_tables_of_strided_steps_have_fewer_parts():
     assert [parts_for(rows, 27, strided=True) for rows in (900, 4_000, 30_000, 70_000, 100_000)] == [9, 5, 3, 2, 1]
 
 
+def test_no_part_is_empty():
+    assert [parts_for(4_000, taps) for taps in (0, 1, 8, 15, 27, 40)] == [0, 1, 8, 8, 9, 8]
+    assert [parts_for(4_000, taps, strided=True) for taps in (8, 27)] == [4, 5]
+
+
 def test_parts_that_fill_a_device():
     assert parts_that_fill(4_000, 1024, 27) == 1  # 63 x 8 tiles
     assert parts_that_fill(4_000, 128, 27) == 5

@@ -135,3 +135,12 @@ def test_random_recordings_are_replayed_without_touching_other_memory(tmp_path):
     env = {**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}:{home / 'lib'}", "ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run([program], env=env, check=False, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "replayed\n"), done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(("value", "on"), [(None, True), ("1", True), ("0", False)])
+def test_it_is_on_unless_it_is_turned_off(value, on, monkeypatch):
+    monkeypatch.setattr(replay, "_known", lambda: True)
+    monkeypatch.delenv("SHIPLAP_REPLAY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SHIPLAP_REPLAY", value)
+    assert replay.wanted() is on

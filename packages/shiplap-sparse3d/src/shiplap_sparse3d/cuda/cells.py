@@ -40,7 +40,7 @@ CHUNK = 512  # words of 32 cells that a program counts or lists
 FEW = 4096  # voxels up to here are compared with each other: three launches, where the cells take six
 CELLS_PER_VOXEL = 256  # of the bitmap, at most: 32 bytes, where the hash set takes 16 and its sort 24 of each output
 SCENES, VAST, SCENES_OF_VAST = 64, 1 << 24, 4  # at most so many scenes; of vast grids few: each costs two reads of it
-ROOMY = 1 << 16  # rows from here on are copied out of a tensor of which they are less than half
+COPIED = 1 << 16  # rows from here on are copied out of a tensor of which they are less than half
 
 
 def scenes_for(rows: int, cells: int) -> int:
@@ -263,8 +263,8 @@ def out_coords(
         voxels, count = bounded.first_voxels(coords, shape, *window, capacity, scenes)
         m = int(count)
         if 0 <= m <= capacity:
-            found = voxels[:m]
-            return found.clone() if m > ROOMY and 2 * m < capacity else found
+            first = voxels[:m]
+            return first.clone() if m > COPIED and 2 * m < capacity else first
         if m < 0 or (scenes == 0 and most > 2 * FEW):
             break
     return by_hash(coords, shape, *window)
