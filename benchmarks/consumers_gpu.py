@@ -4,22 +4,25 @@ SpUNet and VoxelBackBone8x (``_networks.py``, fp16) on the voxels of sphere shel
 makes its ``SparseConvTensor`` and so all of its tables. ``inference`` is in eval, ``training`` forward and backward.
 Each cell is the median of calls between two CUDA events, from an idle GPU, the packages taking turns. Bindings in C++,
 which a program has from its 32nd call on or finds in its cache, are built before. ``host`` is the time until a call
-returns, in a row of calls; ``syncs`` are the times that PyTorch waits for the device in a call.
+returns, in a row of calls; ``syncs`` are the times that PyTorch waits for the device in a call; ``busy`` are the
+milliseconds that the GPU works for a call, and its kernels. Networks and modes have a process each. They compile side
+by side, and are timed one after the other when all of them have.
 
 ``first`` is the seconds of the first call of ``torch.compile(network)`` on voxels whose number is marked as dynamic, in
-a process with empty caches and in the process after it. ``dynamic=True`` would make numbers of the model dynamic, too,
-which Dynamo takes back by tracing once more.
+a process with empty caches and in the process after it; ``again`` is a process that finds what the parts before it
+have left in the caches. ``dynamic=True`` would make numbers of the model dynamic, too, which Dynamo takes back by
+tracing once more.
 
 Each part runs in a process of its own with a limit of time, and prints what it has as it goes:
-``python benchmarks/consumers_gpu.py [--json] [--parts first,cells,profile]``.
+``python benchmarks/consumers_gpu.py [--json] [--parts first,cells,again,profile]``.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +30,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -39,6 +43,7 @@ from torch._dynamo import mark_dynamic
 sys.path.insert(0, str(Path(__file__).parent))
 from _networks import NETWORKS, shell
 from _record import record, write
+from _turns import READY, in_process, in_turn
 from sparse3d_gpu import once
 
 import shiplap_sparse3d.spconv as facade
@@ -49,7 +54,10 @@ from shiplap_sparse3d import bounded, ops, planning
 SOURCES = [
     "benchmarks/consumers_gpu.py",
     "benchmarks/_networks.py",
+    "benchmarks/_turns.py",
+    "packages/shiplap/src/shiplap/bind/*.py",
     "packages/shiplap/src/shiplap/fuse/*.py",
+    "packages/shiplap/src/shiplap/op/*.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/spconv/*.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.triton.jinja",
@@ -59,7 +67,8 @@ SOURCES = [
 SHELLS = (111, 224)  # 47,354 and 193,976 voxels
 PEERS = (("spconv.pytorch", "spconv"), ("spconv_triton.pytorch", "spconv-triton"))
 CHANNELS = 4
-LAUNCHED = [planning.subm_plan, planning.conv_plan, bounded.reached_keys, bounded.voxels_of_keys, ops.tap_blocks]
+LAUNCHED = [planning.subm_plan, planning.conv_plan, bounded.first_voxels, bounded.reached_keys]
+LAUNCHED += [bounded.voxels_of_keys, ops.tap_blocks]
 Run = Callable[[], Any]
 Row = dict[str, Any]
 
@@ -150,7 +159,7 @@ class Nets:
     """The packages' networks of one kind in one mode, with the same weights. They serve scenes of every size."""
 
     def __init__(self, name: str, mode: str, wanted: list[str], compiled: bool) -> None:
-        self.name, self.mode = name, mode
+        self.name, self.mode, self.first = name, mode, dict[str, float]()
         train = mode == "training"
         ours = network(name, facade).train(train)
         state = {key: value.float() for key, value in ours.state_dict().items()}
@@ -159,21 +168,26 @@ class Nets:
         if compiled:
             self.nets["shiplap compiled"] = torch.compile(network(name, facade, state).train(train))
 
-    def compared(self, res: int, rounds: int) -> Row:
-        """Milliseconds of each package, and how far the results of others are from ours."""
-        inputs, runs, results, first = scene(res), dict[str, Run](), dict[str, Tensor](), dict[str, float]()
-        for who, net in self.nets.items():
+    def warm(self, res: int) -> None:
+        """Compile for voxels of that size; who fails is left out from then on."""
+        inputs = scene(res)
+        for who, net in list(self.nets.items()):
             run, began = MODES[self.mode](net, inputs), time.perf_counter()
             try:
-                results[who] = run().detach().float()
-                torch.cuda.synchronize()
-                first[who] = round(time.perf_counter() - began, 2)
                 run()
-                runs[who] = run
+                torch.cuda.synchronize()
+                self.first.setdefault(who, round(time.perf_counter() - began, 2))
+                run()
             except Exception as e:
                 print(f"{who} fails: {type(e).__name__}: {str(e)[:300]}", file=sys.stderr)
-        times, want = in_turns(runs, rounds), results["shiplap"]
-        apart = {who: _sums(got) - _sums(want) for who, got in results.items()}  # rows may be in another order
+                del self.nets[who]
+
+    def compared(self, res: int, rounds: int) -> Row:
+        """Milliseconds of each package, and how far the results of others are from ours."""
+        inputs = scene(res)
+        runs = {who: MODES[self.mode](net, inputs) for who, net in self.nets.items()}
+        results = {who: _sums(run().detach().float()) for who, run in runs.items()}  # rows may be in another order
+        want, times = results["shiplap"], in_turns(runs, rounds)
         return {
             "network": self.name,
             "voxels": len(inputs[1]),
@@ -181,9 +195,27 @@ class Nets:
             "ms": times,
             "host": {who: host(run) for who, run in runs.items()},
             "syncs": {who: syncs(run) for who, run in runs.items()},
-            "first": first,
-            "errors": {who: round(float(apart[who].norm() / _sums(want).norm()), 6) for who in times},
+            "first": self.first,
+            "errors": {who: round(float((got - want).norm() / want.norm()), 6) for who, got in results.items()},
         }
+
+    def busy(self, res: int, calls: int = 3) -> dict[str, list[float]]:
+        """Milliseconds that the GPU works for a call, and of how many kernels."""
+        from torch.profiler import ProfilerActivity, profile
+
+        found = {}
+        for who, net in self.nets.items():
+            run = MODES[self.mode](net, scene(res))
+            run()
+            torch.cuda.synchronize()
+            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                for _ in range(calls):
+                    run()
+                torch.cuda.synchronize()
+            kernels = [e for e in seen.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
+            spent = sum(e.self_device_time_total for e in kernels) / calls / 1e3
+            found[who] = [round(spent, 3), round(sum(e.count for e in kernels) / calls, 1)]
+        return found
 
 
 def _sums(out: Tensor) -> Tensor:
@@ -203,12 +235,21 @@ def build_bindings() -> None:
 
 
 def cells(name: str, given: argparse.Namespace) -> Iterator[Row]:
-    """Every mode and size of a network, in this process."""
+    """A mode of a network at every size, in this process; timed when it is its turn."""
+    patience = threading.Timer(given.patience, os._exit, [1])
+    patience.start()
     build_bindings()
-    for mode in MODES:
-        nets = Nets(name, mode, given.peers.split(","), not given.eager)
-        for res in SHELLS:
-            yield nets.compared(res, given.rounds)
+    nets = Nets(name, given.mode, given.peers.split(","), not given.eager)
+    for res in SHELLS:
+        nets.warm(res)
+    patience.cancel()
+    print(READY, flush=True)
+    with Path(given.turn).open() as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        rows = [nets.compared(res, given.rounds) for res in SHELLS]
+        yield from rows
+        for row, res in zip(rows, SHELLS, strict=True):
+            yield {**row, "busy": nets.busy(res)}
 
 
 def profiled(name: str, given: argparse.Namespace) -> Iterator[Row]:
@@ -255,42 +296,27 @@ def first_call(name: str, given: argparse.Namespace) -> Iterator[Row]:
 PARTS: dict[str, Callable[[str, argparse.Namespace], Iterator[Row]]] = {
     "first": first_call,
     "cells": cells,
+    "again": first_call,
     "profile": profiled,
 }
-
-
-def in_process(part: str, name: str, given: argparse.Namespace, caches: dict[str, str]) -> list[Row]:
-    """The rows of a part, as many as its process printed within its limit."""
-    options = ["--peers", given.peers, "--rounds", str(given.rounds), *(["--eager"] if given.eager else [])]
-    command = [sys.executable, __file__, "--here", part, "--network", name, *options]
-    rows: list[Row] = []
-    with subprocess.Popen(command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True) as process:
-        timer = threading.Timer(given.limit, process.kill)
-        timer.start()
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            if line.startswith("{"):
-                rows.append(json.loads(line))
-        process.wait()
-        timer.cancel()
-    if process.returncode:
-        print(f"# {part} of {name} ended with status {process.returncode}", file=sys.stderr, flush=True)
-    return rows
 
 
 def measured(given: argparse.Namespace, names: list[str]) -> dict[str, list[Row]]:
     """All parts. The first calls are made with empty caches, then in a second process."""
     done: dict[str, list[Row]] = {part: [] for part in given.parts.split(",")}
     for part, rows in done.items():
+        if part == "cells":
+            build_bindings()
+            rows += in_turn(__file__, list(product(names, MODES)), given)
+            continue
         for name in names:
             if part != "first":
-                rows += in_process(part, name, given, {})
+                rows += in_process(__file__, part, name, given, {})
                 continue
             with tempfile.TemporaryDirectory() as home:
                 variables = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "SHIPLAP_CACHE_DIR"
                 for _ in range(2):
-                    rows += in_process(part, name, given, {v: f"{home}/{v.lower()}" for v in variables})
+                    rows += in_process(__file__, part, name, given, {v: f"{home}/{v.lower()}" for v in variables})
     return done
 
 
@@ -312,9 +338,12 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(name for _, name in PEERS), help="some of: %(default)s")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--limit", type=float, default=400.0, help="seconds for a process")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds to compile in")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--network", choices=sorted(NETWORKS), help="only this one")
     parser.add_argument("--here", choices=sorted(PARTS), help="one part, in this process")
+    parser.add_argument("--mode", choices=sorted(MODES), help=argparse.SUPPRESS)
+    parser.add_argument("--turn", help=argparse.SUPPRESS)
     given = parser.parse_args()
     names = [given.network] if given.network else sorted(NETWORKS)
     if given.here:

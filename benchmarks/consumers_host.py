@@ -44,29 +44,27 @@ def silence() -> None:
     host.silence()
     from shiplap.bind.launched import LaunchedKernel
     from shiplap_sparse3d import bounded, ops, plan, planning
-    from shiplap_sparse3d.cuda import coords
+    from shiplap_sparse3d.cuda import cells
 
     host.on_cpu(
         [
             *(ops.conv, ops.conv_weight_grad, ops.tap_blocks, ops.out_coords, planning.subm_plan, planning.conv_plan),
-            *(bounded.out_coords_bounded, bounded.reached_keys, bounded.voxels_of_keys),
+            *(bounded.out_coords_bounded, bounded.first_voxels),
         ]
     )
     plan.wants_sorted.__code__ = (lambda tensor: True).__code__
     plan.Plan.unsorted = lambda self: plan.Plan(self.table, self.rows)  # type: ignore[method-assign]
     LaunchedKernel.invoke = lambda self, call, tensors, extents, scratch: None  # type: ignore[method-assign]
-    coords.out_coords = half  # type: ignore[assignment]
+    cells.out_coords = half
 
 
 def half(cells: Tensor, shape: list[int], *window: list[int]) -> Tensor:
     """As ``out_coords`` of CUDA, which reads a number back: half as many voxels as there were."""
     from shiplap_sparse3d import bounded
-    from shiplap_sparse3d.coords import output_shape
 
-    keys, count = bounded.reached_keys(cells, shape, *window, max(1024, cells.shape[0]))
+    voxels, count = bounded.first_voxels(cells, shape, *window, max(1024, cells.shape[0]), 1)
     int(count)
-    rows = max(64, cells.shape[0] // 2)
-    return bounded.voxels_of_keys(keys[:rows], [max(1, size) for size in output_shape(shape, *window)])
+    return voxels[: max(64, cells.shape[0] // 2)]
 
 
 def runs(name: str, mode: str) -> Callable[[], Any]:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from shiplap.extend import error
 
-__all__ = ["made_inside", "refuse"]
+__all__ = ["inside", "made_inside", "refuse", "refuse_in_eager"]
 
 _FORWARD = CheckpointFunction.forward.__code__
 
@@ -39,13 +39,21 @@ def made_inside() -> bool:
     return not torch.compiler.is_compiling() and _arguments() is not None
 
 
+def inside() -> bool:
+    """The same for those who know that nothing is being compiled."""
+    return _arguments() is not None
+
+
 def refuse(where: str, x: Any) -> bool:
     """SL215 if ``x`` came into the reentrant checkpoint that is running as an argument, or came out of one.
 
     Returns whether one is running.
     """
-    if torch.compiler.is_compiling():
-        return False
+    return not torch.compiler.is_compiling() and refuse_in_eager(where, x)
+
+
+def refuse_in_eager(where: str, x: Any) -> bool:
+    """The same for those who know that nothing is being compiled."""
     given = _arguments()
     if given is None:
         if not (x.checkpointed and torch.is_grad_enabled()):

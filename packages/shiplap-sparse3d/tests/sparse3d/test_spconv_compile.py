@@ -114,6 +114,31 @@ def test_sums_of_different_voxels_are_one_graph():
     torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="aot_eager")(*arguments), run(*arguments))
 
 
+def _features_assigned(x: spconv.SparseConvTensor) -> spconv.SparseConvTensor:
+    x.features = nn.functional.silu(x.features)
+    return x
+
+
+def _members_assigned(x: spconv.SparseConvTensor) -> spconv.SparseConvTensor:
+    x._features = torch.cat([x.features, x.features * 2])  # as TRELLIS does
+    x.indices, x.batch_size = torch.cat([x.indices, x.indices + torch.tensor([2, 0, 0, 0]).int()]), 4
+    x.indice_dict = {}
+    return x
+
+
+@pytest.mark.parametrize("assign", [_features_assigned, _members_assigned])
+def test_a_graph_sees_what_was_assigned(assign):
+    """Torch 2.11 does not run the setter of a property in a graph: layers went on with what there was before."""
+    a, b = (spconv.SubMConv3d(4, 4, 3, indice_key="a") for _ in "ab")
+
+    def run(features: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return b(assign(a(spconv.SparseConvTensor(features, indices, GRID, 2)))).dense()
+
+    x = scene(60, GRID, 4, dtype=torch.float32)
+    expected = run(x.feats, x.coords)
+    torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="eager")(x.feats, x.coords), expected)
+
+
 def test_autocast_in_a_graph():
     net = spconv.SparseSequential(spconv.SubMConv3d(4, 8, 3), nn.ReLU(), spconv.SparseMaxPool3d(2, 2))
 
@@ -130,7 +155,10 @@ def test_autocast_in_a_graph():
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("fullgraph", [True, False])
+_KEEPS_TEXT = pytest.mark.skipif(torch.__version__ < (2, 13), reason="torch 2.11 drops what an error says")
+
+
+@pytest.mark.parametrize("fullgraph", [True, pytest.param(False, marks=_KEEPS_TEXT)])
 def test_a_grid_that_vanishes_is_the_same_error_while_tracing(fullgraph):
     layer = spconv.SparseConv3d(4, 4, 3, stride=2)
 
@@ -214,7 +242,7 @@ def test_an_error_of_a_graph_is_the_error_it_is():
         torch.compile(run, backend="aot_eager")(x.feats, x.coords)
     assert (caught.value.id, caught.value.got) == ("SL202", "4 channels")
     compat.reset_compiler()
-    with pytest.raises(Exception, match=r"ArgumentError\('SL202: sizes disagree.*got      4 channels.*fix"):
+    with pytest.raises(Exception, match=r"ArgumentError\(.*SL202: sizes disagree.*got      4 channels.*fix"):
         torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords)
 
 

@@ -57,6 +57,31 @@ def affine(ns, asked):
     return affine
 
 
+def test_a_plain_recorded_call_goes_one_way(ns, monkeypatch):
+    """Autograd alone sees it; whatever else has to look at a call still does."""
+
+    @sl.op(f"{ns}::twice")
+    def twice(x: V) -> V:
+        return x * 2
+
+    @twice.backward
+    def _(grad, saved, needs):
+        return {"x": grad * 2}
+
+    through, taken = twice.through, []
+    monkeypatch.setattr(twice, "through", lambda args, kwargs: taken.append(len(kwargs)) or through(args, kwargs))
+    x = torch.ones(3, requires_grad=True)
+    twice(x).sum().backward()
+    assert (taken, x.grad.tolist()) == ([], [2.0, 2.0, 2.0])
+    twice(x=x)
+    torch.func.grad(lambda t: twice(t).sum())(x)
+    with torch.autocast("cpu"):
+        twice(x)
+    with torch.autograd.profiler.profile():
+        twice(x)
+    assert len(taken) == 4
+
+
 def tensors(*shapes, grad=True):
     torch.manual_seed(0)
     return [torch.randn(s, dtype=torch.float64, requires_grad=grad) for s in shapes]

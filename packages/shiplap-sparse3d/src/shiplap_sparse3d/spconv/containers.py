@@ -32,9 +32,7 @@ def _make(children: Sequence[Any], rest: _Members) -> SparseConvTensor:
     made = object.__new__(SparseConvTensor)
     vars(made).update(vars(rest.source))
     made._features, indices = children
-    if indices is not made._indices:
-        made.indices, made.indice_dict = indices, {}
-    return made
+    return made if indices is made._indices else made.onto(indices)
 
 
 FIELDS = ["features", "indices", "spatial_shape", "batch_size", "grid", "voxel_num", "indice_dict", "benchmark"]

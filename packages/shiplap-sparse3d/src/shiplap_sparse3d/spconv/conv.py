@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -127,7 +127,7 @@ class SparseConvolution(SparseModule):
         self.weight = nn.Parameter(torch.empty(shape, **factory))
         self.bias = nn.Parameter(torch.empty(self.out_channels, **factory)) if bias else None
         self.reset_parameters()
-        self.register_load_state_dict_pre_hook(_without_count)
+        self.register_load_state_dict_pre_hook(indices.without_count)
 
     def reset_parameters(self) -> None:
         """Kaiming uniform with ``a = sqrt(5)`` over the fan-in, as ``torch.nn.Conv3d`` does."""
@@ -156,45 +156,52 @@ class SparseConvolution(SparseModule):
 
     @one_node
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
-        checkpointed = check_sparse(type(self).__name__, input)
-        if input._features.shape[1] != self.in_channels:
-            got, expected = f"{input.features.shape[1]} channels", f"in_channels = {self.in_channels}"
-            raise error("SL202", where=type(self).__name__, got=got, expected=expected)
-        if self.conv1x1:
-            output = self._pointwise(input, checkpointed)
+        where, key = type(self).__name__, self.indice_key
+        checkpointed, compiling = check_sparse(where, input), torch.compiler.is_compiling()
+        features = input.features if compiling else input._features
+        if features.shape[1] != self.in_channels:
+            got, expected = f"{features.shape[1]} channels", f"in_channels = {self.in_channels}"
+            raise error("SL202", where=where, got=got, expected=expected)
+        if not self.conv1x1:
+            output = self._convolve(input, features, self._indice_data(where, key, input), checkpointed)
+        elif compiling:
+            output = input.replace_feature(self._pointwise(features))
         else:
-            output = self._convolve(input, self._indice_data(input), checkpointed)
+            output = input.with_features(self._pointwise(features), checkpointed, input._indices)
         if self.act_type is not None:
             output = output.replace_feature(activate(output.features, self.act_type, self.act_alpha))
         return output if add_input is None else output + add_input
 
-    def _pointwise(self, input: SparseConvTensor, checkpointed: bool) -> SparseConvTensor:
+    def _pointwise(self, features: Tensor) -> Tensor:
         # spconv views the memory of [out, 1, .., in] as [in, out], which is no transpose; so do its checkpoints.
         weight = self.weight.reshape(self.in_channels, self.out_channels)
-        return input.with_features(nn.functional.linear(input._features, weight.t(), self.bias), checkpointed)
+        return nn.functional.linear(features, weight.t(), self.bias)
 
-    def _convolve(self, input: SparseConvTensor, data: IndiceData, checkpointed: bool) -> SparseConvTensor:
-        plan = data.way_back if self.inverse else data.plan
-        features = plan.conv(input._features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
+    def _convolve(self, input: SparseConvTensor, features: Tensor, data: IndiceData, inside: bool) -> SparseConvTensor:
         if self.inverse:
-            return input.move(features, data.geometry, data.indices, data.spatial_shape, checkpointed)
+            indices.note_way_back(self.indice_key, data)
+        plan = data.way_back if self.inverse else data.plan
+        features = plan.conv(features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
+        if self.inverse:
+            return input.move(features, data.geometry, data.indices, data.spatial_shape, inside)
         if self.training:  # a graph knows of one row since the tensor was made
             assume_rows(features.shape[0], training=True)
-        output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape, checkpointed)
+        output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape, inside)
         if self.indice_key is not None:
             output.indice_dict[self.indice_key] = data
         if self.record_voxel_count:
             indices.count_voxels(self.get_max_num_voxels(), features.shape[0])
         return output
 
-    def _indice_data(self, input: SparseConvTensor) -> IndiceData:
+    def _indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData:
         """The record under ``indice_key`` if this layer may use it, or a new one."""
-        where, key = type(self).__name__, self.indice_key
         data = indices.find(where, input, key, self.algo)
         if self.inverse:
             return indices.check_inverse(where, input, key, data, self.kernel_size)
         if data is None:
-            return indices.build(where, input, self.window, self.algo, subm=self.subm, training=self.training)
+            window, subm = self.window, self.subm
+            back = None if subm else indices.leads_back(key, window)
+            return indices.build(where, input, window, self.algo, subm=subm, training=self.training, back=back)
         if not self.subm:
             raise indices.taken(where, key)
         return indices.check_subm(where, input, key, data, self.kernel_size, self.dilation)
@@ -206,12 +213,6 @@ class SparseConvolution(SparseModule):
         text += "" if self.groups == 1 else f", groups={self.groups}"
         text += "" if self.bias is not None else ", bias=False"
         return f"{text}, algo={self.algo}" + ("" if self.act_type is None else f", act={self.act_type}")
-
-
-def _without_count(layer: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """A checkpoint that was saved without ``record_voxel_count`` starts counting at 0."""
-    if layer.get_max_num_voxels() is not None and isinstance(state_dict, dict):
-        state_dict.setdefault(prefix + indices.COUNT, torch.zeros(1, dtype=torch.int32))
 
 
 class _Strided(SparseConvolution):

@@ -13,8 +13,7 @@ from torch import Tensor
 from shiplap.extend import error
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.geometry import Geometry, per_axis
-from shiplap_sparse3d.reentrant import made_inside
-from shiplap_sparse3d.reentrant import refuse as refuse_reentrant
+from shiplap_sparse3d.reentrant import inside, made_inside, refuse_in_eager
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
@@ -58,7 +57,7 @@ def check_sparse(where: str, x: Any) -> bool:
         return False
     if x._features.shape[0] != x._indices.shape[0]:
         check_rows(where, x._features, x._indices.shape[0])
-    return refuse_reentrant(where, x)
+    return refuse_in_eager(where, x)
 
 
 def autocast(tensor: Tensor) -> Tensor:
@@ -123,7 +122,7 @@ class SparseConvTensor(Summed):
     ) -> None:
         self._features = features
         self._indices = indices
-        self._geometry: Geometry | None = None
+        self._known: tuple[Geometry, Tensor] | None = None
         self.spatial_shape = cells_of(spatial_shape)
         self.batch_size = int(batch_size) if isinstance(batch_size, Tensor) else batch_size
         self.indice_dict: dict[str, IndiceData] = {} if indice_dict is None else indice_dict
@@ -153,6 +152,10 @@ class SparseConvTensor(Summed):
             raise error("SL204", where=where, got=features.dtype, expected="a floating dtype")
 
     # --- what layers read ---------------------------------------------------------------------------------------------
+    #
+    # Torch 2.11 does not run the setter of a property in a graph: the getter gives what was assigned, and nothing else
+    # that the setter does is done. So what runs in a graph does not read past the getters, and the geometry is compared
+    # with the indices that it was made of.
 
     @property
     def features(self) -> Tensor:
@@ -168,8 +171,7 @@ class SparseConvTensor(Summed):
 
     @indices.setter
     def indices(self, val: Tensor) -> None:
-        self._indices, self._geometry = val, None
-        assume_rows(val.shape[0])
+        self._put(val)
 
     @property
     def ndim(self) -> int:
@@ -178,17 +180,22 @@ class SparseConvTensor(Summed):
     @property
     def geometry(self) -> Geometry:
         """The voxels as shiplap has them: coordinates of three axes and the tables built on them so far."""
-        known, shape = self._geometry, tuple(self.spatial_shape)
-        if known is None or known.spatial_shape[-self.ndim :] != shape or known.batch_size != self.batch_size:
-            self._geometry = known = Geometry(self._indices, shape, self.batch_size)
-        return known
+        indices, shape, scenes = self.indices, tuple(self.spatial_shape), self.batch_size
+        if self._known is not None:
+            known, made_of = self._known
+            if made_of is indices and known.spatial_shape[-len(shape) :] == shape and known.batch_size == scenes:
+                return known
+        assume_rows(indices.shape[0])
+        made = Geometry(indices, shape, scenes)
+        self._known = made, indices
+        return made
 
     @property
     def is_quantized(self) -> bool:
         return False
 
     def q_scale(self) -> float:
-        raise error("SL208", where="SparseConvTensor.q_scale", got=self._features.dtype, expected="a quantised tensor")
+        raise error("SL208", where="SparseConvTensor.q_scale", got=self.features.dtype, expected="a quantised tensor")
 
     @property
     def spatial_size(self) -> int:
@@ -202,22 +209,22 @@ class SparseConvTensor(Summed):
 
     def shadow_copy(self) -> SparseConvTensor:
         """Another tensor with the same members; ``indice_dict`` and tables are shared."""
-        return self.replace_feature(self._features)
+        return self.replace_feature(self.features)
 
     def replace_feature(self, feature: Tensor) -> SparseConvTensor:
         """Other features on the same voxels; ``indice_dict`` and tables are shared."""
         if torch.compiler.is_compiling():
-            return self.with_features(feature, False)
+            return self.with_features(feature, False, self.indices)
         if is_proxy(feature):
-            return SparseConvTensor(feature, self._indices, self.spatial_shape, self.batch_size)
-        return self.with_features(feature, made_inside())
+            return SparseConvTensor(feature, self.indices, self.spatial_shape, self.batch_size)
+        return self.with_features(feature, inside(), self._indices)
 
-    def with_features(self, feature: Tensor, checkpointed: bool) -> SparseConvTensor:
-        """``replace_feature`` where it is known whether this is ``checkpointed``."""
+    def with_features(self, feature: Tensor, checkpointed: bool, indices: Tensor) -> SparseConvTensor:
+        """``replace_feature`` where it is known whether this is ``checkpointed``, with the ``indices`` as they are."""
         # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over, and
         # what a graph is not asked is not called.
         other = object.__new__(SparseConvTensor)
-        other._features, other._indices, other._geometry = feature, self._indices, self._geometry
+        other._features, other._indices, other._known = feature, indices, self._known
         other.spatial_shape, other.batch_size = self.spatial_shape, self.batch_size
         other.indice_dict, other._unread = self.indice_dict, self._unread
         if checkpointed:
@@ -230,24 +237,33 @@ class SparseConvTensor(Summed):
         self, feature: Tensor, geometry: Geometry, indices: Tensor, spatial_shape: list[int], checkpointed: bool
     ) -> SparseConvTensor:
         """``feature`` on other voxels of the same scenes, with a copy of ``indice_dict``."""
-        other = self.with_features(feature, checkpointed)
+        other = self.with_features(feature, checkpointed, indices)
         if indices is not self._indices:
-            other.indices = indices
-        other.spatial_shape, other.indice_dict, other._geometry = list(spatial_shape), self.indice_dict.copy(), geometry
+            assume_rows(indices.shape[0])
+        other.spatial_shape, other.indice_dict = list(spatial_shape), self.indice_dict.copy()
+        other._known = geometry, indices
         return other
 
     def select_by_index(self, valid_indices: Tensor) -> SparseConvTensor:
         """The voxels under a mask or row numbers, without records: they are about other voxels."""
         rows = chosen_rows(valid_indices) if valid_indices.dtype == torch.bool else valid_indices
-        other = self.replace_feature(self._features[rows])
-        other.indices, other.indice_dict = self._indices[rows], {}
-        return other
+        return self.replace_feature(self.features[rows]).onto(self.indices[rows])
+
+    def onto(self, indices: Tensor) -> SparseConvTensor:
+        """This tensor, which nobody else has yet, on other voxels and without records."""
+        self._put(indices)
+        self.indice_dict = {}
+        return self
+
+    def _put(self, indices: Tensor) -> None:
+        self._indices = indices
+        assume_rows(indices.shape[0])
 
     def minus(self) -> SparseConvTensor:
-        return self.replace_feature(-self._features)
+        return self.replace_feature(-self.features)
 
     def dequantize(self) -> SparseConvTensor:
-        return self.replace_feature(self._features.dequantize())
+        return self.replace_feature(self.features.dequantize())
 
     @classmethod
     def from_dense(cls, x: Tensor) -> SparseConvTensor:
@@ -258,20 +274,20 @@ class SparseConvTensor(Summed):
     def dense(self, channels_first: bool = True) -> Tensor:
         """``[batch, c, *spatial]`` (or channels last), zeros where no voxel is active."""
         check_sparse("SparseConvTensor.dense", self)
-        cells = SparseTensor(self._features, geometry=self.geometry).dense()
-        cells = cells.reshape(self.batch_size, self._features.shape[1], *self.spatial_shape)
+        cells = SparseTensor(self.features, geometry=self.geometry).dense()
+        cells = cells.reshape(self.batch_size, self.features.shape[1], *self.spatial_shape)
         return cells.contiguous() if channels_first else cells.movedim(1, -1).contiguous()
 
     def plus(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
         """Row by row, on the voxels of this tensor: ``x + other``."""
         if isinstance(other, SparseConvTensor):
             other = other.features
-        return self.replace_feature(self._features + other) if isinstance(other, Tensor) else NotImplemented
+        return self.replace_feature(self.features + other) if isinstance(other, Tensor) else NotImplemented
 
     __add__ = __radd__ = __iadd__ = plus
 
     def __repr__(self) -> str:
-        return f"SparseConvTensor[shape={self._features.shape}]"
+        return f"SparseConvTensor[shape={self.features.shape}]"
 
     def __dir__(self) -> list[str]:
         # Models ask it for "replace_feature". No graph lists the names of object, and none of torch 2.11 those of self.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,10 @@ __all__ = [
     "find",
     "get_conv_output_size",
     "get_deconv_output_size",
+    "leads_back",
+    "note_way_back",
     "taken",
+    "without_count",
 ]
 
 COUNT = "max_num_voxels_during_training"  # the buffer's name in spconv's checkpoints
@@ -100,8 +104,11 @@ def build(
     subm: bool = False,
     training: bool = False,
     pooled: bool = False,
+    back: bool | None = None,
 ) -> IndiceData:
     """The record of a layer that finds none; of a pool's the plan of convolutions is built when one asks for it.
+
+    ``back``: with the tables of the way back, by default while gradients are recorded.
 
     Raises SL208 when the output grid has no cells, SL211 when there are voxels and none has an output.
     """
@@ -118,11 +125,29 @@ def build(
         out_shape = get_deconv_output_size(shape, *sizes, window.output_padding)
     fix = "enlarge spatial_shape or the padding"
     check_least(where, out_shape, lambda: f"output shape {out_shape} of input shape {shape}, {window.text}", fix)
-    step = window.step(here, pooled=pooled)
+    step = window.step(here, pooled=pooled, back=back)
     there, plan = step.geometry, None if pooled else step.plan
     indices = indices_of(there.coords, input.ndim)
     _check_vanished(where, input, indices.shape[0], window, training)
     return IndiceData(input.indices, indices, shape, out_shape, False, algo, window, here, there, plan)
+
+
+_LED_BACK: set[tuple[str | None, str]] = set()  # keys and windows along which inverse layers went back
+_MOST_KEYS = 4096
+
+
+def note_way_back(key: str | None, data: IndiceData) -> None:
+    """An inverse layer goes back along ``data``; without gradients it builds the tables for that."""
+    if not torch.compiler.is_compiling() and not data.whole and len(_LED_BACK) < _MOST_KEYS:
+        _LED_BACK.add((key, data.window.text))
+
+
+def leads_back(key: str | None, window: Window) -> bool | None:
+    """True where an inverse layer went back along such a record before: both ways are made in one launch program then.
+    None where nothing is known, and in a graph, which does not depend on what ran before."""
+    if torch.compiler.is_compiling() or not _LED_BACK:
+        return None
+    return True if (key, window.text) in _LED_BACK else None
 
 
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: Window, training: bool) -> None:
@@ -200,3 +225,9 @@ def count_voxels(most: Tensor | None, rows: int) -> None:
     """Raise the recorded count to ``rows``."""
     if most is not None:
         most.copy_(torch.maximum(most, torch.full_like(most, rows)))
+
+
+def without_count(layer: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """A checkpoint that was saved without ``record_voxel_count`` starts counting at 0."""
+    if layer.get_max_num_voxels() is not None and isinstance(state_dict, dict):
+        state_dict.setdefault(prefix + COUNT, torch.zeros(1, dtype=torch.int32))

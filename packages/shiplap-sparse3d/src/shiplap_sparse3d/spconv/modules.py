@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from shiplap_sparse3d.reentrant import made_inside
+from shiplap_sparse3d.reentrant import inside
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
 from shiplap_sparse3d.spconv.sizes import assume_rows
 from shiplap_sparse3d.spconv.tracing import one_node
@@ -168,7 +168,7 @@ class SparseSequential(SparseModule):
 
     def forward(self, input: Any) -> Any:
         compiling = torch.compiler.is_compiling()
-        checkpointed = not compiling and made_inside()
+        checkpointed = not compiling and inside()
         tracer: Any = input.tracer if not compiling and isinstance(input, Proxy) else None
         for module in self._modules.values():  # children() has no repetitions
             if module is None:
@@ -176,26 +176,32 @@ class SparseSequential(SparseModule):
             if isinstance(module, _TAKE_SPARSE):
                 input = module(input)
             elif tracer is None:
-                input = _through(module, input, checkpointed, compiling)
+                input = _through(module, input) if compiling else _behind(module, input, checkpointed)
             else:  # torch.fx is tracing, and a later run knows whether the tensor is sparse
                 layer = tracer.create_proxy("get_attr", tracer.path_of_module(module), (), {})
                 input = tracer.create_proxy("call_function", _through, (layer, input), {})
         return input
 
 
-def _through(module: nn.Module, input: Any, checkpointed: bool | None = None, compiling: bool = True) -> Any:
-    """``input`` behind a module that is not sparse, which sees the features only, and is skipped if there are none.
-
-    A node of ``torch.fx`` has the first two arguments; ``SparseSequential`` knows the others for all of its modules.
-    """
+def _through(module: nn.Module, input: Any) -> Any:
+    """``input`` behind a module that is not sparse, which sees the features only, and is skipped if there are none."""
     if not isinstance(input, SparseConvTensor):
         return module(input)
-    if not has_rows(input._indices):
+    if not has_rows(input.indices):
         return input
-    if compiling and module.training:  # a graph knows of one row since the tensor was made
+    if module.training:  # a graph knows of one row since the tensor was made
         assume_rows(input.indices.shape[0], training=True)
-    features = module(input._features)
-    return input.replace_feature(features) if checkpointed is None else input.with_features(features, checkpointed)
+    return input.replace_feature(module(input.features))
+
+
+def _behind(module: nn.Module, input: Any, checkpointed: bool) -> Any:
+    """``_through`` where nothing is compiled and it is known whether a checkpoint is running: fewer calls of Python."""
+    if not isinstance(input, SparseConvTensor):
+        return module(input)
+    indices = input._indices
+    if indices.shape[0] == 0:
+        return input
+    return input.with_features(module(input._features), checkpointed, indices)
 
 
 class ToDense(SparseModule):

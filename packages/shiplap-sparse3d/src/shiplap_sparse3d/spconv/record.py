@@ -83,9 +83,14 @@ class IndiceData:
         return plan
 
     @property
+    def whole(self) -> bool:
+        """Whether the way back is there, or is not needed."""
+        return self.is_subm or (self._plan is not None and self._plan.whole)
+
+    @property
     def way_back(self) -> Plan:
         """The plan from outputs to inputs."""
-        if self.is_subm or (self._plan is not None and self._plan.whole):
+        if self.whole:
             return self.plan.t
         self._plan = plan = self.window.step(self.geometry, back=True).plan
         return plan.t

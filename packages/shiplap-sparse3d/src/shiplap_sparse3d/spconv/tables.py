@@ -108,6 +108,4 @@ def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
             if stop - start == union.shape[0]:
                 return tensor.replace_feature(total[inverse[start:stop].long()])
             start = stop
-    result = first.replace_feature(total)
-    result.indices, result.indice_dict = indices_of(union, first.ndim), {}
-    return result
+    return first.replace_feature(total).onto(indices_of(union, first.ndim))

@@ -42,6 +42,7 @@ any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 _PLAIN = frozenset((Tensor, Parameter))
+_SIMPLE = _PLAIN | {type(None), bool, int, float, str, list, tuple}  # of these none is a subclass of tensors
 functorch_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 is_zero: Callable[[Tensor], bool] = Tensor._is_zerotensor  # zeros that have no memory
 _KEYS: Any = torch._C.DispatchKey
@@ -121,10 +122,12 @@ class ShortCut(Generic[P, R]):
 
     Attributes:
         separable: whether ``direct`` is below autograd and autocast, so that they are asked about here.
+        recorded: calls its first argument with the others, and records that for autograd. None where it takes more.
     """
 
     separable: bool
     direct: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
+    recorded: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
 
     def through(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
         """Any other call."""
@@ -139,23 +142,24 @@ class ShortCut(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            # is_plain_call without its frame, that of is_compiling, and unpacking keywords that are rarely there.
+            # is_plain_call and is_recorded_call without their frames, and unpacking keywords that are rarely there.
             if (
                 kwargs
                 or is_dynamo_compiling()
                 or compiler._is_compiling_flag
                 or (
                     self.separable
-                    and (
-                        any_autocast()
-                        or functorch_transform() is not None
-                        or forward._current_level >= 0
-                        or (is_grad_enabled() and any_requires_grad(*args))
-                    )
+                    and (any_autocast() or functorch_transform() is not None or forward._current_level >= 0)
                 )
             ):
-                return self.through(args, kwargs)  # type: ignore[return-value] # it is what the declaration says
-            return self.direct(*args)  # type: ignore[return-value] # so it is
+                result = self.through(args, kwargs)
+            elif not self.separable or not is_grad_enabled() or not any_requires_grad(*args):
+                result = self.direct(*args)
+            elif self.recorded is None or not _SIMPLE.issuperset(map(type, args)) or not untouched():
+                result = self.through(args, kwargs)
+            else:
+                result = self.recorded(self.direct, *args)
+            return result  # type: ignore[return-value] # it is what the declaration says
         except (RuntimeError, TypeError) as e:
             if self.explain(args, kwargs, e):
                 return self(*args, **kwargs)

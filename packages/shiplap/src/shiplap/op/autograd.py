@@ -163,11 +163,12 @@ def _recorders(
 
 def make_autograd(
     spec: OpSpec, overload: Overload, below: Record, reference: Record, backward: Backward | None
-) -> Record:
+) -> tuple[Record, transforms.Recorder | None]:
     """The implementation of the Autograd key: ``below``, the op below autograd, recorded where a gradient is asked for.
 
-    ``overload`` is what transforms of torch.func further out must see. A tangent (forward mode) is that of
-    ``reference``, which is what the op computes.
+    Beside it what records plain calls of positional arguments, for those who know that theirs is one; None where all
+    calls need more. ``overload`` is what transforms of torch.func further out must see. A tangent (forward mode) is
+    that of ``reference``, which is what the op computes.
     """
     changes = [i for i, a in enumerate(spec.args) if a.mutated]
     keyed = bool(changes) or any(a.keyword_only for a in spec.tensors)  # all go by position: such tensors count, too
@@ -212,7 +213,7 @@ def make_autograd(
             raise _ungraded(spec, "a gradient was requested by a transform of torch.func")
         return _results(transforms.apply_at_level(at_level, (at_this_level(keys), kwargs, nest, made), *flat), made)
 
-    return _with_detached(spec, autograd) if spec.detached else autograd
+    return (_with_detached(spec, autograd), None) if spec.detached else (autograd, plain)
 
 
 def _with_detached(spec: OpSpec, record: Record) -> Record:

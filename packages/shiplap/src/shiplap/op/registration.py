@@ -64,7 +64,9 @@ class Registered(Served):
     def _differentiate(self) -> None:
         """(Re)build what autograd calls."""
         if self.guarded:
-            self.record = make_autograd(self.spec, self.core, self.below, self.serve_tangent, self.gradient)
+            made = make_autograd(self.spec, self.core, self.below, self.serve_tangent, self.gradient)
+            self.record, recorder = made
+            self.recorded = recorder.apply if recorder is not None and self.separable else None
 
     def _recorded(self, *args: Value, **kwargs: Value) -> Result:
         """The function registered for autograd, which uses the gradient declared at the time of the call."""
