@@ -55,9 +55,14 @@ def path() -> str:
 
 def headers() -> subprocess.Popen[bytes] | None:
     """Begin to compile the header of bindings for the programs above: GCC looks for it in each folder of headers, takes
-    it where the flags are the same, and does without it until it is there. None where they are not in use.
+    it where the flags are the same, and does without it until it is there. None where they are not in use, or where
+    another process has begun.
     """
     if not (folder := os.environ.get(FOLDER)) or shutil.which("g++") is None:
+        return None
+    try:
+        Path(folder, "begun").touch(exist_ok=False)
+    except FileExistsError:
         return None
     import torch
 
