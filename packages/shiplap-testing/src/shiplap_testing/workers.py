@@ -81,8 +81,8 @@ def try_instructions() -> bool:
     flags = cpu_vec_isa.x86_isa_checker()
     listed = [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in flags for flag in str(isa).split())]
     if listed and listed[0]:
-        config.cpp.vec_isa_ok = True
-        works = True
+        # What is assigned counts for one thread; this is what the variable does in a process that starts with it.
+        config._config["cpp.vec_isa_ok"].env_value_default = works = True
     else:
         works = bool(next(iter(cpu_vec_isa.valid_vec_isa_list()), None))
     if works:
