@@ -289,7 +289,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.getoption("dist", "no") == "no":
         config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")
-        compilers.headers()
+        if getattr(config, "workerinput", {}).get("workerid") == "gw0" and not workers.possible():
+            compilers.headers()
     else:
         shared()  # one folder for all workers
     hypothesis.settings.register_profile("shiplap", deadline=None)  # a busy machine is no failure
@@ -303,7 +304,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
         return
     programs = place({**os.environ, workers.VECTORS: "1"})
     arguments = [str(argument) for argument in config.invocation_params.args]
-    config.stash[_WORKERS] = workers.Workers(arguments, Path(shared(), "workers"), programs)
+    config.stash[_WORKERS] = workers.Workers(arguments, Path(shared(), "workers"), programs, len(specs))
     for spec in specs:
         if spec.popen and not spec.python:
             spec.python = config.stash[_WORKERS].python()

@@ -1,11 +1,11 @@
 """Workers of pytest-xdist, forked from one process that has imported what the tests import.
 
 Each worker of a run lists all tests. For that it would import torch, transformers and every file of tests, and rewrite
-the assertions of a clean clone: 26 s of processor time, and three times that in ``make test``. Here one process imports;
-the workers are forked from it, and find each file imported (two shared cores, 2026-11-26).
+the assertions of a clean clone: 28 s of processor time, and three times that in ``make test``. Here one process imports
+all of it once. Workers are forked from that, and list the tests in 3 s (two shared cores, 2026-11-26).
 
-What a run needs once is done in that process too: the header of bindings is compiled (compilers.py), the instructions
-of the CPU are tried, and the process from which programs of tests are forked is forked from it (forked.py).
+What a run needs once is done in that process too: headers are compiled (compilers.py), the instructions of the CPU are
+tried, and the process from which programs of tests are forked is forked from it (forked.py).
 
 Run as a script, this is that process, or what pytest-xdist takes for a worker: it hands its streams to a forked process
 and waits until that ends.
@@ -39,18 +39,19 @@ VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"
 class Workers:
     """The process to fork workers from, seen from the one that hands out the tests."""
 
-    def __init__(self, arguments: list[str], workers: Path, programs: Path) -> None:
+    def __init__(self, arguments: list[str], workers: Path, programs: Path, count: int) -> None:
         """
         Args:
             arguments: Of pytest.
             workers: Where it can be reached.
             programs: Where the process to fork programs from can be reached.
+            count: How many workers there will be.
         """
         self.path = workers
         command = [sys.executable, "-P", __file__, "serve", workers]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([arguments, sys.path, str(programs)]).encode() + b"\n")
+        self.process.stdin.write(json.dumps([arguments, sys.path, str(programs), count]).encode() + b"\n")
         self.process.stdin.flush()
 
     def python(self) -> str:
@@ -92,18 +93,17 @@ def try_instructions() -> bool:
 
 def _join(path: str, command: list[str]) -> None:
     """Be a worker: another process takes over the streams. If there is none, become an ordinary one."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        with contextlib.suppress(OSError):
-            _connect(connection, path)
-            said = json.dumps([command, os.getcwd(), dict(os.environ)]).encode()
-            socket.send_fds(connection, [len(said).to_bytes(8, "little")], [0, 1, 2])
-            connection.sendall(said)
-            if connection.recv(1):
-                nothing = os.open(os.devnull, os.O_RDWR)
-                os.dup2(nothing, 0)  # the pipes are the worker's alone now: that it has ended is seen
-                os.dup2(nothing, 1)
-                connection.recv(1)
-                return
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+        _connect(connection, path)
+        said = json.dumps([command, os.getcwd(), dict(os.environ)]).encode()
+        socket.send_fds(connection, [len(said).to_bytes(8, "little")], [0, 1, 2])
+        connection.sendall(said)
+        if connection.recv(1):
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, 0)  # the pipes are the worker's alone now: that it has ended is seen
+            os.dup2(nothing, 1)
+            connection.recv(1)
+            return
     os.execv(sys.executable, [sys.executable, *command])
 
 
@@ -116,12 +116,12 @@ def _connect(connection: socket.socket, path: str) -> None:
 
 
 def _serve(path: str) -> None:
-    arguments, searched, programs = json.loads(sys.stdin.buffer.readline())
+    arguments, searched, programs, count = json.loads(sys.stdin.buffer.readline())
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
         children = {_programs(programs, listening)}
-        threads = _import(arguments, searched)
+        threads = _import(arguments, searched, headers=count > 1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever hands out the tests says when it is over
         told = _spent()
         while sys.stdin not in (ready := select.select([listening, sys.stdin], [], [], 1.0)[0]):
@@ -155,7 +155,7 @@ def _programs(path: str, listening: socket.socket) -> int:
     return pid
 
 
-def _import(arguments: list[str], searched: list[str]) -> int:
+def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
     """Import what the tests of this run import. How many threads torch uses.
 
     Threads do not survive a fork: nothing that is computed while files are imported starts any.
@@ -164,6 +164,10 @@ def _import(arguments: list[str], searched: list[str]) -> int:
     threads: int = torch.get_num_threads()
     torch.set_num_threads(1)
     sys.path[:] = searched
+    if headers:  # a run that has one worker compiles too little for them to pay
+        compilers = import_module("shiplap_testing.compilers")
+        compilers.headers()
+        compilers.kernels()
     pytest = import_module("pytest")
     pytest.main([*arguments, "-n", "0", "--collect-only"])
     return threads
@@ -199,7 +203,7 @@ def _streams(handles: list[int]) -> None:
     for number, (handle, name, mode) in enumerate(zip(handles, ("stdin", "stdout", "stderr"), "rww", strict=False)):
         os.dup2(handle, number)
         os.close(handle)
-        stream = open(number, mode, buffering=1, closefd=False)
+        stream = os.fdopen(number, mode, buffering=1, closefd=False)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
