@@ -95,9 +95,9 @@ def _join(path: str, command: list[str]) -> None:
     """Be a worker: another process takes over the streams. If there is none, become an ordinary one."""
     with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
         _connect(connection, path)
-        said = json.dumps([command, os.getcwd(), dict(os.environ)]).encode()
-        socket.send_fds(connection, [len(said).to_bytes(8, "little")], [0, 1, 2])
-        connection.sendall(said)
+        message = json.dumps([command, os.getcwd(), dict(os.environ)]).encode()
+        socket.send_fds(connection, [len(message).to_bytes(8, "little")], [0, 1, 2])
+        connection.sendall(message)
         if connection.recv(1):
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, 0)  # the pipes are the worker's alone now: that it has ended is seen

@@ -267,7 +267,7 @@ DeviceAllocator& allocator() {
   return *a;
 }
 
-const c10::AllocatorRegisterer<kDeviceType> registered_allocator(&allocator());
+const c10::AllocatorRegisterer<kDeviceType> registered(&allocator());
 
 }  // namespace
 

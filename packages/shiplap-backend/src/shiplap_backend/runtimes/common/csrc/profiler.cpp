@@ -236,7 +236,7 @@ class Stubs final : public torch::profiler::impl::ProfilerStubs {
   void synchronize() const override { backend::synchronize(current_index()); }
 };
 
-[[maybe_unused]] const bool registered_profiler = [] {
+[[maybe_unused]] const bool registered = [] {
   static Stubs stubs;
   torch::profiler::impl::registerPrivateUse1Methods(&stubs);
   return true;

@@ -160,7 +160,7 @@ DeviceAllocator& allocator() {
   return *a;
 }
 
-const c10::AllocatorRegisterer<kDeviceType> registered_allocator(&allocator());
+const c10::AllocatorRegisterer<kDeviceType> registered(&allocator());
 
 void release_storage(void* storage) {
   c10::intrusive_ptr<c10::StorageImpl>::reclaim(static_cast<c10::StorageImpl*>(storage));
