@@ -70,25 +70,30 @@ def possible() -> bool:
     return hasattr(os, "fork") and not any(os.path.exists(path) for path in ACCELERATORS)
 
 
-def try_instructions() -> bool:
-    """Whether the best vector instructions compile, load and run; on x86 no others are tried after these.
+def try_instructions() -> None:
+    """Have Inductor use the best vector instructions of the CPU without a try, where they compile, load and run.
 
     Inductor tries it in each process, and without a cache from the past that is 3 s. Of the sets of a CPU the best is
     tried, as Inductor itself takes no other. Where it works, this process and those forked from it do not try again.
+    They find nothing else of it: the try is a process of its own, since Inductor remembers which compiler it found.
     """
-    from torch._inductor import config, cpu_vec_isa
-
-    config.aot_inductor.precompile_headers = False  # it takes longer than the few models of a run are compiled faster
-    flags = cpu_vec_isa.x86_isa_checker()
-    listed = [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in flags for flag in str(isa).split())]
-    if listed and listed[0]:
-        # What is assigned counts for one thread; this is what the variable does in a process that starts with it.
-        config._config["cpp.vec_isa_ok"].env_value_default = works = True
-    else:
-        works = bool(next(iter(cpu_vec_isa.valid_vec_isa_list()), None))
-    if works:
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if _best_instructions_work() else 1)
+    if os.waitpid(pid, 0)[1] == 0:
         os.environ.setdefault(VECTORS, "1")
-    return works
+        # What is assigned counts for one thread; this is what the variable does in a process that starts with it.
+        import_module("torch._inductor.config")._config["cpp.vec_isa_ok"].env_value_default = True
+
+
+def _best_instructions_work() -> bool:
+    """Whether they do; on x86 no others are tried after these."""
+    with contextlib.suppress(Exception):
+        cpu_vec_isa = import_module("torch._inductor.cpu_vec_isa")
+        flags = cpu_vec_isa.x86_isa_checker()
+        listed = [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in flags for flag in str(isa).split())]
+        return bool(listed and listed[0]) or bool(next(iter(cpu_vec_isa.valid_vec_isa_list()), None))
+    return False
 
 
 def _join(path: str, command: list[str]) -> None:
@@ -160,6 +165,8 @@ def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
 
     Threads do not survive a fork: nothing that is computed while files are imported starts any.
     """
+    # It takes longer than the few models of a run are compiled faster.
+    import_module("torch._inductor.config").aot_inductor.precompile_headers = False
     torch = import_module("torch")
     threads: int = torch.get_num_threads()
     torch.set_num_threads(1)
