@@ -87,7 +87,7 @@ def _ninja() -> str:
     return str(own) if own.is_file() else "ninja"
 
 
-def _rules(project: Project, target: Path, together: bool) -> str:
+def _rules(project: Project, target: Path, together: bool = False) -> str:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     ours = [*project.runtime.include_dirs, project.generated.resolve()]
