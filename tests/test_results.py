@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tools import records
+from tools.meaning import Repository
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
@@ -20,8 +21,14 @@ BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 
 
 @pytest.fixture(scope="module")
-def known() -> list[records.Record]:
-    return records.records(ROOT)
+def repository() -> Repository:
+    """With the digests that one test after the other has asked for."""
+    return Repository(ROOT)
+
+
+@pytest.fixture(scope="module")
+def known(repository: Repository) -> list[records.Record]:
+    return records.records(ROOT, repository)
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
@@ -257,7 +264,7 @@ def test_no_built_file_is_in_a_digest() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("[!_]*.py")), ids=lambda path: path.stem)
-def test_the_sources_that_a_benchmark_names_are_there(path: Path) -> None:
+def test_the_sources_that_a_benchmark_names_are_there(path: Path, repository: Repository) -> None:
     """A file that was renamed would otherwise end a measurement after its last minute, when it is recorded."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     local: dict[str, Any] = {"ROOT": ROOT}
@@ -267,10 +274,10 @@ def test_the_sources_that_a_benchmark_names_are_there(path: Path) -> None:
             continue
         with contextlib.suppress(Exception):  # it needs what the script imports
             local[names[0]] = eval(compile(ast.Expression(node.value), path.name, "eval"), local)
-    records.sources_of(local.get("SOURCES", ()), ROOT)  # FileNotFoundError for what is not there
+    records.sources_of(local.get("SOURCES", ()), ROOT, repository)  # FileNotFoundError for what is not there
     named = {each.value for each in ast.walk(tree) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
     pattern = re.compile(r"(packages|benchmarks)/[\w/.*-]+\.\w+(::[\w.]+)?")
-    records.sources_of([name for name in named if pattern.fullmatch(name)], ROOT)
+    records.sources_of([name for name in named if pattern.fullmatch(name)], ROOT, repository)
 
 
 def _merges(result: dict[str, Any]) -> Iterator[str]:

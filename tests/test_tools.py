@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from shiplap_testing.forked import python
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 BUDGET = "[limits]\nfile = 10\nfunction = 3\n"
 
 
 def run(tool: str, argument: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, TOOLS / tool, argument], capture_output=True, text=True, check=False)
+    return python(TOOLS / tool, argument)
 
 
 @pytest.fixture
@@ -92,9 +93,7 @@ def test_public_torch_and_strings_are_not_flagged(tmp_path: Path) -> None:
 
 def test_compat_may_touch_private_torch_and_nothing_else_in_the_packages_does() -> None:
     root = TOOLS.parent
-    result = subprocess.run(
-        [sys.executable, TOOLS / "check_private_torch.py"], capture_output=True, text=True, check=False
-    )
+    result = python(TOOLS / "check_private_torch.py")
     assert (result.returncode, result.stdout) == (0, "")
     assert "torch._" in (root / "packages" / "shiplap" / "src" / "shiplap" / "compat" / "nodes.py").read_text()
 
@@ -372,8 +371,12 @@ def test_schemas_are_counted_by_what_a_declaration_says() -> None:
         "h(ScalarType d=6) -> (Tensor, SymInt)\n"
         "k(Dict(str, Tensor) d) -> Tensor\n"
     )
-    command = [sys.executable, TOOLS / "count_schemas.py", "--text", "--run", "--json"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    program = (
+        "import io, runpy, sys; del sys.argv[0]; sys.stdin = io.StringIO(sys.argv.pop()); "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    done = python("-c", program, TOOLS / "count_schemas.py", "--text", "--run", "--json", text)
+    assert done.returncode == 0, done.stderr
     counted = json.loads(done.stdout)
     assert (counted["total"], counted["expressible"]) == (4, 3), counted
     assert counted["by"] == {"exact": 3, "the type Dict(str, Tensor), which no declaration has": 1}
@@ -386,8 +389,7 @@ def test_schemas_of_a_package_are_counted_if_they_run_under_their_fake(tmp_path:
     )
     (tmp_path / "counted_here.py").write_text(source)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, TOOLS / "count_schemas.py", "counted_here", "absent-here", "--json", "--at-least"]
-    done = subprocess.run([*command, "51"], capture_output=True, text=True, env=env)
+    done = python(TOOLS / "count_schemas.py", "counted_here", "absent-here", "--json", "--at-least", 51, env=env)
     assert done.returncode == 1, done.stderr
     counted = json.loads(done.stdout)
     assert counted["packages"]["counted_here"]["by"] == {

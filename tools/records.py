@@ -92,9 +92,14 @@ class Record:
 # --------------------------------------------------------------------------------------------------------- digests
 
 
-def sources_of(patterns: Sequence[str], root: Path = ROOT) -> dict[str, list[str]]:
-    """For each pattern the digests of what it names; FileNotFoundError if it names nothing."""
-    repository = Repository(root)
+def sources_of(
+    patterns: Sequence[str], root: Path = ROOT, repository: Repository | None = None
+) -> dict[str, list[str]]:
+    """For each pattern the digests of what it names; FileNotFoundError if it names nothing.
+
+    A ``repository`` that was given before knows the digests of then.
+    """
+    repository = repository or Repository(root)
     return {pattern: sorted(digests(pattern, repository).values()) for pattern in patterns}
 
 
@@ -123,9 +128,9 @@ def _git(root: Path, *arguments: str) -> str | None:
 # --------------------------------------------------------------------------------------------------------- records
 
 
-def records(root: Path = ROOT) -> list[Record]:
+def records(root: Path = ROOT, repository: Repository | None = None) -> list[Record]:
     """All of them, by name."""
-    repository = Repository(root)
+    repository = repository or Repository(root)
     listed = []
     for path in sorted((root / "benchmarks" / "results").glob("*.json")):
         for name, part in parts(path.stem, json.loads(path.read_text(encoding="utf-8"))):

@@ -24,14 +24,19 @@ __all__ = ["build"]
 # beforehand, and saves 6 s a file.
 _FEW = 3
 
+CORE = COMMON / "csrc" / "all.cpp"
+
 # Generated code is glue that runs once a call: -O2 buys nothing there and costs a third of the compile time.
 _FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADERS", "-DTORCH_EXTENSION_NAME=_C", "-w"]
 
 
-def build(project: Project, *, jobs: int | None = None, tell: Callable[[str], object] = str) -> Path:
+def build(
+    project: Project, *, jobs: int | None = None, tell: Callable[[str], object] = str, together: bool = False
+) -> Path:
     """Compile what changed and link ``_C.so`` into the package. SL906 with the compiler's first error.
 
-    ``tell`` is called after each file with how many are done.
+    ``tell`` is called after each file with how many are done. ``together``: the wrappers and the device core are one
+    translation unit, as suits few ops and one core: a third less work, and nothing of it at the same time.
 
     The manifest goes beside the library that was made for it, after it: a package never says of an older library that
     it fits this torch.
@@ -39,7 +44,7 @@ def build(project: Project, *, jobs: int | None = None, tell: Callable[[str], ob
     directory = project.root / "build"
     directory.mkdir(exist_ok=True)
     target = project.package / "_C.so"
-    ninja = _rules(project, target)
+    ninja = _rules(project, target, together)
     path = directory / "build.ninja"
     if not path.is_file() or path.read_text(encoding="utf-8") != ninja:
         path.write_text(ninja, encoding="utf-8")
@@ -82,14 +87,17 @@ def _ninja() -> str:
     return str(own) if own.is_file() else "ninja"
 
 
-def _rules(project: Project, target: Path) -> str:
+def _rules(project: Project, target: Path, together: bool = False) -> str:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     ours = [*project.runtime.include_dirs, project.generated.resolve()]
     kineto = [f"{path}/kineto" for path in include_paths()[:1]]  # its headers include each other by name alone
     system = [*include_paths(), *kineto, sysconfig.get_path("include"), *project.runtime.system_dirs()]
-    libraries, sources = library_paths(), project.runtime.units
-    generated = _units(project.generated.glob("*.cpp"))
+    libraries = library_paths()
+    wrappers, sources = [*project.generated.glob("*.cpp")], [*project.bodies.glob("*.cpp"), *project.runtime.units]
+    if together:
+        wrappers, sources = [], [_together(project, wrappers), *(p for p in sources if p != CORE)]
+    generated = _units(wrappers)
     return render(
         "build.ninja.jinja",
         package="shiplap_backend",
@@ -103,11 +111,21 @@ def _rules(project: Project, target: Path) -> str:
         prefix=_escape(str(COMMON / "include" / "shiplap_backend" / "wrappers.h")),
         generated=generated,
         shared=len(generated) > _FEW,
-        others=_units([*project.bodies.glob("*.cpp"), *(p for p in sources if p.suffix != ".c")]),
+        others=_units(p for p in sources if p.suffix != ".c"),
         plain=_units(p for p in sources if p.suffix == ".c"),
         target=_escape(str(target.resolve())),
         abi=int(torch.compiled_with_cxx11_abi()),
     )
+
+
+def _together(project: Project, wrappers: Iterable[Path]) -> Path:
+    """One translation unit of wrappers and the core, which comes last: it has names of its own for what they call."""
+    unit = project.root / "build" / "together.cpp"
+    parts = [COMMON / "include" / "shiplap_backend" / "wrappers.h", *sorted(wrappers), CORE]
+    text = "".join(f'#include "{part.resolve()}"\n' for part in parts)
+    if not unit.is_file() or unit.read_text(encoding="utf-8") != text:
+        unit.write_text(text, encoding="utf-8")
+    return unit
 
 
 def _units(sources: Iterable[Path]) -> list[tuple[str, str]]:

@@ -53,7 +53,7 @@ def project(request: pytest.FixtureRequest) -> Project:
         made = open_project(where) if where.exists() else new(DEVICE, "openvino", where, units=12 if FULL else 1)
         (where / "ops.yaml").write_text(ops)
         gen(made, accept_drift=True)
-        build(made)
+        build(made, together=not FULL)  # the cores are busy with other tests
     return made
 
 

@@ -27,44 +27,55 @@ def random_coords(rng: np.random.Generator, n: int, shape: tuple[int, ...], batc
     return rng.permutation(np.unique(cells.astype(np.int32), axis=0))
 
 
+def taps_of(kernel: tuple[int, ...]) -> np.ndarray:
+    return np.array(list(itertools.product(*map(range, kernel)))).reshape(-1, 3)
+
+
+def numbers_of(batch: np.ndarray, cells: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """A number for each cell of a batch, and whether the cell lies in the shape."""
+    inside = ((cells >= 0) & (cells < shape)).all(axis=-1)
+    return ((batch * shape[0] + cells[..., 0]) * shape[1] + cells[..., 1]) * shape[2] + cells[..., 2], inside
+
+
 def reference_table(coords, out_coords, shape, kernel, stride, padding, dilation) -> np.ndarray:
-    rows = {tuple(c): i for i, c in enumerate(coords.tolist())}
-    table = np.full((len(out_coords), int(np.prod(kernel))), -1, np.int32)
-    for j, (b, *o) in enumerate(out_coords.tolist()):
-        for v, k in enumerate(itertools.product(*map(range, kernel))):
-            x = [o[a] * stride[a] - padding[a] + k[a] * dilation[a] for a in range(3)]
-            if all(0 <= x[a] < shape[a] for a in range(3)):
-                table[j, v] = rows.get((b, *x), -1)
+    coords, out_coords = coords.astype(np.int64), out_coords.astype(np.int64)
+    cells = out_coords[:, None, 1:] * stride - padding + taps_of(kernel) * dilation
+    wanted, inside = numbers_of(out_coords[:, None, 0], cells, shape)
+    rows = {number: row for row, number in enumerate(numbers_of(coords[:, 0], coords[:, 1:], shape)[0].tolist())}
+    table = np.full(wanted.shape, -1, np.int32)
+    table[inside] = [rows.get(number, -1) for number in wanted[inside].tolist()]
     return table
 
 
 def reference_out_coords(coords, shape, kernel, stride, padding, dilation) -> np.ndarray:
-    size = [(shape[a] + 2 * padding[a] - dilation[a] * (kernel[a] - 1) - 1) // stride[a] + 1 for a in range(3)]
-    cells = set()
-    for b, *x in coords.tolist():
-        for k in itertools.product(*map(range, kernel)):
-            o = [x[a] + padding[a] - k[a] * dilation[a] for a in range(3)]
-            if all(o[a] % stride[a] == 0 and 0 <= o[a] // stride[a] < size[a] for a in range(3)):
-                cells.add((b, *(o[a] // stride[a] for a in range(3))))
-    return np.array(sorted(cells), np.int32).reshape(-1, 4)
+    size = tuple((shape[a] + 2 * padding[a] - dilation[a] * (kernel[a] - 1) - 1) // stride[a] + 1 for a in range(3))
+    coords = coords.astype(np.int64)
+    moved = coords[:, None, 1:] + padding - taps_of(kernel) * dilation
+    inside = numbers_of(coords[:, None, 0], moved // stride, size)[1] & (moved % stride == 0).all(axis=-1)
+    batch = np.broadcast_to(coords[:, None, :1], (*inside.shape, 1))
+    cells = np.concatenate([batch, moved // stride], axis=-1)[inside]
+    return np.unique(cells.astype(np.int32), axis=0).reshape(-1, 4)
 
 
 def reference_conv(feats, weight, table, bias=None, groups=1) -> np.ndarray:
-    feats, weight, cg, cog = wide(feats), wide(weight), weight.shape[2], len(weight) // groups
-    out = np.zeros((len(table), len(weight)))
-    for v, g in itertools.product(range(table.shape[1]), range(groups)):
-        hit, columns = table[:, v] >= 0, slice(g * cog, (g + 1) * cog)
-        out[hit, columns] += feats[table[hit, v], g * cg : (g + 1) * cg] @ weight[columns, v].T
+    feats = wide(feats).reshape(len(feats), groups, weight.shape[2])
+    weight = wide(weight).reshape(groups, len(weight) // groups, *weight.shape[1:])
+    out = np.zeros((groups, len(table), weight.shape[1]))
+    for v in range(table.shape[1]):
+        hit = table[:, v] >= 0
+        out[:, hit] += feats[table[hit, v]].swapaxes(0, 1) @ weight[:, :, v].swapaxes(1, 2)
+    out = out.swapaxes(0, 1).reshape(len(table), groups * weight.shape[1])
     return out if bias is None else out + wide(bias)
 
 
 def reference_weight_grad(grad, feats, table, groups=1) -> np.ndarray:
-    grad, feats, cg, cog = wide(grad), wide(feats), feats.shape[1] // groups, grad.shape[1] // groups
-    out = np.zeros((grad.shape[1], table.shape[1], cg))
-    for v, g in itertools.product(range(table.shape[1]), range(groups)):
-        hit, columns = table[:, v] >= 0, slice(g * cog, (g + 1) * cog)
-        out[columns, v] = grad[hit, columns].T @ feats[table[hit, v], g * cg : (g + 1) * cg]
-    return out
+    cg, cog = feats.shape[1] // groups, grad.shape[1] // groups
+    grad, feats = wide(grad).reshape(len(grad), groups, cog), wide(feats).reshape(len(feats), groups, cg)
+    out = np.zeros((groups, cog, table.shape[1], cg))
+    for v in range(table.shape[1]):
+        hit = table[:, v] >= 0
+        out[:, :, v] = grad[hit].transpose(1, 2, 0) @ feats[table[hit, v]].swapaxes(0, 1)
+    return out.reshape(groups * cog, *out.shape[2:])
 
 
 def random_table(rng, m: int, k: int, n: int, density: float = 0.5) -> np.ndarray:

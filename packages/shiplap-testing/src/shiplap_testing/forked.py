@@ -56,8 +56,7 @@ def python(
         subprocess.TimeoutExpired: it took longer, and was ended.
     """
     environment = dict(os.environ if env is None else env)
-    names = sorted(n for n in environment.keys() - READ_LATER - OURS if n.startswith(READ_AT_IMPORT))
-    early = tuple((n, environment[n]) for n in names)
+    early = _early(environment)
     arguments = [str(a) for a in command]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
@@ -76,6 +75,11 @@ def interpreted(
 ) -> subprocess.CompletedProcess[str]:
     """The same where Triton interprets its kernels."""
     return python(*command, env={**(os.environ if env is None else env), "TRITON_INTERPRET": "1"}, **more)
+
+
+def _early(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    names = sorted(n for n in environment.keys() - READ_LATER - OURS if n.startswith(READ_AT_IMPORT))
+    return tuple((n, environment[n]) for n in names)
 
 
 def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None:
@@ -115,16 +119,21 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def place(environment: Mapping[str, str]) -> Path:
+    """The socket of the process to fork programs with these variables from."""
+    digest = hashlib.sha256(repr(_early(environment)).encode()).hexdigest()[:16]
+    return Path(shared(), digest)
+
+
 @cache
 def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
     """A connection of one thread for the life of this process, to a server that the first worker starts to need it."""
     global spent
-    digest = hashlib.sha256(repr(early).encode()).hexdigest()[:16]
-    folder = Path(shared())
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with (folder / f"{digest}.lock").open("w") as lock:
+    path = place(dict(early))
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        connection = _connected(path := str(folder / digest)) or _started(path, dict(early))
+        connection = _connected(str(path)) or _started(str(path), dict(early))
     stream = connection.makefile("rwb", buffering=0)
     spent += float(stream.readline())
     return stream
@@ -164,8 +173,8 @@ def _serve(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
-        handlers, told = set[int](), time.process_time()
-        while not handlers or not _all_ended(handlers):
+        handlers, told, parent = set[int](), time.process_time(), os.getppid()
+        while not _all_ended(handlers) if handlers else os.getppid() == parent:
             if not select.select([listening], [], [], 1.0)[0]:
                 continue
             connection, _ = listening.accept()

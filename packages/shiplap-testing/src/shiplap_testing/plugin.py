@@ -29,15 +29,15 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ["PYTHONPATH"] = searched()
 os.environ["PATH"] = compilers.path()
 
-from shiplap import compat, errors
-from shiplap.op import registry
-from shiplap_testing.forked import python, settle, shared
+from shiplap_testing import workers
+from shiplap_testing.forked import place, python, settle, shared
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
 pytest_plugins = ["shiplap_testing.cost"]
 _numbers = itertools.count()
 _FAILED = pytest.StashKey[bool]()
+_WORKERS = pytest.StashKey[workers.Workers]()
 
 # Files of 8 s of processor time and more (2026-11-26), the longest first: whatever comes last, the workers of
 # `make test` end at about the same time.
@@ -118,6 +118,8 @@ LONG = (
 @pytest.fixture
 def ns() -> Iterator[str]:
     """A namespace of this test alone: ``@sl.op(f"{ns}::scale")``. Its ops go with it: no other test meets them."""
+    from shiplap.op import registry
+
     name = f"test{next(_numbers)}"
     yield name
     for op in [op.spec.name for op in registry.ops() if op.spec.namespace == name]:
@@ -127,6 +129,8 @@ def ns() -> Iterator[str]:
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """No compiled code or counters from another test."""
+    from shiplap import compat
+
     compat.reset_compiler()
     yield
     compat.reset_compiler()
@@ -150,33 +154,20 @@ def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notice comes once per process; each test counts as one, whatever ran before it in the worker."""
-    monkeypatch.setattr(errors.base, "_announced", set())
+    from shiplap.errors import base
+
+    monkeypatch.setattr(base, "_announced", set())
 
 
 @pytest.fixture(scope="session", autouse=True)
 def vector_instructions(request: pytest.FixtureRequest) -> None:
     """A worker of a whole run tries once what its compiler and CPU can do, and the processes that tests start do not.
 
-    Inductor tries it in each process, and without a cache from the past that is 3 s: a minute where many workers do so
-    on a cold machine. Of the sets of a CPU the worker tries the best, as Inductor itself takes no other. Tests that
-    need an accelerator do without.
+    It does so where it was not forked from a process that has. Tests that need an accelerator do without.
     """
     on_cpu = any(not item.get_closest_marker("gpu") for item in request.session.items)
-    if on_cpu and hasattr(request.config, "workerinput") and _best_set_works():
-        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-
-
-def _best_set_works() -> bool:
-    """Whether the best vector instructions compile, load and run; on x86 no others are tried after these."""
-    from torch._inductor import config, cpu_vec_isa
-
-    config.aot_inductor.precompile_headers = False  # it takes longer than the few models of a run are compiled faster
-    flags = cpu_vec_isa.x86_isa_checker()
-    listed = [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in flags for flag in str(isa).split())]
-    if listed and listed[0]:
-        config.cpp.vec_isa_ok = True
-        return True
-    return bool(next(iter(cpu_vec_isa.valid_vec_isa_list()), None))
+    if on_cpu and hasattr(request.config, "workerinput") and workers.VECTORS not in os.environ:
+        workers.try_instructions()
 
 
 # Tests of a minute or so on an accelerator: they are spread one by one, and begin before all others.
@@ -292,13 +283,36 @@ def _device_error() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Most tests run references on purpose; those about the notice catch it themselves."""
-    config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")
+    """Most tests run references on purpose; those about the notice catch it themselves.
+
+    Whoever hands out tests and runs none imports neither torch nor shiplap.
+    """
+    if config.getoption("dist", "no") == "no":
+        config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")
+        if getattr(config, "workerinput", {}).get("workerid") == "gw0" and not workers.possible():
+            compilers.headers()
+    else:
+        shared()  # one folder for all workers
     hypothesis.settings.register_profile("shiplap", deadline=None)  # a busy machine is no failure
     hypothesis.settings.load_profile("shiplap")
-    if not hasattr(config, "workerinput"):  # once for all workers
-        shared()
-        compilers.headers()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Workers are forked from a process that collects the same tests."""
+    if not workers.possible():
+        return
+    programs = place({**os.environ, workers.VECTORS: "1"})
+    arguments = [str(argument) for argument in config.invocation_params.args]
+    config.stash[_WORKERS] = workers.Workers(arguments, Path(shared(), "workers"), programs, len(specs))
+    for spec in specs:
+        if spec.popen and not spec.python:
+            spec.python = config.stash[_WORKERS].python()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if forked := config.stash.get(_WORKERS, None):
+        forked.end()
 
 
 Run = Callable[..., Any]

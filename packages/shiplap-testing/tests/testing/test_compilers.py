@@ -36,20 +36,49 @@ print([line for line in done.stderr.splitlines() if line.startswith("! ")], fold
 """
 
 
+def asked(program: str, home: Path) -> list[str]:
+    """The two words that a program prints which asks for such compilers."""
+    without = os.pathsep.join(
+        entry for entry in os.environ["PATH"].split(os.pathsep) if entry != os.environ.get(compilers.FOLDER)
+    )
+    env = {name: value for name, value in os.environ.items() if name != compilers.FOLDER}
+    env |= {compilers.ASKED: "1", "PATH": without}
+    begin = "import os; from shiplap_testing import compilers; os.environ['PATH'] = compilers.path()\n"
+    done = python("-c", begin + program, env=env, cwd=home)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().rsplit(" ", 1)
+
+
 def test_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(compilers.ASKED, raising=False)
     assert compilers.path() == os.environ["PATH"]
 
 
 def test_what_asks_for_optimisation_gets_none_and_a_header_that_is_compiled(tmp_path: Path) -> None:
-    without = os.pathsep.join(
-        entry for entry in os.environ["PATH"].split(os.pathsep) if entry != os.environ.get(compilers.FOLDER)
-    )
-    env = {name: value for name, value in os.environ.items() if name != compilers.FOLDER}
-    env |= {compilers.ASKED: "1", "PATH": without}
-    program = "import os; from shiplap_testing import compilers; os.environ['PATH'] = compilers.path()\n" + USES
-    done = python("-c", program, env=env, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    used, folder = done.stdout.rsplit(" ", 1)
-    assert used == f"['! {folder.strip()}/include/shiplap/native.h.gch']"
-    assert not Path(folder.strip()).exists(), "it goes with the process that made it"
+    used, folder = asked(USES, tmp_path)
+    assert used == f"['! {folder}/include/shiplap/native.h.gch']"
+    assert not Path(folder).exists(), "it goes with the process that made it"
+
+
+KERNEL = """
+import os, shlex, subprocess
+from pathlib import Path
+from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+from torch._inductor.cpu_vec_isa import pick_vec_isa
+from shiplap_testing import compilers
+
+process = compilers.kernels()
+assert process is not None and process.wait() == 0
+Path("a.cpp").write_text('#include <torch/csrc/inductor/cpp_prefix.h>\\nextern "C" void kernel(float*) {}')
+options = CppTorchDeviceOptions(vec_isa=pick_vec_isa(), device_type="cpu")
+call = shlex.split(CppBuilder(name="a", sources="a.cpp", BuildOption=options, output_dir=".").get_command_line())
+done = subprocess.run([*call, "-H"], capture_output=True, text=True)
+assert done.returncode == 0, done.stderr
+print([line for line in done.stderr.splitlines() if line.startswith("! ")], os.environ[compilers.FOLDER])
+"""
+
+
+@pytest.mark.long  # seconds of a compiler, for what only saves such
+def test_a_kernel_of_inductor_finds_its_header_compiled(tmp_path: Path) -> None:
+    used, folder = asked(KERNEL, tmp_path)
+    assert used == f"['! {folder}/include/{compilers.KERNELS}.gch']"

@@ -18,7 +18,7 @@ def test_some_test_provokes_it(id):
     assert re.search(rf'["^(]{id}\b|id == "{id}"|{id}:', TESTS), f"no test asserts {id}"
 
 
-@pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))
+@pytest.mark.parametrize("entry", list(CATALOGUE.values()), ids=list(CATALOGUE))
 def test_entries_are_complete(entry):
     assert re.fullmatch(r"SL[1-9]\d\d", entry.id)
     assert entry.title

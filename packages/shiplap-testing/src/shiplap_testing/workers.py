@@ -1,0 +1,222 @@
+"""Workers of pytest-xdist, forked from one process that has imported what the tests import.
+
+Each worker of a run lists all tests. For that it would import torch, transformers and every file of tests, and rewrite
+the assertions of a clean clone: 28 s of processor time, and three times that in ``make test``. Here one process imports
+all of it once. Workers are forked from that, and list the tests in 3 s (two shared cores, 2026-11-26).
+
+What a run needs once is done in that process too: headers are compiled (compilers.py), the instructions of the CPU are
+tried, and the process from which programs of tests are forked is forked from it (forked.py).
+
+Run as a script, this is that process, or what pytest-xdist takes for a worker: it hands its streams to a forked process
+and waits until that ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import random
+import runpy
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+# Who may use an accelerator cannot be forked from a process that has asked how many there are.
+ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"
+
+
+class Workers:
+    """The process to fork workers from, seen from the one that hands out the tests."""
+
+    def __init__(self, arguments: list[str], workers: Path, programs: Path, count: int) -> None:
+        """
+        Args:
+            arguments: Of pytest.
+            workers: Where it can be reached.
+            programs: Where the process to fork programs from can be reached.
+            count: How many workers there will be.
+        """
+        self.path = workers
+        command = [sys.executable, "-P", __file__, "serve", workers]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([arguments, sys.path, str(programs), count]).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def python(self) -> str:
+        """What pytest-xdist is to call for ``python -u -c code``."""
+        return shlex.join([sys.executable, "-I", "-S", __file__, "join", str(self.path)])
+
+    def end(self) -> None:
+        """End it, and its workers that are still there."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def possible() -> bool:
+    """Whether tests can run in processes that are forked."""
+    return hasattr(os, "fork") and not any(os.path.exists(path) for path in ACCELERATORS)
+
+
+def try_instructions() -> None:
+    """Have Inductor use the best vector instructions of the CPU without a try, where they compile, load and run.
+
+    Inductor tries it in each process, and without a cache from the past that is 3 s. Of the sets of a CPU the best is
+    tried, as Inductor itself takes no other. Where it works, this process and those forked from it do not try again.
+    They find nothing else of it: the try is a process of its own, since Inductor remembers which compiler it found.
+    """
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if _best_instructions_work() else 1)
+    if os.waitpid(pid, 0)[1] == 0:
+        os.environ.setdefault(VECTORS, "1")
+        # What is assigned counts for one thread; this is what the variable does in a process that starts with it.
+        import_module("torch._inductor.config")._config["cpp.vec_isa_ok"].env_value_default = True
+
+
+def _best_instructions_work() -> bool:
+    """Whether they do; on x86 no others are tried after these."""
+    with contextlib.suppress(Exception):
+        cpu_vec_isa = import_module("torch._inductor.cpu_vec_isa")
+        flags = cpu_vec_isa.x86_isa_checker()
+        listed = [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in flags for flag in str(isa).split())]
+        return bool(listed and listed[0]) or bool(next(iter(cpu_vec_isa.valid_vec_isa_list()), None))
+    return False
+
+
+def _join(path: str, command: list[str]) -> None:
+    """Be a worker: another process takes over the streams. If there is none, become an ordinary one."""
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+        _connect(connection, path)
+        message = json.dumps([command, os.getcwd(), dict(os.environ)]).encode()
+        socket.send_fds(connection, [len(message).to_bytes(8, "little")], [0, 1, 2])
+        connection.sendall(message)
+        if connection.recv(1):
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, 0)  # the pipes are the worker's alone now: that it has ended is seen
+            os.dup2(nothing, 1)
+            connection.recv(1)
+            return
+    os.execv(sys.executable, [sys.executable, *command])
+
+
+def _connect(connection: socket.socket, path: str) -> None:
+    for _ in range(500):
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            return connection.connect(path)
+        time.sleep(0.02)
+    raise TimeoutError(path)
+
+
+def _serve(path: str) -> None:
+    arguments, searched, programs, count = json.loads(sys.stdin.buffer.readline())
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        children = {_programs(programs, listening)}
+        threads = _import(arguments, searched, headers=count > 1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever hands out the tests says when it is over
+        told = _spent()
+        while sys.stdin not in (ready := select.select([listening, sys.stdin], [], [], 1.0)[0]):
+            children.difference_update([pid for pid in children if os.waitpid(pid, os.WNOHANG)[0]])
+            if listening in ready:
+                connection, _ = listening.accept()
+                if pid := os.fork():
+                    children.add(pid)
+                else:
+                    listening.close()
+                    _work(connection, threads, told)
+                connection.close()
+                told = 0.0
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _programs(path: str, listening: socket.socket) -> int:
+    """Fork the process from which programs of tests are forked: it has imported the compiler, and nothing of ours."""
+    import_module("torch._inductor.compile_fx")
+    try_instructions()
+    pid = os.fork()
+    if not pid:
+        listening.close()
+        _streams([os.open(os.devnull, os.O_RDONLY)])
+        file = str(Path(__file__).with_name("forked.py"))
+        sys.argv = [file, path]
+        sys.path.insert(0, os.path.dirname(file))  # as Python does for a script
+        runpy.run_path(file, run_name="__main__")
+        os._exit(0)
+    return pid
+
+
+def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
+    """Import what the tests of this run import. How many threads torch uses.
+
+    Threads do not survive a fork: nothing that is computed while files are imported starts any.
+    """
+    # It takes longer than the few models of a run are compiled faster.
+    import_module("torch._inductor.config").aot_inductor.precompile_headers = False
+    torch = import_module("torch")
+    threads: int = torch.get_num_threads()
+    torch.set_num_threads(1)
+    sys.path[:] = searched
+    if headers:  # a run that has one worker compiles too little for them to pay
+        compilers = import_module("shiplap_testing.compilers")
+        compilers.headers()
+        compilers.kernels()
+    pytest = import_module("pytest")
+    pytest.main([*arguments, "-n", "0", "--collect-only"])
+    return threads
+
+
+def _spent() -> float:
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
+def _work(connection: socket.socket, threads: int, told: float) -> None:
+    """In the new process: become the worker that has connected. The first is told what all imports took."""
+    size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    with connection.makefile("rb") as stream:
+        command, cwd, environment = json.loads(stream.read(int.from_bytes(size, "little")))
+    _streams(streams)
+    connection.send(b"1")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    vectors = {name: value for name, value in os.environ.items() if name == VECTORS}
+    os.environ.clear()
+    os.environ.update(vectors | environment)
+    os.chdir(cwd)
+    random.seed()
+    import_module("torch").set_num_threads(threads)
+    sys.argv, sys.modules["__main__"] = ["-c"], types.ModuleType("__main__")
+    forked = import_module("shiplap_testing.forked")
+    forked.spent += told
+    forked._ended(partial(exec, command[-1], vars(sys.modules["__main__"])), atexit._run_exitfuncs)
+
+
+def _streams(handles: list[int]) -> None:
+    """Have these for standard input, output and errors, as many as there are."""
+    for number, (handle, name, mode) in enumerate(zip(handles, ("stdin", "stdout", "stderr"), "rww", strict=False)):
+        os.dup2(handle, number)
+        os.close(handle)
+        stream = os.fdopen(number, mode, buffering=1, closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        _serve(sys.argv[2])
+    else:
+        _join(sys.argv[2], sys.argv[3:])
