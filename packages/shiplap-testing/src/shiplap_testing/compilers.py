@@ -11,13 +11,13 @@ path.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
+
+from shiplap_testing.folder import temporary
 
 __all__ = ["FOLDER", "headers", "kernels", "path"]
 
@@ -38,8 +38,7 @@ def path() -> str:
     given = os.environ.get("PATH", os.defpath)
     if os.environ.get(ASKED) != "1" or os.environ.get(FOLDER):
         return given
-    folder = Path(tempfile.mkdtemp(prefix="shiplap-compilers-"))
-    atexit.register(_remove, folder, os.getpid())
+    folder = temporary("compilers")
     for header in (HEADER, KERNELS):
         (folder / "include" / header).parent.mkdir(parents=True)
     for name in NAMES:
@@ -94,8 +93,3 @@ def _compiling(call: list[str], header: str) -> subprocess.Popen[bytes]:
     made = os.path.join(os.environ[FOLDER], "include", f"{header}.gch")
     program = f"{shlex.join([*call, '-o', f'{made}.new'])} && {shlex.join(['mv', f'{made}.new', made])}"
     return subprocess.Popen(["sh", "-c", program], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not in a process that was forked from it
-        shutil.rmtree(folder, ignore_errors=True)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import shiplap as sl
+from shiplap_testing.folder import temporary
 
 __all__ = ["CAUSES", "DEFECTS", "Defect", "Part", "add", "backward", "c_kernel", "foreign", "kernel", "of"]
 
@@ -140,14 +141,9 @@ def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:
 
 
 @cache
-def _folder() -> str:
+def _folder() -> Path:
     """Of this process; a process that ends as it should removes it."""
-    import atexit
-    import shutil
-
-    folder = tempfile.mkdtemp(prefix="shiplap-defects-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return temporary("defects")
 
 
 def foreign(

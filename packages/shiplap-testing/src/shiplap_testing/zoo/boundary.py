@@ -3,24 +3,19 @@
 Each gathers ``x[index]``; all are right for every index that is one.
 """
 
-import atexit
-import shutil
-import tempfile
-from pathlib import Path
-
 import torch
 from jaxtyping import Float32, Int32
 from torch import Tensor
 
 import shiplap as sl
 from shiplap_testing.build import compile_c
+from shiplap_testing.folder import temporary
 from shiplap_testing.zoo.specimen import Specimen
 
 SPECIMENS: list[Specimen] = []
 SOUND: list[Specimen] = []
 SAYS: dict[str, str] = {}  # specimen → what the finding says
-_folder = Path(tempfile.mkdtemp(prefix="shiplap-zoo-"))
-atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+_folder = temporary("zoo")
 
 HEAD = "int {name}(const sl_context* ctx, const DLTensor* x, const DLTensor* index, DLTensor* out)"
 CPP = """

@@ -1,16 +1,12 @@
 """Sound ops of every kind that a declaration can express: an audit that fails one of them is wrong."""
 
-import atexit
-import shutil
-import tempfile
-from pathlib import Path
-
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64, Shaped
 from torch import Tensor
 
 import shiplap as sl
 from shiplap_testing.build import compile_c
+from shiplap_testing.folder import temporary
 from shiplap_testing.zoo.specimen import Specimen, register
 
 V = Float[Tensor, "n"]
@@ -239,8 +235,7 @@ def saxpy(x: Float32[Tensor, "n c"], y: Float32[Tensor, "n c"], a: float = 2.0) 
     return a * x + y
 
 
-_folder = Path(tempfile.mkdtemp(prefix="shiplap-zoo-"))
-atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+_folder = temporary("zoo")
 _BODY = """
 int saxpy(const sl_context* ctx, const DLTensor* x, const DLTensor* y, DLTensor* z, double a) {
   const float *in = x->data, *add = y->data; float* out = z->data;

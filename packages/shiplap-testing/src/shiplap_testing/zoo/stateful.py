@@ -5,25 +5,20 @@ plan cache filled at the first call of a shape; error texts in thread-local memo
 called from one thread.
 """
 
-import atexit
-import shutil
-import tempfile
-from pathlib import Path
-
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
 import shiplap as sl
 from shiplap_testing.build import compile_c
+from shiplap_testing.folder import temporary
 from shiplap_testing.zoo.specimen import Specimen
 
 V = Float32[Tensor, "n"]
 SPECIMENS: list[Specimen] = []
 STATELESS: list[Specimen] = []
 NAMES: dict[str, tuple[str, ...]] = {}  # specimen → symbols that the finding names
-_folder = Path(tempfile.mkdtemp(prefix="shiplap-zoo-"))
-atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+_folder = temporary("zoo")
 
 
 def library(name, body, compiler="cc"):
