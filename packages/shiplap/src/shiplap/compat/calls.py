@@ -142,7 +142,8 @@ class ShortCut(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            # is_plain_call and is_recorded_call without their frames, and unpacking keywords that are rarely there.
+            # is_plain_call and is_recorded_call without their frames, and unpacking keywords that are rarely there. A
+            # declaration in another thread may change the attributes at any time: each is read once.
             if (
                 kwargs
                 or is_dynamo_compiling()
@@ -155,10 +156,10 @@ class ShortCut(Generic[P, R]):
                 result = self.through(args, kwargs)
             elif not self.separable or not is_grad_enabled() or not any_requires_grad(*args):
                 result = self.direct(*args)
-            elif self.recorded is None or not _SIMPLE.issuperset(map(type, args)) or not untouched():
+            elif (recorded := self.recorded) is None or not _SIMPLE.issuperset(map(type, args)) or not untouched():
                 result = self.through(args, kwargs)
             else:
-                result = self.recorded(self.direct, *args)
+                result = recorded(self.direct, *args)
             return result  # type: ignore[return-value] # it is what the declaration says
         except (RuntimeError, TypeError) as e:
             if self.explain(args, kwargs, e):
