@@ -1,4 +1,4 @@
-"""One launcher for the tests of a file: it takes seconds to start."""
+"""One launcher for all tests of a worker: it takes seconds to start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from shiplap.referee.process import Launcher
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:
     with Launcher() as started:
         yield started

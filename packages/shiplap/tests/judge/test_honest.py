@@ -8,7 +8,7 @@ import shiplap as sl
 from tests.judge.honest import HONEST, candidate_of, reference_of
 
 DOUBTED: dict[str, str] = {}  # at most one, with the reason
-SAMPLE = ("layer norm",)
+SAMPLE = ("attention with an online softmax",)
 
 
 @pytest.fixture

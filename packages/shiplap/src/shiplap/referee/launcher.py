@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import os
 import socket
@@ -39,6 +40,7 @@ def main() -> None:
             importlib.import_module(asked["module"])
             send(connection, {})
         else:
+            gc.freeze()  # what is here already need not be looked through in each process, nor copied for that
             child = os.fork()
             if child == 0:
                 _become(asked, handles, connection)
