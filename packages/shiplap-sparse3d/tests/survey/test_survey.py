@@ -181,6 +181,32 @@ def test_stopped_before_each_step_and_resumed(
     assert out.read_bytes() == untiled.read_bytes()
 
 
+@pytest.mark.parametrize("part", ["points", "classes", "done"])
+def test_stopped_while_its_own_files_are_removed_and_resumed(
+    part: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a folder is gone then."""
+    out = tmp_path / "out.laz"
+    import shiplap_sparse3d.survey.folder as folder
+
+    real = folder.shutil.rmtree
+
+    def stopping(path: Path, ignore_errors: bool) -> None:
+        if path.name != part:
+            return real(path, ignore_errors=ignore_errors)
+        for file in sorted(path.iterdir())[::2]:
+            file.unlink()
+        raise Stopped
+
+    monkeypatch.setattr(folder.shutil, "rmtree", stopping)
+    with pytest.raises(Stopped):
+        survey(corner, out, model, tile=20, chunk=4000)
+    monkeypatch.setattr(folder.shutil, "rmtree", real)
+    survey(corner, out, model, tile=20, chunk=4000)
+    assert out.read_bytes() == untiled.read_bytes()
+    assert [p.name for p in tmp_path.iterdir()] == ["out.laz"]
+
+
 def test_finished_tiles_are_not_predicted_again(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
     out, folder = tmp_path / "out.laz", tmp_path / "kept"
     first = survey(corner, out, model, tile=32, folder=folder, keep=True)

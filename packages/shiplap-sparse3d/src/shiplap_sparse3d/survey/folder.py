@@ -126,10 +126,15 @@ class Folder:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile, such as a data loader's, shares it
 
     def clear(self) -> None:
-        """Remove what a survey writes here, and the folder if nothing else is in it. A file of the user stays."""
-        for part in ("points", "classes", "done"):
+        """Remove what a survey writes here, and the folder if nothing else is in it. A file of the user stays.
+
+        First goes what says that all points are here: whoever is killed meanwhile sorts them once more.
+        """
+        with contextlib.suppress(OSError):
+            self.progress.unlink()
+        for part in ("done", "classes", "points"):
             shutil.rmtree(self.path / part, ignore_errors=True)
-        for path in (self.identity, self.progress, self.classes, *self.path.glob("worker*.lock")):
+        for path in (self.identity, self.classes, *self.path.glob("worker*.lock")):
             with contextlib.suppress(OSError):
                 path.unlink()
         with contextlib.suppress(OSError):
