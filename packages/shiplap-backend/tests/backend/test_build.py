@@ -1,4 +1,4 @@
-"""What ninja is told to compile, apart and together; conftest.py compiles the tests' device together."""
+"""What ninja is told to compile, separate and together; conftest.py compiles the tests' device together."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ def test_the_core_and_the_wrappers_are_compiled_once_each(tmp_path: Path, togeth
     (made.root / "build").mkdir()
     rules = _rules(made, made.package / "_C.so", together)
     objects = {line.split(":")[0].removeprefix("build ") for line in rules.splitlines() if ": compile" in line}
-    apart = {"all.o", "wrappers_00.o", "wrappers_01.o"}
-    assert objects & (apart | {"together.o"}) == ({"together.o"} if together else apart)
+    separate = {"all.o", "wrappers_00.o", "wrappers_01.o"}
+    assert objects & (separate | {"together.o"}) == ({"together.o"} if together else separate)
     assert {"graph.o", "profiler.o"} < objects
     (link,) = [line for line in rules.splitlines() if ": link" in line]
     assert {word for word in link.split() if word.endswith(".o")} == objects
