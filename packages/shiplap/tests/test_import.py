@@ -6,11 +6,16 @@ import ast
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import shiplap
+import shiplap.bind
+import shiplap.selection
 from shiplap_testing import forked
 from shiplap_testing.effort import rotating
 
@@ -23,46 +28,111 @@ def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Com
 
 DECLARATION = """
 import shiplap as sl
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 @sl.op("quick::add")
 def add(x: Float[Tensor, "n c"], y: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
     return x + y
+
 """
+KERNELS = {
+    "Python": """
+@add.kernel("cpu")
+def _(x, y, *, out):
+    torch.add(x, y, out=out)
+""",
+    "C": """
+add.kernel("cpu", sl.cabi("quick.so", "quick_add"))
+""",
+}
+CALLS = {"Python": "declares.add(torch.ones(2, 3), torch.ones(2, 3))"}  # the other has no library
+NEEDED = {"cached", "compat", "deferred", "dtypes", "errors", "op", "selection", "settings"}  # rooms of the core
+OF_A_C_KERNEL = {"bind", "codegen", "trust"}
 
 
-def test_the_import_and_the_first_declaration_are_quick(tmp_path: Path) -> None:
-    """At most 250 ms of CPU time beyond ``import torch`` (2 cores, Xeon, load 11, 2026-11: 90 + 10 ms) in one of four.
+@dataclass(frozen=True)
+class Declared:
+    """What a process has seen of its import of shiplap, of its first declaration, with a kernel, and of a call.
 
-    Without the collector: whether going through torch's objects (100 ms) falls due here is chance. Of compiled modules,
-    as an installed package has them.
+    Attributes:
+        milliseconds: of processor time of import and declaration, after ``import torch``.
+        collections: how often the collector looked at objects during the import.
+        collects: whether the collector is on afterwards.
+        modules: those of shiplap, by their names below it.
     """
-    (tmp_path / "declares.py").write_text(DECLARATION)
-    program = (
-        f"import sys, torch, time, gc; gc.disable(); sys.path.append({str(tmp_path)!r}); began = time.process_time();"
-        "import declares; print(time.process_time() - began)"
-    )
-    cached = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # the first run writes them
-    times: list[float] = []
-    while not times or (min(times) > 250 and len(times) < 4):
-        times.append(float(python("-c", program, env=cached).stdout) * 1000)
-    assert min(times) <= 250, f"{times} ms"
+
+    milliseconds: float
+    collections: int
+    collects: bool
+    modules: list[str]
+
+    @property
+    def rooms(self) -> set[str]:
+        return {name.partition(".")[0] for name in self.modules}
 
 
-def test_a_program_that_only_calls_ops_loads_no_room_that_it_does_not_need(tmp_path: Path) -> None:
-    """Neither with the import nor with a declaration and a call; the compiler's room comes with the first trace."""
-    (tmp_path / "declares.py").write_text(DECLARATION)
+def declared(folder: Path, kernel: str) -> Declared:
+    """Of a new process. Its modules are compiled, as those of an installed package are: the first process does so."""
+    (folder / "declares.py").write_text(DECLARATION + KERNELS[kernel])
     program = f"""
-import sys, torch
-sys.path.append({str(tmp_path)!r})
+import gc, sys, time, torch
+sys.path.append({str(folder)!r})
+seen = []
+gc.callbacks.append(lambda phase, about: seen.append(phase))
+began = time.process_time()
+import shiplap
+collections = seen.count("stop")
 import declares
-declares.add(torch.ones(2, 3), torch.ones(2, 3))
-rooms = lambda: {{name.split(".")[1] for name in sys.modules if name.startswith("shiplap.")}}
-print(sorted(rooms()))
+spent = time.process_time() - began
+{CALLS.get(kernel, "")}
+modules = [name.removeprefix("shiplap.") for name in sys.modules if name.startswith("shiplap.")]
+print(spent * 1000, collections, gc.isenabled(), *modules)
 """
-    needed = ["bind", "cached", "codegen", "compat", "dtypes", "errors", "op", "selection", "settings", "trust"]
-    assert python("-c", program).stdout == f"{needed}\n"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    milliseconds, collections, collects, *modules = python("-c", program, env=environment).stdout.split()
+    return Declared(float(milliseconds), int(collections), collects == "True", modules)
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def first(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Declared]:
+    """A folder, a kind of kernel, and what a process that declares one has seen."""
+    folder = tmp_path_factory.mktemp("declares")
+    return folder, request.param, declared(folder, request.param)
+
+
+LIMIT = 250  # ms, as promised: a quarter of a second
+
+
+def test_the_import_and_the_first_declaration_are_quick(first: tuple[Path, str, Declared]) -> None:
+    """2 shared cores, torch 2.13, 2026-11-26: 88 ms with a Python kernel, 99 with a C kernel; load 5: up to 170.
+
+    Processor time, and that of the quickest of six: other programs on the machine make each of them slower, none makes
+    them quicker.
+    """
+    folder, kernel, once = first
+    times = [once.milliseconds]
+    while min(times) > LIMIT and len(times) < 6:
+        times.append(declared(folder, kernel).milliseconds)
+    assert min(times) <= LIMIT, f"{times} ms"
+
+
+def test_an_import_goes_through_no_objects_that_torch_has_made(first: tuple[Path, str, Declared]) -> None:
+    """One look at all of them takes as long as the import. One that falls due before the first line is not ours."""
+    _, _, once = first
+    assert once.collections <= 1
+    assert once.collects
+
+
+def test_no_room_is_loaded_that_the_kind_of_kernel_does_not_need(
+    first: tuple[Path, str, Declared],
+) -> None:
+    """No verb, audit, doctor or backend; of the room that binds kernels what one in C needs, not what Triton needs."""
+    _, kernel, once = first
+    assert once.rooms == (NEEDED | OF_A_C_KERNEL if kernel == "C" else NEEDED)
+    later = ("codegen.launcher", "codegen.triton", "bind.launched", "bind.launches", "bind.direct", "bind.replay")
+    assert not set(later) & set(once.modules)
 
 
 def test_the_import_touches_no_device_and_no_file_and_loads_only_what_every_program_needs():
@@ -133,9 +203,12 @@ def test_a_late_name_is_an_attribute_like_any_other(monkeypatch: pytest.MonkeyPa
         _ = shiplap.nothing
 
 
-def test_type_checkers_are_told_the_late_names_from_the_same_places() -> None:
-    tree = ast.parse(Path(shiplap.__file__).read_text())
+@pytest.mark.parametrize("package", [shiplap, shiplap.bind, shiplap.selection], ids=lambda package: package.__name__)
+def test_type_checkers_are_told_the_late_names_from_the_same_places(package: ModuleType) -> None:
+    tree = ast.parse(Path(str(package.__file__)).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     told = {a.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for a in node.names}
-    assert told == shiplap._LATE
-    assert set(told) <= set(shiplap.__all__)
+    assert told == package._LATE
+    assert set(told) <= set(package.__all__)
+    for name in told:
+        assert getattr(package, name) is vars(import_module(told[name]))[name]

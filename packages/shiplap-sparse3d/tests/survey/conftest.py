@@ -1,4 +1,4 @@
-"""The packaged scan, and a small corner of it."""
+"""The packaged scan, a small corner of it, and a network for both."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import shiplap_sparse3d.demo
+from shiplap_sparse3d.survey import SurveyModel
 
 SCAN = Path(shiplap_sparse3d.demo.__file__).parent / "data" / "autzen_trim.laz"
 
@@ -31,6 +32,13 @@ def corner(scan: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("corner") / "corner.laz"
     las.write(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def model() -> SurveyModel:
+    from tests.survey.models import build
+
+    return build()
 
 
 def range_of(count: int, limit: int) -> Any:

@@ -18,15 +18,9 @@ from shiplap_sparse3d.survey import SurveyModel, survey
 from shiplap_sparse3d.survey.buckets import Buckets, _known
 from shiplap_sparse3d.survey.folder import RESULT, Folder, read_mark, write_mark
 from shiplap_sparse3d.survey.train import _load
-from tests.survey.models import build
 
 pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
-
-
-@pytest.fixture(scope="module")
-def model() -> SurveyModel:
-    return build()
 
 
 @pytest.fixture

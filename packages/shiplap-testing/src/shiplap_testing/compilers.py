@@ -18,6 +18,7 @@ import subprocess
 from pathlib import Path
 
 from shiplap_testing.folder import temporary
+from shiplap_testing.private import header_call
 
 __all__ = ["FOLDER", "headers", "kernels", "path"]
 
@@ -74,15 +75,7 @@ def kernels() -> subprocess.Popen[bytes] | None:
     """The same for the header of Inductor's kernels. What comes with a binding has a compiled header from Inductor."""
     if not _used():
         return None
-    import torch
-    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    header = Path(torch.__file__).parent / "include" / KERNELS
-    options = CppTorchDeviceOptions(vec_isa=pick_vec_isa(), device_type="cpu", precompiling=True)
-    call = shlex.split(CppBuilder(name="header", sources=str(header), BuildOption=options).get_command_line())
-    place = call.index("-o")
-    return _compiling(call[:place] + call[place + 2 :], KERNELS)
+    return _compiling(header_call(KERNELS), KERNELS)
 
 
 def _used() -> bool:

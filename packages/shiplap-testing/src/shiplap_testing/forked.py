@@ -33,7 +33,6 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -168,7 +167,7 @@ _processes: list[subprocess.Popen[bytes]] = []  # what this process started; eac
 
 def _serve(path: str) -> None:
     del sys.path[0]  # the folder of this file
-    import_module("torch._inductor.compile_fx")  # nobody uses it here: an import statement would be tidied away
+    runpy.run_path(str(Path(__file__).with_name("private.py")))["import_compiler"]()
     settle()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)

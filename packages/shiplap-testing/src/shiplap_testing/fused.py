@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
+
+from shiplap_testing.private import counters
 
 __all__ = ["check", "counted", "flat", "same"]
 
@@ -36,5 +37,5 @@ def same(compiled: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, 
 
 def counted() -> tuple[int, int]:
     """C++ templates that were compiled, and neighbours that went into them."""
-    counts = counters["inductor"]
+    counts = counters()["inductor"]
     return counts["cpp_templated_kernel_counter"], counts["cpp_epilogue_fusion_counter"]

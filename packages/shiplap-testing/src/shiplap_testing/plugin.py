@@ -29,7 +29,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ["PYTHONPATH"] = searched()
 os.environ["PATH"] = compilers.path()
 
-from shiplap_testing import workers
+from shiplap_testing import private, workers
 from shiplap_testing.forked import place, python, settle, shared
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
@@ -140,13 +140,12 @@ def fresh_compiler() -> Iterator[None]:
 def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs are compiled anew, without gradients and on fixed values; choices have a store of this test's."""
     import torch
-    from torch._dynamo.utils import counters
 
     from shiplap.compat import lowering
 
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     torch.manual_seed(0)
-    counters.clear()
+    private.counters().clear()
     with lowering.uncached(), torch.no_grad():
         yield
 
@@ -166,8 +165,8 @@ def vector_instructions(request: pytest.FixtureRequest) -> None:
     It does so where it was not forked from a process that has. Tests that need an accelerator do without.
     """
     on_cpu = any(not item.get_closest_marker("gpu") for item in request.session.items)
-    if on_cpu and hasattr(request.config, "workerinput") and workers.VECTORS not in os.environ:
-        workers.try_instructions()
+    if on_cpu and hasattr(request.config, "workerinput") and private.VECTORS not in os.environ:
+        private.try_instructions()
 
 
 # Tests of a minute or so on an accelerator: they are spread one by one, and begin before all others.
@@ -302,7 +301,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Workers are forked from a process that collects the same tests."""
     if not workers.possible():
         return
-    programs = place({**os.environ, workers.VECTORS: "1"})
+    programs = place({**os.environ, private.VECTORS: "1"})
     arguments = [str(argument) for argument in config.invocation_params.args]
     config.stash[_WORKERS] = workers.Workers(arguments, Path(shared(), "workers"), programs, len(specs))
     for spec in specs:

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from shiplap_testing.private import process_group
+
 __all__ = ["through_host"]
 
 Group = str | dist.ProcessGroup  # torch 2.11 passes its name, 2.13 may pass it itself
@@ -28,7 +30,7 @@ KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # type of a device → its dispatch key
 
 def _gathered(tensor: Tensor, group_size: int, group: Group) -> Tensor:
     """The tensors of all ranks, one below the other."""
-    within = distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
+    within = process_group(group) if isinstance(group, str) else group
     out = tensor.new_empty(tensor.shape[0] * group_size, *tensor.shape[1:])
     dist.all_gather_into_tensor(out, tensor.contiguous(), group=within)
     return out

@@ -33,7 +33,6 @@ from pathlib import Path
 
 # Who may use an accelerator cannot be forked from a process that has asked how many there are.
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"
 
 
 class Workers:
@@ -68,32 +67,6 @@ class Workers:
 def possible() -> bool:
     """Whether tests can run in processes that are forked."""
     return hasattr(os, "fork") and not any(os.path.exists(path) for path in ACCELERATORS)
-
-
-def try_instructions() -> None:
-    """Have Inductor use the best vector instructions of the CPU without a try, where they compile, load and run.
-
-    Inductor tries it in each process, and without a cache from the past that is 3 s. Of the sets of a CPU the best is
-    tried, as Inductor itself takes no other. Where it works, this process and those forked from it do not try again.
-    They find nothing else of it: the try is a process of its own, since Inductor remembers which compiler it found.
-    """
-    pid = os.fork()
-    if not pid:
-        os._exit(0 if _best_instructions_work() else 1)
-    if os.waitpid(pid, 0)[1] == 0:
-        os.environ.setdefault(VECTORS, "1")
-        # What is assigned counts for one thread; this is what the variable does in a process that starts with it.
-        import_module("torch._inductor.config")._config["cpp.vec_isa_ok"].env_value_default = True
-
-
-def _best_instructions_work() -> bool:
-    """Whether they do; on x86 no others are tried after these."""
-    with contextlib.suppress(Exception):
-        cpu_vec_isa = import_module("torch._inductor.cpu_vec_isa")
-        flags = cpu_vec_isa.x86_isa_checker()
-        listed = [isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in flags for flag in str(isa).split())]
-        return bool(listed and listed[0]) or bool(next(iter(cpu_vec_isa.valid_vec_isa_list()), None))
-    return False
 
 
 def _join(path: str, command: list[str]) -> None:
@@ -146,8 +119,9 @@ def _serve(path: str) -> None:
 
 def _programs(path: str, listening: socket.socket) -> int:
     """Fork the process from which programs of tests are forked: it has imported the compiler, and nothing of ours."""
-    import_module("torch._inductor.compile_fx")
-    try_instructions()
+    private = runpy.run_path(str(Path(__file__).with_name("private.py")))
+    private["import_compiler"]()
+    private["try_instructions"]()
     pid = os.fork()
     if not pid:
         listening.close()
@@ -165,12 +139,11 @@ def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
 
     Threads do not survive a fork: nothing that is computed while files are imported starts any.
     """
-    # It takes longer than the few models of a run are compiled faster.
-    import_module("torch._inductor.config").aot_inductor.precompile_headers = False
+    sys.path[:] = searched
+    import_module("shiplap_testing.private").compile_headers_singly()
     torch = import_module("torch")
     threads: int = torch.get_num_threads()
     torch.set_num_threads(1)
-    sys.path[:] = searched
     if headers:  # a run that has one worker compiles too little for them to pay
         compilers = import_module("shiplap_testing.compilers")
         compilers.headers()
@@ -193,7 +166,8 @@ def _work(connection: socket.socket, threads: int, told: float) -> None:
     _streams(streams)
     connection.send(b"1")
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    vectors = {name: value for name, value in os.environ.items() if name == VECTORS}
+    known = import_module("shiplap_testing.private").VECTORS
+    vectors = {name: value for name, value in os.environ.items() if name == known}
     os.environ.clear()
     os.environ.update(vectors | environment)
     os.chdir(cwd)

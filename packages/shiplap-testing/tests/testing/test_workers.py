@@ -18,14 +18,18 @@ from pathlib import Path
 
 IMPORTED = os.getpid()
 
-def test_was_imported_elsewhere():
+def told():
     Path(os.environ["PYTEST_XDIST_WORKER"]).write_text(f"{IMPORTED} {os.getppid()} {torch.get_num_threads()}")
+
+def test_was_imported_elsewhere():
+    told()
     assert os.environ["MINE"] == "set"
 
 def test_ends_its_worker():
     os._exit(3)
 
-def test_comes_after_it():
+def test_comes_after_it():  # in a worker that has taken the place of the one that ended
+    told()
     assert "torch._inductor.compile_fx" in sys.modules
 """
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from shiplap.bind import cabi
-from shiplap.bind.launches import triton
-from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap.op import Op, OpSpec, adopt, digest, op
-from shiplap.op.sharding import failure_hooks
-from shiplap.op.values import Opaque
-from shiplap.selection import freeze, graphs, tune
+from shiplap.deferred import names, uncollected
+
+with uncollected():
+    from shiplap.errors import ShiplapError, ShiplapNotice
+    from shiplap.op import Op, OpSpec, adopt, digest, op
+    from shiplap.op.kernel import Kernel, Terms, makers
+    from shiplap.op.sharding import failure_hooks
+    from shiplap.op.template import Template
+    from shiplap.op.values import Opaque
+    from shiplap.selection import freeze, graphs, tune
 
 if TYPE_CHECKING:
     from shiplap.audit import Finding, audit
+    from shiplap.bind.cabi import cabi
+    from shiplap.bind.launches import triton
     from shiplap.doctor import Diagnosis, doctor
     from shiplap.fuse import Explanation, explain
     from shiplap.judge import judge
@@ -53,12 +57,15 @@ _LATE = {
     "Explanation": "shiplap.fuse",
     "Finding": "shiplap.audit",
     "audit": "shiplap.audit",
+    "cabi": "shiplap.bind.cabi",
     "doctor": "shiplap.doctor",
     "explain": "shiplap.fuse",
     "judge": "shiplap.judge",
     "rewrite": "shiplap.rewrite",
     "rewrites": "shiplap.rewrite",
+    "triton": "shiplap.bind.launches",
 }
+_late = names(__name__, _LATE)
 
 
 class _Package(ModuleType):
@@ -75,14 +82,20 @@ class _Package(ModuleType):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _LATE:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(_LATE[name]), name)
+        value = _late(name)
         setattr(self, name, value)
         return value
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_LATE})
+
+
+def _kernel_of_template(spec: OpSpec, terms: Terms, template: Template) -> Kernel:
+    """While a Triton template is declared: it is also a kernel of its own."""
+    with uncollected():
+        from shiplap.bind.direct import TemplateKernel
+
+    return TemplateKernel(spec, terms, template)
 
 
 def _lower_templates() -> None:
@@ -108,6 +121,7 @@ def _tune_templates(*request: Any) -> Any:
     return tune_templates(*request)
 
 
+makers["triton"] = _kernel_of_template
 digest.on_trace(_lower_templates)
 graphs.tuners.append(_tune_templates)
 failure_hooks.append(_explain_sharding)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shiplap.bind import installed, shipped
+from shiplap.bind import shipped
 from shiplap.op import registry
+from shiplap.op.package import FOLDER
 from shiplap.selection.choice import Choice
 from shiplap.selection.inputs import inputs, recipe_of
 from shiplap.selection.key import key_for
@@ -178,7 +179,7 @@ def test_a_cubin_is_known_by_what_the_kernel_does(home, site, declared):
     """Comments do not count; a helper of the kernel, its constants and its options do."""
     (kernel,) = declared.triple.own("cuda")
     form = kernel.native.read(0, kernel_key(kernel, declared.triple, 64))
-    rows = shipped._rows(site / "shipped_extras" / installed.FOLDER / shipped.FOLDER)
+    rows = shipped._rows(site / "shipped_extras" / FOLDER / shipped.FOLDER)
     known = shipped.identity(declared.triple_kernel, form, 90)
     assert known in rows
     assert shipped.identity(declared.triple_kernel, form, 100) not in rows
@@ -234,7 +235,7 @@ def test_a_damaged_cubin_is_compiled_instead(site, declared, tmp_path, monkeypat
     monkeypatch.setattr(declared.__spec__, "submodule_search_locations", [str(tmp_path / "shipped_extras")])
     (kernel,) = declared.triple.own("cuda")
     asked = kernel_key(kernel, declared.triple, 64), kernel_key(kernel, declared.triple, 65)
-    place = tmp_path / "shipped_extras" / installed.FOLDER / shipped.FOLDER
+    place = tmp_path / "shipped_extras" / FOLDER / shipped.FOLDER
     damage(place)
     with pytest.warns(UserWarning, match=reason):
         cubins = [

@@ -20,6 +20,7 @@ import shiplap as sl
 from shiplap.bind import installed, native
 from shiplap.bind.build import LIBRARY, SEAL
 from shiplap.op import registry
+from shiplap.op.package import FOLDER
 from shiplap.shipping import Request, backend, package
 from shiplap.shipping.contents import fill
 from shiplap.shipping.tags import platform_tag
@@ -81,7 +82,7 @@ def copied(tmp_path, site, scale, monkeypatch):
     shutil.copytree(site / "rowscale", tmp_path / "rowscale")
     about = sys.modules["rowscale"].__spec__
     monkeypatch.setattr(about, "submodule_search_locations", [str(tmp_path / "rowscale")])
-    (place,) = (tmp_path / "rowscale" / installed.FOLDER).iterdir()
+    (place,) = (tmp_path / "rowscale" / FOLDER).iterdir()
     return place
 
 
@@ -109,7 +110,7 @@ def test_the_op_is_native_from_the_first_call_without_a_compiler(site, tmp_path)
     env.pop("CXX", None)
     done = forked.python("-c", USE, env=env)
     assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).is_relative_to(site / "rowscale" / installed.FOLDER)
+    assert Path(done.stdout.strip()).is_relative_to(site / "rowscale" / FOLDER)
 
 
 def test_what_is_chosen_does_not_depend_on_the_compiler(scale, tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ from shiplap.codegen.triton import DESCRIBED, WORD, Rendered, constants, render
 from shiplap.op import registry
 from shiplap.op.binding import Binding, shape_of
 from shiplap.op.config import Config, Values
-from shiplap.op.kernel import Kernel, Rerun, Terms, makers
+from shiplap.op.kernel import Kernel, Rerun, Terms
 from shiplap.op.launch import is_current
 from shiplap.op.outputs import empty_outputs
 from shiplap.op.spec import OpSpec
@@ -395,6 +395,3 @@ def _bounded(memory: dict[K, T]) -> dict[K, T]:
     if len(memory) >= LIMIT:
         memory.clear()
     return memory
-
-
-makers["triton"] = TemplateKernel

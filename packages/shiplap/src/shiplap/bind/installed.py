@@ -8,7 +8,6 @@ it is refused where everybody may write. A library is used for an op whose needs
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -22,22 +21,18 @@ from shiplap.bind.needs import TORCH, machine, needs, takes_torch
 from shiplap.bind.plan import Entry, Plan, bindable
 from shiplap.errors import ShiplapError
 from shiplap.op import Op
+from shiplap.op.package import folders
 
 __all__ = [
-    "CHOICES",
-    "FOLDER",
     "MANIFEST",
     "Row",
-    "choices_of",
     "find",
     "give_up",
     "manifest",
     "places",
-    "roots",
 ]
 
-FOLDER, MANIFEST, FORMAT = "_shiplap", "manifest.json", "shiplap-binding/1"
-CHOICES = "choices.json"
+MANIFEST, FORMAT = "manifest.json", "shiplap-binding/1"
 LIMIT = 1 << 20  # bytes of a manifest
 
 _given_up: dict[Path, str] = {}  # libraries that this process cannot load, with the reason
@@ -89,26 +84,8 @@ def give_up(place: Path, why: str) -> None:
 
 def places(op: Op) -> Iterator[Path]:
     """The folders of libraries in the package that declares ``op``."""
-    for root in roots(op):
-        yield from _listed(root)
-
-
-def roots(op: Op) -> Iterator[Path]:
-    """The folders that ``shiplap package`` may have filled in the package that declares ``op``."""
-    package = sys.modules.get(op.reference.__module__.partition(".")[0])
-    about = package.__spec__ if package is not None else None
-    for root in (about.submodule_search_locations or ()) if about is not None else ():
-        yield Path(root) / FOLDER
-
-
-def choices_of(op: Op) -> list[Path]:
-    """The tables of choices in the package that declares ``op``."""
-    return [path for root in roots(op) if (path := _table(root)) is not None]
-
-
-@cache
-def _table(root: Path) -> Path | None:
-    return root / CHOICES if (root / CHOICES).is_file() else None
+    for folder in folders(op):
+        yield from _listed(folder)
 
 
 @cache

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from shiplap import trust
-from shiplap.bind import installed
 from shiplap.bind.specialise import Form, Key, options_of
 from shiplap.codegen.launcher import Cubin
 from shiplap.errors import error, notice
 from shiplap.op import Op
+from shiplap.op.package import folders
 from shiplap.op.source import followed, used
 
 __all__ = ["FOLDER", "INDEX", "Shipped", "find", "identity", "write"]
@@ -132,7 +132,7 @@ def _text(value: object) -> str:
 
 def find(op: Op, kernel: Any, form: Form, number: int, key: Key, architecture: int) -> Cubin | None:
     """The form that came with the package of ``op``, or None. A notice where a file is there and damaged."""
-    for folder in installed.roots(op):
+    for folder in folders(op):
         rows = _rows(folder / FOLDER)
         row = rows.get(identity(kernel, form, architecture)) if rows else None
         if row is None:

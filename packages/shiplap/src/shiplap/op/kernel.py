@@ -214,7 +214,7 @@ def read_terms(
     return Terms(label, device.partition(":")[0], identity, taken, supports, scratch, space)
 
 
-# By language of a template: what makes a kernel of its own of one. Set by ``shiplap.bind``.
+# By language of a template: what makes a kernel of its own of one. Set by ``shiplap``.
 makers: dict[str, Callable[[OpSpec, Terms, Template], Kernel]] = {}
 
 

@@ -5,12 +5,13 @@ Names are loaded when they are first used, so a program that does not tune does 
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from shiplap.deferred import names
 from shiplap.op import Op, choices, registry
+from shiplap.op.package import choices_of
 from shiplap.settings import settings
 
 if TYPE_CHECKING:
@@ -39,25 +40,21 @@ __all__ = [
     "tune",
 ]
 
-_HOMES = {
-    "Candidate": "candidate",
-    "Choice": "choice",
-    "Isolation": "isolate",
-    "Options": "selector",
-    "Refused": "candidate",
-    "Store": "store",
-    "select": "selector",
-    "frozen": "table",
-    "recipe_of": "inputs",
-    "record": "calls",
-    "thaw": "table",
+_LATE = {
+    "Candidate": "shiplap.selection.candidate",
+    "Choice": "shiplap.selection.choice",
+    "Isolation": "shiplap.selection.isolate",
+    "Options": "shiplap.selection.selector",
+    "Refused": "shiplap.selection.candidate",
+    "Store": "shiplap.selection.store",
+    "frozen": "shiplap.selection.table",
+    "recipe_of": "shiplap.selection.inputs",
+    "record": "shiplap.selection.calls",
+    "select": "shiplap.selection.selector",
+    "thaw": "shiplap.selection.table",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = names(__name__, _LATE)
 
 
 def tune(
@@ -144,9 +141,7 @@ def _from_environment() -> None:
 
 def _from_packages() -> None:
     """Use the choices that came with the packages of declared ops, below those of this process."""
-    from shiplap.bind import installed
-
-    if any(installed.choices_of(op) for op in registry.ops()):
+    if any(choices_of(op) for op in registry.ops()):
         from shiplap.selection.packaged import load
 
         load()

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from shiplap import trust
-from shiplap.bind import installed
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.op import Op, choices, digest, registry
 from shiplap.op.choices import Entry
 from shiplap.op.kernel import Kernel
+from shiplap.op.package import CHOICES, choices_of
 from shiplap.selection.choice import entry_of, from_json
 from shiplap.selection.key import MACHINE, differences
 from shiplap.selection.store import seal, unseal
@@ -64,7 +64,7 @@ def write(folder: Path, table: Path, ops: Iterable[Op]) -> int:
             "entries": [seal(key, value) for key, value in kept],
         }
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / installed.CHOICES).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        (folder / CHOICES).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return len(kept)
 
 
@@ -75,7 +75,7 @@ def load() -> None:
     """Use the entries that came with the packages of declared ops, where no other one is there for the same calls."""
     entries: list[Entry] = []
     for op in registry.ops():
-        for path in installed.choices_of(op):
+        for path in choices_of(op):
             entries += _entries(path, op)
     if entries:
         choices.install(entries, below=True)
@@ -84,7 +84,7 @@ def load() -> None:
 
 def chosen(folder: Path, op: Op) -> list[Kernel]:
     """The kernels with their configs that a table in ``folder`` has chosen for ``op``, for whatever device."""
-    path = folder / installed.CHOICES
+    path = folder / CHOICES
     if not path.is_file():
         return []
     variants: dict[str, Kernel] = {}

@@ -17,6 +17,7 @@ from shiplap.bind.plan import Plan, make_plan
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op, registry
 from shiplap.op.native import NativeForm
+from shiplap.op.package import FOLDER
 from shiplap.selection import packaged
 from shiplap.selection.calls import read_calls
 from shiplap.selection.inputs import SEED, Inputs
@@ -144,7 +145,7 @@ def _top(op: Op) -> str:
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: Extras) -> Contents:
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
     libraries = sorted({_inside(op, form, root) for op in ops for form in _forms(op) if not form.generated})
-    folder = root / installed.FOLDER
+    folder = root / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     plans: dict[str, Plan] = {}
     bound, left_out = [], []
@@ -158,7 +159,7 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: Extras) -> 
             continue
         plans[plan.place.name] = plan
         devices = tuple([e.device for e in plan.entries.values() if e.op is op])
-        bound.append(Bound(op.spec.name, devices, f"{installed.FOLDER}/{plan.place.name}"))
+        bound.append(Bound(op.spec.name, devices, f"{FOLDER}/{plan.place.name}"))
     for plan in plans.values():
         _put(plan, folder / plan.place.name)
     tuned = packaged.write(folder, extras.tuned, ops) if extras.tuned is not None else 0

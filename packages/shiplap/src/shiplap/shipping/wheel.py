@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shiplap import trust
-from shiplap.bind.installed import FOLDER
 from shiplap.errors import ShiplapError, error, writing
+from shiplap.op.package import FOLDER
 from shiplap.shipping.contents import NO_EXTRAS, Contents, Extras
 from shiplap.shipping.tags import platform_tag
 from shiplap.shipping.worker import fill_apart

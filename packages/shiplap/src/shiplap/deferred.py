@@ -1,0 +1,39 @@
+"""Imports that wait until they are needed, and imports during which nothing is collected."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+__all__ = ["names", "uncollected"]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Import, and leave the garbage collector as it was.
+
+    Nearly every object that an import makes stays. Going through them finds nothing, and after ``import torch`` one
+    look at all objects, which may fall due at any time, takes as long as the import of shiplap.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of ``package``: a name is loaded from its home, a module, when it is first used."""
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with uncollected():
+            return getattr(import_module(homes[name]), name)
+
+    return get
