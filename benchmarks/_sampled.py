@@ -78,7 +78,7 @@ def sampled(run: Callable[[], Any], calls: int = 10, top: int = 12) -> dict[str,
     return {kind: {name: round(s / calls * 1e3, 2) for name, s in each} for kind, each in in_all.items()}
 
 
-def kernels(run: Callable[[], Any], calls: int = 3, top: int = 8) -> dict[str, Any]:
+def kernels(run: Callable[[], Any], calls: int = 3, top: int = 10) -> dict[str, Any]:
     """Milliseconds that the GPU works for a call, of how many kernels and copies, and those that take the longest."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -93,5 +93,5 @@ def kernels(run: Callable[[], Any], calls: int = 3, top: int = 8) -> dict[str, A
     return {
         "ms": round(sum(e.self_device_time_total for e in found) / calls / 1e3, 3),
         "kernels": round(sum(e.count for e in found) / calls, 1),
-        "longest": {e.key[:48]: round(e.self_device_time_total / calls / 1e3, 3) for e in longest},
+        "longest": {e.key[:80]: round(e.self_device_time_total / calls / 1e3, 3) for e in longest},
     }

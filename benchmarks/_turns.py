@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 __all__ = ["DONE", "READY", "in_process", "in_turn"]
@@ -29,7 +29,10 @@ class _Process:
         command = [sys.executable, script, "--here", part, "--network", name, *options]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.what = f"{part} of {name} {' '.join(options)}"
-        self.process = subprocess.Popen(command, env={**os.environ, **caches}, **pipes)  # type: ignore[call-overload]
+        # A session of its own, since compilers of PyTorch and of ours are processes that it starts.
+        self.process = subprocess.Popen(  # type: ignore[call-overload]
+            command, env={**os.environ, **caches}, start_new_session=True, **pipes
+        )
         self.rows: list[Row] = []
         self.marks = queue.Queue[str]()
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -44,30 +47,37 @@ class _Process:
                 self.marks.put(line.strip())
         self.marks.put("")  # it has ended
 
-    def wait(self, mark: str, until: float) -> bool:
-        """Whether it printed ``mark`` by then. A process that did not is ended."""
+    def wait(self, mark: str, until: float, *, ends: bool = True) -> bool:
+        """Whether it printed ``mark`` by then. A process that did not is ended, unless it may go on."""
         try:
             while (seen := self.marks.get(timeout=max(0.1, until - time.monotonic()))) != mark:
                 if not seen:
                     return False
         except queue.Empty:
+            if not ends:
+                return False
             print(f"# {self.what}: no {mark!r} in time", file=sys.stderr, flush=True)
-            self.process.kill()
+            self.signal(signal.SIGKILL)
             return False
         return True
 
+    def signal(self, which: int) -> None:
+        """Send it, and whatever it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, which)
+
     def ask(self, what: str) -> None:
-        self.process.stdin.write(f"{what}\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, which whoever waits for it will see
+            self.process.stdin.write(f"{what}\n")
+            self.process.stdin.flush()
 
     def end(self, patience: float = 10.0) -> None:
         self.process.stdin.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        self.signal(signal.SIGKILL)
         self.reader.join(patience)
-        if code := self.process.wait():
+        if (code := self.process.wait()) and code != -signal.SIGKILL:
             print(f"# {self.what} ended with status {code}", file=sys.stderr, flush=True)
 
 
@@ -83,17 +93,21 @@ def in_process(script: str, part: str, name: str, given: argparse.Namespace, cac
 def _still(processes: list[_Process]) -> Iterator[None]:
     """None of them runs meanwhile."""
     for each in processes:
-        each.process.send_signal(signal.SIGSTOP)
+        each.signal(signal.SIGSTOP)
     try:
         yield
     finally:
         for each in processes:
-            each.process.send_signal(signal.SIGCONT)
+            each.signal(signal.SIGCONT)
 
 
-def in_turn(script: str, each: list[tuple[str, str]], given: argparse.Namespace) -> list[Row]:
+def in_turn(
+    script: str, each: list[tuple[str, str]], given: argparse.Namespace, between: Callable[[], None] = lambda: None
+) -> list[Row]:
     """The cells of each network in its mode, eager, and compiled unless ``given.eager``; nobody works while one is
-    timed. All get ``given.patience`` seconds to warm up, and as many to compile."""
+    timed. All get ``given.patience`` seconds to warm up, and as many to compile; those that have compiled after
+    ``given.early`` seconds are timed then. ``between`` is called after that, while the others stand still.
+    """
 
     def start(name: str, mode: str, peers: str) -> _Process:
         options = ["--mode", mode, "--peers", peers, "--rounds", str(given.rounds)]
@@ -101,23 +115,36 @@ def in_turn(script: str, each: list[tuple[str, str]], given: argparse.Namespace)
 
     slow = [start(name, mode, who) for who, name, mode in (s.split(":") for s in given.slow.split(",") if s)]
     fast = [start(name, mode, given.peers) for name, mode in each]
-    until = time.monotonic() + given.patience
-    ready = [p for p in fast if p.wait(READY, until)]
-    with _still(slow):
-        ready = _timed(ready, given.limit)
-    until = time.monotonic() + given.patience
-    if not given.eager:
-        for process in ready:
-            process.ask("compile")
-        ready = [p for p in ready if p.wait(READY, until)]
-    late = [p for p in slow if p.wait(READY, until)]
-    _timed([*([] if given.eager else ready), *late], given.limit)
-    for process in (*fast, *slow):
-        process.end()
+    try:
+        _by_phases(fast, slow, given, between)
+    finally:
+        for process in (*fast, *slow):
+            process.end()
     last = {}  # the row with what the GPU did
     for row in (row for process in (*fast, *slow) for row in process.rows):
         last[row["network"], row["mode"], row["voxels"], row["compiled"], *row["ms"]] = row
     return list(last.values())
+
+
+def _by_phases(
+    fast: list[_Process], slow: list[_Process], given: argparse.Namespace, between: Callable[[], None]
+) -> None:
+    """Warm up, time, compile, time."""
+    until = time.monotonic() + given.patience
+    ready = [p for p in fast if p.wait(READY, until)]
+    with _still(slow):
+        ready = _timed(ready, given.limit)
+    for process in [] if given.eager else ready:
+        process.ask("compile")
+    waiting = [*([] if given.eager else ready), *slow]
+    for seconds, last in (given.early, False), (given.patience - given.early, True):
+        until = time.monotonic() + seconds
+        ready = [p for p in waiting if p.wait(READY, until, ends=last)]
+        waiting = [p for p in waiting if p not in ready]
+        with _still([] if last else waiting):
+            _timed(ready, given.limit)
+            if not last:
+                between()
 
 
 def _timed(processes: list[_Process], limit: float) -> list[_Process]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -48,7 +49,7 @@ from sparse3d_gpu import once
 import shiplap_sparse3d.spconv as facade
 from shiplap.bind import native, replay
 from shiplap.bind.plan import make_plan
-from shiplap_sparse3d import bounded, ops, planning
+from shiplap_sparse3d import bounded, norms, ops, planning
 
 SOURCES = [
     "benchmarks/consumers_gpu.py",
@@ -68,7 +69,7 @@ SHELLS = (111, 224)  # 47,354 and 193,976 voxels
 PEERS = (("spconv.pytorch", "spconv"), ("spconv_triton.pytorch", "spconv-triton"))
 CHANNELS = 4
 LAUNCHED = [planning.subm_plan, planning.conv_plan, bounded.first_voxels, bounded.reached_keys]
-LAUNCHED += [bounded.voxels_of_keys, ops.tap_blocks]
+LAUNCHED += [bounded.voxels_of_keys, ops.tap_blocks, norms.norm_relu]
 Run = Callable[[], Any]
 Row = dict[str, Any]
 
@@ -272,19 +273,21 @@ PARTS: dict[str, Callable[[str, argparse.Namespace], Iterator[Row]]] = {
 def measured(given: argparse.Namespace, names: list[str]) -> dict[str, list[Row]]:
     """All parts. The first calls are made with empty caches, then in a second process."""
     done: dict[str, list[Row]] = {part: [] for part in given.parts.split(",")}
-    for part, rows in done.items():
-        if part == "cells":
-            build_bindings()
-            rows += in_turn(__file__, list(product(names, MODES)), given)
-            continue
-        for name in names:
-            if part != "first":
-                rows += in_process(__file__, part, name, given, {})
-                continue
-            with tempfile.TemporaryDirectory() as home:
-                variables = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "SHIPLAP_CACHE_DIR"
-                for _ in range(2):
-                    rows += in_process(__file__, part, name, given, {v: f"{home}/{v.lower()}" for v in variables})
+
+    def again() -> None:
+        for name in names if "again" in done and not done["again"] else []:
+            done["again"] += in_process(__file__, "again", name, given, {})
+
+    for name in names if "first" in done else []:
+        with tempfile.TemporaryDirectory() as home:
+            variables = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "SHIPLAP_CACHE_DIR"
+            for _ in range(2):
+                caches = {v: f"{home}/{v.lower()}" for v in variables}
+                done["first"] += in_process(__file__, "first", name, given, caches)
+    if "cells" in done:
+        build_bindings()
+        done["cells"] += in_turn(__file__, list(product(names, MODES)), given, again)
+    again()
     return done
 
 
@@ -309,12 +312,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--limit", type=float, default=400.0, help="seconds for a process")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds to compile in")
+    parser.add_argument("--early", type=float, default=60.0, help="after which those that are compiled are timed")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--network", choices=sorted(NETWORKS), help="only this one")
     parser.add_argument("--here", choices=sorted(PARTS), help="one part, in this process")
     parser.add_argument("--mode", choices=sorted(MODES), help=argparse.SUPPRESS)
     given = parser.parse_args()
     names = [given.network] if given.network else sorted(NETWORKS)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # processes of parts are ended, too
     if given.here:
         for row in PARTS[given.here](names[0], given):
             print(json.dumps(row), flush=True)
