@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 __all__ = ["DONE", "READY", "in_process", "in_turn"]
@@ -29,10 +31,9 @@ class _Process:
         command = [sys.executable, script, "--here", part, "--network", name, *options]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.what = f"{part} of {name} {' '.join(options)}"
-        # A session of its own, since compilers of PyTorch and of ours are processes that it starts.
-        self.process = subprocess.Popen(  # type: ignore[call-overload]
-            command, env={**os.environ, **caches}, start_new_session=True, **pipes
-        )
+        self.mark = f"SHIPLAP_PART={uuid.uuid4().hex}"
+        environment = {**os.environ, **caches, "SHIPLAP_PART": self.mark.partition("=")[2]}
+        self.process = subprocess.Popen(command, env=environment, **pipes)  # type: ignore[call-overload]
         self.rows: list[Row] = []
         self.marks = queue.Queue[str]()
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -62,9 +63,11 @@ class _Process:
         return True
 
     def signal(self, which: int) -> None:
-        """Send it, and whatever it has started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, which)
+        """Send it, and whatever it has started: compilers of PyTorch are processes in sessions of their own."""
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), which)
 
     def ask(self, what: str) -> None:
         with suppress(BrokenPipeError):  # it has ended, which whoever waits for it will see
