@@ -85,12 +85,16 @@ def test_what_was_given_is_not_written_to(calls):
     assert torch.equal(x.features, before)
 
 
-@pytest.mark.parametrize("case", ["training", "gradient", "statistics", "weights", "dtype", "another", "swapped"])
+@pytest.mark.parametrize(
+    "case", ["training", "gradient", "statistics", "weights", "bias", "dtype", "another", "swapped"]
+)
 def test_modules_are_called_where_they_are_more_than_the_op(calls, case):
     conv, norm, relu = layers(track_running_stats=case != "statistics", affine=case != "weights")
     if case == "dtype":
         norm.double()
         conv.register_forward_hook(lambda module, args, out: out.replace_feature(out.features.double()))
+    if case == "bias":
+        norm.bias = None
     relu = nn.ReLU6() if case == "another" else relu
     net = spconv.SparseSequential(*((conv, relu, norm) if case == "swapped" else (conv, norm, relu)))
     with torch.set_grad_enabled(case == "gradient"):

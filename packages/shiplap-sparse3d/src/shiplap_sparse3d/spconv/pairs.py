@@ -22,14 +22,17 @@ _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))  # of the ke
 def norm_and_relu(norm: nn.BatchNorm1d, relu: nn.Module, input: Any) -> Tensor | None:
     """The features of a sparse tensor behind both, or None where the modules have to be called: they learn or are
     hooked, something has a gradient, they lie in other dtypes or not on the GPU, or there is no voxel."""
-    feats, mean, weight = getattr(input, "_features", None), norm.running_mean, norm.weight
-    if feats is None or norm.training or mean is None or weight is None or torch.is_grad_enabled():
+    feats, mean, var = getattr(input, "_features", None), norm.running_mean, norm.running_var
+    weight, bias = norm.weight, norm.bias
+    if feats is None or norm.training or torch.is_grad_enabled():
+        return None
+    if mean is None or var is None or weight is None or bias is None:
         return None
     if not _on_gpu(feats) or feats.dtype not in _DTYPES or not feats.dtype == mean.dtype == weight.dtype:
         return None
     if feats.shape[0] == 0 or feats.shape[1] != mean.shape[0] or is_hooked(norm) or is_hooked(relu):
         return None
-    made: Tensor = norm_relu(feats, mean, norm.running_var, weight, norm.bias, norm.eps)
+    made: Tensor = norm_relu(feats, mean, var, weight, bias, norm.eps)
     return made
 
 
