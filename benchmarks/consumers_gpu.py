@@ -38,6 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo import mark_dynamic
+from torch._dynamo.utils import counters
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _networks import NETWORKS, shell
@@ -260,7 +261,9 @@ def first_call(name: str, given: argparse.Namespace) -> Iterator[Row]:
         seconds = time.perf_counter() - began
         want = net(*inputs)
     error = float((got - want).float().norm() / want.float().norm())
-    yield {"network": name, "voxels": len(inputs[1]), "seconds": seconds, "error": error}
+    kinds = counters["inductor"] + counters["aot_autograd"]
+    found = {what: count for what, count in kinds.items() if "cache" in what}
+    yield {"network": name, "voxels": len(inputs[1]), "seconds": seconds, "error": error, "cache": found}
 
 
 PARTS: dict[str, Callable[[str, argparse.Namespace], Iterator[Row]]] = {
