@@ -4,9 +4,10 @@ SpUNet and VoxelBackBone8x (``_networks.py``, fp16) on the voxels of sphere shel
 makes its ``SparseConvTensor`` and so all of its tables. ``inference`` is in eval, ``training`` forward and backward.
 Each cell is the median of calls between two CUDA events, from an idle GPU, the packages taking turns. Bindings in C++,
 which a program has from its 32nd call on or finds in its cache, are built before. ``host`` is the time until a call
-returns, in a row of calls; ``syncs`` are the times that PyTorch waits for the device in a call; ``busy`` are the
-milliseconds that the GPU works for a call, and its kernels. Networks and modes have a process each. They compile side
-by side, and are timed one after the other when all of them have.
+returns, in a row of calls; ``syncs`` are the times that PyTorch waits for the device in a call; ``busy`` is how long
+the GPU works for a call, in which kernels; ``profile`` what the host does meanwhile. Networks and modes have a process
+each, which are timed one after the other: first eager, then, when all have compiled side by side, compiled. A peer
+that compiles for minutes does so beside them in a process of its own, which stands still while another is timed.
 
 ``first`` is the seconds of the first call of ``torch.compile(network)`` on voxels whose number is marked as dynamic, in
 a process with empty caches and in the process after it; ``again`` is a process that finds what the parts before it
@@ -14,18 +15,16 @@ have left in the caches. ``dynamic=True`` would make numbers of the model dynami
 tracing once more.
 
 Each part runs in a process of its own with a limit of time, and prints what it has as it goes:
-``python benchmarks/consumers_gpu.py [--json] [--parts first,cells,again,profile]``.
+``python benchmarks/consumers_gpu.py [--json] [--parts first,cells,again] [--slow PEER:NETWORK:MODE,...]``.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
-import os
+import signal
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,21 +38,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo import mark_dynamic
+from torch._dynamo.utils import counters
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _networks import NETWORKS, shell
 from _record import record, write
-from _turns import READY, in_process, in_turn
+from _sampled import kernels, sampled
+from _turns import DONE, READY, in_process, in_turn
 from sparse3d_gpu import once
 
 import shiplap_sparse3d.spconv as facade
 from shiplap.bind import native, replay
 from shiplap.bind.plan import make_plan
-from shiplap_sparse3d import bounded, ops, planning
+from shiplap_sparse3d import bounded, norms, ops, planning
 
 SOURCES = [
     "benchmarks/consumers_gpu.py",
     "benchmarks/_networks.py",
+    "benchmarks/_sampled.py",
     "benchmarks/_turns.py",
     "packages/shiplap/src/shiplap/bind/*.py",
     "packages/shiplap/src/shiplap/fuse/*.py",
@@ -68,7 +70,7 @@ SHELLS = (111, 224)  # 47,354 and 193,976 voxels
 PEERS = (("spconv.pytorch", "spconv"), ("spconv_triton.pytorch", "spconv-triton"))
 CHANNELS = 4
 LAUNCHED = [planning.subm_plan, planning.conv_plan, bounded.first_voxels, bounded.reached_keys]
-LAUNCHED += [bounded.voxels_of_keys, ops.tap_blocks]
+LAUNCHED += [bounded.voxels_of_keys, ops.tap_blocks, norms.norm_relu]
 Run = Callable[[], Any]
 Row = dict[str, Any]
 
@@ -158,29 +160,32 @@ def syncs(run: Run) -> int:
 class Nets:
     """The packages' networks of one kind in one mode, with the same weights. They serve scenes of every size."""
 
-    def __init__(self, name: str, mode: str, wanted: list[str], compiled: bool) -> None:
+    def __init__(self, name: str, mode: str, wanted: list[str]) -> None:
         self.name, self.mode, self.first = name, mode, dict[str, float]()
-        train = mode == "training"
-        ours = network(name, facade).train(train)
-        state = {key: value.float() for key, value in ours.state_dict().items()}
+        ours = network(name, facade).train(mode == "training")
+        self.state = {key: value.float() for key, value in ours.state_dict().items()}
         self.nets: dict[str, Any] = {"shiplap": ours}
-        self.nets |= {who: network(name, module, state).train(train) for module, who in peers(wanted)}
-        if compiled:
-            self.nets["shiplap compiled"] = torch.compile(network(name, facade, state).train(train))
+        self.nets |= {who: network(name, module, self.state).train(ours.training) for module, who in peers(wanted)}
 
-    def warm(self, res: int) -> None:
-        """Compile for voxels of that size; who fails is left out from then on."""
-        inputs = scene(res)
-        for who, net in list(self.nets.items()):
-            run, began = MODES[self.mode](net, inputs), time.perf_counter()
-            try:
-                run()
-                torch.cuda.synchronize()
-                self.first.setdefault(who, round(time.perf_counter() - began, 2))
-                run()
-            except Exception as e:
-                print(f"{who} fails: {type(e).__name__}: {str(e)[:300]}", file=sys.stderr)
-                del self.nets[who]
+    def compile(self) -> None:
+        """Put the compiled network beside them, and leave out who is not needed to compare it with."""
+        net = network(self.name, facade, self.state).train(self.mode == "training")
+        self.nets["shiplap compiled"] = torch.compile(net)
+
+    def warm(self) -> None:
+        """Call each for voxels of every size; who fails is left out from then on."""
+        for res in SHELLS:
+            inputs = scene(res)
+            for who, net in list(self.nets.items()):
+                run, began = MODES[self.mode](net, inputs), time.perf_counter()
+                try:
+                    run()
+                    torch.cuda.synchronize()
+                    self.first.setdefault(who, round(time.perf_counter() - began, 2))
+                    run()
+                except Exception as e:
+                    print(f"{who} fails: {type(e).__name__}: {str(e)[:300]}", file=sys.stderr)
+                    del self.nets[who]
 
     def compared(self, res: int, rounds: int) -> Row:
         """Milliseconds of each package, and how far the results of others are from ours."""
@@ -199,23 +204,14 @@ class Nets:
             "errors": {who: round(float((got - want).norm() / want.norm()), 6) for who, got in results.items()},
         }
 
-    def busy(self, res: int, calls: int = 3) -> dict[str, list[float]]:
-        """Milliseconds that the GPU works for a call, and of how many kernels."""
-        from torch.profiler import ProfilerActivity, profile
-
-        found = {}
-        for who, net in self.nets.items():
-            run = MODES[self.mode](net, scene(res))
-            run()
-            torch.cuda.synchronize()
-            with profile(activities=[ProfilerActivity.CUDA]) as seen:
-                for _ in range(calls):
-                    run()
-                torch.cuda.synchronize()
-            kernels = [e for e in seen.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
-            spent = sum(e.self_device_time_total for e in kernels) / calls / 1e3
-            found[who] = [round(spent, 3), round(sum(e.count for e in kernels) / calls, 1)]
-        return found
+    def profiled(self, res: int) -> Row:
+        """What the GPU does in a call, and what the host does; of the compiled network alone, if it is there."""
+        wanted = {who: net for who, net in self.nets.items() if "compiled" in who} or self.nets
+        runs = {who: MODES[self.mode](net, scene(res)) for who, net in wanted.items()}
+        return {
+            "busy": {who: kernels(run) for who, run in runs.items()},
+            "profile": {who: sampled(run) for who, run in runs.items()},
+        }
 
 
 def _sums(out: Tensor) -> Tensor:
@@ -235,48 +231,23 @@ def build_bindings() -> None:
 
 
 def cells(name: str, given: argparse.Namespace) -> Iterator[Row]:
-    """A mode of a network at every size, in this process; timed when it is its turn."""
-    patience = threading.Timer(given.patience, os._exit, [1])
-    patience.start()
+    """A mode of a network at every size, as the process that started this one asks for it (``_turns.py``)."""
     build_bindings()
-    nets = Nets(name, given.mode, given.peers.split(","), not given.eager)
-    for res in SHELLS:
-        nets.warm(res)
-    patience.cancel()
+    nets, compiled = Nets(name, given.mode, given.peers.split(",")), False
+    nets.warm()
     print(READY, flush=True)
-    with Path(given.turn).open() as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        rows = [nets.compared(res, given.rounds) for res in SHELLS]
+    for asked in map(str.strip, sys.stdin):
+        if asked == "compile":
+            nets.compile()
+            nets.warm()
+            compiled = True
+            print(READY, flush=True)
+            continue
+        rows = [{**nets.compared(res, given.rounds), "compiled": compiled} for res in SHELLS]
         yield from rows
         for row, res in zip(rows, SHELLS, strict=True):
-            yield {**row, "busy": nets.busy(res)}
-
-
-def profiled(name: str, given: argparse.Namespace) -> Iterator[Row]:
-    """How long the GPU works for a call, of how many kernels, and what takes the host longest, in microseconds."""
-    from torch.profiler import ProfilerActivity, profile
-
-    build_bindings()
-    for mode in MODES:
-        for who, net in Nets(name, mode, given.peers.split(","), not given.eager).nets.items():
-            run, calls = MODES[mode](net, scene(SHELLS[0])), 5
-            for _ in range(3):
-                run()
-            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-                for _ in range(calls):
-                    run()
-                torch.cuda.synchronize()
-            events = seen.key_averages()
-            kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
-            top = sorted(events, key=lambda e: -e.self_cpu_time_total)[:12]
-            yield {
-                "network": name,
-                "mode": mode,
-                "who": who,
-                "gpu_ms": round(sum(e.self_device_time_total for e in kernels) / calls / 1e3, 3),
-                "kernels": round(sum(e.count for e in kernels) / calls, 1),
-                "host": {e.key[:60]: [round(e.self_cpu_time_total / calls), round(e.count / calls, 1)] for e in top},
-            }
+            yield {**row, **nets.profiled(res)}
+        print(DONE, flush=True)
 
 
 def first_call(name: str, given: argparse.Namespace) -> Iterator[Row]:
@@ -290,33 +261,36 @@ def first_call(name: str, given: argparse.Namespace) -> Iterator[Row]:
         seconds = time.perf_counter() - began
         want = net(*inputs)
     error = float((got - want).float().norm() / want.float().norm())
-    yield {"network": name, "voxels": len(inputs[1]), "seconds": seconds, "error": error}
+    kinds = counters["inductor"] + counters["aot_autograd"]
+    found = {what: count for what, count in kinds.items() if "cache" in what}
+    yield {"network": name, "voxels": len(inputs[1]), "seconds": seconds, "error": error, "cache": found}
 
 
 PARTS: dict[str, Callable[[str, argparse.Namespace], Iterator[Row]]] = {
     "first": first_call,
     "cells": cells,
     "again": first_call,
-    "profile": profiled,
 }
 
 
 def measured(given: argparse.Namespace, names: list[str]) -> dict[str, list[Row]]:
     """All parts. The first calls are made with empty caches, then in a second process."""
     done: dict[str, list[Row]] = {part: [] for part in given.parts.split(",")}
-    for part, rows in done.items():
-        if part == "cells":
-            build_bindings()
-            rows += in_turn(__file__, list(product(names, MODES)), given)
-            continue
-        for name in names:
-            if part != "first":
-                rows += in_process(__file__, part, name, given, {})
-                continue
-            with tempfile.TemporaryDirectory() as home:
-                variables = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "SHIPLAP_CACHE_DIR"
-                for _ in range(2):
-                    rows += in_process(__file__, part, name, given, {v: f"{home}/{v.lower()}" for v in variables})
+
+    def again() -> None:
+        for name in names if "again" in done and not done["again"] else []:
+            done["again"] += in_process(__file__, "again", name, given, {})
+
+    for name in names if "first" in done else []:
+        with tempfile.TemporaryDirectory() as home:
+            variables = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "SHIPLAP_CACHE_DIR"
+            for _ in range(2):
+                caches = {v: f"{home}/{v.lower()}" for v in variables}
+                done["first"] += in_process(__file__, "first", name, given, caches)
+    if "cells" in done:
+        build_bindings()
+        done["cells"] += in_turn(__file__, list(product(names, MODES)), given, again)
+    again()
     return done
 
 
@@ -325,7 +299,8 @@ def ratios(rows: list[Row]) -> dict[str, float]:
     means = {}
     for ours in ("shiplap", "shiplap compiled"):
         for _, peer in PEERS:
-            each = [r["ms"][peer] / r["ms"][ours] for r in rows if peer in r["ms"] and ours in r["ms"]]
+            of = [r["ms"] for r in rows if r["compiled"] is ("compiled" in ours)]
+            each = [ms[peer] / ms[ours] for ms in of if peer in ms and ours in ms]
             if each:
                 means[f"{peer} / {ours}"] = round(prod(each) ** (1 / len(each)), 3)
     return means
@@ -334,18 +309,20 @@ def ratios(rows: list[Row]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/consumers_gpu.json")
-    parser.add_argument("--parts", default="first,cells,profile", help="some of: %(default)s")
-    parser.add_argument("--peers", default=",".join(name for _, name in PEERS), help="some of: %(default)s")
+    parser.add_argument("--parts", default="first,cells", help="some of first,cells,again; else: %(default)s")
+    parser.add_argument("--peers", default=PEERS[0][1], help="of spconv,spconv-triton; else: %(default)s")
+    parser.add_argument("--slow", default="", help="PEER:NETWORK:MODE, ... of peers that compile for minutes")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--limit", type=float, default=400.0, help="seconds for a process")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds to compile in")
+    parser.add_argument("--early", type=float, default=60.0, help="after which those that are compiled are timed")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--network", choices=sorted(NETWORKS), help="only this one")
     parser.add_argument("--here", choices=sorted(PARTS), help="one part, in this process")
     parser.add_argument("--mode", choices=sorted(MODES), help=argparse.SUPPRESS)
-    parser.add_argument("--turn", help=argparse.SUPPRESS)
     given = parser.parse_args()
     names = [given.network] if given.network else sorted(NETWORKS)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # processes of parts are ended, too
     if given.here:
         for row in PARTS[given.here](names[0], given):
             print(json.dumps(row), flush=True)

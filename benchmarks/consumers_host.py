@@ -43,15 +43,17 @@ def silence() -> None:
     """Ops of sparse3d take CPU tensors as those of a GPU, and launch nothing."""
     host.silence()
     from shiplap.bind.launched import LaunchedKernel
-    from shiplap_sparse3d import bounded, ops, plan, planning
+    from shiplap_sparse3d import bounded, norms, ops, plan, planning
     from shiplap_sparse3d.cuda import cells
+    from shiplap_sparse3d.spconv import pairs
 
     host.on_cpu(
         [
             *(ops.conv, ops.conv_weight_grad, ops.tap_blocks, ops.out_coords, planning.subm_plan, planning.conv_plan),
-            *(bounded.out_coords_bounded, bounded.first_voxels),
+            *(bounded.out_coords_bounded, bounded.first_voxels, norms.norm_relu),
         ]
     )
+    pairs._on_gpu.__code__ = (lambda tensor: True).__code__
     plan.wants_sorted.__code__ = (lambda tensor: True).__code__
     plan.Plan.unsorted = lambda self: plan.Plan(self.table, self.rows)  # type: ignore[method-assign]
     LaunchedKernel.invoke = lambda self, call, tensors, extents, scratch: None  # type: ignore[method-assign]

@@ -48,6 +48,7 @@ PROVEN = {
     "sparse3d::max_pool_grad": "c n",
     "sparse3d::max_pool_with_taps": "c m",
     "sparse3d::nearest_map": "l",
+    "sparse3d::norm_relu": "n c",
     "sparse3d::segment_mean": "n c",
     "sparse3d::sum_pool": "c m k",
     "sparse3d::transpose_table": "k",

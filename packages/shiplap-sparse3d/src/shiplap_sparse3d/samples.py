@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from shiplap_sparse3d import bounded, ops, planning, pooling
+from shiplap_sparse3d import bounded, norms, ops, planning, pooling
 from shiplap_sparse3d.coords import output_shape
 
 SCENES = 2
@@ -258,6 +258,15 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 @pooling.global_sum_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     return _normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_scenes(rng, sizes, device), sizes["average"]
+
+
+@norms.norm_relu.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Variances from 0.5 to 1.5 and a little more than nothing added to them."""
+    c = sizes["c"]
+    mean, weight, bias = (_normal(rng, (c,), dtype, device) for _ in range(3))
+    var = (torch.rand(c, generator=rng) + 0.5).to(dtype).to(device)
+    return _normal(rng, (sizes["n"], c), dtype, device), mean, var, weight, bias, 1e-3
 
 
 # --- capacity form ----------------------------------------------------------------------------------------------------

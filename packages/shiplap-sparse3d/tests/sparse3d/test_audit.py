@@ -17,10 +17,10 @@ from shiplap.audit import CHECKS
 from shiplap.referee.compare import Reduction, close
 from shiplap.referee.run import call, effects
 from shiplap.referee.samples import Samples
-from shiplap_sparse3d import bounded, grid_sample, hashing, ops, planning, pooling, postprocess, rows, serialize
+from shiplap_sparse3d import bounded, grid_sample, hashing, norms, ops, planning, pooling, postprocess, rows, serialize
 from shiplap_testing.effort import rotating
 
-MODULES = (bounded, grid_sample, hashing, ops, planning, pooling, postprocess, rows, serialize)
+MODULES = (bounded, grid_sample, hashing, norms, ops, planning, pooling, postprocess, rows, serialize)
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
 LONG = {"sizes", "kernels"}
 LONG_OPS = (

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from shiplap.extend import late_launches
-from shiplap_sparse3d import bounded, ops, planning, pooling
+from shiplap_sparse3d import bounded, norms, ops, planning, pooling
 from shiplap_sparse3d.cuda.late import late
 from shiplap_sparse3d.cuda.status import synchronize
 
@@ -64,6 +64,10 @@ bounded.first_voxels.kernel("cuda", late_launches(f"{__name__}.cells", "FIRST_VO
 bounded.reached_keys.kernel("cuda", late_launches(COORDS, "REACHED_KEYS"), name="triton", workspace=SET)
 bounded.voxels_of_keys.kernel("cuda", late_launches(COORDS, "VOXELS_OF_KEYS"), name="triton", workspace=KEYS)
 bounded.out_coords_bounded.kernel("cuda", late_launches(COORDS, "BOUNDED"), name="triton", workspace=BOUNDED)
+
+norms.norm_relu.kernel(
+    "cuda", late_launches(f"{__name__}.norm", "NORM_RELU"), name="triton", dtypes=["float16", "bfloat16", "float32"]
+)
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from torch.fx import Proxy
 
 from shiplap_sparse3d.reentrant import inside
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
+from shiplap_sparse3d.spconv.pairs import norm_and_relu
 from shiplap_sparse3d.spconv.sizes import assume_rows
 from shiplap_sparse3d.spconv.tracing import one_node
 
@@ -168,19 +169,40 @@ class SparseSequential(SparseModule):
 
     def forward(self, input: Any) -> Any:
         compiling = torch.compiler.is_compiling()
-        checkpointed = not compiling and inside()
         tracer: Any = input.tracer if not compiling and isinstance(input, Proxy) else None
+        if not compiling and tracer is None:
+            return self._eager(input, inside())
         for module in self._modules.values():  # children() has no repetitions
             if module is None:
                 continue
             if isinstance(module, _TAKE_SPARSE):
                 input = module(input)
             elif tracer is None:
-                input = _through(module, input) if compiling else _behind(module, input, checkpointed)
+                input = _through(module, input)
             else:  # torch.fx is tracing, and a later run knows whether the tensor is sparse
                 layer = tracer.create_proxy("get_attr", tracer.path_of_module(module), (), {})
                 input = tracer.create_proxy("call_function", _through, (layer, input), {})
         return input
+
+    def _eager(self, input: Any, checkpointed: bool) -> Any:
+        """The same where nothing is compiled or traced: a batch norm waits for what is behind it."""
+        norm: nn.BatchNorm1d | None = None
+        for module in self._modules.values():
+            if module is None:
+                continue
+            if norm is not None:
+                made = norm_and_relu(norm, module, input) if type(module) is nn.ReLU else None
+                if made is not None:
+                    input, norm = input.with_features(made, checkpointed, input._indices), None
+                    continue
+                input, norm = _behind(norm, input, checkpointed), None
+            if isinstance(module, _TAKE_SPARSE):
+                input = module(input)
+            elif type(module) is nn.BatchNorm1d:
+                norm = module
+            else:
+                input = _behind(module, input, checkpointed)
+        return input if norm is None else _behind(norm, input, checkpointed)
 
 
 def _through(module: nn.Module, input: Any) -> Any:

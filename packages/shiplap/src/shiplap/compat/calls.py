@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
+from torch.nn.modules import module as modules
 from typing_extensions import ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = [
     "builtin",
     "is_compiling",
     "is_dynamo_compiling",
+    "is_hooked",
     "is_plain_call",
     "is_recorded_call",
     "is_zero",
@@ -51,6 +53,7 @@ _QUIET = frozenset((_quiet.raw_repr(), _quiet.add(_KEYS.ADInplaceOrView).raw_rep
 _included: Callable[[], Any] = torch._C._dispatch_tls_local_include_set
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_any_global_hook: Callable[[], Any] = vars(modules)["_has_any_global_hook"]
 
 
 def untouched() -> bool:
@@ -100,6 +103,13 @@ def without_gradients(overload: Overload, args: Sequence[Any], kwargs: Mapping[s
             builtin(overload)(*args, **kwargs)
         finally:
             set_grad_enabled(True)
+
+
+def is_hooked(module: Module) -> bool:
+    """Whether a call of ``module`` runs more than the ``forward`` of its class: hooks, or a ``forward`` of its own."""
+    own: Any = module
+    hooks = own._forward_hooks or own._forward_pre_hooks or own._backward_hooks or own._backward_pre_hooks
+    return bool(hooks or "forward" in own.__dict__ or _any_global_hook())
 
 
 def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

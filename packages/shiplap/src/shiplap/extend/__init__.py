@@ -14,6 +14,7 @@ A family that needs more has found a gap in this interface. Please report the ga
 """
 
 from shiplap.bind import LateErrors, Launcher, TritonLaunches, late_launches, launch_program, triton_launcher
+from shiplap.compat.calls import is_hooked
 from shiplap.errors import error, notice
 from shiplap.errors import register as register_errors
 from shiplap.extend.libraries import find_library, library_folder
@@ -28,6 +29,7 @@ __all__ = [
     "check_configs",
     "error",
     "find_library",
+    "is_hooked",
     "late_launches",
     "launch_program",
     "library_folder",
