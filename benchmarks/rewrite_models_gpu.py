@@ -5,15 +5,17 @@ and ``eager``. Each is compiled from empty caches in a process that has compiled
 order, round by round. Times are those of calls that are queued behind each other, between events of the device;
 ``waited_us`` are wall times of calls that are waited for, and ``launch_us`` what launching one takes. Compile times are
 seconds of processor time, of compilers that were started too. Results, and gradients of all parameters, are compared
-with the same model in float32 on two samples; ``eager`` shows what bfloat16 costs. Models have their published widths,
+with the same model in float32 on two samples; ``eager`` shows what bfloat16 costs, and the script fails where a
+compiled model is further from float32 than ``MARGIN`` times that. Models have their published widths,
 four layers, and batches of at least 16,384 tokens. ``--tiny --device cpu`` is a rehearsal.
 
     python benchmarks/rewrite_models_gpu.py [--json benchmarks/results/rewrite_models_gpu.json] [--only NAME]
 
 All are compiled at once, each in a process of its own, and timed one after the other, once ``--after`` exists. A model
 that is not compiled after ``--seconds`` is left out, and gradients are compared where time is left. Compilations are
-compared by the processor time that they took: without rewrites (``off``, and ``again``), and with them (``on``, without
-the proofs, which have a number of their own). Each starts from empty caches, after one that loaded the compiler.
+compared by the processor time that they took: without rewrites (the mean of ``off``, before ``on``, and ``again``,
+after it), and with them (``on``, without the proofs, which have a number of their own). Each starts from empty caches,
+after one that loaded the compiler.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 ROWS: tuple[tuple[str, Any], ...] = (("first", ()), ("off", ()), ("on", everything), ("again", ()))
 FEW = 2  # samples that are compared
 LAYERS, SHARE = 4, 0.6  # SHARE: of the time, after which gradients are left out
+MARGIN, FLOOR = 1.1, 1e-5  # of the error of eager code, and the error that rounding in float32 explains
 DECODER: dict[str, Any] = {"vocab_size": 1024, "num_hidden_layers": LAYERS, "use_cache": False, "pad_token_id": 0}
 ENCODER: dict[str, Any] = {"vocab_size": 1024, "num_hidden_layers": LAYERS, "pad_token_id": 0}
 LLAMA = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192}
@@ -249,6 +252,7 @@ def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
         for row, rewrites in ROWS:
             calls[row], costs[row], more, seen = contestant(model, x, rewrites)
             outcomes, proofs = outcomes + seen, proofs + more
+        plain = (costs["off"] + costs["again"]) / 2
         calls.pop("first", None)  # the compiler itself was loaded in it
         wide, given = wide_of(model, x)
         exact, eager = wide(given), of_its_own(model)
@@ -261,8 +265,9 @@ def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
             "matches": Counter(o.rewrite for o in outcomes if isinstance(o, Match)),
             "near misses": Counter(f"{o.rewrite}: {o.reason}" for o in outcomes if isinstance(o, NearMiss)),
             "compile_s": {n: round(s, 2) for n, s in costs.items()},
-            **{f"compile {n} over off": round(s / costs["off"], 3) for n, s in costs.items() if n in ("on", "again")},
-            "compile and proofs over off": round((costs["on"] + proofs) / costs["off"], 3),
+            "compile on over off": round(costs["on"] / plain, 3),
+            "compile again over first off": round(costs["again"] / costs["off"], 3),
+            "compile and proofs over off": round((costs["on"] + proofs) / plain, 3),
             "proofs_s": round(proofs, 2),
             "error": {n: float(f"{apart(call()[:FEW], exact):.3g}") for n, call in calls.items()},
         }
@@ -271,7 +276,27 @@ def measured(name: str, args: argparse.Namespace, turns: Turns) -> None:
                 told["gradient error"] = {n: float(f"{e:.3g}") for n, e in compared(model, x).items()}
             except torch.OutOfMemoryError:  # others have the memory
                 told["gradient error"] = {}
+        told["as near as eager"] = near(told["error"]) and near(told.get("gradient error", {}))
         turns_taken(told, calls, args, turns)
+
+
+def near(errors: dict[str, float]) -> bool:
+    """Whether compiled code is as near to float32 as eager code is."""
+    return all(e <= MARGIN * errors["eager"] + FLOOR for e in errors.values())
+
+
+def told_of(models: list[dict[str, Any]]) -> str:
+    """The median and the least of the ratios, the most of the compile times, and whose error is off."""
+    ratios = {m["model"]: m.get("off over", m["waited off over"])["on"] for m in models}
+    costs = {m["model"]: m["compile on over off"] for m in models}
+    least, most = min(ratios, key=ratios.__getitem__), max(costs, key=costs.__getitem__)
+    proofs = max(m["compile and proofs over off"] for m in models)
+    wrong = [m["model"] for m in models if not m["as near as eager"]]
+    return (
+        f"{len(models)} models: median {median(ratios.values()):.3f}, least {ratios[least]:.3f} ({least}); "
+        f"compile time at most {costs[most]:.3f} ({most}), with proofs {proofs:.3f}; "
+        f"further from float32 than eager: {wrong or 'none'}"
+    )
 
 
 @contextmanager
@@ -333,6 +358,8 @@ def main() -> None:
         models.append(told)
         print(json.dumps(told), flush=True)
         keep(args.json, SOURCES, args.device, args.rounds, models)
+    print(told_of(models))
+    sys.exit(any(not m["as near as eager"] for m in models))
 
 
 if __name__ == "__main__":

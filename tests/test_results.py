@@ -114,13 +114,25 @@ def test_page_and_note_repeat_the_recorded_dense_products() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "dense_gpu.json").read_text(encoding="utf-8"))
     rows = set()
     for case in result["cases"]:
-        cells = [f"{case['us'][name]:.1f}" for name in ("shiplap", "control", "inductor", "again", "eager")]
+        cells = [f"{case['us'][name]:.1f}" for name in ("shiplap", "control", "inductor", "again", "anew", "eager")]
         kind = "PyTorch's" if case["chosen"].partition("(")[0] in ("reference", "torch_grouped_mm") else "template"
         rows.add(f"| {case['case']} | {' | '.join(cells)} | {kind} |")
     for page, whole in (("docs/benchmarks.md", False), ("docs/design/0006-fuse.md", True)):
         text = (ROOT / page).read_text(encoding="utf-8")
         shown = set(text[text.index("<!-- dense_gpu -->") : text.index("<!-- /dense_gpu -->")].splitlines()[3:])
         assert shown == rows if whole else shown and shown < rows, page
+
+
+def test_the_note_repeats_what_was_compiled_anew() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "dense_anew_gpu.json").read_text(encoding="utf-8"))
+    note = (ROOT / "docs" / "design" / "0006-fuse.md").read_text(encoding="utf-8")
+    rows = []
+    for case in result["cases"]:
+        sides = [", ".join(f"{us:.1f}" for us in sorted(case["us"][side])) for side in ("shiplap", "inductor")]
+        rows.append(f"| {case['case']} | {' | '.join(sides)} | {case['ratio']:.2f} | {case['best']:.2f} |")
+    shown = note[note.index("<!-- dense_anew_gpu -->") : note.index("<!-- /dense_anew_gpu -->")]
+    assert shown.splitlines()[3:] == rows
+    assert not any(case["lost"] for case in result["cases"])
 
 
 def test_the_page_repeats_the_recorded_scaling() -> None:
@@ -317,15 +329,17 @@ def test_the_page_repeats_the_recorded_models() -> None:
 
 def _models(result: dict[str, Any]) -> Iterator[str]:
     for case in result["cases"]:
-        places = ", ".join(f"{name} {n}" for name, n in case["matches"].items() if name != "no_ops")
+        matches = case["matches"]
+        places = ", ".join(f"{name} {n}" for name, n in matches.items() if name != "no_ops" or len(matches) == 1)
         ratio, error = case["off over"], case["error"]
         cells = [
             case["model"],
             "x".join(map(str, case["input"])),
             places,
             f"{case['us']['off']:.0f}",
-            *(f"{ratio[row]:.2f}" if row in ratio else "–" for row in ("on", "rotary", "again")),
+            *(f"{ratio[row]:.2f}" for row in ("on", "again")),
             f"{case['waited off over']['on']:.2f}",
+            ", ".join(f"{case[name]:.2f}" for name in ("compile on over off", "compile and proofs over off")),
             f"{case['launch_us']['off']:.0f}, {case['launch_us']['on']:.0f}",
             f"{error['on']:.4f} ({error['eager']:.4f})",
         ]

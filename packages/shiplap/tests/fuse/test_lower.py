@@ -138,6 +138,29 @@ def test_the_fallback_is_compiled_without_tuning_where_that_was_faster(monkeypat
     assert float((got - layer(*args)).norm() / layer(*args).norm()) < 1e-6
 
 
+@pytest.mark.parametrize("limit", [1e9, 0.0], ids=["near", "far off"])
+def test_finalists_are_compiled_in_the_mode_of_the_graph(monkeypatch, limit):
+    """Kernels beside a template that were compiled without tuning were others than those of the graph to come, which
+    were then tuned once more, and sometimes worse. A fallback that is far off would be tuned in vain."""
+    only(GOOD)
+    seen, plain = {}, lowering.write_graph
+
+    def write_graph(*args: Any) -> Any:
+        if (wanted := select.forced("fusetest::qmm")) is None:  # the reference alone
+            return plain(*args)
+        seen[wanted] = lowering.autotuning()
+        raise RuntimeError("nothing is raced here")
+
+    monkeypatch.setattr(lowering, "write_graph", write_graph)
+    monkeypatch.setattr(select, "_isolation", None)
+    monkeypatch.setattr(select, "NEAR", 1e9)
+    monkeypatch.setattr(select, "TUNED", limit)
+    compiled(*arguments(), mode="max-autotune-no-cudagraphs")
+    template = f"qmm({', '.join(f'{k}={v}' for k, v in sorted(GOOD.items()))})"
+    untuned = {f"reference({select.UNTUNED})": True} if limit else {}
+    assert seen == {"reference": bool(limit), template: True, **untuned}
+
+
 def test_a_template_has_to_beat_the_fallback_by_more_than_the_clock_can_tell():
     times = {REFERENCE: 1.0, "tie": 0.995, "faster": 0.98}
     kernels = {name: SimpleNamespace(kernel=name) for name in times}

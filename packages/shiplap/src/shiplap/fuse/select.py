@@ -264,6 +264,11 @@ def _tuned_there(call: Call, listed: list[Any], alone: Mapping[int, Timing]) -> 
     return traced | ({0} if library or alone[0].median <= limit else set())
 
 
+def _tunable(candidate: Candidate) -> bool:
+    """Whether it is PyTorch code, which Inductor tunes where the mode asks for it."""
+    return isinstance(candidate, TracedCandidate) or (candidate.kernel == REFERENCE and candidate.config != UNTUNED)
+
+
 def _chosen(
     selection: Selection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
 ) -> Choice:
@@ -311,14 +316,16 @@ def _race(
 ) -> dict[int, Timing]:
     """The finalists compiled with their surroundings; one that cannot be is left out.
 
-    Those in ``ambient`` are compiled as the mode of this compilation asks for, and the others without tuning.
+    All are compiled as the mode of this compilation asks for, so that kernels beside a template are those of the graph
+    to come, and are not tuned again for it. PyTorch code that is not in ``ambient`` would be tuned in vain.
     """
     around = selection.surroundings
     clock = clock_for(str(selection.call.device))
     args = around.arguments(selection.inputs.real[0].fresh())
     written: dict[int, Callable[[], Callable[..., Any]]] = {}
     for index in finalists:
-        mode = nullcontext() if index in ambient else lowering.no_autotuning()
+        vain = index not in ambient and _tunable(listed[index])
+        mode = lowering.no_autotuning() if vain else nullcontext()
         with suppress(Exception), mode, trial(selection.call.op.spec.name, label(listed[index])):
             written[index] = lowering.write_graph(around.graph(), around.fakes())
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
