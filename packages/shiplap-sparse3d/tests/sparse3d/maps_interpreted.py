@@ -126,7 +126,25 @@ def submanifold(rng: torch.Generator) -> None:
             run(ops.subm_table, at, grid, kernel, dilation)
         taps = math.prod(kernel)
         for parts, near, run_of in ((-(-taps // 31), 0, 1 << 18), (-(-taps // 3), 1024, 50)):
-            run(planning.subm_plan, at, grid, kernel, dilation, parts, run_of, code=tables.subm_plan(near))
+            run(planning.subm_plan, at, grid, kernel, dilation, parts, run_of, code=tables.subm_plan(near, 10**6))
+
+
+def bricks(rng: torch.Generator) -> None:
+    """Many voxels: of one part and more, of a run and several, of windows that are not cubes."""
+    sizes = (
+        (300, [9, 11, 13], [3, 3, 3], 1, 1 << 18, 0.1),
+        (520, [5, 9, 30], [3, 3, 3], 2, 256, 0.1),  # two parts of three runs
+        (513, [5, 9, 30], [3, 3, 3], 9, 100, 0.0),  # parts of few taps
+        (200, [1, 16, 9], [1, 2, 3], 1, 64, 0.2),
+        (90, [2**20, 2**20, 2**21 - 1], [2, 3, 3], 1, 1 << 18, 0.0),
+    )
+    for rows, grid, kernel, parts, run_of, padding in some(sizes, 1):
+        at = voxels(rng, rows, grid, padding=padding) if math.prod(grid) < 10**6 else far(rng, rows * 3, grid)
+        run(planning.subm_plan, at, grid, kernel, [1] * 3, parts, run_of, code=tables.subm_plan(0, 0))
+    twice = voxels(rng, 80, [6, 6, 6])
+    for row in (twice[:1], twice.new_tensor([[0, 6, 0, 0]]), twice.new_tensor([[-2, 0, 0, 0]])):
+        arguments = torch.cat([twice, row]), [6] * 3, [3] * 3, [1] * 3, 1, 1 << 18
+        told("duplicate" if row[0, 0] >= 0 and row[0, 1] < 6 else "outside", planning.subm_plan, *arguments, least=0)
 
 
 def far(rng: torch.Generator, rows: int, grid: list[int]) -> torch.Tensor:
@@ -160,6 +178,21 @@ def steps(rng: torch.Generator) -> None:
         odd = reached[: (len(reached) - 1) | 1]  # the keys of the other direction have 64 bits and stay aligned
         run(planning.conv_plan, at, odd, grid, *window, 1, 1, 1)
     run(planning.conv_plan, at, reached[:0], grid, *window, 2, 3, 50)
+    nothing_reached(rng)
+
+
+def nothing_reached(rng: torch.Generator) -> None:
+    """A kernel that is wider than the padded grid has no outputs, and inputs as all others."""
+    window, grid = ([3, 3, 3], [3, 3, 3], [1, 1, 1], [3, 3, 3]), [4, 3, 3]
+    at, second = voxels(rng, 5, grid, padding=0.1), torch.tensor([[1, 3, 2, 2]], dtype=torch.int32)
+    at = torch.cat([at[(at != second).any(1)], second])
+    assert min(output_shape(grid, *window)) == 0
+    for room, scenes in ((1, 0), (1, 1), (0, 1), (2, 2)):
+        run(bounded.first_voxels, at, grid, *window, room, scenes)
+    run(bounded.reached_keys, at, grid, *window, 1)
+    bad = torch.tensor([[0, 1, 1, 1], [0, 4, 0, 0]], dtype=torch.int32)
+    for scenes in (0, 1):
+        told("outside", bounded.first_voxels, bad, grid, *window, 2, scenes)
 
 
 def in_order(at: torch.Tensor, grid: list[int], window: list[list[int]], most: int) -> None:
@@ -228,13 +261,16 @@ def points(rng: torch.Generator) -> None:
             status.poll(CPU)
 
 
-def told(match: str, op: Any, *args: Any) -> None:
-    """What is wrong with the arguments is told by the next call."""
+def told(match: str, op: Any, *args: Any, least: int | None = None) -> None:
+    """What is wrong with the arguments is told by the next call. ``least``: of more voxels than that in bricks."""
     with pytest.raises(sl.ShiplapError, match=match):
         op.reference(*args)
-    known, _ = WORKSPACES[op.spec.opname]
-    shapes = [(4, 27)] if len(op.spec.outputs) == 1 else [(27, 4), (9, 4), (9, 1)]
+    known = WORKSPACES[op.spec.opname][0] if least is None else tables.subm_plan(0, least)
+    n = len(args[0])
+    shapes = [(n, 27)] if len(op.spec.outputs) == 1 else [(27, n), (9, n), (9, -(-n // 64))]
     outs = [torch.empty(shape, dtype=torch.int32) for shape in shapes]
+    if op is bounded.first_voxels:
+        outs = [torch.empty(args[-2], 4, dtype=torch.int32), torch.empty(1, dtype=torch.int64)]
     scratch = torch.empty(1 << 18, dtype=torch.uint8)
     launch(op, known, args, outs, scratch)
     with pytest.raises(sl.ShiplapError, match=match):
@@ -262,7 +298,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore", sl.ShiplapNotice)  # the launcher says that the interpreter launches otherwise
     random.seed(int(sys.argv[1]))
     generator = torch.Generator().manual_seed(int(sys.argv[1]))
-    for case in (late_errors, points, submanifold, steps, sorts):
+    for case in (late_errors, points, submanifold, bricks, steps, sorts):
         try:
             case(generator)
         except (AssertionError, pytest.fail.Exception, sl.ShiplapError) as failure:

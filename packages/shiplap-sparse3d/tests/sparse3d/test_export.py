@@ -15,7 +15,7 @@ import shiplap_sparse3d as sparse3d
 from shiplap.bind.deploy import deploy
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_testing import forked
-from tests.sparse3d.nets import COARSE, GRID, ROWS, UNet, padded
+from tests.sparse3d.nets import COARSE, GRID, POINTS, ROWS, SCENES, UNet, deployed, need_packages, padded
 from tests.sparse3d.scenes import scene
 
 
@@ -174,6 +174,15 @@ def test_a_packaged_u_net_runs_without_shiplap(tmp_path):
     (tmp_path / "alone.py").write_text(ALONE)
     done = forked.python(tmp_path / "alone.py", library, package, tmp_path / "scenes.pt", cwd=tmp_path)
     assert done.stdout == "served without shiplap\n", done.stderr
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.long
+def test_the_network_of_the_demonstration_is_one_package_that_a_program_without_python_runs(tmp_path):
+    need_packages("cpu")
+    message = deployed(tmp_path, "cpu")
+    assert message.endswith("equal\n"), message
+    assert message.count(f"{POINTS} rows, ") == len(SCENES), message
 
 
 WINDOW = [[8] * 3, [3] * 3, [2] * 3, [1] * 3, [1] * 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import shiplap_sparse3d
 from shiplap_testing.effort import EFFORTS
 from shiplap_testing.forked import interpreted
 
-CASES = ("late_errors", "points", "submanifold", "steps", "sorts")
+CASES = ("late_errors", "points", "submanifold", "bricks", "steps", "sorts")
 WRONG = (  # one slip for each case: file, what it says, what it would say
     (
         "lookup_kernels.py",
@@ -23,6 +24,7 @@ WRONG = (  # one slip for each case: file, what it says, what it would say
     ("tables.py", "kernel[{i}] // 2 * dilation", "(kernel[{i}] - 1) // 2 * dilation"),
     ("unique.py", "mask=ends, sem", "mask=begins, sem"),
     ("coords.py", "tl.where(there, line % width, -1)", "tl.where(there, line % width, 0)"),
+    ("bricks.py", "word, start = tl.where(far_z, c1, c0)", "word, start = tl.where(far_z, c0, c1)"),
     ("sort.py", "b - 1 - (block - place)", "b - 1"),
 )
 
@@ -59,9 +61,9 @@ def test_every_form_of_a_sort_fits_its_scratch():
     form = sort.Sort("", "m", "parts", "table", "0")
     values = {name: Expr.parse(text, name) for name, text in sort.numbers(form).items()}
     room = Expr.parse(sort.scratch_bytes("m", "parts"), "scratch")
-    for m in (1, 63, 129, 5000, 8193, 31999, 10**5, sort.COUNTED_ROWS, 10**6, 5 * 10**6):
+    for m in (1, 63, 129, 5000, 8193, 31999, 10**5, sort.COUNTED_ROWS, 350_001, 10**6, 5 * 10**6):
         for k, parts in ((27, 1), (27, 2), (27, 3), (27, 9), (27, 27), (125, 9), (1, 1)):
-            for run in (1 << 18, 1000):
+            for run in (1 << 18, 1000, 65_536):
                 env = {"m": m, "k": k, "parts": parts, "run": run}
                 for name, value in values.items():
                     env[name] = int(value(env))
@@ -72,6 +74,33 @@ def test_every_form_of_a_sort_fits_its_scratch():
                 assert most <= int(room(env)), env
                 bits = env["size"] + (parts * env["runs"] - 1).bit_length()
                 assert not env["ranked"] or env["key"] == next(b for b in (16, 32, 64) if bits < b), env
+
+
+def test_bricks_fit_where_the_other_hash_would_be_and_need_a_sort_that_ranks():
+    from shiplap.op.expr import Expr
+    from shiplap_sparse3d.cuda import bricks, hash, lookup, tables
+
+    names = tables.subm_plan(0, 0).values
+    values = {name: Expr.parse(text, name) for name, text in names.items()}
+    seen = set()
+    for n in (63, 65, 700, 5000, 140_000, 1_000_000):
+        for kernel, parts, run in (
+            ((3, 3, 3), 1, 1 << 18),
+            ((3, 3, 3), 9, 1 << 18),
+            ((3, 3, 3), 27, 64),
+            ((5, 3, 3), 2, 64),
+        ):
+            env = {"n": n, "k": math.prod(kernel), "kernel": kernel, "dilation": (1, 1, 1), "parts": parts, "run": run}
+            env["spatial_shape"] = (100, 100, 100)
+            for name, value in values.items():
+                env[name] = int(value(env))
+            seen.add(env["bricks"])
+            assert env["bricks"] + env["near"] + env["hashed"] == 1, env
+            assert env["bricks"] <= env["ranked"], env
+            last = Expr.parse(f"{bricks.SCRATCH['taken'][1]} + 4 * n", "end")
+            assert not env["bricks"] or last(env) <= hash.SLOT_BYTES * env["capacity"], env
+            assert Expr.parse(lookup.CAPACITY, "capacity")(env) == env["capacity"]
+    assert seen == {0, 1}
 
 
 def test_keys_that_are_sorted_have_room_and_few_need_none():

@@ -14,6 +14,7 @@ import triton.language as tl
 __all__ = [
     "SLOT_BYTES",
     "find",
+    "home",
     "insert",
     "is_inside",
     "load_coords",
@@ -63,7 +64,7 @@ def number_of(b, x, y, z, width, height, depth):
 
 
 @triton.jit
-def _home(number, capacity):
+def home(number, capacity):
     """The first slot to look at."""
     h = number.to(tl.uint32) * 0x9E3779B1 + (number >> 32).to(tl.uint32) * 0x85EBCA77
     h = (h ^ (h >> 16)) * 0x21F0AAAD
@@ -86,7 +87,7 @@ def insert(slots, row, b, x, y, z, active, width, height, depth, capacity):
     """
     entries, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
     number, wanting = number_of(b, x, y, z, width, height, depth), active
-    slot = _home(number, capacity)
+    slot = home(number, capacity)
     while tl.max(wanting.to(tl.int32), 0) > 0:
         # There is no masked compare-and-swap: who is done compares with what no slot holds.
         old = tl.atomic_cas(entries + slot, tl.where(wanting, 0, -1).to(tl.int64), number, sem="relaxed")
@@ -96,12 +97,15 @@ def insert(slots, row, b, x, y, z, active, width, height, depth, capacity):
 
 
 @triton.jit
-def search(slots, number, active, capacity):
-    """``(slot, there)``: the slots ``[rows, blocks]`` of blocks by number, and which blocks there are at all."""
+def search(slots, number, active, capacity, WORDS: tl.constexpr = 1):
+    """``(slot, there)``: the slots ``[rows, blocks]`` of blocks by number, and which blocks there are at all.
+
+    A slot of ``WORDS`` starts with the number.
+    """
     slots, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
-    slot, searching, there = _home(number, capacity), active, active & False
+    slot, searching, there = home(number, capacity), active, active & False
     while tl.max(tl.max(searching.to(tl.int32), 1), 0) > 0:
-        seen = tl.load(slots + slot, mask=searching, other=0)
+        seen = tl.load(slots + slot.to(tl.int64) * WORDS, mask=searching, other=0)
         there = there | (searching & (seen == number))
         searching = searching & (seen != 0) & (seen != number)
         slot = tl.where(searching, tl.where(slot + 1 == capacity, 0, slot + 1), slot)

@@ -65,8 +65,11 @@ class Queries(NamedTuple):
     themselves: bool
 
 
-def numbers(queries: Queries, near: int) -> dict[str, str]:
-    """What a lookup needs as values of a launch program, beside those of its sort (``sort.numbers``)."""
+def numbers(queries: Queries, near: int, otherwise: str = "0") -> dict[str, str]:
+    """What a lookup needs as values of a launch program, beside those of its sort (``sort.numbers``).
+
+    ``otherwise``: whether rows are found in another way, as an expression.
+    """
     per_axis = {
         f"{name}{axis}": text.format(i=i)
         for name, text in (("grid_", queries.grid), ("stride_", queries.stride), ("padding_", queries.padding))
@@ -81,7 +84,7 @@ def numbers(queries: Queries, near: int) -> dict[str, str]:
         "far": f"{reach} + max(kernel) * max(dilation) >= {2**31}",
         "blocks": "max(kernel) <= 3 and max(dilation) == 1",
         "near": few,
-        "hashed": f"{queries.rows} > 0 and near == 0",
+        "hashed": f"{queries.rows} > 0 and near == 0 and {otherwise} == 0",
     }
 
 

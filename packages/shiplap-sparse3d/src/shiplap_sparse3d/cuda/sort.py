@@ -233,6 +233,7 @@ class Sort(NamedTuple):
         table: a tensor, or the offset of the table in the workspace.
         scratch: where in the workspace the sort has its memory.
         outputs: what the names of the outputs end with.
+        tableless: whether there is no table, so that what is ranked ends with its order, as an expression.
     """
 
     prefix: str
@@ -241,6 +242,12 @@ class Sort(NamedTuple):
     table: str | tuple[str, str]
     scratch: str
     outputs: str = ""
+    tableless: str = "0"
+
+    @property
+    def origins(self) -> str:
+        """Where torch's sort writes what it sorted, as an offset."""
+        return f"{self.prefix}keys + 16 * {self.parts} * {self.rows}"
 
     @property
     def given(self) -> dict[str, str]:
@@ -338,13 +345,12 @@ def sorted_rows(program: TritonLaunches, sort: Sort) -> TritonLaunches:
         constants={"CHUNK": 32, "num_warps": 4},
         scratch={**sort.placed, **places, "keys": ("int64", f"{p}keys")},
     )
-    count = f"{parts} * {rows}"
-    values, origins = f"{p}keys + 8 * {count}", f"{p}keys + 16 * {count}"  # keys are 64 bits wide at most
-    ranked = f"{p}ranked == 1"
+    count, origins, ranked = f"{parts} * {rows}", sort.origins, f"{p}ranked == 1"
+    values = f"{p}keys + 8 * {count}"  # keys are 64 bits wide at most
     return program.sort(bits=f"{p}key", count=count, keys=f"{p}keys", values=values, rows=origins, when=ranked).then(
         gather_kernel,
         grid=(f"cdiv({rows}, {MASK_ROWS.value})", parts),
-        when=ranked,
+        when=f"{ranked} and {sort.tableless} == 0",
         arguments=common,
         constants={"num_warps": 4},
         scratch={**sort.placed, "sorted_rows": ("int64", origins)},

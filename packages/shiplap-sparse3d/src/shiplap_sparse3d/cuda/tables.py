@@ -9,8 +9,19 @@ import triton.language as tl
 
 from shiplap.extend import TritonLaunches, launch_program
 from shiplap_sparse3d.cuda import sort, status
+from shiplap_sparse3d.cuda.bricks import BRICKS, bricks_pay, by_bricks, ordered_entries
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES, report
-from shiplap_sparse3d.cuda.lookup import CAPACITY, NEAR, OUTPUT_GRID, OUTPUT_OUTSIDE, OUTSIDE, Queries, look_up, numbers
+from shiplap_sparse3d.cuda.lookup import (
+    CAPACITY,
+    NEAR,
+    OUTPUT_GRID,
+    OUTPUT_OUTSIDE,
+    OUTSIDE,
+    TWICE,
+    Queries,
+    look_up,
+    numbers,
+)
 
 __all__ = [
     "CONV_PLAN",
@@ -36,21 +47,26 @@ OUTPUTS = Queries(
 HASHED = f"{SLOT_BYTES} * capacity"  # bytes of the hash, at the start of a workspace
 
 
-def subm_plan(near: int) -> TritonLaunches:
-    """The program of ``planning.subm_plan``: the table lies in the workspace, behind the hash and the sort's memory."""
+def subm_plan(near: int, least: int) -> TritonLaunches:
+    """The program of ``planning.subm_plan``: the table lies in the workspace, behind the hash and the sort's memory.
+
+    Of more than ``least`` voxels there is no table (bricks.py).
+    """
     table = "int32", "place"
-    sorting = sort.Sort("", "n", "parts", table, HASHED)
+    sorting = sort.Sort("", "n", "parts", table, HASHED, tableless="bricks")
     values = {
         "capacity": CAPACITY,
+        "bricks": bricks_pay(least),
         **sort.numbers(sorting),
-        **numbers(SELVES, near),
+        **numbers(SELVES, near, "bricks"),
         "place": f"{HASHED} + {sort.scratch_bytes('n', 'parts')}",
     }
     program = look_up(launch_program(values=values, errors=status.ERRORS), SELVES, table)
-    return sort.sorted_rows(program, sorting)
+    program = by_bricks(program, {"code": OUTSIDE, "code_twice": TWICE})
+    return ordered_entries(sort.sorted_rows(program, sorting), sorting.origins)
 
 
-SUBM_PLAN = subm_plan(NEAR)
+SUBM_PLAN = subm_plan(NEAR, BRICKS)
 
 
 @triton.jit(do_not_specialize=["entries", "k", "rows", "code", "code_twice"])

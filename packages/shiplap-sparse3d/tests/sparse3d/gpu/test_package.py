@@ -1,4 +1,4 @@
-"""AOTInductor packages of sparse3d on CUDA: the convolution is part of them, what Python launches is refused."""
+"""AOTInductor packages of sparse3d on CUDA: convolutions and tables are part of them, what Python launches is not."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ import sys
 import pytest
 import torch
 
+import shiplap as sl
 import shiplap_sparse3d as sparse3d
+from shiplap.shipping import package_model
 from shiplap_sparse3d import ops
 from shiplap_testing.effort import sampled
-from tests.sparse3d.nets import UNet, padded
+from tests.sparse3d.nets import POINTS, SCENES, deployed, need_packages
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-PLAIN = """
-import torch
-net, x = torch.nn.Linear(8, 8).cuda(), torch.randn(4, 8, device="cuda")
-with torch.no_grad():
-    path = torch._inductor.aoti_compile_and_package(torch.export.export(net, (x,)))
-torch._inductor.aoti_load_package(path)(x)
-"""
 ALONE = """
 import sys, torch
 package, data = sys.argv[1:]
@@ -31,13 +26,29 @@ assert "shiplap" not in sys.modules
 """
 
 
-def test_a_network_that_builds_tables_is_not_packaged_and_the_op_is_named(tmp_path):
-    """Python launches those ops on CUDA, and a package has none."""
-    program = torch.export.export(UNet().cuda().eval(), tuple(x.cuda() for x in padded(200)))
-    with pytest.raises(Exception, match="SL307") as caught:
-        torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "u_net.pt2"))
-    assert "sparse3d::out_coords" in str(caught.value)
+def test_the_network_of_the_demonstration_is_one_package_that_a_program_without_python_runs(tmp_path):
+    """Tables included: they are launch programs, which C++ launches."""
+    need_packages("cuda")
+    message = deployed(tmp_path, "cuda")
+    assert message.endswith("equal\n"), message
+    assert message.count(f"{POINTS} rows, ") == len(SCENES), message
+
+
+class Means(torch.nn.Module):
+    """A mean for each segment, which a function in Python launches."""
+
+    def forward(self, feats, index, counts):
+        return ops.segment_mean(feats, index, counts)
+
+
+def test_a_network_with_an_op_that_python_launches_is_not_packaged_and_the_op_is_named(tmp_path):
+    index, counts = torch.zeros(9, dtype=torch.int32).cuda(), torch.full((1,), 9, dtype=torch.int32).cuda()
+    program = torch.export.export(Means(), (torch.randn(9, 4).cuda(), index, counts))
+    with pytest.raises(sl.ShiplapError, match="SL307") as caught:
+        package_model(program, tmp_path / "means.pt2")
+    assert "sparse3d::segment_mean" in str(caught.value)
     assert "launched by Python on cuda" in str(caught.value)
+    assert not (tmp_path / "means.pt2").exists()
 
 
 class Layer(torch.nn.Module):
@@ -62,8 +73,7 @@ def layer_inputs(n, channels):
 @pytest.mark.parametrize("channels", sampled([8, 256], long=["8"]))
 def test_a_layer_that_is_given_its_tables_is_packaged(tmp_path, channels):
     """Its package runs in a process without shiplap, for any number of voxels. 256 channels: the bulk copy engine."""
-    if subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, check=False).returncode:
-        pytest.skip("torch's own package of a linear layer does not run here")
+    need_packages("cuda")
     layer, dynamic = Layer(channels).cuda().half().eval(), torch.export.Dim.DYNAMIC
     with torch.no_grad():
         shapes = ({0: dynamic}, {0: dynamic}, {1: dynamic}, {1: dynamic})
