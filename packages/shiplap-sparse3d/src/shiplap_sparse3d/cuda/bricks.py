@@ -24,11 +24,9 @@ __all__ = ["BRICKS", "bricks_pay", "by_bricks", "ordered_entries"]
 
 BRICKS = 128_000  # voxels from here on: below, the other hash takes a launch less, and stays in the L2 cache too
 LEAST = 64  # the memory of the other hash is enough from here on
-INSERTS, TAKEN, ROWS = (
-    256,
-    1024,
-    128,
-)  # of a program: rows that it puts in, slots that it looks at, rows that it looks up
+INSERTS = 256  # rows that a program puts in
+TAKEN = 1024  # slots that a program looks at
+ROWS = 128  # rows that a program looks up
 ENTRY_WARPS = 2
 ENTRIES = tl.constexpr(64)  # rows of a program that writes: those of one mask
 
