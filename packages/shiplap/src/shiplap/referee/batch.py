@@ -85,12 +85,21 @@ class Batch:
             claimed, calls = _seconds(reply), reply["calls"]
             if len(calls) != len(self.sets):
                 raise ValueError("not one answer a call")
-            rows = zip(calls, self.sets, expected or (), self._given, strict=expected is not None)
-            for told, args, wanted, given in rows:
-                self.witness.examine(told, args, wanted, given)
+            if expected is not None:
+                self._examine(calls, expected)
         except NO_ANSWER as e:
             raise Wrong("answer", f"an answer that is not valid: {type(e).__name__}") from None
         return Spell(took, claimed)
+
+    def _examine(self, calls: Any, expected: Sequence[Expected]) -> None:
+        if not expected:
+            return
+        pieces = self.witness.pieces(self._given[0])  # one file holds the arguments of all
+        for number, rows in enumerate(zip(calls, self.sets, expected, self._given, strict=True)):
+            try:
+                self.witness.examine(*rows, pieces)
+            except Wrong as e:
+                raise Wrong(e.check, e.evidence, number) from None
 
     def sample(self, repeats: int) -> Spell:
         """Run the first call ``repeats`` times on the same values. Nothing is compared. Raises Wrong."""
