@@ -38,16 +38,19 @@ class Spell:
 class Batch:
     """A context with calls that a process holds ready, in memory that it shares with the referee.
 
-    ``which`` tells the process what to call. Raises Wrong, and Unsupported where it says that it does not take these.
+    ``which`` tells the process what to call. ``blank``: without the values, for calls that do not look at them. Raises
+    Wrong, and Unsupported where it says that it does not take these.
     """
 
-    def __init__(self, witness: Witness, which: Mapping[str, Any], sets: Sequence[Args]) -> None:
+    def __init__(
+        self, witness: Witness, which: Mapping[str, Any], sets: Sequence[Args], *, blank: bool = False
+    ) -> None:
         self.witness, self.sets = witness, sets
         self._number = next(_numbers)
         self._layout = secrets.randbits(62)
         arena = Arena(self._layout)
         packed = [arena.pack(list(args)) for args in sets]
-        self._handle = arena.write()
+        self._handle = arena.make() if blank else arena.write()
         self._given = [Given.of(self._handle, each) for each in packed]
         try:
             message = {"do": "prepare", "batch": self._number, "kept": sorted(witness.batches), "which": dict(which)}

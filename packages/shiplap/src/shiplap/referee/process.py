@@ -36,6 +36,7 @@ QUIET = {
     "SHIPLAP_RECORD": "",
     "SHIPLAP_TUNED": "",
 }
+START = "import gc; gc.disable(); from shiplap.referee.launcher import main; main()"  # what is imported stays
 SECRET = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)  # variables that nobody there needs
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -109,7 +110,7 @@ class Launcher:
         environment = {k: v for k, v in os.environ.items() if not SECRET.search(k)} | QUIET
         environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shiplap.referee.launcher", str(theirs.fileno())],
+            [sys.executable, "-P", "-c", START, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=environment,
             cwd=self.folder,

@@ -192,11 +192,15 @@ class Arena:
         self._size = at + -(-length * t.itemsize // GAP) * GAP + GAP * self._gaps.randrange(64)
         return at
 
+    def make(self) -> int:
+        """A new open file with room for all, which its owner closes; it holds zeros."""
+        handle = os.memfd_create("arguments", os.MFD_CLOEXEC)
+        os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
+        return handle
+
     def write(self, handle: int = -1) -> int:
         """The open file: a new one, which its owner closes, or ``handle``, whose layout is the same."""
-        if handle < 0:
-            handle = os.memfd_create("arguments", os.MFD_CLOEXEC)
-            os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
+        handle = self.make() if handle < 0 else handle
         with mmap.mmap(handle, 0) as memory:
             for at, flat in self._parts:
                 if flat.numel():

@@ -42,9 +42,9 @@ MOST, ROOM, LONG = 24, 32 << 20, 2e-3  # calls of a batch, bytes of their argume
 TIMES, SLACK, COLD = 4.0, 10e-6, 10e9  # of the claim; seconds; bytes in a second of arguments that are in no cache
 NEARLY = 1.1  # times its claim: what takes no longer is not measured again because others had the processors
 LEAST = 200e-9  # seconds: no call from Python takes less
-MANY, LATER, PAUSE = 96, 1000, 25e-3  # calls of a small size; then others that nobody looks at, and their seconds
+MANY, LATER, PAUSE = 96, 1000, 15e-3  # calls of a small size; then others that nobody looks at, and their seconds
 OTHERS, SMALL = 24, 300  # other inputs, and how large one of their sizes may be
-AT_ONCE = 12  # other inputs in one batch
+AT_ONCE, FIRST = 12, 2  # other inputs in one batch, and batches that are tried however long they take
 
 
 class Asked(Protocol):
@@ -297,14 +297,14 @@ class _Looks:
 
     def others(self) -> None:
         """Sizes beside those of the call, and other kinds of values; a candidate may decline them."""
-        for cases in self._chunks() if not self.fixed else ():
+        for number, cases in enumerate(self._chunks() if not self.fixed else ()):
+            if number >= FIRST and monotonic() > self.ends:
+                return
             pairs = []
             for case in cases:
                 with suppress(RuntimeError, ShiplapError):
                     pairs.append((case, expected_of(self.op, case)))
             self._look(pairs)
-            if monotonic() > self.ends:
-                return
 
     def _look(self, pairs: Sequence[tuple[Case, Expected]]) -> None:
         """All in one batch; one after the other if a candidate declines one, or says aloud that it does not serve it."""

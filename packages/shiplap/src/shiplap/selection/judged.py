@@ -145,7 +145,7 @@ class JudgedBench:
         """
         name = self.candidates[max(index, 0)].kernel
         witness = self.hosts.of(name, 10.0 if index <= 0 else 1.0)
-        return Batch(witness, {"index": index, "poison": poison}, sets)
+        return Batch(witness, {"index": index, "poison": poison}, sets, blank=index < 0)
 
     def verify(self, index: int) -> Outcome:
         if index and self._broken:
