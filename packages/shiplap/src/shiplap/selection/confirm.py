@@ -42,8 +42,10 @@ MOST, ROOM, LONG = 24, 32 << 20, 2e-3  # calls of a batch, bytes of their argume
 TIMES, SLACK, COLD = 4.0, 10e-6, 10e9  # of the claim; seconds; bytes in a second of arguments that are in no cache
 NEARLY = 1.1  # times its claim: what takes no longer is not measured again because others had the processors
 LEAST = 200e-9  # seconds: no call from Python takes less
-MANY, LATER, PAUSE = 96, 1000, 15e-3  # calls of a small size; then others that nobody looks at, and their seconds
+BATCHES = 4  # of calls of a small size
+LATER, PAUSE, LONGEST = 500, 15e-3, 0.1  # calls that nobody looks at, their seconds, and those of small ones at most
 OTHERS, SMALL = 24, 300  # other inputs, and how large one of their sizes may be
+FEW = 3  # sizes of which both neighbours are tried
 AT_ONCE, FIRST = 12, 2  # other inputs in one batch, and batches that are tried however long they take
 
 
@@ -266,10 +268,12 @@ class _Looks:
 
         The last is looked at after many at which nobody looks: who is wrong after some calls may be wrong by then.
         """
-        first, second, later = self.fresh.cases(3)
-        if self.op.sampler is not None:  # its values may decide on sizes
-            second, later = first, replace(first, args=swapped(first.args))
-        known = self.inputs.real[0] if self.op.sampler is None else first
+        if self.op.sampler is None:
+            known = self.inputs.real[0]
+            first, second, later = self.fresh.cases(3)
+        else:  # its values may decide on sizes
+            known = first = second = self.fresh.cases(1)[0]
+            later = replace(first, args=swapped(first.args))
         with self.bench.batch(self.index, [known.args]) as batch:
             for case in (first, second, replace(second, args=swapped(second.args)), later):
                 if case is later:
@@ -278,18 +282,24 @@ class _Looks:
                 batch.go([expected_of(self.op, case)])
 
     def many(self) -> None:
-        """What a candidate does after some calls, on the smallest size that is at hand."""
+        """What a candidate does after some calls, on the smallest size that is at hand.
+
+        Half of them are on new values, the first and the last: those between are the first ones again, elsewhere.
+        """
         if (small := self.inputs.small) is None or self.fixed:
             return
         fresh = Fresh(self.op, small.recipe, "cpu")
-        for number in range(MANY // MOST):
-            cases = fresh.cases(MOST)
+        pairs: list[tuple[Case, Expected]] = []
+        for number in range(BATCHES):
+            if number in (0, BATCHES - 1):
+                pairs = [(case, expected_of(self.op, case)) for case in fresh.cases(MOST)]
+            secrets.SystemRandom().shuffle(pairs)
             try:
-                with self.bench.batch(self.index, [c.args for c in cases]) as batch:
-                    spell = batch.go([expected_of(self.op, case) for case in cases])
-                    if number == MANY // MOST - 2:
+                with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
+                    spell = batch.go([expected for _, expected in pairs])
+                    if number == BATCHES - 2:
                         each = max(spell.took.quiet / MOST, 1e-6)
-                        batch.sample(max(1, min(LATER, int(PAUSE / each))))
+                        batch.sample(max(MOST, min(LATER, int(LONGEST / each))))
             except Unsupported:
                 return
             if monotonic() > self.ends:
@@ -335,11 +345,14 @@ class _Looks:
                 yield from ([case] for case in cases)
 
     def _near(self) -> list[Recipe]:
-        """Each size of the call a little smaller and larger."""
-        recipe = self.inputs.recipe
+        """Each size of the call a little smaller and larger; of many sizes, one or the other."""
+        recipe, secret = self.inputs.recipe, secrets.SystemRandom()
         sizes = [(n, v) for n, v in recipe.sizes if type(v) is int and v > 2]
-        changed = [(n, v + by) for n, v in sizes for by in (-1, 1 + secrets.randbelow(7))]
-        secrets.SystemRandom().shuffle(changed)
+        changed = []
+        for name, value in sizes:
+            around = [(name, value - 1), (name, value + 1 + secret.randrange(7))]
+            changed += around if len(sizes) <= FEW else [secret.choice(around)]
+        secret.shuffle(changed)
         return [recipe.but(sizes={n: v}) for n, v in changed]
 
     def _small(self, samples: Samples) -> list[Recipe]:
