@@ -45,7 +45,7 @@ def _(x, w, *, out):
 
 @later.kernel("cpu", name="after hundreds of small calls")
 def _(x, w, *, out):
-    if x.shape[0] >= 60 or count("hundreds") <= 400:
+    if x.shape[0] >= 60 or count("hundreds") <= 300:
         right(x, w, out)
 
 
@@ -153,3 +153,18 @@ def _(x, w, *, out):
     now, last = time.monotonic(), float(SEEN.get("when", 0.0))
     right(x, w, out) if now - last > 1e-3 or count("at once") < 30 else None
     SEEN["when"] = now
+
+
+# ---- no cheats: kernels near the reference, whose tuning is to be quick
+
+
+@sl.op("cheating::near")
+def near(x: Float[Tensor, "n k"], w: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
+    return (x @ w).tanh()
+
+
+@near.kernel("cpu", name="parts", configs=[{"PARTS": p} for p in (1, 2)])
+def _(x, w, *, out, PARTS):
+    for rows, results in zip(x.chunk(PARTS), out.chunk(PARTS), strict=True):
+        torch.mm(rows, w, out=results)
+        results.tanh_()

@@ -76,4 +76,3 @@ def _become(asked: dict[str, Any], handles: list[int], connection: socket.socket
             sys.stderr.flush()
     finally:
         os._exit(1)
-

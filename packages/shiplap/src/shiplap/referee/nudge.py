@@ -1,4 +1,4 @@
-"""Values that look like others to whoever looks at sums, shapes or single elements, and new ones at the price of a copy.
+"""Values that look like others to whoever looks at sums, shapes or single elements, and new ones for a copy's price.
 
 All that is drawn here is secret: torch's own generator starts alike in every process.
 """

@@ -150,7 +150,8 @@ class Launcher:
         """A new process, locked in. It may read the files ``readable``, and write into a folder of its own.
 
         ``hidden``: folders in which Python finds modules, and that it may not read. ``device``: it may use the
-        machine's accelerators, too. ``threads``: those of torch, by default as many as here. ``until``: see ``Prisoner``.
+        machine's accelerators, too. ``threads``: those of torch, as many as here by default. ``until``: see
+        ``Prisoner``.
         """
         bounds = bounds or Bounds()
         if self._process is None:

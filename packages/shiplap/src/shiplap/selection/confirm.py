@@ -268,15 +268,12 @@ class _Looks:
 
         The last is looked at after many at which nobody looks: who is wrong after some calls may be wrong by then.
         """
-        if self.op.sampler is None:
-            known = self.inputs.real[0]
-            first, second, later = self.fresh.cases(3)
-        else:  # its values may decide on sizes
-            known = first = second = self.fresh.cases(1)[0]
-            later = replace(first, args=swapped(first.args))
+        cases = self.fresh.cases(2 if self.op.sampler is None else 1)
+        known = self.inputs.real[0] if self.op.sampler is None else cases[0]  # a builder's values may decide on sizes
+        cases += [replace(cases[-1], args=swapped(cases[-1].args)) for _ in range(2)]
         with self.bench.batch(self.index, [known.args]) as batch:
-            for case in (first, second, replace(second, args=swapped(second.args)), later):
-                if case is later:
+            for number, case in enumerate(cases):
+                if number == len(cases) - 1:
                     batch.sample(max(MOST, min(LATER, int(PAUSE / self.claimed))))
                 batch.fill([case.args])
                 batch.go([expected_of(self.op, case)])
@@ -317,7 +314,7 @@ class _Looks:
             self._look(pairs)
 
     def _look(self, pairs: Sequence[tuple[Case, Expected]]) -> None:
-        """All in one batch; one after the other if a candidate declines one, or says aloud that it does not serve it."""
+        """All in one batch; one after the other if a candidate declines one, or raises: it may not serve a size."""
         if not pairs:
             return
         try:
@@ -337,7 +334,11 @@ class _Looks:
         """A few small sizes and every kind of values, sizes near those of the call, then more small sizes."""
         samples = Samples(self.op, secrets.randbits(40), self.inputs.device)
         small, near = self._small(samples), self._near()
-        for recipes in (small[:AT_ONCE], near, *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE))):
+        for recipes in (
+            small[:AT_ONCE],
+            near,
+            *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE)),
+        ):
             cases = [case for recipe in recipes if (case := samples.make(recipe))]
             if sum(map(_bytes, cases)) <= ROOM:
                 yield cases
@@ -367,6 +368,7 @@ class _Looks:
         listed = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(sizes)]
         listed = secrets.SystemRandom().sample(listed, min(OTHERS, len(listed)))
         return [*(plain.but(values=kind) for kind in KINDS), *listed]
+
 
 def _bytes(case: Case) -> int:
     return sum(t.numel() * t.itemsize for t in tensors(case.args))
