@@ -81,8 +81,8 @@ def test_no_later_cheat_is_believed_although_it_has_won(asked):
 def test_a_confirmation_takes_little_of_a_tuning(monkeypatch):
     """Counted, and in processor time of this process beside that of verification and race, as wall time says nothing.
 
-    On 2026-11-26, before it was made short, it computed 700 references in two precisions, asked 490 times, and took
-    15 times as long as what comes before it.
+    On 2026-11-26, before it was made short, it computed 206 references in each of two precisions, asked 174 times, and
+    took 26 times as long as what comes before it; afterwards 111 in one precision, 51 and twice as long.
     """
     counts, spent = Counter(), Counter()
 
@@ -125,7 +125,7 @@ def test_a_confirmation_takes_little_of_a_tuning(monkeypatch):
     (choice,) = sl.tune(later_ops.near, [{"n": 256, "k": 256, "m": 256}], budget=600)
     assert choice.kernel == "parts", choice
     assert counts["confirm"] >= 1
-    assert counts["reference"] <= 300, counts
+    assert counts["reference"] <= 150, counts
     assert counts["reference64"] <= 5, counts
-    assert counts["ask"] <= 150, counts
+    assert counts["ask"] <= 100, counts
     assert spent["confirm"] + spent["duel"] <= 6 * (spent["verify"] + spent["race"]), spent

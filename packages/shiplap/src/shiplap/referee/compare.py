@@ -150,12 +150,13 @@ def _agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool) -> bool:
     least, most = (float(end) for end in torch.aminmax(off))
     if not (math.isfinite(least) and math.isfinite(most)):  # NaN or infinity, which may be right
         return bool(torch.equal(_bits(got.contiguous()), _bits(own.contiguous())))
-    growth = SURE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
+    growth: float = SURE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
     common = growth * float(torch.linalg.vector_norm(o)) / o.numel() ** 0.5
     if not (math.isfinite(common) and growth <= 1):
         return False
-    worst = max(-least, most)
-    return worst <= common or float(off.abs_().sub_(o.abs(), alpha=growth).max()) <= common
+    if max(-least, most) <= common:
+        return True
+    return float(off.abs_().sub_(o.abs(), alpha=growth).max()) <= common
 
 
 @dataclass(frozen=True)
