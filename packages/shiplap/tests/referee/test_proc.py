@@ -35,12 +35,12 @@ def family():
 
 
 def test_children_of_children_are_found_without_a_look_at_every_process(family, monkeypatch):
-    found = proc.below_still(family)
-    assert found == proc.below(family)
-    assert len(found) == 4
-    assert set(found.values()) == {family}
+    groups = proc.below_still(family)
+    assert groups == proc.below(family)
+    assert len(groups) == 4
+    assert set(groups.values()) == {family}
     monkeypatch.setattr(os.path, "exists", lambda path: False)  # a kernel that does not list children
-    assert proc.below_still(family) == found
+    assert proc.below_still(family) == groups
 
 
 def test_nobody_is_below_who_has_no_children():

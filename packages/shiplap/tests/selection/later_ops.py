@@ -142,8 +142,8 @@ def counted(x, w) -> bool:
 def _(x, w, *, out):
     """One call that is made ready and runs again and again is that of a race."""
     ready, SEEN["ready"] = int(SEEN.get("ready", 0)), 0
-    again = count("again") if ready == 0 else SEEN.__setitem__("again", 0)
-    if again is None or again < 30:
+    repeated = count("repeated") if ready == 0 else SEEN.__setitem__("repeated", 0)
+    if repeated is None or repeated < 30:
         right(x, w, out)
 
 

@@ -151,12 +151,12 @@ def _agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool) -> bool:
     if not (math.isfinite(least) and math.isfinite(most)):  # NaN or infinity, which may be right
         return bool(torch.equal(_bits(got.contiguous()), _bits(own.contiguous())))
     growth: float = SURE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
-    common = growth * float(torch.linalg.vector_norm(o)) / o.numel() ** 0.5
+    common: float = growth * float(torch.linalg.vector_norm(o)) / o.numel() ** 0.5
     if not (math.isfinite(common) and growth <= 1):
         return False
     if max(-least, most) <= common:
         return True
-    return float(off.abs_().sub_(o.abs(), alpha=growth).max()) <= common
+    return bool(off.abs_().sub_(o.abs(), alpha=growth).max() <= common)
 
 
 @dataclass(frozen=True)

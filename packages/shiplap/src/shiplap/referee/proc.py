@@ -59,12 +59,12 @@ def below_still(root: int) -> dict[int, int]:
 
 def _children(pid: int) -> list[int]:
     """Those of all of its threads."""
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
-    return found
+                pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
+    return pids
 
 
 def threads(pid: int) -> set[str]:
