@@ -9,6 +9,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.referee import Reduction, close, reduction
+from shiplap.referee.compare import agrees
 from shiplap.referee.judge import settle
 
 
@@ -118,3 +119,58 @@ def test_a_plain_sum_over_two_dims_and_a_plain_convolution_are_right():
     own = torch.conv2d(x, w)
     checked = settle([summed], [own], [wide], Reduction(2700), lambda: [torch.conv2d(x.double(), w.double())])
     assert checked.problem == ""
+
+
+KINDS = {
+    "normal": lambda x: x,
+    "peaks": lambda x: x * 10 ** (3 * x),
+    "tiny": lambda x: x * 1e-38,
+    "huge": lambda x: x * 1e37,
+    "zeros": lambda x: x * 0,
+    "infinite": lambda x: torch.where(x > 2, float("inf"), x),
+    "nan": lambda x: torch.where(x > 2, float("nan"), x),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_agrees_is_close_whatever_float64_shows(kind, dtype):
+    """The quick comparison accepts nothing that the whole one refuses, and much of what it accepts."""
+    drawn = torch.Generator().manual_seed(7)
+    quick = 0
+    for number in range(60):
+        sums = Reduction([1, 16, 4096][number % 3])
+        x = KINDS[kind](torch.randn(300, generator=drawn, dtype=torch.float64))
+        own = (x * (1 + torch.finfo(dtype).eps * torch.randn(300, generator=drawn, dtype=torch.float64))).to(dtype)
+        error = torch.finfo(dtype).eps * 10.0 ** (number % 6 - 1)
+        got = (own.double() * (1 + error * torch.randn(300, generator=drawn, dtype=torch.float64))).to(dtype)
+        for wide_sums in (False, True):
+            if agrees([got], [own], sums, wide_sums=wide_sums):
+                quick += 1
+                assert not close([got], [own], [x], sums, wide_sums=wide_sums).problem
+        assert not agrees([got, got], [own], sums)
+        assert agrees([own], [own.clone()], sums) or kind == "huge"
+    assert quick > 12 or kind not in ("normal", "zeros")
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf"), 1.001])
+def test_one_wrong_element_does_not_agree(wrong):
+    own = torch.randn(50, 70) + 2
+    got = own.clone()
+    got[-1, -1] *= wrong
+    assert not agrees([got], [own], Reduction(64), wide_sums=True)
+    assert agrees([own.clone()], [own], Reduction(64), wide_sums=True)
+
+
+def test_integers_shapes_and_dtypes_agree_exactly():
+    x = torch.arange(6)
+    assert agrees([x], [x.clone()], Reduction(1))
+    assert not agrees([x], [x + (x == 5)], Reduction(1))
+    assert not agrees([x.int()], [x], Reduction(1))
+    assert not agrees([x.reshape(2, 3)], [x], Reduction(1))
+    assert agrees([x[:0]], [x[:0].clone()], Reduction(1))
+    eight = torch.randn(9).to(torch.float8_e4m3fn)
+    assert agrees([eight], [eight.clone()], Reduction(1))
+    assert (
+        agrees([torch.randn(3, dtype=torch.complex64)], [torch.zeros(3, dtype=torch.complex64)], Reduction(1)) is False
+    )

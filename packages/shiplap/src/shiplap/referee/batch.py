@@ -38,16 +38,19 @@ class Spell:
 class Batch:
     """A context with calls that a process holds ready, in memory that it shares with the referee.
 
-    ``which`` tells the process what to call. Raises Wrong, and Unsupported where it says that it does not take these.
+    ``which`` tells the process what to call. ``blank``: without the values, for calls that do not look at them. Raises
+    Wrong, and Unsupported where it says that it does not take these.
     """
 
-    def __init__(self, witness: Witness, which: Mapping[str, Any], sets: Sequence[Args]) -> None:
+    def __init__(
+        self, witness: Witness, which: Mapping[str, Any], sets: Sequence[Args], *, blank: bool = False
+    ) -> None:
         self.witness, self.sets = witness, sets
         self._number = next(_numbers)
         self._layout = secrets.randbits(62)
         arena = Arena(self._layout)
         packed = [arena.pack(list(args)) for args in sets]
-        self._handle = arena.write()
+        self._handle = arena.make() if blank else arena.write()
         self._given = [Given.of(self._handle, each) for each in packed]
         try:
             message = {"do": "prepare", "batch": self._number, "kept": sorted(witness.batches), "which": dict(which)}
@@ -85,12 +88,21 @@ class Batch:
             claimed, calls = _seconds(reply), reply["calls"]
             if len(calls) != len(self.sets):
                 raise ValueError("not one answer a call")
-            rows = zip(calls, self.sets, expected or (), self._given, strict=expected is not None)
-            for told, args, wanted, given in rows:
-                self.witness.examine(told, args, wanted, given)
+            if expected is not None:
+                self._examine(calls, expected)
         except NO_ANSWER as e:
             raise Wrong("answer", f"an answer that is not valid: {type(e).__name__}") from None
         return Spell(took, claimed)
+
+    def _examine(self, calls: Any, expected: Sequence[Expected]) -> None:
+        if not expected:
+            return
+        pieces = self.witness.pieces(self._given[0])  # one file holds the arguments of all
+        for number, rows in enumerate(zip(calls, self.sets, expected, self._given, strict=True)):
+            try:
+                self.witness.examine(*rows, pieces)
+            except Wrong as e:
+                raise Wrong(e.check, e.evidence, number) from None
 
     def sample(self, repeats: int) -> Spell:
         """Run the first call ``repeats`` times on the same values. Nothing is compared. Raises Wrong."""

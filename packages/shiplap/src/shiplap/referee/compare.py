@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from shiplap.op.spec import OpSpec
 
-__all__ = ["Difference", "Near", "Reduction", "bitwise", "close", "reduction"]
+__all__ = ["Difference", "Near", "Reduction", "agrees", "bitwise", "close", "reduction"]
 
 
 Near = Literal["all", "row", "none"]
@@ -42,6 +43,7 @@ class Reduction:
         return min(grown, 8 * eps + max(torch.finfo(torch.float32).eps, self.eps) * steps) if wide_sums else grown
 
 
+SURE = 0.9  # share of a tolerance in which no rounding of the comparison itself matters
 FLOAT8_SUMS = 2.0**-13  # what Hopper's tensor cores keep of sums of 8-bit floats, whatever those are written as
 
 
@@ -122,6 +124,39 @@ def close(
         if difference.problem:
             return Difference(f"result {index}: {difference.problem}", worst)
     return Difference(error=worst)
+
+
+def agrees(got: Sequence[Tensor], own: Sequence[Tensor], sums: Reduction, *, wide_sums: bool = False) -> bool:
+    """Whether :func:`close` accepts ``got`` whatever float64 shows, which then need not be computed.
+
+    Let E be the largest error of ``own``. The tolerance of an element is at least ``growth * (|wide| + rms(wide))``
+    plus 3 E, and ``wide`` is within E of ``own``. So ``|got - own| <= growth * (|own| + rms(own))`` implies that
+    ``got`` is within the tolerance, as long as ``growth`` is at most 1.
+    """
+    if len(got) != len(own):
+        return False
+    return all(_agrees(g.detach(), o.detach(), sums, wide_sums) for g, o in zip(got, own, strict=True))
+
+
+def _agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool) -> bool:
+    if _shape(got, own):
+        return False
+    if not got.numel():
+        return True
+    if not got.is_floating_point() or got.itemsize == 1:
+        return bool(torch.equal(_bits(got.contiguous()), _bits(own.contiguous())))
+    g, o = (t.float() if t.itemsize == 2 else t for t in (got, own))
+    off = g - o
+    least, most = (float(end) for end in torch.aminmax(off))
+    if not (math.isfinite(least) and math.isfinite(most)):  # NaN or infinity, which may be right
+        return bool(torch.equal(_bits(got.contiguous()), _bits(own.contiguous())))
+    growth: float = SURE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
+    common: float = growth * float(torch.linalg.vector_norm(o)) / o.numel() ** 0.5
+    if not (math.isfinite(common) and growth <= 1):
+        return False
+    if max(-least, most) <= common:
+        return True
+    return bool(off.abs_().sub_(o.abs(), alpha=growth).max() <= common)
 
 
 @dataclass(frozen=True)

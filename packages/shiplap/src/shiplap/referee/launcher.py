@@ -1,4 +1,4 @@
-"""``python -m shiplap.referee.launcher FD``: forks the processes in which code that is not trusted runs.
+"""What ``Launcher`` starts: forks the processes in which code that is not trusted runs.
 
 This process imports torch and modules of ours, and nothing of the user's. A fork of it therefore starts in
 milliseconds, and holds no result, no seed and no other candidate's state. It serves requests until the connection ends.
@@ -26,6 +26,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 def main() -> None:
     """Serve ``fork`` and ``wait`` until the referee is gone."""
+    gc.freeze()
+    gc.enable()  # whoever starts this process switches it off while torch is imported
     connection = socket.socket(fileno=int(sys.argv[1]))
     # What a process leaves behind when it ends becomes a child of this one, where the referee finds it.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -74,7 +76,3 @@ def _become(asked: dict[str, Any], handles: list[int], connection: socket.socket
             sys.stderr.flush()
     finally:
         os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,10 +8,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Took", "Usage", "below", "mapped", "resident", "stat_fields", "threads", "usage"]
+__all__ = ["Took", "Usage", "below", "below_still", "mapped", "resident", "stat_fields", "threads", "usage"]
 
 CALM = 0.9  # share of its time in which a request had a processor, or none to do
 CPU_CLOCK = 2  # of a process of another, in the number of its clock: what the scheduler counted
+
+
+def _read(path: str) -> bytes:
+    """What a short file says. Asked many times for each call of a kernel, so it takes no detour. Raises OSError."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
 
 
 def stat_fields(pid: int | str) -> list[str]:
@@ -20,15 +29,9 @@ def stat_fields(pid: int | str) -> list[str]:
     While an answer is waited for, this is asked of every process of the machine, many times a second.
     """
     try:
-        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
-    except OSError:
-        return []
-    try:
-        return os.read(file, 4096).rpartition(b")")[2].decode().split()
+        return _read(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split()
     except (OSError, ValueError):
         return []
-    finally:
-        os.close(file)
 
 
 def below(root: int) -> dict[int, int]:
@@ -38,6 +41,30 @@ def below(root: int) -> dict[int, int]:
     for pid in family:
         family += [child for child, stat in fields.items() if int(stat[1]) == pid and stat[0] not in "ZX"]
     return {pid: int(fields[pid][2]) for pid in family[1:]}
+
+
+def below_still(root: int) -> dict[int, int]:
+    """What :func:`below` finds, while all of the family stand still: Linux lists the children of such processes."""
+    if not os.path.exists(f"/proc/{root}/task/{root}/children"):  # not every kernel is built with it
+        return below(root)
+    groups: dict[int, int] = {}
+    parents = [root]
+    for pid in parents:
+        for child in _children(pid):
+            if (stat := stat_fields(child)) and stat[0] not in "ZX" and child not in groups:
+                groups[child] = int(stat[2])
+                parents.append(child)
+    return groups
+
+
+def _children(pid: int) -> list[int]:
+    """Those of all of its threads."""
+    pids: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
+    return pids
 
 
 def threads(pid: int) -> set[str]:
@@ -52,7 +79,7 @@ def threads(pid: int) -> set[str]:
 def resident(pid: int) -> int:
     """Bytes of memory that are in use."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(_read(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
 
@@ -101,7 +128,7 @@ def usage(pid: int, thread: int) -> Usage:
     with contextlib.suppress(OSError):
         ran = time.clock_gettime((~pid << 3) | CPU_CLOCK)  # of all its threads, also of those that ended
     with contextlib.suppress(OSError, ValueError):
-        waited = int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) * 1e-9
+        waited = int(_read(f"/proc/{pid}/task/{thread}/schedstat").split()[1]) * 1e-9
     return Usage(ran, waited)
 
 
@@ -111,7 +138,10 @@ def mapped(pid: int, file: tuple[int, int]) -> list[tuple[int, int, int]]:
     ``file``: the numbers of its device and of its inode.
     """
     pieces = []
+    named = f" {file[1]} "
     for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+        if named not in line:  # most of a few hundred lines
+            continue
         spot, _, offset, device, inode, *_ = line.split(maxsplit=5)
         if int(inode) == file[1] and [int(n, 16) for n in device.split(":")] == [os.major(file[0]), os.minor(file[0])]:
             first, last = (int(side, 16) for side in spot.split("-"))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shiplap.referee.proc import Took, Usage, below, resident, threads, usage
+from shiplap.referee.proc import Took, Usage, below, below_still, resident, threads, usage
 from shiplap.referee.scratch import nameless, remove
 from shiplap.referee.wire import HEAD, Broken, Message, length_of, packed, parsed, plain, receive, send
 
@@ -36,6 +36,7 @@ QUIET = {
     "SHIPLAP_RECORD": "",
     "SHIPLAP_TUNED": "",
 }
+START = "import gc; gc.disable(); from shiplap.referee.launcher import main; main()"  # what is imported stays
 SECRET = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)  # variables that nobody there needs
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -109,7 +110,7 @@ class Launcher:
         environment = {k: v for k, v in os.environ.items() if not SECRET.search(k)} | QUIET
         environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shiplap.referee.launcher", str(theirs.fileno())],
+            [sys.executable, "-P", "-c", START, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=environment,
             cwd=self.folder,
@@ -143,12 +144,14 @@ class Launcher:
         hidden: Sequence[str] = (),
         locked: bool = True,
         device: bool = False,
+        threads: int = 0,
         until: float = math.inf,
     ) -> Prisoner:
         """A new process, locked in. It may read the files ``readable``, and write into a folder of its own.
 
         ``hidden``: folders in which Python finds modules, and that it may not read. ``device``: it may use the
-        machine's accelerators, too. ``until``: see ``Prisoner``.
+        machine's accelerators, too. ``threads``: those of torch, as many as here by default. ``until``: see
+        ``Prisoner``.
         """
         bounds = bounds or Bounds()
         if self._process is None:
@@ -166,7 +169,7 @@ class Launcher:
             "hidden": list(hidden),
             "locked": locked,
             "device": device,
-            "threads": torch.get_num_threads(),
+            "threads": threads or torch.get_num_threads(),
             "environment": places,
             "file_size": bounds.file_size,
         }
@@ -350,15 +353,15 @@ class Prisoner:
             done += got
         return content
 
-    def strays(self) -> list[int]:
+    def strays(self, *, still: bool = False) -> list[int]:
         """Processes that it started, also those whose parent ended and left them to the launcher."""
         others = self.launcher.prisoners - {self.pid}
-        family = below(self.launcher.pid)
+        family = below_still(self.launcher.pid) if still else below(self.launcher.pid)
         return [p for p, group in family.items() if p not in self.launcher.prisoners and group not in others]
 
-    def sweep(self) -> int:
-        """End the processes that it started, and say how many there were."""
-        strays = self.strays()
+    def sweep(self, *, still: bool = True) -> int:
+        """End the processes that it started, and say how many there were. ``still``: it is not asked anything now."""
+        strays = self.strays(still=still)
         for pid in strays:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -369,7 +372,7 @@ class Prisoner:
         if self.pid not in self.launcher.prisoners:  # its number may be that of another by now
             return
         self._signal(signal.SIGKILL)
-        self.sweep()
+        self.sweep(still=False)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(Ended):

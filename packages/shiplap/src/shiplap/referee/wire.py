@@ -7,6 +7,7 @@ reads them there. Nothing that comes back is more than a number, a text or a lis
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -29,6 +30,7 @@ __all__ = [
     "bare",
     "describe",
     "extent",
+    "identical",
     "leaves",
     "length_of",
     "packed",
@@ -42,6 +44,8 @@ __all__ = [
 
 LONGEST = 1 << 20  # bytes of a message
 HEAD = struct.Struct("=I")
+_libc = ctypes.CDLL(None)
+_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 GAP = 64  # bytes: allocators of torch align to as much
 Message = dict[str, Any]
 
@@ -136,6 +140,16 @@ def bare(values: Any) -> list[Any]:
     return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in leaves(values)]
 
 
+def identical(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are equal, bit by bit."""
+    a, b = a.contiguous(), b.detach().contiguous()
+    if not a.numel():
+        return True
+    if a.device.type == b.device.type == "cpu":  # torch compares one byte after the other
+        return bool(_libc.memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.itemsize) == 0)
+    return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))
+
+
 def describe(t: Tensor) -> Message:
     """Shape, strides and dtype as plain values."""
     return {
@@ -178,11 +192,15 @@ class Arena:
         self._size = at + -(-length * t.itemsize // GAP) * GAP + GAP * self._gaps.randrange(64)
         return at
 
+    def make(self) -> int:
+        """A new open file with room for all, which its owner closes; it holds zeros."""
+        handle = os.memfd_create("arguments", os.MFD_CLOEXEC)
+        os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
+        return handle
+
     def write(self, handle: int = -1) -> int:
         """The open file: a new one, which its owner closes, or ``handle``, whose layout is the same."""
-        if handle < 0:
-            handle = os.memfd_create("arguments", os.MFD_CLOEXEC)
-            os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
+        handle = self.make() if handle < 0 else handle
         with mmap.mmap(handle, 0) as memory:
             for at, flat in self._parts:
                 if flat.numel():

@@ -17,7 +17,7 @@ from shiplap.referee.compare import Difference
 from shiplap.referee.proc import mapped
 from shiplap.referee.process import Ended, Late, Prisoner, Took
 from shiplap.referee.run import last_line, tensors
-from shiplap.referee.wire import Arena, describe, extent, places_of, plain
+from shiplap.referee.wire import Arena, describe, extent, identical, places_of, plain
 
 __all__ = ["NO_ANSWER", "Call", "Expected", "OutOfReach", "Witness", "Wrong"]
 
@@ -35,14 +35,15 @@ INTACT = (
 
 
 Spans: TypeAlias = list[tuple[int, bytearray]]  # addresses of results, and what lay there
+Pieces: TypeAlias = list[tuple[int, int, int]]  # of the file with the arguments: address, bytes, offset
 
 
 class Wrong(Exception):
-    """Raised for what a candidate did wrong, with the check that found it."""
+    """Raised for what a candidate did wrong, with the check that found it, and in which call of a batch."""
 
-    def __init__(self, check: str, evidence: str) -> None:
+    def __init__(self, check: str, evidence: str, call: int = -1) -> None:
         super().__init__(plain(evidence))
-        self.check, self.evidence = check, plain(evidence)
+        self.check, self.evidence, self.call = check, plain(evidence), call
 
 
 class OutOfReach(Exception):
@@ -242,33 +243,53 @@ class Witness:
             self._earlier.popleft()
         return kept
 
-    def examine(self, reply: Mapping[str, Any], args: Sequence[Any], expected: Expected, at: Given) -> float:
-        """Read what a call did, and compare it: how far it is off. Raises Wrong, or one of ``NO_ANSWER``."""
-        given = tensors(args)
-        outs = len(expected.own) - len(expected.changed)
-        got, spans = self._results(reply["outs"], expected.own[:outs])
-        places = self._places(reply, given, at)
-        after = self._arguments(places, given)
-        self._disjoint(spans, places, expected)
-        for number, (now, before) in enumerate(zip(after, given, strict=True)):
-            if number not in expected.changed and not _same(now, before):
-                raise Wrong("arguments", f"it changes tensor argument {number}, which the reference leaves as it is")
-        difference = expected.against([*got, *(after[i] for i in expected.changed)])
-        if difference.problem:
-            raise Wrong("values", difference.problem)
-        self._unchanged(spans, _size(args))
-        return difference.error
-
-    def _places(self, reply: Mapping[str, Any], given: Sequence[Tensor], at: Given) -> list[Mapping[str, Any]]:
-        """Where the arguments lie: on a CPU by the map of the process's memory, and not by what it says."""
-        if any(t.device.type != "cpu" for t in given):
-            return [p["tensor"] for p in reply["args"] if "tensor" in p]
+    def pieces(self, at: Given) -> Pieces:
+        """Where the process has mapped its arguments. Raises Wrong."""
         try:
             pieces = sorted(mapped(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
             raise Wrong("memory", f"its memory cannot be looked at: {e.strerror or e}") from None
         if any(a[2] + a[1] > b[2] for a, b in pairwise(pieces)):
             raise Wrong("arguments", "it maps its arguments a second time")
+        return pieces
+
+    def examine(
+        self,
+        reply: Mapping[str, Any],
+        args: Sequence[Any],
+        expected: Expected,
+        at: Given,
+        pieces: Pieces | None = None,
+    ) -> float:
+        """Read what a call did, and compare it: how far it is off. Raises Wrong, or one of ``NO_ANSWER``.
+
+        ``pieces``: for one of the calls of a batch, where the arguments of all are mapped. All of them have returned
+        before any is looked at, so that nothing can have changed since another was.
+        """
+        given = tensors(args)
+        outs = len(expected.own) - len(expected.changed)
+        got, spans = self._results(reply["outs"], expected.own[:outs])
+        places = self._places(reply, given, at, pieces)
+        after = self._arguments(places, given)
+        self._disjoint(spans, places, expected)
+        for number, (now, before) in enumerate(zip(after, given, strict=True)):
+            if number not in expected.changed and not identical(now, before):
+                raise Wrong("arguments", f"it changes tensor argument {number}, which the reference leaves as it is")
+        difference = expected.against([*got, *(after[i] for i in expected.changed)])
+        if difference.problem:
+            raise Wrong("values", difference.problem)
+        if pieces is None:
+            self._unchanged()
+        self._earlier.append(_Kept(spans, _size(args) + sum(len(content) for _, content in spans)))
+        return difference.error
+
+    def _places(
+        self, reply: Mapping[str, Any], given: Sequence[Tensor], at: Given, pieces: Pieces | None
+    ) -> list[Mapping[str, Any]]:
+        """Where the arguments lie: on a CPU by the map of the process's memory, and not by what it says."""
+        if any(t.device.type != "cpu" for t in given):
+            return [p["tensor"] for p in reply["args"] if "tensor" in p]
+        pieces = self.pieces(at) if pieces is None else pieces
         places: list[Mapping[str, Any]] = []
         for offset, t in zip(at.offsets, given, strict=True):
             length = extent(t.shape, t.stride()) * t.itemsize
@@ -333,13 +354,12 @@ class Witness:
                 if at < start + length and start < at + len(content):
                     raise Wrong("aliases", f"a result shares memory with {what}")
 
-    def _unchanged(self, spans: Spans, size: int) -> None:
+    def _unchanged(self) -> None:
         """Results of earlier calls are what they were."""
         for call in self._earlier:
             for at, content in call.spans:
                 if content and self._read(at, len(content)) != content:
                     raise Wrong("results", "a result changed after the call that returned it")
-        self._earlier.append(_Kept(spans, size + sum(len(content) for _, content in spans)))
 
 
 def _short(name: Any) -> str:
@@ -372,8 +392,3 @@ def _of_a_process(reply: Mapping[str, Any]) -> None:
 
 def _size(args: Sequence[Any]) -> int:
     return sum(t.numel() * t.itemsize for t in tensors(args))
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    a, b = a.contiguous(), b.detach().contiguous()
-    return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))) if a.numel() else True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,8 +62,13 @@ class Bench(Protocol):
         """
         ...
 
-    def confirm(self, index: int, claimed: float, seconds: float) -> Belief:
-        """What is believed of a winner that took ``claimed`` seconds; ``seconds``: about how long to look at it."""
+    def confirm(
+        self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
+    ) -> dict[int, Belief]:
+        """What is believed of a winner and of candidates near it, side by side; ``claims``: the seconds that they took.
+
+        ``seconds``: about how long to look at each. ``believed``: those that are only timed once more.
+        """
         ...
 
 
@@ -138,5 +143,7 @@ class LocalBench:
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
         return {}, {}  # they raced side by side
 
-    def confirm(self, index: int, claimed: float, seconds: float) -> Belief:
-        return Belief()  # what runs here shares this process with whoever would confirm it
+    def confirm(
+        self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
+    ) -> dict[int, Belief]:
+        return dict.fromkeys(claims, Belief())  # what runs here shares this process with whoever would confirm it

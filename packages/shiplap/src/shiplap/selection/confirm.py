@@ -7,8 +7,8 @@ because it remembers, looks where it is or changes the clock, is refused here, o
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol
@@ -20,8 +20,8 @@ from shiplap.errors import ShiplapError
 from shiplap.op import Op
 from shiplap.referee.batch import Batch, Unsupported
 from shiplap.referee.case import Case
-from shiplap.referee.compare import close, reduction
-from shiplap.referee.nudge import nudged
+from shiplap.referee.compare import Difference, agrees, close, reduction
+from shiplap.referee.nudge import Fresh, swapped
 from shiplap.referee.process import Took
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import reference, reference64, tensors
@@ -40,8 +40,13 @@ ROUNDS, ATTEMPTS = 3, 3
 PATIENCE = 4  # times as many rounds on a busy machine
 MOST, ROOM, LONG = 24, 32 << 20, 2e-3  # calls of a batch, bytes of their arguments, seconds that they should take
 TIMES, SLACK, COLD = 4.0, 10e-6, 10e9  # of the claim; seconds; bytes in a second of arguments that are in no cache
+NEARLY = 1.1  # times its claim: what takes no longer is not measured again because others had the processors
 LEAST = 200e-9  # seconds: no call from Python takes less
-MANY, OTHERS, SMALL = 96, 24, 300  # calls of a small size; other inputs, and how large one of their sizes may be
+BATCHES = 4  # of calls of a small size
+LATER, PAUSE, LONGEST = 500, 15e-3, 0.1  # calls that nobody looks at, their seconds, and those of small ones at most
+OTHERS, SMALL = 24, 300  # other inputs, and how large one of their sizes may be
+FEW = 3  # sizes of which both neighbours are tried
+AT_ONCE, FIRST = 12, 2  # other inputs in one batch, and batches that are tried however long they take
 
 
 class Asked(Protocol):
@@ -62,16 +67,22 @@ class Asked(Protocol):
 
 
 def expected_of(op: Op, case: Case) -> Expected:
-    """The effects of the reference on ``case``, as a process is compared with them."""
+    """The effects of the reference on ``case``, as a process is compared with them.
+
+    What agrees with the reference in its own precision is right whatever float64 shows, so it is computed for others.
+    """
     with torch.no_grad():
-        own, wide = reference(op, case.args), reference64(op, case.args)
+        own = reference(op, case.args)
     sums = reduction(op.spec, case.env)
     flat = tensors(case.args)
     written = [t for a, v in zip(op.spec.args, case.args, strict=True) if a.mutated for t in tensors([v])]
     changed = tuple(i for i, t in enumerate(flat) if any(t is w for w in written))
 
-    def against(got: Sequence[Tensor]) -> Any:
-        return close(got, own, wide, sums, wide_sums=True)
+    def against(got: Sequence[Tensor]) -> Difference:
+        with torch.no_grad():
+            if agrees(got, own, sums, wide_sums=True):
+                return Difference()
+            return close(got, own, reference64(op, case.args), sums, wide_sums=True)
 
     return Expected(own, against, changed, aliased=True)
 
@@ -79,51 +90,61 @@ def expected_of(op: Op, case: Case) -> Expected:
 class Spells:
     """Times of candidates on new values, by the clock of this process, side by side.
 
-    ``claimed``: about the seconds of one call, from which the number of calls of a batch follows.
+    ``claims``: about the seconds of one call of each, from which the number of calls of a batch follows.
     """
 
-    def __init__(self, bench: Asked, indices: Sequence[int], claimed: float) -> None:
-        self.bench, self.indices = bench, indices
+    def __init__(self, bench: Asked, claims: Mapping[int, float], fresh: Fresh | None = None) -> None:
+        self.bench, self.claims = bench, claims
         self.op, self.inputs = bench.op, bench.inputs
-        size = sum(t.numel() * t.itemsize for t in tensors(self.inputs.real[0].args))
-        self.kindest: dict[int, float] = {}  # seconds of one call less those in which it waited for a processor
-        self._count = max(1, min(MOST, int(LONG / max(claimed, 1e-9)), ROOM // max(1, size)))
-
-    def drawn(self, count: int) -> list[Case]:
-        """Arguments at the sizes of the call, with values of a new secret seed."""
-        samples = (Samples(self.op, secrets.randbits(40), self.inputs.device) for _ in range(count))
-        return [s.build(self.inputs.recipe) for s in samples]
+        self.fresh = fresh or Fresh(self.op, self.inputs.recipe, self.inputs.device)
+        claimed, size = max(1e-9, min(claims.values())), max(1, _bytes(self.inputs.real[0]))
+        self._count = max(1, min(MOST, int(LONG / claimed), ROOM // size))
+        self._took: dict[int, list[Took]] = {i: [] for i in (-1, *claims)}
 
     def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
-        """Seconds of one call of each candidate, or what is wrong with it.
+        """Seconds of one call of each candidate, or what is wrong with one of them.
 
         The least time counts, less the least time of a batch that computes nothing: load can only add to either. On a
-        busy machine there are more rounds, until each had a processor for the whole of one or ``seconds`` have passed.
+        busy machine there are more rounds, until load explains nothing more or ``seconds`` have passed.
         """
         ends = monotonic() + seconds
-        took: dict[int, list[Took]] = {i: [] for i in (-1, *self.indices)}
         for number in range(PATIENCE * rounds):
-            undisturbed = all(any(t.undisturbed for t in each) for each in took.values())
-            if number >= rounds and (undisturbed or monotonic() > ends):
+            if number >= rounds and (monotonic() > ends or all(map(self._is_known, self._took))):
                 break
-            with ExitStack() as stack:
-                known, values = self._values()
-                batches = {}
-                for index in took:
+            if lost := self._round():
+                return lost
+        return {index: max(0.0, self._least(index)) for index in self.claims}
+
+    def kindest(self, index: int) -> float:
+        """Seconds of one call less those in which it waited for a processor."""
+        return (min(t.quiet for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
+
+    def _least(self, index: int) -> float:
+        return (min(t.wall for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
+
+    def _is_known(self, index: int) -> bool:
+        """Whether it had a processor for the whole of a batch, or takes no longer than it says."""
+        claimed = self.claims.get(index, 0.0)
+        return any(t.undisturbed for t in self._took[index]) or self._least(index) <= NEARLY * claimed
+
+    def _round(self) -> dict[int, float | str]:
+        """Each candidate on the same values, in memory of its own. What is wrong with one of them, if anything is."""
+        with ExitStack() as stack:
+            known, values = self._values()
+            batches = {}
+            for index in self._took:
+                try:
+                    batches[index] = stack.enter_context(self.bench.batch(index, known))
+                except (Wrong, Unsupported, Unhosted) as e:
+                    return {index: self._why(index, e)}
+            for cases in values:
+                expected = [expected_of(self.op, case) for case in cases] if any(self.claims) else []
+                for index, batch in batches.items():
                     try:
-                        batches[index] = stack.enter_context(self.bench.batch(index, known))
-                    except (Wrong, Unsupported, Unhosted) as e:
+                        self._took[index].append(self._go(index, batch, cases, expected))
+                    except Wrong as e:
                         return {index: self._why(index, e)}
-                for cases in values:
-                    expected = [expected_of(self.op, case) for case in cases] if any(self.indices) else []
-                    for index, batch in batches.items():
-                        try:
-                            took[index].append(self._go(index, batch, cases, expected))
-                        except Wrong as e:
-                            return {index: self._why(index, e)}
-        empty = min(t.wall for t in took.pop(-1))
-        self.kindest = {i: (min(t.quiet for t in each) - empty) / self._count for i, each in took.items()}
-        return {i: max(0.0, min(t.wall for t in each) - empty) / self._count for i, each in took.items()}
+        return {}
 
     def _why(self, index: int, e: Exception) -> str:
         why = self.bench.ended(index, e)
@@ -132,7 +153,8 @@ class Spells:
     def _go(self, index: int, batch: Batch, cases: list[Case], expected: list[Expected]) -> Took:
         prisoner = batch.witness.prisoner
         prisoner.sweep()
-        batch.fill([c.args for c in cases])
+        if index >= 0:
+            batch.fill([c.args for c in cases])
         prisoner.alone = True
         try:
             return batch.go(expected if index > 0 else None).took
@@ -141,118 +163,197 @@ class Spells:
 
     def _values(self) -> tuple[list[Any], list[list[Case]]]:
         """Arguments to make calls ready with, and the values on which they then run, one list after another."""
-        known = self.drawn(self._count)
-        first = self.drawn(self._count) if self.op.sampler is None else known  # a builder's values may decide on sizes
-        near = [replace(c, args=nudged(c.args)) for c in first]
-        return [c.args for c in known], [first, near] if self.op.sampler is None else [near]
+        first = self.fresh.cases(self._count)
+        near = [replace(c, args=swapped(c.args)) for c in first]
+        if self.op.sampler is not None:  # its values may decide on sizes
+            return [c.args for c in first], [near]
+        return [self.inputs.real[0].args] * self._count, [first, near]
 
 
 class Confirmation:
-    """What is looked at before candidate ``index``, which claims ``claimed`` seconds, may be chosen.
+    """What is looked at before candidates may be chosen; ``claims``: the seconds that each says it takes.
 
-    ``seconds`` is when no further input is tried, and how long a busy machine is waited for.
+    ``seconds`` is when no further input is tried, and how long a busy machine is waited for. Of those ``believed``
+    before, only the time is asked again.
     """
 
-    def __init__(self, bench: Asked, index: int, claimed: float, seconds: float) -> None:
-        self.bench, self.index, self.claimed, self.seconds = bench, index, claimed, seconds
-        self.ends = monotonic() + seconds
+    def __init__(
+        self, bench: Asked, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
+    ) -> None:
+        self.bench, self.claims, self.seconds, self.believed = bench, claims, seconds, believed
         self.op, self.inputs = bench.op, bench.inputs
-        self.spells = Spells(bench, [index], claimed)
+        self.fresh = Fresh(self.op, self.inputs.recipe, self.inputs.device)
+        self._least: dict[int, float] = {}
+        self._kindest: dict[int, float] = {}
 
-    def belief(self) -> Belief:
-        """The verdict: a problem, or how many times the claim it takes."""
+    def beliefs(self) -> dict[int, Belief]:
+        """The verdict on each: a problem, or how many times its claim it takes."""
+        asked = [i for i in self.claims if i and i not in self.believed]
+        told = {i: Belief(problem) for i in asked if (problem := self._problem(i))}
+        self._time([i for i in self.claims if i not in told], told)
+        for index in [i for i, belief in told.items() if i and not belief.problem]:
+            try:
+                self.bench.hosts.of(self.bench.candidates[index].kernel).intact()
+            except (Wrong, Unhosted) as e:
+                told[index] = Belief(self._evidence(index, e))
+        return told
+
+    def _problem(self, index: int) -> str:
+        """What a candidate does wrong on other inputs, and after some calls."""
+        if self.claims[index] < LEAST:
+            return f"won with {self.claims[index] * 1e9:.3g} ns, which no call takes"
+        looks = _Looks(self.bench, index, self.claims[index], self.fresh, monotonic() + self.seconds)
         try:
-            if self.index:
-                self._in_place()
-                self._many()
-                self._others()
-            belief = self._timed()
-            if self.index:
-                self.bench.hosts.of(self.bench.candidates[self.index].kernel).intact()
-            return belief
-        except Unsupported as e:
-            return Belief(f"does not serve other values of this size: {e}")
-        except Wrong as e:
-            self.bench.ended(self.index, e)
-            return Belief(f"{e.evidence} ({e.check}) on new values")
-        except Unhosted as e:
-            return Belief(str(e))
+            looks.in_place()
+            looks.many()
+            looks.others()
+        except (Unsupported, Wrong, Unhosted) as e:
+            return self._evidence(index, e)
+        return ""
 
-    def _timed(self) -> Belief:
-        """Compare the claim with the least time by this process's clock, as load on the machine can only add to it.
+    def _evidence(self, index: int, e: Exception) -> str:
+        if isinstance(e, Unsupported):
+            return f"does not serve other values of this size: {e}"
+        if isinstance(e, Wrong):
+            self.bench.ended(index, e)
+            return f"{e.evidence} ({e.check}) on new values"
+        return str(e)
+
+    def _time(self, left: list[int], told: dict[int, Belief]) -> None:
+        """Compare claims with the least times by this process's clock, as load on the machine can only add to them.
 
         A claim is refused only if the time is too long without what load can explain, and nothing else is believed.
         """
-        size = sum(t.numel() * t.itemsize for t in tensors(self.inputs.real[0].args))
-        if self.index and self.claimed < LEAST:
-            return Belief(f"won with {self.claimed * 1e9:.3g} ns, which no call takes")
-        least = kindest = float("inf")
-        for _ in range(ATTEMPTS if self.index else 1):
-            times = self.spells.measure(ROUNDS, self.seconds)
-            told = times[self.index if self.index in times else -1]
-            if isinstance(told, str):
-                return Belief(told)
-            least, kindest = min(least, told), min(kindest, self.spells.kindest[self.index])
-            if not self.index or kindest <= TIMES * self.claimed + SLACK + size / COLD:
-                return Belief(factor=least / max(self.claimed, 1e-9))
-        return Belief(f"won with {self.claimed * 1e6:.3g} us, and takes {kindest * 1e6:.3g} us on new values")
+        slow: list[int] = []
+        for _ in range(ATTEMPTS):
+            left = self._measure(left, told)
+            slow = [i for i in left if i and self._kindest[i] > self._longest(self.claims[i])]
+            if not slow:
+                break
+        for index in left:
+            claimed, took = self.claims[index], self._kindest[index]
+            problem = f"won with {claimed * 1e6:.3g} us, and takes {took * 1e6:.3g} us on new values"
+            factor = self._least[index] / max(claimed, 1e-9)
+            told[index] = Belief(problem) if index in slow else Belief(factor=factor)
 
-    def _in_place(self) -> None:
-        """One call on the same tensors again and again, with other values each time: memories are wrong then."""
-        known, drawn = self.spells.drawn(2)
-        first = drawn if self.op.sampler is None else known
+    def _longest(self, claimed: float) -> float:
+        return TIMES * claimed + SLACK + _bytes(self.inputs.real[0]) / COLD
+
+    def _measure(self, left: list[int], told: dict[int, Belief]) -> list[int]:
+        """Those that are right on all of the values, side by side."""
+        while left:
+            spells = Spells(self.bench, {i: self.claims[i] for i in left}, self.fresh)
+            times = spells.measure(ROUNDS, self.seconds)
+            lost = {i: t for i, t in times.items() if isinstance(t, str)}
+            if not lost:
+                for index, seconds in times.items():
+                    self._least[index] = min(float(seconds), self._least.get(index, float("inf")))
+                    self._kindest[index] = min(spells.kindest(index), self._kindest.get(index, float("inf")))
+                break
+            told |= {i: Belief(lost.get(i) or lost[-1]) for i in left if i in lost or -1 in lost}
+            left = [i for i in left if i not in told]
+        return left
+
+
+class _Looks:
+    """What one candidate does on values and sizes that nobody knew, until the time ``ends``."""
+
+    def __init__(self, bench: Asked, index: int, claimed: float, fresh: Fresh, ends: float) -> None:
+        self.bench, self.index, self.claimed, self.fresh, self.ends = bench, index, claimed, fresh, ends
+        self.op, self.inputs = bench.op, bench.inputs
+        self.fixed = bench.candidates[index].fixed
+
+    def in_place(self) -> None:
+        """One call on the same tensors again and again, with other values each time: memories are wrong then.
+
+        The last is looked at after many at which nobody looks: who is wrong after some calls may be wrong by then.
+        """
+        cases = self.fresh.cases(2 if self.op.sampler is None else 1)
+        known = self.inputs.real[0] if self.op.sampler is None else cases[0]  # a builder's values may decide on sizes
+        cases += [replace(cases[-1], args=swapped(cases[-1].args)) for _ in range(2)]
         with self.bench.batch(self.index, [known.args]) as batch:
-            for case in (known, first, replace(first, args=nudged(first.args))):
+            for number, case in enumerate(cases):
+                if number == len(cases) - 1:
+                    batch.sample(max(MOST, min(LATER, int(PAUSE / self.claimed))))
                 batch.fill([case.args])
                 batch.go([expected_of(self.op, case)])
 
-    def _many(self) -> None:
-        """What a candidate does after some calls, on the smallest size that is at hand."""
-        if (small := self.inputs.small) is None or self.bench.candidates[self.index].fixed:
+    def many(self) -> None:
+        """What a candidate does after some calls, on the smallest size that is at hand.
+
+        Half of them are on new values, the first and the last: those between are the first ones again, elsewhere.
+        """
+        if (small := self.inputs.small) is None or self.fixed:
             return
-        for _ in range(MANY // MOST):
-            cases = [Samples(self.op, secrets.randbits(40), "cpu").build(small.recipe) for _ in range(MOST)]
+        fresh = Fresh(self.op, small.recipe, "cpu")
+        pairs: list[tuple[Case, Expected]] = []
+        for number in range(BATCHES):
+            if number in (0, BATCHES - 1):
+                pairs = [(case, expected_of(self.op, case)) for case in fresh.cases(MOST)]
+            secrets.SystemRandom().shuffle(pairs)
             try:
-                with self.bench.batch(self.index, [c.args for c in cases]) as batch:
-                    batch.go([expected_of(self.op, case) for case in cases])
+                with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
+                    spell = batch.go([expected for _, expected in pairs])
+                    if number == BATCHES - 2:
+                        each = max(spell.took.quiet / MOST, 1e-6)
+                        batch.sample(max(MOST, min(LATER, int(LONGEST / each))))
             except Unsupported:
                 return
             if monotonic() > self.ends:
                 return
 
-    def _others(self) -> None:
+    def others(self) -> None:
         """Sizes beside those of the call, and other kinds of values; a candidate may decline them."""
-        if self.bench.candidates[self.index].fixed:
-            return
-        for case in self._cases():
-            try:
-                expected = [expected_of(self.op, case)]
-            except (RuntimeError, ShiplapError):
-                continue
-            try:
-                with self.bench.batch(self.index, [case.args]) as batch:
-                    batch.go(expected)
-            except Unsupported:
-                continue
-            except Wrong as e:
-                if e.check == "raised":  # it says aloud that it does not serve a size that the choice is not for
-                    continue
-                raise Wrong(e.check, f"{e.evidence} on {case.label}") from None
-            if monotonic() > self.ends:
+        for number, cases in enumerate(self._chunks() if not self.fixed else ()):
+            if number >= FIRST and monotonic() > self.ends:
                 return
+            pairs = []
+            for case in cases:
+                with suppress(RuntimeError, ShiplapError):
+                    pairs.append((case, expected_of(self.op, case)))
+            self._look(pairs)
 
-    def _cases(self) -> Iterator[Case]:
+    def _look(self, pairs: Sequence[tuple[Case, Expected]]) -> None:
+        """All in one batch; one after the other if a candidate declines one, or raises: it may not serve a size."""
+        if not pairs:
+            return
+        try:
+            with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
+                batch.go([expected for _, expected in pairs])
+                return
+        except Unsupported:
+            pass
+        except Wrong as e:
+            if e.check != "raised":
+                at = pairs[0] if len(pairs) == 1 else pairs[e.call] if e.call >= 0 else None
+                raise Wrong(e.check, e.evidence + (f" on {at[0].label}" if at else "")) from None
+        for pair in pairs if len(pairs) > 1 else ():
+            self._look([pair])
+
+    def _chunks(self) -> Iterator[list[Case]]:
+        """A few small sizes and every kind of values, sizes near those of the call, then more small sizes."""
         samples = Samples(self.op, secrets.randbits(40), self.inputs.device)
-        for recipe in (*self._small(samples), *self._near()):
-            if case := samples.make(recipe):
-                yield case
+        small, near = self._small(samples), self._near()
+        for recipes in (
+            small[:AT_ONCE],
+            near,
+            *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE)),
+        ):
+            cases = [case for recipe in recipes if (case := samples.make(recipe))]
+            if sum(map(_bytes, cases)) <= ROOM:
+                yield cases
+            else:
+                yield from ([case] for case in cases)
 
     def _near(self) -> list[Recipe]:
-        """Each size of the call a little smaller and larger."""
-        recipe = self.inputs.recipe
+        """Each size of the call a little smaller and larger; of many sizes, one or the other."""
+        recipe, secret = self.inputs.recipe, secrets.SystemRandom()
         sizes = [(n, v) for n, v in recipe.sizes if type(v) is int and v > 2]
-        changed = [(n, v + by) for n, v in sizes for by in (-1, 1 + secrets.randbelow(7))]
-        secrets.SystemRandom().shuffle(changed)
+        changed = []
+        for name, value in sizes:
+            around = [(name, value - 1), (name, value + 1 + secret.randrange(7))]
+            changed += around if len(sizes) <= FEW else [secret.choice(around)]
+        secret.shuffle(changed)
         return [recipe.but(sizes={n: v}) for n, v in changed]
 
     def _small(self, samples: Samples) -> list[Recipe]:
@@ -267,3 +368,7 @@ class Confirmation:
         listed = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(sizes)]
         listed = secrets.SystemRandom().sample(listed, min(OTHERS, len(listed)))
         return [*(plain.but(values=kind) for kind in KINDS), *listed]
+
+
+def _bytes(case: Case) -> int:
+    return sum(t.numel() * t.itemsize for t in tensors(case.args))

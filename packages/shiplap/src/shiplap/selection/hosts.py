@@ -61,7 +61,8 @@ class Hosts:
                 if not self._ready:
                     self.launcher.ask({"do": "import", "module": HOME["home"]})
                     self._ready = True
-                witness = Witness(self.launcher.start(self._places, bounds))
+                started = self.launcher.start(self._places, bounds, threads=self._opening["threads"])
+                witness = Witness(started)
                 self.started += 1
                 self._running[kernel] = witness, ""
             if order != self._order:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -295,8 +295,12 @@ class RemoteBench:
             return {i: t for i, t in raced.timings.items() if i in left}, failed | raced.failed
         return {}, failed
 
-    def confirm(self, index: int, claimed: float, seconds: float) -> Belief:
-        return self._judged.confirm(index, claimed, seconds) if serves(self.task.inputs) else Belief()
+    def confirm(
+        self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
+    ) -> dict[int, Belief]:
+        if not serves(self.task.inputs):
+            return dict.fromkeys(claims, Belief())
+        return self._judged.confirm(claims, seconds, believed)
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
         return self._judged.duel(indices, claimed, seconds) if serves(self.task.inputs) else ({}, {})

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from shiplap.op import Op
 from shiplap.op.choices import REFERENCE
 from shiplap.referee.batch import Batch, Unsupported
 from shiplap.referee.case import Case
-from shiplap.referee.run import last_line
+from shiplap.referee.run import last_line, tensors
 from shiplap.referee.source import suspicious_function
 from shiplap.referee.wire import Arena
 from shiplap.referee.witness import Expected, Wrong
@@ -35,8 +36,8 @@ from shiplap.selection.verify import Outcome, cases_of
 __all__ = ["JudgedBench", "serves"]
 
 POISON = (0xFF, 0x55, 0xAA)
-NOTHING = ""  # the process that computes nothing
 DUELS = 6  # rounds
+LARGE = 4 << 20  # bytes of arguments that deserve more than one thread here
 CLAIM, EXCHANGE = 0.3, 5e-3  # share of this process's clock that is believed at least, beyond seconds of a message
 
 
@@ -89,6 +90,25 @@ class _Clock:
         return run.sample(repeats)
 
 
+@contextmanager
+def _few_threads(inputs: Inputs) -> Iterator[None]:
+    """One thread of this process for small arguments.
+
+    A thread of OpenMP waits for its next work without rest, for longer than a small kernel takes, on a processor that
+    the kernel may need.
+    """
+    count = torch.get_num_threads()
+    if sum(t.numel() * t.itemsize for t in tensors(inputs.real[0].args)) > LARGE:
+        count = 1
+    if count > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if count > 1:
+            torch.set_num_threads(count)
+
+
 class JudgedBench:
     """Verifies and times candidates by their index, each kernel in a locked process of its own."""
 
@@ -119,10 +139,13 @@ class JudgedBench:
         """Every process stands still unless it is asked something."""
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> Batch:
-        """Calls of a candidate, ready in its process. Raises Wrong, Unsupported or Unhosted."""
-        name = self.candidates[index].kernel if index >= 0 else NOTHING
+        """Calls of a candidate, ready in its process. Raises Wrong, Unsupported or Unhosted.
+
+        Index -1 computes nothing, in the process of the reference.
+        """
+        name = self.candidates[max(index, 0)].kernel
         witness = self.hosts.of(name, 10.0 if index <= 0 else 1.0)
-        return Batch(witness, {"index": index, "poison": poison}, sets)
+        return Batch(witness, {"index": index, "poison": poison}, sets, blank=index < 0)
 
     def verify(self, index: int) -> Outcome:
         if index and self._broken:
@@ -131,7 +154,8 @@ class JudgedBench:
             return Outcome("; ".join(names[:3]))
         for number, case in enumerate(cases_of(self.inputs, self.candidates[index])):
             try:
-                problem = self._look(index, number, case)
+                with _few_threads(self.inputs):
+                    problem = self._look(index, number, case)
             except Unsupported as e:
                 if case is self.inputs.small:
                     continue
@@ -157,7 +181,7 @@ class JudgedBench:
     def ended(self, index: int, e: Exception) -> str:
         """The evidence of an exception; a process that has ended is given up."""
         if isinstance(e, Wrong) and e.check in ("process", "memory", "answer"):
-            self.hosts.end(self.candidates[index].kernel if index >= 0 else NOTHING)
+            self.hosts.end(self.candidates[max(index, 0)].kernel)
         return str(e)
 
     def expected(self, number: int, case: Case) -> Expected:
@@ -174,7 +198,8 @@ class JudgedBench:
             batches: dict[int, Batch] = {}
             try:
                 for index in left:
-                    batches[index] = self._entered(index)
+                    with _few_threads(self.inputs):
+                        batches[index] = self._entered(index)
                 runs: dict[int, Callable[[], Any]] = {i: _Runner(i, b) for i, b in batches.items()}
                 return race(runs, _Clock(), plan), failed
             except _Lost as e:
@@ -192,13 +217,17 @@ class JudgedBench:
         except (Wrong, Unsupported, Unhosted) as e:
             raise _Lost(index, str(e)) from None
 
-    def confirm(self, index: int, claimed: float, seconds: float) -> Belief:
-        return Confirmation(self, index, claimed, seconds).belief()
+    def confirm(
+        self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
+    ) -> dict[int, Belief]:
+        with _few_threads(self.inputs):
+            return Confirmation(self, claims, seconds, believed).beliefs()
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
         left, failed = list(indices), dict[int, str]()
         while len(left) > 1:
-            times = Spells(self, left, claimed).measure(DUELS, seconds)
+            with _few_threads(self.inputs):
+                times = Spells(self, dict.fromkeys(left, claimed)).measure(DUELS, seconds)
             lost = {i: t for i, t in times.items() if isinstance(t, str)}
             if not lost:
                 return {i: float(t) for i, t in times.items()}, failed

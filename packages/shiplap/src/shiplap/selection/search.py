@@ -7,7 +7,7 @@ spread over the declared order without a prior. It then times the configs that d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
@@ -23,6 +23,7 @@ __all__ = ["TIE", "Ranking", "Report", "search"]
 WHOLE = 32  # candidates up to which the space is searched whole
 SHARE = 0.6  # of the time of a bucket, after which no more candidates are verified: those that are have to be raced
 NEAR = 1.5  # times the time of the best, by the clocks of candidates
+BESIDE = 3  # of those at once
 DUEL = 2.0  # times that, by the clock of this process
 FALSE = 3.0  # times its claim: more than what new values cost that are in no cache
 TIE = 0.99  # of the reference's time: what takes longer is no gain, and the reference needs nobody's trust
@@ -54,7 +55,8 @@ class _Search:
         self, op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report
     ) -> None:
         self.op, self.candidates, self.bench, self.inputs, self.report = op, candidates, bench, inputs, report
-        self.ends, self.seconds = monotonic() + seconds, seconds
+        self.began, self.seconds = monotonic(), seconds
+        self.ends = self.began + seconds
         self.ranking = Ranking()
         self.verified: set[int] = set()
 
@@ -130,38 +132,57 @@ def _ranked(work: _Search, candidates: Sequence[Candidate], inputs: Inputs, plan
 def _confirm(work: _Search, plan: Plan) -> None:
     """Believe no winner before it was asked once more. Its kernel has the time that it really takes from then on.
 
-    So has every kernel near it, as the clocks of the race are those of the candidates, and the best of them are then
-    timed side by side. A false winner made others look hopeless in the race, so those that are left race again.
+    So has every kernel near it, as the clocks of the race are those of the candidates: they are timed side by side. A
+    false winner made others look hopeless in the race, so those that are left race again.
     """
     ranking, believed, factors = work.ranking, set[int](), dict[str, float]()
     false = 0  # winners since the last race
+    together = set[str]()  # kernels that were timed side by side
     while len(ranking.timings) > 1:
         best = min(ranking.timings, key=lambda i: ranking.timings[i].median) if false else ranking.order[0]
         if best in believed or (best == 0 and not believed):
             if false and work.left > 0:
-                false = 0
+                false, together = 0, set()
                 _remeasure(work, plan, factors)
                 continue
-            best = _contender(work, best, factors)
-            if best < 0:
-                return _duel(work, factors)
-        work.report(f"confirm {label(work.candidates[best])}", 0, 1)
-        told = work.bench.confirm(best, ranking.timings[best].median, _looking(work))
-        if told.problem and best:
-            work.drop(best, "tune.confirm", told.problem)
-            false += 1
-            continue
-        believed.add(best)
-        false += bool(best) and told.factor > FALSE
-        kernel = work.candidates[best].kernel
-        factors[kernel] = told.factor
-        for index in _configs(work, kernel):
-            _correct(ranking, index, told.factor)  # what it claims too low with one config, it does with all
+            contender = _contender(work, best, factors)
+            if contender < 0:
+                return _duel(work, factors, together)
+            near = [contender, *_beside(work, contender, factors), best]
+        else:
+            near = [best, *_beside(work, best, factors)]
+        work.report(f"confirm {', '.join(label(work.candidates[i]) for i in near)}", 0, 1)
+        claims = {i: ranking.timings[i].median for i in near}
+        told = work.bench.confirm(claims, _looking(work), believed)
+        together = {work.candidates[i].kernel for i in near}
+        for index, belief in told.items():
+            if belief.problem and index:
+                work.drop(index, "tune.confirm", belief.problem)
+                false += 1
+                continue
+            false += bool(index) and index not in believed and belief.factor > FALSE
+            believed.add(index)
+            kernel = work.candidates[index].kernel
+            factors[kernel] = factors.get(kernel, 1.0) * belief.factor
+            for other in _configs(work, kernel):
+                _correct(ranking, other, belief.factor)  # what it claims too low with one config, it does with all
 
 
 def _looking(work: _Search) -> float:
-    """Seconds to look at a winner."""
-    return max(0.5, 0.1 * work.seconds)
+    """Seconds to look at a winner: no longer than all took until then."""
+    return max(0.5, min(0.1 * work.seconds, monotonic() - work.began))
+
+
+def _beside(work: _Search, best: int, factors: Mapping[str, float]) -> list[int]:
+    """The fastest config of each other kernel that is near the best and not known yet."""
+    timings, kernels = work.ranking.timings, {work.candidates[best].kernel, *factors}
+    near: list[int] = []
+    for index in work.ranking.order:
+        kernel = work.candidates[index].kernel
+        if kernel not in kernels and timings[index].median <= NEAR * timings[best].median:
+            kernels.add(kernel)
+            near.append(index)
+    return near[:BESIDE]
 
 
 def _remeasure(work: _Search, plan: Plan, factors: Mapping[str, float]) -> None:
@@ -172,13 +193,13 @@ def _remeasure(work: _Search, plan: Plan, factors: Mapping[str, float]) -> None:
         _correct(work.ranking, index, factors.get(work.candidates[index].kernel, 1.0))
 
 
-def _duel(work: _Search, factors: Mapping[str, float]) -> None:
-    """The kernels that are nearly as fast as the best, side by side, by one clock."""
+def _duel(work: _Search, factors: Mapping[str, float], together: Set[str]) -> None:
+    """The kernels that are nearly as fast as the best, side by side, by one clock, unless they were before."""
     ranking = work.ranking
     fastest = [min(of, key=lambda i: ranking.timings[i].median) for k in factors if (of := _configs(work, k))]
     best = min((ranking.timings[i].median for i in fastest), default=0.0)
     near = [i for i in fastest if ranking.timings[i].median <= DUEL * best]
-    if len(near) < 2:
+    if len(near) < 2 or {work.candidates[i].kernel for i in near} <= together:
         return
     work.report(f"compare {len(near)} candidates", 0, 1)
     times, failed = work.bench.duel(near, best, _looking(work))
