@@ -6,7 +6,6 @@ import importlib.util
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -204,13 +203,3 @@ def test_a_commit_is_entered_once_it_is_known(root: Path) -> None:
     git("commit", "-q", "-a", "-m", "more")
     records.update(root)
     assert only(root).commit == head
-
-
-def test_the_list_of_this_repository_ends_well() -> None:
-    tool = ROOT / "tools" / "records.py"
-    listed = json.loads(subprocess.run([sys.executable, tool, "--json"], capture_output=True, check=True).stdout)
-    assert {record["name"] for record in listed} >= {path.stem for path in (ROOT / "benchmarks/results").glob("*.json")}
-    for record in listed:
-        assert record["stale"] == bool(record["changed"] or record["gone"])
-        assert record["command"].startswith(f"python benchmarks/{Path(record['file']).stem}.py ")
-        assert f"--json {record['file']}" in record["command"]

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,20 @@ def repository() -> Repository:
 @pytest.fixture(scope="module")
 def known(repository: Repository) -> list[records.Record]:
     return records.records(ROOT, repository)
+
+
+def test_the_list_of_this_repository_ends_well(
+    known: list[records.Record], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(records, "records", lambda: known)
+    monkeypatch.setattr(sys, "argv", ["records.py", "--json"])
+    records.main()
+    listed = json.loads(capsys.readouterr().out)
+    assert {record["name"] for record in listed} >= {path.stem for path in RESULTS}
+    for record in listed:
+        assert record["stale"] == bool(record["changed"] or record["gone"])
+        assert record["command"].startswith(f"python benchmarks/{Path(record['file']).stem}.py ")
+        assert f"--json {record['file']}" in record["command"]
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
