@@ -41,6 +41,7 @@ from shiplap.selection.measure import CudaClock, Plan, race
 
 SOURCES = [
     "benchmarks/dense_anew_gpu.py",
+    "benchmarks/dense_gpu.py",  # its cases
     "packages/shiplap-dense/src/shiplap_dense/*.triton.jinja",
     "packages/shiplap-dense/src/shiplap_dense/cuda.py",
     "packages/shiplap/src/shiplap/fuse/select.py",

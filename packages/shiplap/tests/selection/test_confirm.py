@@ -119,9 +119,8 @@ def test_a_confirmation_takes_little_of_a_tuning(monkeypatch):
         for name in names:
             counting(owner, name)
     monkeypatch.setattr(Took, "undisturbed", True)  # a busy machine is waited for
-    monkeypatch.setattr(
-        Ranking, "order", property(lambda self: sorted(self.timings, reverse=True))
-    )  # not the reference
+    last_first = property(lambda self: sorted(self.timings, reverse=True))
+    monkeypatch.setattr(Ranking, "order", last_first)  # so that the winner is not the reference
     (choice,) = sl.tune(later_ops.near, [{"n": 256, "k": 256, "m": 256}], budget=600)
     assert choice.kernel == "parts", choice
     assert counts["confirm"] >= 1

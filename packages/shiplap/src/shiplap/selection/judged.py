@@ -97,16 +97,15 @@ def _few_threads(inputs: Inputs) -> Iterator[None]:
     A thread of OpenMP waits for its next work without rest, for longer than a small kernel takes, on a processor that
     the kernel may need.
     """
-    count = torch.get_num_threads()
     if sum(t.numel() * t.itemsize for t in tensors(inputs.real[0].args)) > LARGE:
-        count = 1
-    if count > 1:
-        torch.set_num_threads(1)
+        yield
+        return
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        if count > 1:
-            torch.set_num_threads(count)
+        torch.set_num_threads(count)
 
 
 class JudgedBench:
