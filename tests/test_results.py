@@ -141,13 +141,14 @@ def test_page_and_note_repeat_the_recorded_dense_products() -> None:
 def test_the_note_repeats_what_was_compiled_anew() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "dense_anew_gpu.json").read_text(encoding="utf-8"))
     note = (ROOT / "docs" / "design" / "0006-fuse.md").read_text(encoding="utf-8")
-    rows = []
-    for case in result["cases"]:
-        sides = [", ".join(f"{us:.1f}" for us in sorted(case["us"][side])) for side in ("shiplap", "inductor")]
-        rows.append(f"| {case['case']} | {' | '.join(sides)} | {case['ratio']:.2f} | {case['best']:.2f} |")
-    shown = note[note.index("<!-- dense_anew_gpu -->") : note.index("<!-- /dense_anew_gpu -->")]
-    assert shown.splitlines()[3:] == rows
-    assert not any(case["lost"] for case in result["cases"])
+    for name, cases in (("dense_anew_gpu", result["cases"]), ("dense_anew_gpu matmul", result["matmul"]["cases"])):
+        rows = []
+        for case in cases:
+            sides = [", ".join(f"{us:.1f}" for us in sorted(case["us"][side])) for side in ("shiplap", "inductor")]
+            rows.append(f"| {case['case']} | {' | '.join(sides)} | {case['ratio']:.2f} | {case['best']:.2f} |")
+        shown = note[note.index(f"<!-- {name} -->") : note.index(f"<!-- /{name} -->")]
+        assert shown.splitlines()[3:] == rows
+        assert not any(case["lost"] for case in cases)
 
 
 def test_the_page_repeats_the_recorded_scaling() -> None:
