@@ -20,7 +20,7 @@ from shiplap_sparse3d.survey.field import Field, evaluating, receptive_field, ro
 from shiplap_sparse3d.survey.probe import Seen, probe
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["Points", "SurveyModel", "point_features"]
+__all__ = ["Points", "Scene", "SurveyModel", "point_features"]
 
 _SAMPLES, _TRIALS = 2000, 6  # points of a probe of the features, and how many probes
 
@@ -57,6 +57,21 @@ def point_features(points: Points) -> Tensor:
     return torch.stack(
         [torch.ones_like(intensity), intensity, points.number_of_returns.float() / 4, first.float(), last.float()], 1
     )
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Points as a network takes them.
+
+    Attributes:
+        voxels: the mean features of the points in each voxel.
+        feats: ``float32 [p, c]``, the features of each point.
+        inverse: ``int64 [p]``, the voxel of each point.
+    """
+
+    voxels: SparseTensor
+    feats: Tensor
+    inverse: Tensor
 
 
 @dataclass(frozen=True)
@@ -144,22 +159,29 @@ class SurveyModel:
             raise error("SL825", where="SurveyModel.features", got=got, expected=f"a tensor [{len(points)}, c]")
         return made.float()
 
-    def logits(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
-        """:meth:`forward` in evaluation mode and without gradients."""
-        with evaluating(self.net), torch.inference_mode():
-            return self.forward(coords, feats, grid)
+    def scene(self, coords: Tensor, feats: Tensor, grid: Triple) -> Scene:
+        """Points with cells ``int32 [p, 3]`` in ``grid`` and features ``[p, c]``, sorted into voxels."""
+        scenes = coords.new_zeros(len(coords), 1)
+        cells, inverse, counts = ops.unique_coords(torch.cat([scenes, coords], 1))
+        return Scene(SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid), feats, inverse.long())
 
-    def forward(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
-        """Logits of points: ``[p, classes]`` for their cells ``int32 [p, 3]`` in ``grid`` and features ``[p, c]``."""
-        scene = coords.new_zeros(len(coords), 1)
-        cells, inverse, counts = ops.unique_coords(torch.cat([scene, coords], 1))
-        voxels = SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid)
-        logits = rows_of(self._call(voxels, feats, inverse.long()))
-        rows = len(feats) if self.per_point else voxels.feats.shape[0]
+    def logits(self, scene: Scene) -> Tensor:
+        """:meth:`answer` in evaluation mode and without gradients."""
+        with evaluating(self.net), torch.inference_mode():
+            return self.answer(scene)
+
+    def answer(self, scene: Scene) -> Tensor:
+        """Logits of points: ``[p, classes]``."""
+        logits = rows_of(self._call(scene.voxels, scene.feats, scene.inverse))
+        rows = len(scene.feats) if self.per_point else scene.voxels.feats.shape[0]
         if logits.shape != (rows, len(self.classes)):
             expected = f"[{rows}, {len(self.classes)}]: a logit for each class"
             raise error("SL825", where="the network's output", got=f"shape {tuple(logits.shape)}", expected=expected)
-        return logits if self.per_point else logits[inverse.long()]
+        return logits if self.per_point else logits[scene.inverse]
+
+    def forward(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
+        """:meth:`answer` for the :meth:`scene` of these points."""
+        return self.answer(self.scene(coords, feats, grid))
 
     def digest(self) -> str:
         """What decides the result: parameters, structure, voxels, classes, context. Not the code of ``features``."""

@@ -1,7 +1,9 @@
 """The classes of one tile: its points and those of its halo → features → voxels → the network → its own points.
 
 Points are read as they lie on the disk. Everything after that is PyTorch, so that a GPU selects, sorts and counts them
-itself: on the host these steps took as long as a small network takes on the GPU.
+itself: on the host these steps took as long as a small network takes on the GPU. The device has three parts of the work,
+so that a caller can begin the first for the next tile before the last has come to its end: :func:`asked`,
+:func:`answered`, and :meth:`Answer.result`, which waits.
 """
 
 from __future__ import annotations
@@ -21,10 +23,22 @@ from torch import Tensor
 from shiplap_sparse3d.geometry import Triple
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
 from shiplap_sparse3d.survey.folder import POINT, RESULT, Folder, Tile
-from shiplap_sparse3d.survey.model import Points, SurveyModel, point_features
+from shiplap_sparse3d.survey.model import Points, Scene, SurveyModel, point_features
 from shiplap_sparse3d.survey.tiles import Box, Tiling
 
-__all__ = ["Question", "Read", "points_of", "points_within", "predicted", "question_of", "read_tile"]
+__all__ = [
+    "Answer",
+    "Asked",
+    "Question",
+    "Read",
+    "answered",
+    "asked",
+    "points_of",
+    "points_within",
+    "predicted",
+    "question_of",
+    "read_tile",
+]
 
 _BLOCK = 1 << 18  # points of a neighbouring bucket in memory at a time
 _WORDS = POINT.itemsize // 4  # a point as int32: two of its number, three coordinates, intensity and returns
@@ -64,6 +78,53 @@ class Read:
         return question_of(model, self.grid, self.tiling, self.tile, self.box, _cut(rows, self.grid, low, high))
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A question on the device of the network.
+
+    Attributes:
+        index, wanted: as those of the :class:`Question`.
+        scene: what the network takes.
+    """
+
+    index: Tensor
+    wanted: Tensor
+    scene: Scene
+
+    def used_by(self, stream: torch.cuda.Stream) -> None:
+        """Its memory is not given to other tensors before ``stream`` has done what it was told so far."""
+        scene = self.scene
+        for tensor in (self.index, self.wanted, scene.voxels.feats, scene.voxels.coords, scene.feats, scene.inverse):
+            if tensor.is_cuda:  # the index is not, if the host has made the features
+                tensor.record_stream(stream)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The classes of the points of a tile, which may be on their way to the host.
+
+    Attributes:
+        index: ``int64 [c]``, the numbers of the points in the file.
+        best: ``int64 [c]``, which logit is the greatest.
+        codes: the class code of each logit.
+        arrived: when ``index`` and ``best`` are there, unless they are.
+    """
+
+    index: Tensor
+    best: Tensor
+    codes: tuple[int, ...]
+    arrived: torch.cuda.Event | None
+
+    def result(self) -> np.ndarray[Any, Any]:
+        """Wait for it: ``[c]`` of :data:`RESULT`."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        result = np.empty(len(self.index), RESULT)
+        result["index"] = self.index.numpy()
+        result["code"] = np.array(self.codes, np.uint8)[self.best.numpy()]
+        return result
+
+
 def read_tile(
     model: SurveyModel, folder: Folder, buckets: Buckets, grid: Grid, tiling: Tiling, tile: Tile
 ) -> Question | Read:
@@ -79,15 +140,35 @@ def read_tile(
     return question_of(model, grid, tiling, tile, box, rows)
 
 
-def predicted(model: SurveyModel, asked: Question | Read) -> np.ndarray[Any, Any]:
+def predicted(model: SurveyModel, read: Question | Read) -> np.ndarray[Any, Any]:
     """The classes of the points of a tile, by their number in the file: ``[c]`` of :data:`RESULT`."""
-    question = asked.question(model) if isinstance(asked, Read) else asked
-    best = _logits(model, question).argmax(1)
-    codes = torch.tensor(model.classes, dtype=torch.uint8)[best.cpu()]
-    result = np.empty(len(codes), RESULT)
-    result["index"] = question.index.cpu().numpy()
-    result["code"] = codes.numpy()
-    return result
+    return answered(model, asked(model, read)).result()
+
+
+def asked(model: SurveyModel, read: Question | Read) -> Asked:
+    """The points of a tile on the device of the network, as the network takes them."""
+    with torch.inference_mode():
+        question, device = read.question(model) if isinstance(read, Read) else read, model.device
+        scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid)
+        return Asked(question.index, question.wanted.to(device), scene)
+
+
+def answered(model: SurveyModel, of: Asked) -> Answer:
+    """The answer of the network. A GPU may still work at it."""
+    best = model.logits(of.scene)[of.wanted].argmax(1)
+    if not best.is_cuda:
+        return Answer(of.index, best, model.classes, None)
+    index, best = _to_host(of.index), _to_host(best)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return Answer(index, best, model.classes, arrived)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory, for which nobody waits."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def points_within(
@@ -192,10 +273,3 @@ def _within(cells: list[Tensor], low: Sequence[int], high: Sequence[int]) -> Ten
     """``bool [p]``: which cells are at or above ``low`` and below ``high`` on each axis that these have."""
     masks = [(c >= first) & (c < end) for c, first, end in zip(cells, low, high, strict=False)]
     return functools.reduce(torch.logical_and, masks)
-
-
-def _logits(model: SurveyModel, question: Question) -> Tensor:
-    """Of the points of the tile, on the device of the network."""
-    device = model.device
-    logits = model.logits(question.cells.to(device), question.feats.to(device), question.grid)
-    return logits[question.wanted.to(device)]

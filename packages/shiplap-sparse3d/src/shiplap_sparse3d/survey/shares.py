@@ -2,7 +2,8 @@
 
 A tile is read on the host, predicted on the device and written on the host. On a GPU, threads read the next tile and
 write the last one while the network runs. They and the thread that launches the network want Python, one at a time, so
-they do little in it: what they call is the system.
+they do little in it: what they call is the system. The thread that launches does not wait for an answer: while the GPU
+works at it, a second stream sorts the points of the next tile into voxels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
 from shiplap_sparse3d.survey.folder import Folder, Tile
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.predict import Question, Read, predicted, read_tile
+from shiplap_sparse3d.survey.predict import Answer, Asked, Question, Read, answered, asked, predicted, read_tile
 from shiplap_sparse3d.survey.tiles import Tiling
 
 __all__ = ["predict_tiles", "shares"]
@@ -66,7 +67,7 @@ def predict_tiles(
 
     Args:
         ahead: whether threads read and write while the network runs. By default they do unless it runs on the CPU,
-            whose cores it uses itself. Points of one more tile are in memory then.
+            whose cores it uses itself. Points of two more tiles are in memory then, one of them on the device.
     """
 
     def read(tile: Tile) -> Question | Read:
@@ -83,13 +84,39 @@ def predict_tiles(
     enter = (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else None  # features may be made there
     with ThreadPoolExecutor(1, initializer=enter) as reader, ThreadPoolExecutor(1) as writer:
         written: deque[Future[None]] = deque()
-        for tile, question in _read_ahead(reader, read, tiles):
-            written.append(writer.submit(folder.write_result, tile, predicted(model, question)))
+        for tile, answer in _answers(model, _read_ahead(reader, read, tiles)):
+            written.append(writer.submit(lambda tile, answer: folder.write_result(tile, answer.result()), tile, answer))
             if len(written) > 2:  # a disk that is slower than the network
                 written.popleft().result()
             yield tile
         for write in written:
             write.result()
+
+
+def _answers(model: SurveyModel, read: Iterable[tuple[Tile, Question | Read]]) -> Iterator[tuple[Tile, Answer]]:
+    """The answer for each tile, at which the device may still work. It has the voxels of the next tile by then."""
+    beside = torch.cuda.Stream(model.device, priority=-1) if model.device.type == "cuda" else None
+    waiting: tuple[Tile, Asked] | None = None
+    for tile, question in read:
+        answer = waiting and answered(model, waiting[1])
+        following = tile, _asked(model, question, beside)
+        if waiting and answer:
+            yield waiting[0], answer
+        waiting = following
+    if waiting is not None:
+        yield waiting[0], answered(model, waiting[1])
+
+
+def _asked(model: SurveyModel, question: Question | Read, beside: torch.cuda.Stream | None) -> Asked:
+    """By the stream ``beside``, while the network runs in the one that is current."""
+    if beside is None:
+        return asked(model, question)
+    with torch.cuda.stream(beside):
+        made = asked(model, question)
+    current = torch.cuda.current_stream(model.device)
+    made.used_by(current)
+    current.wait_stream(beside)
+    return made
 
 
 def _read_ahead(
