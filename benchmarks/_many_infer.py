@@ -9,6 +9,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -81,9 +82,9 @@ class Survey:
 
 SURVEYS = {
     "cuda": {
-        "wide": Survey(5_000_000, (2560, 1600), (64, 128, 256), None, 45),  # tiles as the network wants them
-        "narrow": Survey(2_400_000, (1024, 832), (32, 64, 128), 64, 20),
-        "half": Survey(5_000_000, (2560, 1600), (64, 128, 256), None, 20, half=True, place="wide"),
+        "wide": Survey(10_000_000, (2560, 3200), (64, 128, 256), None, 30),  # tiles as the network wants them
+        "narrow": Survey(2_400_000, (1024, 832), (32, 64, 128), 64, 12),
+        "half": Survey(10_000_000, (2560, 3200), (64, 128, 256), None, 12, half=True, place="wide"),
     },
     "cpu": {
         "wide": Survey(20_000, (64, 32), (8, 16), 16, 5),
@@ -93,10 +94,10 @@ SURVEYS = {
 }
 
 
-def infer(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """Each survey of the device, as soon as it is made."""
-    parts = {}
-    for name, survey in SURVEYS[ranks.device.type].items():
+def infer(ranks: Ranks, folder: Path, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Each survey of the device, or those of ``names``, as soon as it is made."""
+    parts, surveys = {}, SURVEYS[ranks.device.type]
+    for name, survey in ((name, surveys[name]) for name in names or surveys):
         at = survey.place or name
         while not (folder / f"{at}.made").exists():
             if (folder / "failed").exists():

@@ -6,7 +6,7 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -23,10 +23,11 @@ Works = dict[str, tuple[int, Callable[[], object]]]
 class Scale:
     """How much work, by device."""
 
-    def __init__(self, device: str, times: int) -> None:
+    def __init__(self, device: str, times: int, scenes: Sequence[int] = ()) -> None:
         gpu = device == "cuda"
         self.edge, self.times = (216, times) if gpu else (24, 2)
-        self.scenes = {16: 12, 1: 12} if gpu else {4: 1, 1: 1}  # scenes a rank → steps that are timed together
+        steps = {16: 12, 1: 12} if gpu else {4: 1, 1: 1}  # scenes a rank → steps that are timed together
+        self.scenes = {count: steps[count] for count in scenes or steps}
         self.most = 32 if gpu else 2
         self.divided = (64, 3) if gpu else (4, 1)  # scenes of all ranks, and steps
         self.hidden, self.inner, self.tokens = (4096, 14336, 16384) if gpu else (64, 128, 16)
@@ -38,7 +39,7 @@ class Ranks:
     Each has as many cores of its own as the others, also while they are idle: a GPU more comes with its part of a host.
     """
 
-    def __init__(self, device: str, times: int) -> None:
+    def __init__(self, device: str, times: int, scenes: Sequence[int] = ()) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.cores = cores = sorted(os.sched_getaffinity(0))
         if len(cores) >= self.world:
@@ -51,7 +52,7 @@ class Ranks:
         self.quiet = dist.new_group(backend="gloo")  # whoever waits in it keeps its GPU idle
         self.sizes = [k for k in (1, 2, 4, 8, 16) if k <= self.world]
         self.groups = {k: dist.new_group(list(range(k))) for k in self.sizes}
-        self.scale, self.began = Scale(device, times), time.perf_counter()
+        self.scale, self.began = Scale(device, times, scenes), time.perf_counter()
 
     def anywhere(self, work: Callable[[], object]) -> None:
         """Do ``work`` on any core of the host."""
@@ -97,7 +98,7 @@ class Ranks:
         """Seconds of the ranks of each of ``works``, in turn, again and again; first ``warm`` times untimed.
 
         Works of many ranks are warmed up first, so that all compile at once; with ``only`` that one alone. Rank 0 does
-        what comes ``before`` each. No round begins after ``limit`` seconds, but two are done.
+        what comes ``before`` each. No round begins ``limit`` seconds after the first, but two are done.
         """
 
         def once(name: str) -> list[float]:
@@ -105,13 +106,13 @@ class Ranks:
                 before()
             return self.timed(*works[name])
 
-        started = time.perf_counter()
         for name in sorted(works, key=lambda name: -works[name][0]):
             for _ in range(0 if only and name != only else warm):
                 once(name)
         self.say("warm")
         gc.collect()
         gc.freeze()
+        started = time.perf_counter()
         seconds: dict[str, list[list[float]]] = {name: [] for name in works}
         for number in range(self.scale.times):
             if number >= 2 and self.told(time.perf_counter() - started > limit):

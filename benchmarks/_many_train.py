@@ -167,7 +167,7 @@ def link(ranks: Ranks) -> dict[str, Any]:
     for k in ranks.sizes[1:]:
         works[f"small {k}"] = k, partial(reduced, k, small)
         works[f"large {k}"] = k, partial(reduced, k, large)
-    taken = {name: seconds / 20 for name, seconds in middle(ranks.rounds(works, 10)).items()}
+    taken = {name: seconds / 20 for name, seconds in middle(ranks.rounds(works, 5)).items()}
     sent = {k: 2 * large.numel() * large.element_size() * (k - 1) / k for k in ranks.sizes[1:]}
     return {
         "us": {k: round(taken[f"small {k}"] * 1e6, 1) for k in sent},
@@ -178,14 +178,13 @@ def link(ranks: Ranks) -> dict[str, Any]:
 def train(ranks: Ranks) -> dict[str, Any]:
     """Weak scaling with one scene and with many a rank."""
     links = link(ranks)
-    limits = dict(zip(ranks.scale.scenes, (32, 15), strict=True))
-    parts = {str(scenes): scaling(ranks, scenes, links, limits[scenes]) for scenes in ranks.scale.scenes}
+    parts = {str(scenes): scaling(ranks, scenes, links, 15) for scenes in ranks.scale.scenes}
     return {"link": links, "scenes": parts}
 
 
 def large(ranks: Ranks) -> dict[str, Any]:
     """Weak scaling with more scenes a rank than :func:`train` has."""
-    return scaling(ranks, ranks.scale.most, link(ranks), 20)
+    return scaling(ranks, ranks.scale.most, link(ranks), 10)
 
 
 def strong(ranks: Ranks) -> dict[str, Any]:
@@ -194,7 +193,7 @@ def strong(ranks: Ranks) -> dict[str, Any]:
     trainers = {k: Trainer(ranks, k, total // k, steps, joined=k > 1) for k in ranks.sizes if total >= k}
     works: Works = {f"{k}": (k, t.steps) for k, t in trainers.items()}
     works["1 again"] = 1, trainers[1].steps
-    seconds = ranks.rounds(works, 25, warm=2)
+    seconds = ranks.rounds(works, 12, warm=2)
     ms = {name: value / steps * 1e3 for name, value in middle(seconds).items()}
     return {
         "scenes": total,

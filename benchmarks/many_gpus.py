@@ -158,19 +158,19 @@ WORK = {
 }
 
 
-def worker(device: str, parts: list[str], times: int, folder: Path) -> None:
+def worker(asked: argparse.Namespace, parts: list[str]) -> None:
     """One rank."""
     import shiplap_sparse3d  # noqa: F401 - its ops, whose bindings are built
 
     started = time.perf_counter()
-    ranks = Ranks(device, times)
+    ranks, folder = Ranks(asked.device, asked.times, asked.scenes), asked.folder
     failed = build_bindings(ranks)
     if ranks.rank == 0:
         print(f"ranks and bindings in {time.perf_counter() - started:.1f} s; not built: {failed}", flush=True)
     for part in parts:
         if ranks.rank == 0:
             print(json.dumps({"began": part}), flush=True)
-        given: Any = (ranks, folder) if part in ("infer", "tune") else (ranks,)
+        given: Any = {"infer": (ranks, folder, asked.surveys), "tune": (ranks, folder)}.get(part, (ranks,))
         started = time.perf_counter()
         result = WORK[part](*given)
         result["part_seconds"] = round(time.perf_counter() - started, 1)
@@ -244,6 +244,7 @@ def measured(asked: argparse.Namespace, parts: list[str], gpus: int) -> dict[str
         while parts and time.monotonic() < until - 20:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
             command += [__file__, "--device", asked.device, "--parts", ",".join(parts), "--times", str(asked.times)]
+            command += ["--surveys", *asked.surveys, "--scenes", *map(str, asked.scenes)]
             told, failed = launched(
                 [*command, "--folder", name], environment, until, 1 if asked.device == "cuda" else 4
             )
@@ -263,6 +264,8 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=0, help="ranks, by default all GPUs of the host")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--parts", default=",".join(WORK))
+    parser.add_argument("--surveys", nargs="*", default=[], help="those of the part infer, by default all")
+    parser.add_argument("--scenes", nargs="*", type=int, default=[], help="on a rank in the part train: 16, 1 or both")
     parser.add_argument("--times", type=int, default=5, help="rounds that are timed")
     parser.add_argument(
         "--limit", type=float, default=900, help="seconds, after which the parts that are left are not done"
@@ -274,7 +277,7 @@ def main() -> int:
     if unknown := set(parts) - set(WORK):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; parts are {', '.join(WORK)}")
     if "RANK" in os.environ:
-        worker(asked.device, parts, asked.times, asked.folder)
+        worker(asked, parts)
         return 0
     gpus = asked.gpus or torch.cuda.device_count() or 2
     if asked.device == "cuda" and torch.cuda.device_count() < gpus:
