@@ -110,7 +110,7 @@ def infer(ranks: Ranks, folder: Path, names: Sequence[str] = ()) -> dict[str, An
 
 def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
     """Tiles of a survey folder by ``k`` workers, as ``shiplap survey`` does it: read, predict, write the classes."""
-    from shiplap_sparse3d.survey.shares import predict_tiles, shares
+    from shiplap_sparse3d.survey.shares import predict_tiles, shares, turns
     from shiplap_sparse3d.survey.tiles import tiling
 
     manifest = survey.made(folder, ranks.device)
@@ -122,11 +122,11 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
         """What the run before has written, kept to be compared."""
         if (place.path / "classes").exists():
             results[len(results)] = {tile: sha256(place.result(tile).read_bytes()).digest() for tile in buckets.tiles}
-        for part in ("classes", "done"):
+        for part in ("classes", "done", "taken"):
             shutil.rmtree(place.path / part, ignore_errors=True)
 
     def run(k: int, ahead: bool) -> None:
-        for _ in predict_tiles(*given, shares(buckets, tiles, k)[ranks.rank], ahead=ahead):
+        for _ in predict_tiles(*given, turns(place, shares(buckets, tiles, k), ranks.rank), ahead=ahead):
             pass
 
     works: Works = {f"{k}": (k, partial(run, k, True)) for k in ranks.sizes}

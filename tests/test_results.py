@@ -152,37 +152,37 @@ def test_the_note_repeats_what_was_compiled_anew() -> None:
 
 
 def test_the_page_repeats_the_recorded_scaling() -> None:
-    parts = json.loads((ROOT / "benchmarks" / "results" / "many_gpus.json").read_text(encoding="utf-8"))["parts"]
-    many, one = (parts["train"]["scenes"][scenes] for scenes in ("16", "1"))
-    speed, rerun = parts["tensor"]["speed"], parts["train"]["another run"]["weak"]
-    surveys = [
-        (
-            f"inference, {of['tiles']} tiles of {of['points']:,} points, "
-            f"channels {' '.join(map(str, of['channels']))}, {of['dtype']}",
-            of["speed"],
-            of["control"],
-        )
-        for of in parts["infer"]["surveys"].values()
-    ]
-    rows = [
-        (f"training, 16 scenes ({many['voxels']:,} voxels) a GPU", many["weak"], many["control"]),
-        ("the same in another run", rerun, None),
-        (f"training, 1 scene ({one['voxels']:,} voxels) a GPU", one["weak"], one["control"]),
-        *surveys,
-        *(
-            (f"a gated MLP, {what}", {k: speed[f"{kind} {k}"] for k in ("2", "4")}, speed.get(f"{kind} 1 again"))
-            for what, kind in (
-                ("dense, torch's tensor parallelism", "dense"),
-                ("2:4 sparse int8, `slidesparse.shard`", "slidesparse"),
-            )
-        ),
-    ]
+    record = json.loads((ROOT / "benchmarks" / "results" / "many_gpus.json").read_text(encoding="utf-8"))
     text = (ROOT / "docs" / "many-devices.md").read_text(encoding="utf-8")
-    shown = text[text.index("<!-- many_gpus -->") : text.index("<!-- /many_gpus -->")].splitlines()[3:]
-    assert shown == [
-        f"| {what} | {of['2']:.2f} | {of['4']:.2f} |" + (f" {control:.2f} |" if control else " |")
-        for what, of, control in rows
-    ]
+    for name, part in (("many_gpus", record), ("many_gpus eight", record["eight"])):
+        shown = text[text.index(f"<!-- {name} -->") : text.index(f"<!-- /{name} -->")].splitlines()[3:]
+        sizes = [str(k) for k in (2, 4, 8) if k <= part["gpus"]]
+        assert shown == [
+            f"| {what} | {' | '.join(f'{of[k]:.2f}' for k in sizes)} |" + (f" {control:.2f} |" if control else " |")
+            for what, of, control in scaled(part["parts"])
+        ], name
+
+
+def scaled(parts: dict[str, Any]) -> Iterator[tuple[str, dict[str, float], float | None]]:
+    """A work, how many times as fast it was by number of GPUs, and the control."""
+    for scenes, of in parts["train"]["scenes"].items():
+        many = "scene" if scenes == "1" else "scenes"
+        yield f"training, {scenes} {many} ({of['voxels']:,} voxels) a GPU", of["weak"], of["control"]
+    if "large" in parts:
+        of = parts["large"]
+        yield f"training, 32 scenes ({of['voxels']:,} voxels) a GPU", of["weak"], of["control"]
+    for of in parts["infer"]["surveys"].values():
+        channels = " ".join(map(str, of["channels"]))
+        what = f"inference, {of['tiles']} tiles of {of['points']:,} points, channels {channels}, {of['dtype']}"
+        yield what, of["speed"], of["control"]
+    if "tensor" in parts:
+        speed = parts["tensor"]["speed"]
+        for what, kind in (
+            ("dense, torch's tensor parallelism", "dense"),
+            ("2:4 sparse int8, `slidesparse.shard`", "slidesparse"),
+        ):
+            speeds = {k: speed[f"{kind} {k}"] for k in ("2", "4")}
+            yield f"a gated MLP, {what}", speeds, speed.get(f"{kind} 1 again")
 
 
 SHELLS = [(8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64)]

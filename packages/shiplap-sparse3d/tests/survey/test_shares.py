@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,10 @@ import torch
 from shiplap_sparse3d.survey import Field, Manifest, SurveyModel, prepare, tiling
 from shiplap_sparse3d.survey import shares as sharing
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
-from shiplap_sparse3d.survey.folder import Tile
+from shiplap_sparse3d.survey.folder import RESULT, Folder, Tile
 from shiplap_sparse3d.survey.model import point_features
 from shiplap_sparse3d.survey.predict import Answer
-from shiplap_sparse3d.survey.shares import predict_tiles, shares
+from shiplap_sparse3d.survey.shares import predict_tiles, shares, turns
 from tests.survey.models import build
 
 TILES = tiling(Field((14, 14, 14), (14, 14, 14), (4, 4, 4), 10), 64)  # with a halo of 16
@@ -57,6 +59,64 @@ def test_dense_tiles_in_every_other_row() -> None:
 
 def test_more_workers_than_tiles() -> None:
     assert shares(field(1, 2), TILES, 3) == [[(0, 0)], [(0, 1)], []]
+
+
+PARTS = [[(0, y) for y in range(6)], [(1, y) for y in range(6)], [(2, y) for y in range(6)]]
+
+
+def each_marked(folder: Folder, tiles: Iterable[Tile]) -> list[Tile]:
+    done = []
+    for tile in tiles:
+        folder.write_result(tile, np.zeros(1, RESULT))
+        done.append(tile)
+    return done
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    for part in ("done", "classes"):
+        (tmp_path / part).mkdir()
+    return Folder(tmp_path)
+
+
+def test_a_fast_worker_helps_a_slow_one(folder: Folder) -> None:
+    """The slow one does two tiles in the time of all others, and each tile is begun once."""
+    slow, done = turns(folder, PARTS, 1), list[Tile]()
+    done += [next(slow), next(slow)]
+    done += each_marked(folder, turns(folder, PARTS, 0))
+    assert done[:8] == [(1, 0), (1, 1), *PARTS[0]]
+    assert done[8:] == [*reversed(PARTS[1][2:]), *reversed(PARTS[2])]
+    assert list(slow) == list(turns(folder, PARTS, 2)) == []
+
+
+def test_workers_at_once_begin_each_tile_once(folder: Folder) -> None:
+    parts = [[(rank, y) for y in range(50)] for rank in range(4)]
+    workers = [turns(folder, parts, rank) for rank in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        done = [*pool.map(lambda tiles: each_marked(folder, tiles), workers)]
+    assert sorted(tile for each in done for tile in each) == sorted(tile for part in parts for tile in part)
+
+
+def test_what_a_worker_had_begun_when_it_stopped_is_done_again(folder: Folder) -> None:
+    first = turns(folder, PARTS, 0)
+    begun = [next(first) for _ in range(4)]
+    each_marked(folder, begun[:2])
+    rest = list(turns(folder, PARTS, 0))
+    assert rest[:2] == PARTS[0][4:]
+    assert rest[-2:] == begun[2:]
+    assert len(rest) == 6 * 3 - 2
+
+
+def test_a_tile_that_another_has_begun_meanwhile_is_left_to_it(folder: Folder) -> None:
+    mine, other = turns(folder, PARTS[:2], 0), turns(folder, PARTS[:2], 1)
+    assert next(mine) == (0, 0)
+    assert list(other) == [*PARTS[1], *reversed(PARTS[0][1:])]
+    assert list(mine) == []
+
+
+def test_one_worker_takes_nothing(folder: Folder) -> None:
+    assert list(turns(folder, PARTS[:1], 0)) == PARTS[0]
+    assert not (folder.path / "taken").exists()
 
 
 def read_results(manifest: Manifest, done: list[Tile]) -> dict[Tile, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from shiplap import ShiplapError
 from shiplap_sparse3d.survey import Points, SurveyModel, point_features, survey
 from shiplap_sparse3d.survey import predict as prediction
 from shiplap_sparse3d.survey import run as running
-from shiplap_sparse3d.survey.folder import Folder
+from shiplap_sparse3d.survey.folder import Folder, Tile
+from shiplap_sparse3d.survey.shares import turns
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 from tests.survey.conftest import classes_of
@@ -56,7 +58,7 @@ def test_logits_are_equal_to_the_bit(
     kept: dict[int, dict[int, torch.Tensor]] = {}
     real, tile = prediction._logits, 0
 
-    def keep(model: SurveyModel, question: prediction.Question) -> torch.Tensor:
+    def keep(model: SurveyModel, question: prediction.Asked) -> torch.Tensor:
         logits = real(model, question)
         kept.setdefault(tile, {}).update(zip(question.index.tolist(), logits, strict=True))
         return logits
@@ -284,22 +286,39 @@ def test_two_workers_share_the_tiles(corner: Path, untiled: Path, tmp_path: Path
     work(0)
     other.join()
     assert done[0].predicted + done[1].predicted == done[0].tiles
-    assert done[1].predicted > 0
     assert done[1].output is None
     assert out.read_bytes() == untiled.read_bytes()
 
 
-def test_a_worker_that_is_missing(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+def test_a_worker_that_does_not_come(corner: Path, untiled: Path, model: SurveyModel, tmp_path: Path) -> None:
+    """The other one does its tiles."""
     out = tmp_path / "out.laz"
+    result = survey(corner, out, model, tile=20, workers=(0, 2), patience=0.1)
+    assert result.predicted == result.tiles
+    assert out.read_bytes() == untiled.read_bytes()
+
+
+def test_a_worker_that_stopped(
+    corner: Path, untiled: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had begun some tiles; whoever takes up its share does them again."""
+    out, folder, shared = tmp_path / "out.laz", Folder(tmp_path / "out.laz.survey"), list[Tile]()
+
+    def begun(folder: Folder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
+        if rank == 0 and not shared:
+            shared.extend(parts[1])
+            assert all(folder.take(tile) for tile in shared[:3])  # by a worker that stops then
+        return turns(folder, parts, rank)
+
+    monkeypatch.setattr(running, "turns", begun)
     with pytest.raises(ShiplapError, match="SL824") as caught:
-        survey(corner, out, model, tile=32, workers=(0, 2), patience=0.1)
+        survey(corner, out, model, tile=20, workers=(0, 2), patience=0.1)
     assert caught.value.expected == "the other workers"
-    with (
-        Folder(tmp_path / "out.laz.survey").alone(1),
-        pytest.raises(ShiplapError, match="SL823: another process is at work"),
-    ):
-        survey(corner, out, model, tile=32, workers=(1, 2))
-    assert survey(corner, out, model, tile=32, workers=(0, 1)).predicted > 0
+    with folder.alone(1), pytest.raises(ShiplapError, match="SL823: another process is at work"):
+        survey(corner, out, model, tile=20, workers=(1, 2))
+    assert survey(corner, out, model, tile=20, workers=(1, 2)).predicted == 3
+    assert survey(corner, out, model, tile=20, workers=(0, 2)).predicted == 0
+    assert out.read_bytes() == untiled.read_bytes()
 
 
 @pytest.mark.parametrize(

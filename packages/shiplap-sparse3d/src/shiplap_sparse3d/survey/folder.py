@@ -53,6 +53,20 @@ class Folder:
         """The mark of a tile whose classes are written."""
         return self.path / "done" / f"{tile[0]}_{tile[1]}.json"
 
+    def taken(self, tile: Tile) -> Path:
+        """An empty file: a worker has begun ``tile``. Whether it ended, the mark says."""
+        return self.path / "taken" / f"{tile[0]}_{tile[1]}"
+
+    def take(self, tile: Tile) -> bool:
+        """Begin ``tile``; False if a worker has begun it before. Of two that ask at once, one gets it."""
+        path = self.taken(tile)
+        path.parent.mkdir(exist_ok=True)
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
     @property
     def identity(self) -> Path:
         """What the survey is of."""
@@ -132,7 +146,7 @@ class Folder:
         """
         with contextlib.suppress(OSError):
             self.progress.unlink()
-        for part in ("done", "classes", "points"):
+        for part in ("taken", "done", "classes", "points"):
             shutil.rmtree(self.path / part, ignore_errors=True)
         for path in (self.identity, self.classes, *self.path.glob("worker*.lock")):
             with contextlib.suppress(OSError):

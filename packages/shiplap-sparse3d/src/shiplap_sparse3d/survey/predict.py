@@ -1,8 +1,8 @@
 """The classes of one tile: its points and those of its halo → features → voxels → the network → its own points.
 
 Points are read as they lie on the disk. Everything after that is PyTorch, so that a GPU selects, sorts and counts them
-itself: on the host these steps took as long as a small network takes on the GPU. The device has three parts of the work,
-so that a caller can begin the first for the next tile before the last has come to its end: :func:`asked`,
+itself: on the host these steps took as long as a small network takes on the GPU. The device has three parts of the
+work, so that a caller can begin the first for the next tile before the last has come to its end: :func:`asked`,
 :func:`answered`, and :meth:`Answer.result`, which waits.
 """
 
@@ -155,13 +155,18 @@ def asked(model: SurveyModel, read: Question | Read) -> Asked:
 
 def answered(model: SurveyModel, of: Asked) -> Answer:
     """The answer of the network. A GPU may still work at it."""
-    best = model.logits(of.scene)[of.wanted].argmax(1)
+    best = _logits(model, of).argmax(1)
     if not best.is_cuda:
         return Answer(of.index, best, model.classes, None)
     index, best = _to_host(of.index), _to_host(best)
     arrived = torch.cuda.Event()
     arrived.record()
     return Answer(index, best, model.classes, arrived)
+
+
+def _logits(model: SurveyModel, of: Asked) -> Tensor:
+    """Of the points of the tile, on the device of the network."""
+    return model.logits(of.scene)[of.wanted]
 
 
 def _to_host(tensor: Tensor) -> Tensor:

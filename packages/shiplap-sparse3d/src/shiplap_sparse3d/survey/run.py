@@ -20,7 +20,7 @@ from shiplap_sparse3d.survey.folder import Folder, Tile
 from shiplap_sparse3d.survey.merge import check_codes, gather, write_cloud
 from shiplap_sparse3d.survey.model import SurveyModel
 from shiplap_sparse3d.survey.probe import Seen
-from shiplap_sparse3d.survey.shares import predict_tiles, shares
+from shiplap_sparse3d.survey.shares import predict_tiles, shares, turns
 from shiplap_sparse3d.survey.tiles import Tiling, tiling
 from shiplap_sparse3d.survey.workers import rank_and_world
 
@@ -170,7 +170,7 @@ def _stages(job: _Survey) -> tuple[Buckets, int]:
         )
     else:
         done = _wait(job, lambda: _claimed(job), "worker 0 to sort the points")
-    predicted = _predict(job, done, shares(done, job.tiling, world)[rank])
+    predicted = _predict(job, done, shares(done, job.tiling, world))
     if rank == 0:
         _wait(job, lambda: _all_done(job, done.tiles), "the other workers")
         gather(job.folder, done.tiles, job.total, lambda n, of: job.progress("gather", n, of, "tiles"))
@@ -178,19 +178,19 @@ def _stages(job: _Survey) -> tuple[Buckets, int]:
     return done, predicted
 
 
-def _predict(job: _Survey, done: Buckets, mine: list[Tile]) -> int:
-    """The tiles of this worker that have no mark yet; how many those were."""
-    predicted = 0
+def _predict(job: _Survey, done: Buckets, parts: list[list[Tile]]) -> int:
+    """The tiles of this worker, and of others that are slower; how many those were."""
+    (rank, _), predicted = job.workers, 0
+    share = len(parts[rank])
 
     def left() -> Iterator[Tile]:
-        for number, tile in enumerate(mine):
-            job.progress("predict", number, len(mine), "tiles")
-            if not job.folder.finished(tile):
-                yield tile
+        for number, tile in enumerate(turns(job.folder, parts, rank)):
+            job.progress("predict", min(number, share), share, "tiles")
+            yield tile
 
     for _ in predict_tiles(job.model, job.folder, done, job.grid, job.tiling, left()):
         predicted += 1
-    job.progress("predict", len(mine), len(mine), "tiles")
+    job.progress("predict", share, share, "tiles")
     return predicted
 
 

@@ -21,7 +21,7 @@ from shiplap_sparse3d.survey.model import SurveyModel
 from shiplap_sparse3d.survey.predict import Answer, Asked, Question, Read, answered, asked, predicted, read_tile
 from shiplap_sparse3d.survey.tiles import Tiling
 
-__all__ = ["predict_tiles", "shares"]
+__all__ = ["predict_tiles", "shares", "turns"]
 
 
 def shares(buckets: Buckets, tiling: Tiling, world: int) -> list[list[Tile]]:
@@ -37,6 +37,31 @@ def shares(buckets: Buckets, tiling: Tiling, world: int) -> list[list[Tile]]:
         tiles[least].append(tile)
         sums[least] += costs[tile]
     return tiles
+
+
+def turns(folder: Folder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
+    """The tiles that worker ``rank`` does: those of its part, and what other workers have not begun by then.
+
+    Its own come first to last. Of the others it takes the last ones first, since their worker comes to them last.
+    Nobody begins what another has begun, and so no worker waits for a slow one. A tile that was begun before this
+    worker started, and that has no mark when all others are begun, is done again: whoever began it may be gone.
+    """
+    mine, alone = parts[rank], len(parts) == 1
+    before = {tile for tile in mine if folder.taken(tile).exists()}
+    others = [tile for part in (*parts[rank + 1 :], *parts[:rank]) for tile in reversed(part)]
+
+    def begun() -> Iterator[Tile]:
+        for tile in mine:
+            if not folder.finished(tile) and (alone or folder.take(tile)):
+                yield tile
+        for tile in others:
+            if not folder.done(tile).exists() and folder.take(tile):
+                yield tile
+        for tile in mine:
+            if tile in before and not alone and not folder.finished(tile):
+                yield tile
+
+    return begun()
 
 
 def _cost(buckets: Buckets, tiling: Tiling, tile: Tile) -> float:
