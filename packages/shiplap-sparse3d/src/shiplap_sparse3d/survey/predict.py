@@ -158,9 +158,10 @@ def answered(model: SurveyModel, of: Asked) -> Answer:
     best = _logits(model, of).argmax(1)
     if not best.is_cuda:
         return Answer(of.index, best, model.classes, None)
+    stream = torch.cuda.current_stream(best.device)  # of its device, which need not be the current one
     index, best = _to_host(of.index), _to_host(best)
     arrived = torch.cuda.Event()
-    arrived.record()
+    arrived.record(stream)
     return Answer(index, best, model.classes, arrived)
 
 
