@@ -101,3 +101,75 @@ def test_a_mutated_tensor_is_never_converted(ns, rule, compiled):
         with torch.autocast("cpu", HALF):
             fn(x, torch.ones(3, dtype=SINGLE))
         assert x.tolist() == [1, 1, 1], "the copy took the write"
+
+
+@pytest.mark.parametrize("way", ["op", "torch.ops"])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("rule", "inner"), [("autocast", HALF), ("float32", SINGLE), ("widest", SINGLE)])
+def test_what_a_kernel_gets_and_what_comes_back(ns, rule, inner, way, grad):
+    """Of an op without lists, whose calls need not go through torch's dispatcher."""
+    seen = []
+
+    @sl.op(f"{ns}::product_{rule}", autocast=rule)
+    def product(x: Float[Tensor, "n k"], y: Float[Tensor, "k m"], scale: float = 1.0) -> Float[Tensor, "n m"]:
+        return x @ y * scale
+
+    @product.kernel("cpu")
+    def _(x, y, scale, *, out):
+        out.copy_(x @ y * scale)
+        seen.append((x.dtype, y.dtype, (torch.ones(2, 2) @ torch.ones(2, 2)).dtype, torch.is_grad_enabled()))
+
+    @product.backward
+    def _(grad, saved, needs):
+        return {"x": grad @ saved.y.T * saved.scale, "y": saved.x.T @ grad * saved.scale}
+
+    call = product if way == "op" else getattr(getattr(torch.ops, ns), f"product_{rule}")
+    x, y = torch.randn(5, 4, requires_grad=grad), torch.randn(4, 3).to(HALF).requires_grad_(grad)
+    with torch.autocast("cpu", HALF):
+        out = call(x, y, 2.0)
+    assert seen[0][:3] == (inner, inner, SINGLE), "the kernel's own product is not cast"
+    assert out.dtype == inner
+    assert out.requires_grad is grad
+    expected = x.to(inner) @ y.to(inner) * 2.0
+    assert torch.equal(out, expected)
+    if grad:
+        out.float().square().sum().backward()
+        assert (x.grad.dtype, y.grad.dtype) == (SINGLE, HALF)
+        mine = x.grad, y.grad
+        x.grad = y.grad = None
+        expected.float().square().sum().backward()
+        torch.testing.assert_close(mine, (x.grad, y.grad), rtol=2e-2, atol=2e-2)
+
+
+def test_autocast_of_another_device_converts_nothing(ns):
+    @sl.op(f"{ns}::twice", autocast="autocast")
+    def twice(x: V) -> V:
+        return x * 2
+
+    with torch.autocast("cpu", HALF):
+        assert twice(torch.ones(3, device="meta")).dtype == SINGLE
+
+
+def test_the_call_of_an_op_does_not_reach_the_dispatcher(ns, monkeypatch):
+    """Torch's way to a kernel of Python costs more than most small kernels take."""
+
+    @sl.op(f"{ns}::short", autocast="autocast")
+    def short(x: V) -> V:
+        return x * 2
+
+    monkeypatch.setattr(type(short), "overload", property(lambda self: pytest.fail("it was called")), raising=False)
+    with torch.autocast("cpu", HALF), torch.no_grad():
+        assert short(torch.ones(3)).dtype == HALF
+
+
+def test_a_declaration_that_takes_over_keeps_the_rule(ns):
+    def declared():
+        @sl.op(f"{ns}::renewed", autocast="autocast")
+        def renewed(x: V) -> V:
+            return x * 2
+
+        return renewed
+
+    first, second = declared(), declared()
+    with torch.autocast("cpu", HALF):
+        assert first(torch.ones(3)).dtype == second(torch.ones(3)).dtype == HALF

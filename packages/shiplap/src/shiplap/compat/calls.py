@@ -24,6 +24,7 @@ __all__ = [
     "P",
     "R",
     "ShortCut",
+    "autocast_alone",
     "builtin",
     "is_compiling",
     "is_dynamo_compiling",
@@ -31,6 +32,7 @@ __all__ = [
     "is_plain_call",
     "is_recorded_call",
     "is_zero",
+    "outside_autocast",
     "untouched",
     "without_gradients",
 ]
@@ -125,6 +127,24 @@ def is_recorded_call(args: Sequence[Any]) -> bool:
         return False
     kinds = {*map(type, args)} - _PLAIN
     return not kinds or not any(issubclass(kind, Tensor) for kind in kinds)
+
+
+_CASTING = {kind: torch._C.DispatchKeySet(getattr(_KEYS, f"Autocast{kind.upper()}")) for kind in ("cpu", "cuda")}
+
+
+def autocast_alone(args: Sequence[Any]) -> str | None:
+    """The device type whose autocast has to see this call of plain tensors, if nothing else does but autograd."""
+    if is_dynamo_compiling() or compiler._is_compiling_flag or functorch_transform() is not None:
+        return None
+    if forward._current_level >= 0 or not _SIMPLE.issuperset(map(type, args)) or not untouched():
+        return None
+    kind = next((value.device.type for value in args if isinstance(value, Tensor)), "")
+    return kind if kind in _CASTING and torch.is_autocast_enabled(kind) else None
+
+
+def outside_autocast(kind: str) -> Any:
+    """A context in which autocast of the device type ``kind`` sees no call, as in what autocast itself calls."""
+    return torch._C._ExcludeDispatchKeyGuard(_CASTING[kind])
 
 
 class ShortCut(Generic[P, R]):

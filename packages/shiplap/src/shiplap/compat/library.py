@@ -195,15 +195,17 @@ def _with_own_errors(plain: Implementation, refusal: Refusal) -> Implementation:
     return called
 
 
-def _below_autograd(plain: Implementation, refusal: Refusal, raw: Implementation) -> Implementation:
+def _below_autograd(
+    plain: Implementation, refusal: Refusal, raw: Implementation, *, cast: bool = False
+) -> Implementation:
     """As :func:`_with_own_errors`, but a call that neither autograd nor any tool of Python has to see calls ``raw``.
 
     Autograd's formula is a function of Python, and would cost more than most small kernels take. The questions are
     those of ``calls.ShortCut``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this op, the
-    latter above autograd as well.
+    latter above autograd as well. Autocast is not asked about where it has ``cast`` the arguments.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
-    any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+    any_autocast: Callable[[], bool] = bool if cast else torch._C._is_any_autocast_enabled
     transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
     traced: Callable[[], Any] = torch._C._get_tracing_state
     included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
@@ -233,6 +235,8 @@ def _below_autograd(plain: Implementation, refusal: Refusal, raw: Implementation
             raise
 
     vars(called)["plain"] = plain
+    if not cast:
+        vars(called)["cast"] = _below_autograd(plain, refusal, raw, cast=True)
     return called
 
 
@@ -272,6 +276,6 @@ def _autocast(
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return overload(*cast(device_type, args), **kwargs)
+            return getattr(overload._op, "cast", overload)(*cast(device_type, args), **kwargs)
 
     return kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -22,47 +23,52 @@ def make_cast(spec: OpSpec) -> Cast:
     ``widest`` the widest among them, ``autocast`` the context's dtype, ``float32`` as it says. Integer tensors and
     concrete dtypes are left alone; float64 is never narrowed, as in torch's own rules.
     """
-    classes = {a.name: a.tensor.dtype_class for a in spec.args if a.tensor is not None and not a.tensor.concrete}
-
-    mutated = {a.name for a in spec.args if a.mutated}
+    groups: dict[str, list[int]] = {}  # of a dtype class, the numbers of its arguments
+    written: dict[str, list[int]] = {}  # of these, those that are written to
+    for number, arg in enumerate(spec.args):
+        if arg.tensor is not None and not arg.tensor.concrete:
+            groups.setdefault(arg.tensor.dtype_class, []).append(number)
+            if arg.mutated:
+                written.setdefault(arg.tensor.dtype_class, []).append(number)
+    parts = [(numbers, written.get(name, [])) for name, numbers in groups.items()]
 
     def target(device_type: str, values: list[Tensor]) -> torch.dtype:
-        widest = max((v.dtype for v in values), key=lambda d: d.itemsize)
-        if spec.autocast == "widest" or widest == torch.float64:
-            for v in values:
-                widest = torch.promote_types(widest, v.dtype)
-            return widest
+        dtypes = {value.dtype for value in values}
+        if spec.autocast == "widest" or torch.float64 in dtypes:
+            return functools.reduce(torch.promote_types, dtypes)
         return torch.float32 if spec.autocast == "float32" else torch.get_autocast_dtype(device_type)
 
     def cast(device_type: str, args: Args) -> Args:
-        groups: dict[str, list[Tensor]] = {}
-        fixed: dict[str, torch.dtype] = {}
-        for arg, value in zip(spec.args, args, strict=False):
-            if arg.name in classes:
-                groups.setdefault(classes[arg.name], []).extend(_floating(value))
-            if arg.name in mutated and arg.name in classes and isinstance(value, Tensor):
-                fixed[classes[arg.name]] = value.dtype  # a converted copy would take the writes
-        dtypes = {name: target(device_type, values) for name, values in groups.items() if values} | fixed
-        return tuple(
-            _convert(value, dtypes.get(classes.get(arg.name, ""))) for arg, value in zip(spec.args, args, strict=False)
-        )
+        converted = list(args)
+        for numbers, mutated in parts:
+            given = [number for number in numbers if number < len(args)]
+            values = [value for number in given for value in _floating(args[number])]
+            if not values:
+                continue
+            kept = [value.dtype for n in mutated if n < len(args) and isinstance(value := args[n], Tensor)]
+            dtype = kept[-1] if kept else target(device_type, values)  # a converted copy would take the writes
+            for number in given:
+                converted[number] = _convert(args[number], dtype)
+        return tuple(converted)
 
     return cast
 
 
 def _floating(value: Value) -> list[Tensor]:
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    if isinstance(value, Tensor):
+        return [value] if value.dtype.is_floating_point else []
+    values = value if isinstance(value, (list, tuple)) else []
+    return [v for v in values if isinstance(v, Tensor) and v.dtype.is_floating_point]
 
 
-def _convert(value: Value, dtype: torch.dtype | None) -> Value:
+def _convert(value: Value, dtype: torch.dtype) -> Value:
     """An argument of a dtype class, a tensor or a list of them, in its dtype; anything else as it is."""
-    if dtype is None:
-        return value
+    if isinstance(value, Tensor):
+        return _converted(value, dtype)
     if isinstance(value, (list, tuple)):
         return [_converted(v, dtype) if isinstance(v, Tensor) else v for v in value]
-    return _converted(value, dtype) if isinstance(value, Tensor) else value
+    return value
 
 
 def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return tensor.to(dtype) if tensor.dtype.is_floating_point and tensor.dtype is not dtype else tensor

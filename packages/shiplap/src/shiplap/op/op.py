@@ -75,8 +75,11 @@ class Op(calls.ShortCut[P, R], Registered):
 
     def through(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
         """Call the op where autograd, a trace or a mode may have to see the call, or where it has keywords."""
-        if (own := self.separable and not calls.is_dynamo_compiling()) and not kwargs and calls.is_recorded_call(args):
+        own = self.separable and not calls.is_dynamo_compiling()
+        if own and not kwargs and calls.is_recorded_call(args):
             return self.record(None, *args)
+        if own and not kwargs and self.cast is not None and (kind := calls.autocast_alone(args)) is not None:
+            return self.outside_autocast(kind, *self.cast(kind, tuple(args)))
         plain = own and not self.spec.mutated and calls.is_plain_call(args, kwargs)
         result: Result = (calls.builtin(self.raw) if plain else self.overload)(*args, **kwargs)
         return result
@@ -276,16 +279,11 @@ class Op(calls.ShortCut[P, R], Registered):
         declared[self.spec.name] = self
         digest.add(self.spec.name, lambda: self.identity)
 
-    @property
-    def edition(self) -> int:
-        """How many schemas this process has declared under this name. Torch knows the later ones by other names."""
-        return self._registrations.edition if self._registrations is not None else 1
-
     def _take_over(self, previous: Op) -> None:
         """Serve the torch registration of ``previous``: its functions call this op, as do its holders."""
         self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
         self.separable, self._former = previous.separable, [*previous._former, previous]
-        self.core = previous.core
+        self.core, self.cast = previous.core, previous.cast
         self._renew()
         for former in self._former:
             replaced, former.__dict__ = former.__dict__, self.__dict__

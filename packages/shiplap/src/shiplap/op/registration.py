@@ -8,9 +8,11 @@ arguments. An op whose result may be a view is its reference: torch knows what i
 
 from __future__ import annotations
 
+import torch
+
 from shiplap.compat import calls
 from shiplap.compat.library import Overload, Registrations
-from shiplap.op.autocast import make_cast
+from shiplap.op.autocast import Cast, make_cast
 from shiplap.op.autograd import make_autograd
 from shiplap.op.fake import make_fake
 from shiplap.op.out import OutVariant, has_out
@@ -35,12 +37,19 @@ class Registered(Served):
     Attributes:
         core: the op that fakes, autograd and autocast are registered for: ``overload`` itself, but for an op that
             returns arguments.
+        cast: what autocast does to the arguments of a call, if the op has a rule.
         variant: ``<name>__out``, for callers that own the memory, or None.
     """
 
     core: Overload
+    cast: Cast | None = None
     variant: OutVariant | None = None
     _registrations: Registrations | None = None
+
+    @property
+    def edition(self) -> int:
+        """How many schemas this process has declared under this name. Torch knows the later ones by other names."""
+        return self._registrations.edition if self._registrations is not None else 1
 
     def _renew(self) -> None:
         """Make torch compile code for this op anew: compiled graphs may rely on the previous declaration."""
@@ -79,6 +88,14 @@ class Registered(Served):
         result: Result = calls.builtin(self.raw)(*args, **kwargs)
         return result
 
+    def outside_autocast(self, kind: str, *args: Value) -> Result:
+        """Call the op with arguments that autocast of this device type has converted; only autograd has to see it."""
+        with calls.outside_autocast(kind):
+            if not torch.is_grad_enabled() or not calls.any_requires_grad(*args):
+                return self.direct(*args)
+            result: Result = self.record(None, *args) if self.recorded is None else self.recorded(self.direct, *args)
+            return result
+
     def _declare(self) -> None:
         """Make the torch registration."""
         spec, name = self.spec, self.spec.opname
@@ -92,8 +109,9 @@ class Registered(Served):
         self.enter()
         self._differentiate()
         self.variant = OutVariant(self, there) if has_out(spec) else None
-        if spec.autocast is not None and not spec.view:
-            there.cast(core_name(spec), self.core, make_cast(spec))
+        self.cast = make_cast(spec) if spec.autocast is not None and not spec.view else None
+        if self.cast is not None:
+            there.cast(core_name(spec), self.core, self.cast)
         there.publish()
 
     def _carry(self, there: Registrations, core: str) -> None:
