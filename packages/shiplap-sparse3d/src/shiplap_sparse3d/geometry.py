@@ -129,7 +129,7 @@ class Geometry:
         key = self._axes(kernel, "kernel"), self._axes(dilation, "dilation")
         neighbours = self._subm.get(key)
         if neighbours is None:
-            neighbours = submanifold(self.coords, self.spatial_shape, *key)
+            neighbours = submanifold(self.coords, self.spatial_shape, *key, self.batch_size)
             self._subm[key] = neighbours = self._settled(neighbours, torch.is_grad_enabled())
         elif torch.is_grad_enabled() and not neighbours.whole:
             self._subm[key] = neighbours = neighbours.complete()

@@ -159,6 +159,7 @@ def _shared(queries: Queries) -> dict[str, str]:
         "WIDE": "far",
         "KEY": "key",
         "BINS": "bins",
+        "PAGE": "page",
         "SIZE": "size",
     }
 

@@ -1,9 +1,9 @@
 """``sort_table`` in Triton: rows of each part by the Gray rank of their hits.
 
 Few rows in parts of few taps are sorted by one program a part. More of them in parts that have few ranks are placed by
-one counting sort: a histogram of each tile of rows, their running sums, then each row to where it belongs. The rest
-goes through ``torch.sort``, which is stable too. Addresses are integers, into one workspace. What sorts is a part of a
-launch program, so that C++ launches it.
+one counting sort: a histogram of each tile of rows, their running sums, then each row to where it belongs. Some more
+are sorted digit by digit (``digits.py``), and the rest by ``torch.sort``, which is stable too. Addresses are integers,
+into one workspace. What sorts is a part of a launch program, so that C++ launches it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from shiplap.extend import TritonLaunches, launch_program
+from shiplap_sparse3d.cuda.digits import BITS, by_digits, digit_numbers, page_of
 
 __all__ = [
     "SORT_TABLE",
@@ -67,15 +68,30 @@ def _store(keys, place, key, inside, KEY: tl.constexpr):
 
 @triton.jit
 def store_key(
-    keys, counts, masks, hits, row, m, part, run, runs, SIZE: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr
+    keys,
+    counts,
+    masks,
+    hits,
+    row,
+    m,
+    part,
+    run,
+    runs,
+    SIZE: tl.constexpr,
+    KEY: tl.constexpr,
+    BINS: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
-    """Keys of rows with these ``hits``. ``BINS``: counted in their tiles, masks cleared; 0: keys tell part and run."""
+    """Keys of rows with these ``hits``. ``BINS``: their last bits are counted in tiles of ``PAGE`` rows, masks cleared;
+    0: keys tell part and run.
+    """
     key, place = _key(hits, SIZE), m.to(tl.int64) * part + row
     if BINS:
         _store(keys, place, key, row < m, KEY)
-        tiles, blocks = (m + TILE - 1) // TILE, (m + MASK_ROWS - 1) // MASK_ROWS
+        tiles, blocks = (m + PAGE - 1) // PAGE, (m + MASK_ROWS - 1) // MASK_ROWS
         count = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
-        tl.atomic_add(count + (part * tiles + row // TILE).to(tl.int64) * BINS + key, 1, mask=row < m, sem="relaxed")
+        mine = count + (part * tiles + row // PAGE).to(tl.int64) * BINS
+        tl.atomic_add(mine + (key & (BINS - 1)), 1, mask=row < m, sem="relaxed")
         block = masks + blocks.to(tl.int64) * part + row // MASK_ROWS
         tl.store(block, tl.zeros_like(row), mask=(row < m) & (row % MASK_ROWS == 0))
     else:
@@ -100,11 +116,12 @@ def key_kernel(
     ROWS: tl.constexpr,
     KEY: tl.constexpr,
     BINS: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
     """What a sort needs of a tile of rows under one part."""
     part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, hits, _ = _hits(table, row, m, k, part, SIZE, TAPS)
-    store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS)
+    store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS, PAGE)
 
 
 @triton.jit(do_not_specialize=["m", "k"])
@@ -209,15 +226,36 @@ def place_kernel(
     tl.atomic_or(masks + part.to(tl.int64) * blocks + place // MASK_ROWS, hits, mask=hits != 0, sem="relaxed")
 
 
+@triton.jit
+def ordered_rows(sorted_rows, order, place, part, m, ORDERED: tl.constexpr):
+    """The rows at these places of a part: they are in ``order`` already, or come there from torch's sort."""
+    first = part.to(tl.int64) * m
+    if ORDERED:
+        row = tl.load(order + first + place, mask=place < m, other=0)
+    else:
+        sorted_rows = sorted_rows.to(tl.int64).to(tl.pointer_type(tl.int64))
+        row = (tl.load(sorted_rows + first + place, mask=place < m, other=0) - first).to(tl.int32)
+        tl.store(order + first + place, row, mask=place < m)
+    return row
+
+
 @triton.jit(do_not_specialize=["sorted_rows", "m", "k"])
-def gather_kernel(table, sorted_rows: tl.int64, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr):
-    """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32."""
+def gather_kernel(
+    table,
+    sorted_rows: tl.int64,
+    columns,
+    order,
+    masks,
+    m,
+    k,
+    SIZE: tl.constexpr,
+    TAPS: tl.constexpr,
+    ORDERED: tl.constexpr,
+):
+    """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32, if not ``ORDERED``."""
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
-    first = part.to(tl.int64) * m
-    sorted_rows = sorted_rows.to(tl.int64).to(tl.pointer_type(tl.int64))
-    row = (tl.load(sorted_rows + first + place, mask=place < m, other=0) - first).to(tl.int32)
-    tl.store(order + first + place, row, mask=place < m)
+    row = ordered_rows(sorted_rows, order, place, part, m, ORDERED)
     entry, _, inside = _hits(table, tl.where(place < m, row, m), m, k, part, SIZE, TAPS)
     v = tl.arange(0, TAPS)
     tl.store(columns + (part * SIZE + v).to(tl.int64)[None, :] * m + place[:, None], entry, mask=inside)
@@ -263,8 +301,9 @@ class Sort(NamedTuple):
 def numbers(sort: Sort) -> dict[str, str]:
     """What a sort needs, as values of a launch program.
 
-    ``size`` taps of a part; which way it is sorted (``alone``, ``counted``, ``ranked``); ``key`` bits of a key or 0;
-    ``bins`` that are counted or 0; ``runs`` of a part; bytes of histograms, which start as ``zeros``; then offsets.
+    ``size`` taps of a part; which way it is sorted (``alone``, ``counted``, ``ranked``: by ``digits`` or torch); ``key``
+    bits of a key or 0; ``bins`` that are counted in a ``page`` of rows or 0; ``runs`` of a part; bytes of histograms,
+    which start as ``zeros``; then offsets.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     live, spread = f"{rows} > 0 and {parts} > 0", f"pow2ceil({parts} * {p}runs)"
@@ -274,13 +313,16 @@ def numbers(sort: Sort) -> dict[str, str]:
         f"{p}alone": f"{live} and {rows} <= min({ALONE_ROWS}, run) and {p}size <= {ALONE_TAPS}",
         f"{p}counted": f"{live} and {p}alone == 0 and {rows} <= min({COUNTED_ROWS}, run) and {p}size <= {COUNTED_TAPS}",
         f"{p}ranked": f"{live} and {p}alone + {p}counted == 0",
-        f"{p}bins": f"{p}counted * max(2, pow2(min({p}size, {COUNTED_TAPS})))",
-        f"{p}tiles": f"cdiv({rows}, {TILE.value})",
-        f"{p}zeros": f"4 * {parts} * {p}bins * {p}tiles",
+        **digit_numbers(sort),
+        f"{p}page": f"where({p}digits == 1, {page_of(rows, parts)}, {TILE.value})",
+        f"{p}ranks": f"{p}counted * max(2, pow2(min({p}size, {COUNTED_TAPS})))",
+        f"{p}bins": f"where({p}digits == 1, pow2(min({p}width, {BITS})), {p}ranks)",
+        f"{p}tiles": f"cdiv({rows}, {p}page)",
+        f"{p}zeros": f"4 * {parts} * {p}bins * {p}tiles * max({p}passes, 1)",
         f"{p}runs": f"where({p}ranked == 1, cdiv({rows}, run), 1)",
         f"{p}long": f"where({spread} <= {2**31} // pow2({p}size), 32, 64)",
         f"{p}bits": f"where({spread} <= {2**15} // pow2({p}size), 16, {p}long)",
-        f"{p}key": f"where({p}counted == 1, 16, {p}ranked * {p}bits)",
+        f"{p}key": f"where({p}counted == 1, 16, where({p}digits == 1, 32, {p}ranked * {p}bits))",
         f"{p}counts": sort.scratch,
         f"{p}totals": f"{p}counts + {p}zeros",
         f"{p}keys": f"{p}totals + 4 * {parts} * {p}bins",
@@ -309,6 +351,7 @@ def with_keys(program: TritonLaunches, sort: Sort) -> TritonLaunches:
             "ROWS": rows,
             "KEY": f"{p}key",
             "BINS": f"{p}bins",
+            "PAGE": f"{p}page",
         },
         constants={"num_warps": 4},
         scratch={**sort.placed, "keys": ("int64", f"{p}keys"), "counts": ("int64", f"{p}counts")},
@@ -345,13 +388,13 @@ def sorted_rows(program: TritonLaunches, sort: Sort) -> TritonLaunches:
         constants={"CHUNK": 32, "num_warps": 4},
         scratch={**sort.placed, **places, "keys": ("int64", f"{p}keys")},
     )
-    count, origins, ranked = f"{parts} * {rows}", sort.origins, f"{p}ranked == 1"
-    values = f"{p}keys + 8 * {count}"  # keys are 64 bits wide at most
-    return program.sort(bits=f"{p}key", count=count, keys=f"{p}keys", values=values, rows=origins, when=ranked).then(
+    program, count, origins = by_digits(program, sort), f"{parts} * {rows}", sort.origins
+    values, many = f"{p}keys + 8 * {count}", f"{p}ranked > {p}digits"  # keys are 64 bits wide at most
+    return program.sort(bits=f"{p}key", count=count, keys=f"{p}keys", values=values, rows=origins, when=many).then(
         gather_kernel,
         grid=(f"cdiv({rows}, {MASK_ROWS.value})", parts),
-        when=f"{ranked} and {sort.tableless} == 0",
-        arguments=common,
+        when=f"{p}ranked == 1 and {sort.tableless} == 0",
+        arguments={**common, "ORDERED": f"{p}digits"},
         constants={"num_warps": 4},
         scratch={**sort.placed, "sorted_rows": ("int64", origins)},
     )
