@@ -26,10 +26,10 @@ DENSE = 32_000  # voxels from here on where each brick has a word: tables of few
 LEAST = 64  # the memory of the other hash is enough from here on
 WORDS = 8  # bricks for each voxel at most that have a word each
 TAPS = 8  # of a window at least: the starts of bricks take no more than the table would
-INSERTS, INSERT_WARPS = 256, 4  # rows that a program puts in
+INSERTS, INSERT_WARPS = 512, 4  # rows that a program puts in
 TAKEN = 1024  # slots that a program looks at
 ROWS = 128  # rows that a program looks up
-ENTRY_WARPS = 4
+ENTRY_WARPS = 2
 
 CLEAR = f"{SLOT_BYTES} * capacity - slot_bytes - 16"  # up to the memory of the sort
 SCRATCH = {
@@ -107,7 +107,7 @@ def ordered_entries(program: TritonLaunches, origins: str) -> TritonLaunches:
         brick_entries_kernel,
         grid=(f"cdiv(n, {ENTRIES.value})", "parts"),
         when="bricks == 1",
-        arguments={**_arguments("m"), "TAPS": "taps", "ORDERED": "digits"},
+        arguments={**_arguments("m"), "PARTS": "parts", "ORDERED": "digits"},
         constants={"num_warps": ENTRY_WARPS},
         scratch={**_scratch("slots", "starts", "rows"), "sorted_rows": ("int64", origins)},
     )

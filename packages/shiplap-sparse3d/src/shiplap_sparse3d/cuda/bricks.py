@@ -265,6 +265,21 @@ def brick_hits_kernel(
         sort.store_key(keys, counts, masks, of_part, row, n, part, run, runs, SIZE, KEY, BINS, PAGE)
 
 
+@triton.jit
+def _either(a, b):
+    return a | b
+
+
+@triton.jit
+def _entry(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.constexpr):
+    """The entries of one tap to their places; ``hits`` with its bit."""
+    above = word << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
+    hit = above < 0
+    entry = tl.load(rows + (start + _ones(above) - 1), mask=hit, other=-1)
+    tl.store(columns + (tap + part * 0).to(tl.int64) * m + place, entry, mask=place < m)
+    return hits | (hit.to(tl.int32) << (tap - part * SIZE))
+
+
 @triton.jit(do_not_specialize=[*PLACES, *SIZES, "sorted_rows", "m", "px", "py", "pz"])
 def brick_entries_kernel(
     coords,
@@ -288,14 +303,11 @@ def brick_entries_kernel(
     KY: tl.constexpr,
     KZ: tl.constexpr,
     SIZE: tl.constexpr,
-    TAPS: tl.constexpr,
+    PARTS: tl.constexpr,
     DENSE: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32, if not ``ORDERED``.
-
-    The taps of a row are next to each other in a warp, since most of their entries are in two or three lines.
-    """
+    """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32, if not ``ORDERED``."""
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * ENTRIES + tl.arange(0, ENTRIES)
     row = sort.ordered_rows(sorted_rows, order, place, part, m, ORDERED)
@@ -304,18 +316,26 @@ def brick_entries_kernel(
     x, y, z = x - px, y - py, z - pz
     slot, words = _met(slots, b, x, y, z, good, width, height, depth, capacity, KX, KY, KZ, DENSE)
     begin = tl.load(_ints(starts) + slot.to(tl.int64), mask=words != 0, other=0)
-    v = tl.arange(0, TAPS)
-    tap = part * SIZE + v
-    own = (v < SIZE) & (tap < KX * KY * KZ)
-    # Three numbers of two bits and a carry in one word each: where the window begins in its brick, and where a tap is.
-    base = ((x & 3) << 6) | ((y & 3) << 3) | (z & 3)
-    cell = base[:, None] + ((tap // (KY * KZ) << 6) + (tap // KZ % KY << 3) + tap % KZ)[None, :]
-    near = ((cell >> 6) & 4) | ((cell >> 4) & 2) | ((cell >> 2) & 1)
-    bit = ((cell >> 2) & 48) | ((cell >> 1) & 12) | (cell & 3)
-    above = tl.gather(words, near, 1) << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
-    hit = (above < 0) & own[None, :]
-    entry = tl.load(_ints(rows) + (tl.gather(begin, near, 1) + _ones(above) - 1), mask=hit, other=-1)
-    inside = (place < m)[:, None] & own[None, :]
-    tl.store(columns + tap.to(tl.int64)[None, :] * m + place[:, None], entry, mask=inside)
-    any_row = tl.max(hit.to(tl.int32), 0)
-    tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.sum(any_row << v, 0))
+    a000, a001, a010, a011, a100, a101, a110, a111 = _corners(words, ENTRIES)
+    s000, s001, s010, s011, s100, s101, s110, s111 = _corners(begin, ENTRIES)
+    listed, hits = _ints(rows), tl.zeros((ENTRIES,), tl.int32)
+    for tx in tl.static_range(KX):
+        far = (x & 3) + tx >= 4
+        b00, b01 = tl.where(far, a100, a000), tl.where(far, a101, a001)
+        b10, b11 = tl.where(far, a110, a010), tl.where(far, a111, a011)
+        t00, t01 = tl.where(far, s100, s000), tl.where(far, s101, s001)
+        t10, t11 = tl.where(far, s110, s010), tl.where(far, s111, s011)
+        for ty in tl.static_range(KY):
+            far_y, line = (y & 3) + ty >= 4, ((x + tx) & 3) * 16 + ((y + ty) & 3) * 4
+            c0, c1 = tl.where(far_y, b10, b00), tl.where(far_y, b11, b01)
+            u0, u1 = tl.where(far_y, t10, t00), tl.where(far_y, t11, t01)
+            for tz in tl.static_range(KZ):
+                tap, far_z = (tx * KY + ty) * KZ + tz, (z & 3) + tz >= 4
+                word, start = tl.where(far_z, c1, c0), tl.where(far_z, u1, u0)
+                bit = line + ((z + tz) & 3)
+                if PARTS == 1:
+                    hits = _entry(columns, listed, word, start, bit, hits, tap, part, place, m, SIZE)
+                else:
+                    if part == tap // SIZE:
+                        hits = _entry(columns, listed, word, start, bit, hits, tap, part, place, m, SIZE)
+    tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.reduce(hits, 0, _either))

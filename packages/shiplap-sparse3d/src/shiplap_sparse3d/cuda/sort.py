@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from shiplap.extend import TritonLaunches, launch_program
-from shiplap_sparse3d.cuda.digits import BITS, by_digits, digit_numbers, page_of
+from shiplap_sparse3d.cuda.digits import BITS, PAGE, by_digits, counted, digit_numbers
 
 __all__ = [
     "SORT_TABLE",
@@ -82,16 +82,18 @@ def store_key(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Keys of rows with these ``hits``. ``BINS``: their last bits are counted in tiles of ``PAGE`` rows, masks cleared;
-    0: keys tell part and run.
+    """Keys of rows with these ``hits``. ``BINS``: they are counted in tiles of rows, masks cleared; 0: keys tell part and
+    run. ``PAGE``: rows of a page in which a first digit is counted instead, or 0.
     """
     key, place = _key(hits, SIZE), m.to(tl.int64) * part + row
-    if BINS:
+    if PAGE:
         _store(keys, place, key, row < m, KEY)
-        tiles, blocks = (m + PAGE - 1) // PAGE, (m + MASK_ROWS - 1) // MASK_ROWS
+        counted(counts, part, row // PAGE, (m + PAGE - 1) // PAGE, key & (BINS - 1), row < m, BINS)
+    elif BINS:
+        _store(keys, place, key, row < m, KEY)
+        tiles, blocks = (m + TILE - 1) // TILE, (m + MASK_ROWS - 1) // MASK_ROWS
         count = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
-        mine = count + (part * tiles + row // PAGE).to(tl.int64) * BINS
-        tl.atomic_add(mine + (key & (BINS - 1)), 1, mask=row < m, sem="relaxed")
+        tl.atomic_add(count + (part * tiles + row // TILE).to(tl.int64) * BINS + key, 1, mask=row < m, sem="relaxed")
         block = masks + blocks.to(tl.int64) * part + row // MASK_ROWS
         tl.store(block, tl.zeros_like(row), mask=(row < m) & (row % MASK_ROWS == 0))
     else:
@@ -302,8 +304,8 @@ def numbers(sort: Sort) -> dict[str, str]:
     """What a sort needs, as values of a launch program.
 
     ``size`` taps of a part; which way it is sorted (``alone``, ``counted``, ``ranked``: by ``digits`` or torch); ``key``
-    bits of a key or 0; ``bins`` that are counted in a ``page`` of rows or 0; ``runs`` of a part; bytes of histograms,
-    which start as ``zeros``; then offsets.
+    bits of a key or 0; ``bins`` that are counted in each of the ``lines`` of all histograms or 0; ``runs`` of a part;
+    bytes of histograms, which start as ``zeros``; then offsets.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     live, spread = f"{rows} > 0 and {parts} > 0", f"pow2ceil({parts} * {p}runs)"
@@ -313,15 +315,14 @@ def numbers(sort: Sort) -> dict[str, str]:
         f"{p}alone": f"{live} and {rows} <= min({ALONE_ROWS}, run) and {p}size <= {ALONE_TAPS}",
         f"{p}counted": f"{live} and {p}alone == 0 and {rows} <= min({COUNTED_ROWS}, run) and {p}size <= {COUNTED_TAPS}",
         f"{p}ranked": f"{live} and {p}alone + {p}counted == 0",
-        **digit_numbers(sort),
-        f"{p}page": f"where({p}digits == 1, {page_of(rows, parts)}, {TILE.value})",
+        **digit_numbers(sort, TILE.value),
         f"{p}ranks": f"{p}counted * max(2, pow2(min({p}size, {COUNTED_TAPS})))",
         f"{p}bins": f"where({p}digits == 1, pow2(min({p}width, {BITS})), {p}ranks)",
-        f"{p}tiles": f"cdiv({rows}, {p}page)",
-        f"{p}zeros": f"4 * {parts} * {p}bins * {p}tiles * max({p}passes, 1)",
+        f"{p}zeros": f"4 * {parts} * {p}bins * {p}lines",
         f"{p}runs": f"where({p}ranked == 1, cdiv({rows}, run), 1)",
         f"{p}long": f"where({spread} <= {2**31} // pow2({p}size), 32, 64)",
         f"{p}bits": f"where({spread} <= {2**15} // pow2({p}size), 16, {p}long)",
+        f"{p}page": f"{p}digits * {PAGE}",
         f"{p}key": f"where({p}counted == 1, 16, where({p}digits == 1, 32, {p}ranked * {p}bits))",
         f"{p}counts": sort.scratch,
         f"{p}totals": f"{p}counts + {p}zeros",
@@ -331,7 +332,7 @@ def numbers(sort: Sort) -> dict[str, str]:
 
 def scratch_bytes(rows: str, parts: str) -> str:
     """The most that any way of sorting needs, in whole 64-bit words, since keys may lie behind it."""
-    return f"({parts} * (24 * {rows} + 8192) + 7) // 8 * 8"
+    return f"({parts} * (24 * {rows} + min(8 * {rows}, {1 << 21}) + 16384) + 7) // 8 * 8"
 
 
 def with_keys(program: TritonLaunches, sort: Sort) -> TritonLaunches:
