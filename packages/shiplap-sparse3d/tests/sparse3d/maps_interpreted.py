@@ -132,7 +132,8 @@ def submanifold(rng: torch.Generator) -> None:
             run(ops.subm_table, at, grid, kernel, dilation)
         taps = math.prod(kernel)
         for parts, near, run_of in ((-(-taps // 31), 0, 1 << 18), (-(-taps // 3), 1024, 50)):
-            run(planning.subm_plan, at, grid, kernel, dilation, parts, run_of, code=tables.subm_plan(near, 10**6, 10**6))
+            code = tables.subm_plan(near, 10**6, 10**6)
+            run(planning.subm_plan, at, grid, kernel, dilation, parts, run_of, code=code)
 
 
 def bricks(rng: torch.Generator) -> None:

@@ -82,6 +82,7 @@ def test_bricks_fit_where_the_other_hash_and_its_table_would_be_and_need_a_sort_
     from shiplap.op.expr import Expr
     from shiplap_sparse3d.cuda import brick_plan, hash, lookup, tables
 
+    grids = (0, (100, 100, 100)), (1, (100, 100, 100)), (3, (40, 1, 9)), (2, (2**21, 2**21, 2**20))
     names = tables.subm_plan(0, 0, 0).values
     values = {name: Expr.parse(text, name) for name, text in names.items()}
     seen = set()
@@ -92,7 +93,7 @@ def test_bricks_fit_where_the_other_hash_and_its_table_would_be_and_need_a_sort_
             ((3, 3, 3), 27, 64),
             ((5, 3, 3), 2, 64),
         ):
-            for scenes, grid in ((0, (100, 100, 100)), (1, (100, 100, 100)), (3, (40, 1, 9)), (2, (2**21, 2**21, 2**20))):
+            for scenes, grid in grids:
                 env = {"n": n, "k": math.prod(kernel), "kernel": kernel, "dilation": (1, 1, 1), "parts": parts}
                 env |= {"run": run, "scenes": scenes, "spatial_shape": grid}
                 for name, value in values.items():

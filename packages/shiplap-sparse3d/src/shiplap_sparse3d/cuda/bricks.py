@@ -2,9 +2,9 @@
 
 Where the grids of all scenes have few bricks for so many voxels, there is a word of bits for each of them; otherwise
 the bricks that have voxels are in a hash. On a surface some twenty voxels share a brick, so what is read stays in the
-L2 cache, where a slot for each voxel does not. A window of three cells per axis meets at most eight bricks; which of its
-cells are voxels are bits of their words, and that is all that the sort of a table needs. Once the order of the rows is
-known, each is looked up again, and its entries are written where they belong: a table in the order of the voxels is
+L2 cache, where a slot for each voxel does not. A window of three cells per axis meets at most eight bricks; which of
+its cells are voxels are bits of their words, and that is all that the sort of a table needs. Once the order of the rows
+is known, each is looked up again, and its entries are written where they belong: a table in the order of the voxels is
 never made. The rows of a brick's voxels lie together, in the order of its bits, in a list of rows whose start the brick
 knows. ``brick_plan.py`` has the launches, and what lies where in the workspace.
 """
@@ -93,7 +93,7 @@ PLACES = ["slots", "counters", "starts", "rows", "own", "taken"]
 
 @triton.jit
 def _taken(slots, number, good, room):
-    """The slots of bricks by their number + 1, and which of them were taken here. ``room``: how many slots there are."""
+    """The slots of bricks by their number + 1, which are taken if they are free. ``room``: how many slots there are."""
     entries, slot = _words(slots), home(number, room)
     seen = tl.load(entries + slot.to(tl.int64) * 2, mask=good, other=0)  # most bricks are there already
     wanting = good & (seen != number)
@@ -149,7 +149,9 @@ def brick_insert_kernel(
 
 
 @triton.jit(do_not_specialize=PLACES)
-def brick_start_kernel(slots: tl.int64, counters: tl.int64, starts: tl.int64, taken: tl.int64, DENSE: tl.constexpr, BLOCK: tl.constexpr):
+def brick_start_kernel(
+    slots: tl.int64, counters: tl.int64, starts: tl.int64, taken: tl.int64, DENSE: tl.constexpr, BLOCK: tl.constexpr
+):
     """Room in the list of rows for each brick."""
     at, bricks = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.load(_ints(counters))
     if tl.program_id(0) * BLOCK < bricks:

@@ -3,20 +3,18 @@
 ``torch.sort`` of some 100,000 keys keeps the host for longer than the device. Here pages of rows are sorted by a digit
 where they are, and each row goes behind those of smaller digits, and of its own digit in earlier pages. How often each
 digit occurs in a page, and in a group of pages, is known by then: who writes a row to its place counts its next digit
-there. Rows of a part that are not in one run are sorted run by run. In the workspace: counts of pages and then of groups,
-digit by digit, which start as zeros; then keys, keys, rows and rows of 32 bits, from one of the two to the other.
+there. Rows of a part that are not in one run are sorted run by run. In the workspace: counts of pages and then of
+groups, digit by digit, which start as zeros; then keys, keys, rows and rows of 32 bits, from one of the two to the
+other.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    from shiplap.extend import TritonLaunches
-    from shiplap_sparse3d.cuda.sort import Sort
+from shiplap.extend import TritonLaunches
+from shiplap_sparse3d.cuda.sort_form import Sort
 
 __all__ = ["BITS", "by_digits", "counted", "digit_numbers"]
 
@@ -123,7 +121,10 @@ def by_digits(program: TritonLaunches, sort: Sort) -> TritonLaunches:
     columns = [f"{p}keys + {turn} * {each}" for turn in range(4)]
     for turn in range(PASSES):
         here, there = (columns[1::2], columns[::2]) if turn % 2 else (columns[::2], columns[1::2])
-        counts = [f"{p}counts + {4 * at} * {parts} * {p}bins * ({p}tiles + cdiv({p}tiles, {GROUP.value}))" for at in (turn, turn + 1)]
+        counts = [
+            f"{p}counts + {4 * at} * {parts} * {p}bins * ({p}tiles + cdiv({p}tiles, {GROUP.value}))"
+            for at in (turn, turn + 1)
+        ]
         names = ("keys", "rows", "to_keys", "to_rows", "counts", "next_counts")
         program = program.then(
             digit_kernel,

@@ -8,13 +8,12 @@ into one workspace. What sorts is a part of a launch program, so that C++ launch
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
 from shiplap.extend import TritonLaunches, launch_program
 from shiplap_sparse3d.cuda.digits import BITS, PAGE, by_digits, counted, digit_numbers
+from shiplap_sparse3d.cuda.sort_form import Sort
 
 __all__ = [
     "SORT_TABLE",
@@ -82,8 +81,8 @@ def store_key(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Keys of rows with these ``hits``. ``BINS``: they are counted in tiles of rows, masks cleared; 0: keys tell part and
-    run. ``PAGE``: rows of a page in which a first digit is counted instead, or 0.
+    """Keys of rows with these ``hits``. ``BINS``: they are counted in tiles of rows, masks cleared; 0: keys tell part
+    and run. ``PAGE``: rows of a page in which a first digit is counted instead, or 0.
     """
     key, place = _key(hits, SIZE), m.to(tl.int64) * part + row
     if PAGE:
@@ -265,47 +264,12 @@ def gather_kernel(
     tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.sum(any_row << v, 0))
 
 
-class Sort(NamedTuple):
-    """The sort of one table in a launch program, whose values about it have names with a prefix.
-
-    Attributes:
-        rows, parts: as expressions. The table has ``k`` taps.
-        table: a tensor, or the offset of the table in the workspace.
-        scratch: where in the workspace the sort has its memory.
-        outputs: what the names of the outputs end with.
-        tableless: whether there is no table, so that what is ranked ends with its order, as an expression.
-    """
-
-    prefix: str
-    rows: str
-    parts: str
-    table: str | tuple[str, str]
-    scratch: str
-    outputs: str = ""
-    tableless: str = "0"
-
-    @property
-    def origins(self) -> str:
-        """Where torch's sort writes what it sorted, as an offset."""
-        return f"{self.prefix}keys + 16 * {self.parts} * {self.rows}"
-
-    @property
-    def given(self) -> dict[str, str]:
-        """The argument ``table`` of a kernel, where it is a tensor."""
-        return {"table": self.table} if isinstance(self.table, str) else {}
-
-    @property
-    def placed(self) -> dict[str, tuple[str, str]]:
-        """The same, where it lies in the workspace."""
-        return {} if isinstance(self.table, str) else {"table": self.table}
-
-
 def numbers(sort: Sort) -> dict[str, str]:
     """What a sort needs, as values of a launch program.
 
-    ``size`` taps of a part; which way it is sorted (``alone``, ``counted``, ``ranked``: by ``digits`` or torch); ``key``
-    bits of a key or 0; ``bins`` that are counted in each of the ``lines`` of all histograms or 0; ``runs`` of a part;
-    bytes of histograms, which start as ``zeros``; then offsets.
+    ``size`` taps of a part; which way it is sorted (``alone``, ``counted``, ``ranked``: by ``digits`` or torch);
+    ``key`` bits of a key or 0; ``bins`` that are counted in each of the ``lines`` of all histograms or 0; ``runs`` of a
+    part; bytes of histograms, which start as ``zeros``; then offsets.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     live, spread = f"{rows} > 0 and {parts} > 0", f"pow2ceil({parts} * {p}runs)"
