@@ -32,8 +32,8 @@ cuda.__path__[:0] = sys.argv[3:]  # before its modules are imported
 
 from shiplap_sparse3d.cuda import digits  # noqa: E402
 
-digits.PAGE, digits.GROUP = 64, triton.language.constexpr(2)  # so that few rows have several pages and groups
-digits.BITS, digits.PASSES = 6, 6  # whose counts fit a workspace for few rows
+digits.PAGE, digits.GROUP = 128, triton.language.constexpr(2)  # so that few rows have several pages and groups
+digits.BITS, digits.PASSES = 7, 5  # whose counts fit a workspace for few rows
 
 from shiplap_sparse3d.cuda import (  # noqa: E402
     BOUNDED,
@@ -140,7 +140,7 @@ def bricks(rng: torch.Generator) -> None:
     """Many voxels: of one part and more, of a run and several, of windows that are not cubes."""
     sizes = (
         (200, [9, 11, 13], [3, 3, 3], 1, 1 << 18, 0.1),
-        (330, [5, 9, 20], [3, 3, 3], 2, 128, 0.1),  # two parts of three runs
+        (330, [5, 9, 20], [3, 3, 3], 2, 256, 0.1),  # two parts of two runs
         (257, [5, 9, 15], [3, 3, 3], 9, 100, 0.0),  # parts of few taps
         (200, [2, 16, 9], [2, 2, 3], 1, 64, 0.2),
         (90, [2**20, 2**20, 2**21 - 1], [2, 3, 3], 1, 1 << 18, 0.0),
@@ -236,7 +236,7 @@ def sorts(rng: torch.Generator) -> None:
         for parts in sorted({-(-k // 31), -(-k // 9), -(-k // 3)}):
             run(ops.sort_table, table, parts, 1 << 18)
         run(ops.sort_table, table, -(-k // 9), 100)
-        run(ops.sort_table, table, -(-k // 31), 128)  # by digits, run by run
+        run(ops.sort_table, table, -(-k // 31), 256)  # by digits
     run(ops.sort_table, torch.arange(-1, 59).int().view(10, 6), 6, 1 << 18)  # a part for each tap
 
 

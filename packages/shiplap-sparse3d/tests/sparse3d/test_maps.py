@@ -33,7 +33,7 @@ def describe(*args: str) -> dict[str, str]:
     """What the script says of each case, on a fresh seed."""
     script = Path(__file__).with_name("maps_interpreted.py")
     command = script, random.randrange(2**31), *args
-    done = interpreted(*command, timeout=300)
+    done = interpreted(*command, timeout=600)
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert tuple(lines) == CASES, f"{command}\n{done.stdout}{done.stderr}"
     return lines
