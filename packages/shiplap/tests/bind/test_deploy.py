@@ -207,6 +207,29 @@ def test_a_packaged_model_runs_with_a_library_of_its_ops(home, ops, program, tmp
     assert sorted(path.name for path in (tmp_path / "deployed").iterdir()) == ["libback.so", NAME, "libstep.so"]
 
 
+def test_launches_that_nobody_compiled_stay_behind_where_only_their_library_is_wanted(ns, tmp_path):
+    """As those of gradients, which share a kernel library with the ops of a model that does not train."""
+    pytest.importorskip("triton")
+    from tests.bind.test_launched import copied
+
+    @sl.op(f"{ns}::wanted")
+    def wanted(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + 1
+
+    @sl.op(f"{ns}::other")
+    def other(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + 1
+
+    both = {"wanted": wanted, "other": other}
+    library = compile_c(tmp_path, "both", both, "".join(BODY.format(name=name) for name in both))
+    for name, op in both.items():
+        op.kernel("cpu", sl.cabi(library, name), dtypes="float32")
+    other.kernel("cuda", sl.triton(copied, grid="n", arguments={"skip": 1}, constants={"BLOCK": 32}))
+    assert deploy([wanted], tmp_path / "made").is_file()
+    with fails("SL620", f"{ns}::other", "no cubin"):
+        deploy([wanted, other], tmp_path / "made")
+
+
 def test_what_cannot_be_deployed_is_refused(ns, tmp_path):
     with fails("SL308", got="no op"):
         deploy([], tmp_path)

@@ -82,7 +82,9 @@ def on_demand(ops: Iterable[Op], where: str) -> Deployed:
 
 def _made(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool = False) -> Deployed:
     listed = [e for op in wanted for e in make_plan(op).entries.values()]
-    entries = list({(e.op.spec.name, e.device): e for e in listed}.values())
+    each, asked = {(e.op.spec.name, e.device): e for e in listed}, {op.spec.name for op in wanted}
+    # Ops that share a kernel library with one that is wanted come along: whose launches nobody compiled stay behind.
+    entries = [e for e in each.values() if e.op.spec.name in asked or not e.form.missing()]
     for entry in entries:
         if lacking := entry.form.missing():
             raise error("SL620", where=entry.op.spec.name, got=lacking, expected="compiled forms of every launch")
