@@ -63,6 +63,28 @@ def program(ops):
     return torch.export.export(Model(), (torch.randn(6),))
 
 
+WITHOUT_SHIPLAP = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+model = torch._inductor.aoti_load_package(sys.argv[2])
+x = torch.arange(6.0)
+assert torch.equal(model(x), x + 1)
+assert "shiplap" not in sys.modules
+"""
+
+
+@pytest.mark.long
+def test_a_packaged_model_runs_with_a_library_of_its_ops(home, ops, program, tmp_path):
+    """Before ``packed`` takes the libraries away."""
+    torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "plain.pt2"))
+    assert deploy(ops, tmp_path / "made") == tmp_path / "made" / NAME
+    (tmp_path / "made").rename(tmp_path / "deployed")  # it can be moved
+    (tmp_path / "alone.py").write_text(WITHOUT_SHIPLAP)
+    done = forked.python(tmp_path / "alone.py", tmp_path / "deployed" / NAME, tmp_path / "plain.pt2")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "deployed").iterdir()) == ["libback.so", NAME, "libstep.so"]
+
+
 @pytest.fixture(scope="module")
 def packed(home, program):
     """The model as one file that was moved, and nothing left of what it was made from but the declarations."""
@@ -184,27 +206,6 @@ def test_what_only_python_can_run_is_refused_by_name_before_anything_is_compiled
         with fails("SL307", where=halved.spec.name, got=got):
             package_model(program, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
-
-
-WITHOUT_SHIPLAP = """
-import sys, torch
-torch.ops.load_library(sys.argv[1])
-model = torch._inductor.aoti_load_package(sys.argv[2])
-x = torch.arange(6.0)
-assert torch.equal(model(x), x + 1)
-assert "shiplap" not in sys.modules
-"""
-
-
-@pytest.mark.long
-def test_a_packaged_model_runs_with_a_library_of_its_ops(home, ops, program, tmp_path):
-    torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "plain.pt2"))
-    assert deploy(ops, tmp_path / "made") == tmp_path / "made" / NAME
-    (tmp_path / "made").rename(tmp_path / "deployed")  # it can be moved
-    (tmp_path / "alone.py").write_text(WITHOUT_SHIPLAP)
-    done = forked.python(tmp_path / "alone.py", tmp_path / "deployed" / NAME, tmp_path / "plain.pt2")
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "deployed").iterdir()) == ["libback.so", NAME, "libstep.so"]
 
 
 def test_launches_that_nobody_compiled_stay_behind_where_only_their_library_is_wanted(ns, tmp_path):
