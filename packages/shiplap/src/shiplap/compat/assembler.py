@@ -1,7 +1,7 @@
-"""Which assembler Triton compiles with: torch's own from the first kernel on, for it is part of the key of Triton's cache.
+"""Which assembler Triton compiles with: torch's own from the first kernel on, as the key of Triton's cache names it.
 
-Inductor puts the assembler that torch brings into force once it compiles a kernel. A process that had launched kernels
-before, without a graph, had compiled these with Triton's own assembler, and the next process, which begins with a graph,
+Inductor puts the assembler that torch brings into force once it compiles a kernel. A process that launched kernels
+before any graph had compiled these with Triton's own assembler, and the next process, which began with a graph,
 compiled all of them again: 7 s of the first call of a SpUNet (H200, torch 2.11, Triton 3.6, November 2026).
 """
 
