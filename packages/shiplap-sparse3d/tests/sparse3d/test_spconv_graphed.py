@@ -52,7 +52,7 @@ class Everything(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.enter = spconv.SubMConv3d(4, 8, 3, indice_key="a")
-        self.again = spconv.SubMConv3d(8, 8, 3, indice_key="a", bias=False)
+        self.repeated = spconv.SubMConv3d(8, 8, 3, indice_key="a", bias=False)
         self.point = spconv.SubMConv3d(8, 8, 1, indice_key="p")
         self.down = spconv.SparseConv3d(8, 6, 2, 2, indice_key="d", record_voxel_count=True)
         self.below = spconv.SubMConv3d(6, 6, 3, indice_key="b")
@@ -61,9 +61,9 @@ class Everything(nn.Module):
         self.unnamed = spconv.SparseConv3d(8, 4, 3, 1, 1)
 
     def forward(self, feats, coords):
-        x = self.again(self.enter(sparse(feats, coords)))
-        x = self.point(self.again(x, x))
-        y = self.again(self.up(self.below(self.down(x))), x)
+        x = self.repeated(self.enter(sparse(feats, coords)))
+        x = self.point(self.repeated(x, x))
+        y = self.repeated(self.up(self.below(self.down(x))), x)
         return self.unnamed(y).features
 
 
@@ -106,13 +106,13 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_said_in_the_same_words(wrong):
-    said = []
+    messages = []
     for run in (wrong, torch.compile(wrong, backend="eager")):
         reset_compiler()
         with torch.no_grad(), pytest.raises(ShiplapError) as caught:
             run(*voxels())
-        said.append(str(caught.value))
-    assert said[0] == said[1]
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
 
 
 def test_another_grid_is_refused():

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from shiplap import ShiplapError
 from shiplap.extend import error
 from shiplap_sparse3d.spconv import indices
 from shiplap_sparse3d.spconv.activation import activate, activation_of
@@ -162,7 +161,7 @@ class SparseConvolution(SparseModule):
         checkpointed = check_sparse(where, input)
         features = input._features
         if features.shape[1] != self.in_channels:
-            raise self.other_channels(features)
+            raise indices.other_channels(where, features, self.in_channels)
         if self.conv1x1:
             output = input.with_features(self.pointwise(features), checkpointed, input._indices)
         else:
@@ -170,11 +169,6 @@ class SparseConvolution(SparseModule):
         if self.act_type is not None:
             output = output.replace_feature(activate(output.features, self.act_type, self.act_alpha))
         return output if add_input is None else output + add_input
-
-    def other_channels(self, features: Tensor) -> ShiplapError:
-        """What is wrong with features of another number of channels."""
-        got, expected = f"{features.shape[1]} channels", f"in_channels = {self.in_channels}"
-        return error("SL202", where=type(self).__name__, got=got, expected=expected)
 
     def pointwise(self, features: Tensor) -> Tensor:
         """The product of a kernel of one cell."""

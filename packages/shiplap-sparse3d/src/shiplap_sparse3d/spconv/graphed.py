@@ -8,7 +8,7 @@ is left to the functions that eager calls take.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,34 +16,52 @@ from torch import Tensor
 from shiplap_sparse3d.spconv import indices
 from shiplap_sparse3d.spconv.activation import activate
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
-from shiplap_sparse3d.spconv.record import IndiceData
+from shiplap_sparse3d.spconv.record import ConvAlgo, IndiceData
 from shiplap_sparse3d.spconv.sizes import assume_rows
-
-if TYPE_CHECKING:
-    from shiplap_sparse3d.spconv.conv import SparseConvolution
 
 __all__ = ["convolved"]
 
 
-def convolved(
-    layer: SparseConvolution, input: SparseConvTensor, add_input: SparseConvTensor | None = None
-) -> SparseConvTensor:
+class Layer(Protocol):
+    """What is asked of a ``SparseConvolution``."""
+
+    weight: Tensor
+    bias: Tensor | None
+    indice_key: str | None
+    act_type: str | None
+    act_alpha: float
+    algo: ConvAlgo
+    kernel_size: list[int]
+    dilation: list[int]
+    ndim: int
+    in_channels: int
+    groups: int
+    subm: bool
+    inverse: bool
+    conv1x1: bool
+    training: bool
+    record_voxel_count: bool
+
+    def pointwise(self, features: Tensor) -> Tensor: ...
+    def indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData: ...
+    def get_max_num_voxels(self) -> Tensor | None: ...
+
+
+def convolved(layer: Layer, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
     """``layer(input, add_input)``."""
-    if not isinstance(input, SparseConvTensor):
+    known = isinstance(input, SparseConvTensor)
+    if not known:
         check_sparse(type(layer).__name__, input)
     features = input.features
-    if features.shape[1] != layer.in_channels:
-        raise layer.other_channels(features)
-    if layer.conv1x1:
-        output = input.replace_feature(layer.pointwise(features))
-    else:
-        output = _moved(layer, input, features)
+    if features.size(1) != layer.in_channels:  # shape would be a tuple with a symbol for the rows
+        raise indices.other_channels(type(layer).__name__, features, layer.in_channels)
+    output = input.replace_feature(layer.pointwise(features)) if layer.conv1x1 else _moved(layer, input, features)
     if layer.act_type is not None:
         output = output.replace_feature(activate(output.features, layer.act_type, layer.act_alpha))
     return output if add_input is None else output + add_input
 
 
-def _moved(layer: SparseConvolution, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
+def _moved(layer: Layer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
     """``features`` behind the convolution, on its voxels."""
     key, voxels, inverse = layer.indice_key, input.indices, layer.inverse
     data = None if key is None else input.indice_dict.get(key)
@@ -65,7 +83,7 @@ def _moved(layer: SparseConvolution, input: SparseConvTensor, features: Tensor) 
     return output
 
 
-def _fits(layer: SparseConvolution, input: SparseConvTensor, data: IndiceData) -> bool:
+def _fits(layer: Layer, input: SparseConvTensor, data: IndiceData) -> bool:
     """Whether ``layer`` may use the record of another submanifold layer on the same voxels. False where more is to be
     asked. Lists are taken apart: Dynamo compares two of them by a program of its own."""
     if not layer.subm or not data.is_subm or data.algo != layer.algo:

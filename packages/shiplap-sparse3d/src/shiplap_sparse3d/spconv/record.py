@@ -45,8 +45,8 @@ class Window:
         """What it leads to from ``geometry``, built at most once."""
         window = self.ksize, self.stride, self.padding, self.dilation
         if is_compiling() and geometry.ndim == 3 and self.output_padding is None and not geometry.padded:
-            k, s, p, d = window  # as they are: each line is traced
-            return geometry.step(Step(tuple(k), tuple(s), tuple(p), tuple(d)), plain=pooled, back=back)
+            step = Step(*map(tuple, window))  # type: ignore[arg-type] # three numbers each, as they are
+            return geometry.step(step, plain=pooled, back=back)
         if self.output_padding is None:
             return geometry.pooled(*window) if pooled else geometry.strided(*window, back=back)
         # spconv's grid has the size of an undilated kernel.

@@ -158,6 +158,7 @@ class ShortCut(Generic[P, R]):
         try:
             # is_plain_call and is_recorded_call without their frames, and unpacking keywords that are rarely there. A
             # declaration in another thread may change the attributes at any time: each is read once.
+            result: Tensor | tuple[Tensor, ...] | None
             if is_dynamo_compiling():  # it traces each line of ours, at every call of an op
                 result = self.overload(*args, **kwargs)
             elif (
