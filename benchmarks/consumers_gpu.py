@@ -10,18 +10,21 @@ each, which are timed one after the other: first eager, then, when all have comp
 that compiles for minutes does so beside them in a process of its own, which stands still while another is timed.
 
 ``first`` is the seconds of the first call of ``torch.compile(network)`` on voxels whose number is marked as dynamic, in
-a process with empty caches and in the process after it; ``again`` is a process that finds what the parts before it
-have left in the caches. ``dynamic=True`` would make numbers of the model dynamic, too, which Dynamo takes back by
-tracing once more.
+a process with empty caches and in the process after it. ``behind`` is that call in a process that has called thin
+layers on the same voxels eagerly before, with empty caches, and in the two processes after it; ``again`` is a process
+that finds what the parts before it have left in the caches. Where Python may not write bytecode, processes share a
+folder of it, as ``pip`` leaves it beside the sources of an installation. ``dynamic=True`` would make numbers of the
+model dynamic, too, which Dynamo takes back by tracing once more.
 
 Each part runs in a process of its own with a limit of time, and prints what it has as it goes:
-``python benchmarks/consumers_gpu.py [--json] [--parts first,cells,again] [--slow PEER:NETWORK:MODE,...]``.
+``python benchmarks/consumers_gpu.py [--json] [--parts first,behind,cells,again] [--slow PEER:NETWORK:MODE,...]``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -250,8 +253,24 @@ def cells(name: str, given: argparse.Namespace) -> Iterator[Row]:
         print(DONE, flush=True)
 
 
+def behind_eager(name: str, given: argparse.Namespace) -> Iterator[Row]:
+    """The same in a process that has launched kernels of tables and layers before."""
+    inputs = scene(SHELLS[0])
+    layers = [facade.SubMConv3d(CHANNELS, 16, 3, indice_key="s0")]
+    for level in range(4):
+        layers += [
+            facade.SparseConv3d(16, 16, 2, 2, indice_key=f"d{level}"),
+            facade.SubMConv3d(16, 16, 3, indice_key=f"s{level + 1}"),
+        ]
+    layers += [facade.SparseInverseConv3d(16, 16, 2, indice_key=f"d{level}") for level in reversed(range(4))]
+    thin = facade.SparseSequential(*layers).cuda().half().eval()
+    with torch.no_grad():
+        thin(facade.SparseConvTensor(*inputs, 1))
+    yield from first_call(name, given)
+
+
 def first_call(name: str, given: argparse.Namespace) -> Iterator[Row]:
-    """Seconds of the first call in this process, which is a compiled one."""
+    """Seconds of the first call of the network in this process, which is a compiled one."""
     inputs, net = scene(SHELLS[0]), network(name, facade).eval()
     with torch.no_grad():
         torch.cuda.synchronize()
@@ -268,25 +287,42 @@ def first_call(name: str, given: argparse.Namespace) -> Iterator[Row]:
 
 PARTS: dict[str, Callable[[str, argparse.Namespace], Iterator[Row]]] = {
     "first": first_call,
+    "behind": behind_eager,
     "cells": cells,
     "again": first_call,
 }
 
 
+def in_processes(name: str, given: argparse.Namespace, parts: list[str]) -> list[Row]:
+    """The rows of a process each, with caches that are empty for the first of them."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as home:
+        variables = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "SHIPLAP_CACHE_DIR"
+        for part in parts:
+            rows += in_process(__file__, part, name, given, {v: f"{home}/{v.lower()}" for v in variables})
+    return rows
+
+
+def with_bytecode() -> None:
+    """Let processes leave the bytecode of what they import to later ones, where it may not lie beside the sources."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        os.environ.setdefault("PYTHONPYCACHEPREFIX", tempfile.mkdtemp(prefix="bytecode-"))
+
+
 def measured(given: argparse.Namespace, names: list[str]) -> dict[str, list[Row]]:
-    """All parts. The first calls are made with empty caches, then in a second process."""
+    """All parts. The first calls are made with empty caches, then in other processes."""
     done: dict[str, list[Row]] = {part: [] for part in given.parts.split(",")}
+    with_bytecode()
 
     def again() -> None:
         for name in names if "again" in done and not done["again"] else []:
             done["again"] += in_process(__file__, "again", name, given, {})
 
-    for name in names if "first" in done else []:
-        with tempfile.TemporaryDirectory() as home:
-            variables = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "SHIPLAP_CACHE_DIR"
-            for _ in range(2):
-                caches = {v: f"{home}/{v.lower()}" for v in variables}
-                done["first"] += in_process(__file__, "first", name, given, caches)
+    for name in names:
+        if "first" in done:
+            done["first"] += in_processes(name, given, ["first", "first"])
+        if "behind" in done:
+            done["behind"] += in_processes(name, given, ["behind", "first", "first"])
     if "cells" in done:
         build_bindings()
         done["cells"] += in_turn(__file__, list(product(names, MODES)), given, again)
@@ -309,7 +345,7 @@ def ratios(rows: list[Row]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/consumers_gpu.json")
-    parser.add_argument("--parts", default="first,cells", help="some of first,cells,again; else: %(default)s")
+    parser.add_argument("--parts", default="first,cells", help="some of first,behind,cells,again; else: %(default)s")
     parser.add_argument("--peers", default=PEERS[0][1], help="of spconv,spconv-triton; else: %(default)s")
     parser.add_argument("--slow", default="", help="PEER:NETWORK:MODE, ... of peers that compile for minutes")
     parser.add_argument("--rounds", type=int, default=10)
@@ -332,10 +368,9 @@ def main() -> None:
     print(json.dumps(means))
     if given.json:
         packages, device = ["triton", "spconv-cu126", "spconv-triton"], torch.cuda.get_device_name()
-        write(
-            Path(__file__).parent / "results/consumers_gpu.json",
-            record(SOURCES, packages, device, **done, means=means),
-        )
+        found = {**done, "means": means} if "cells" in done else done
+        place = "consumers_gpu.json" if "cells" in done else "consumers_first_gpu.json"  # cells take ten minutes
+        write(Path(__file__).parent / "results" / place, record(SOURCES, packages, device, **found))
 
 
 if __name__ == "__main__":

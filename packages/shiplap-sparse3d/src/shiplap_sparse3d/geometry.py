@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from shiplap.extend import error
@@ -29,7 +30,7 @@ def per_axis(value: Axes, name: str, ndim: int = 3) -> tuple[int, ...]:
 
     Raises SL208 for another number of them, SL209 for what is no integer.
     """
-    if not torch.compiler.is_compiling():  # a graph would learn a guard for each size that is looked at
+    if not is_compiling():  # a graph would learn a guard for each size that is looked at
         value = _integers(value, name, ndim)
     values = (value,) * ndim if isinstance(value, int) else tuple(value)
     if len(values) != ndim:
@@ -50,12 +51,15 @@ _PER_AXIS = "an int, or one int for each of {} axes"
 
 def triple(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
     """The same for all three axes; where ``ndim`` is less, the leading ones get ``fill``."""
-    if ndim == 3 and not torch.compiler.is_compiling():  # what layers give, each time
+    if ndim == 3 and not is_compiling():  # what layers give, each time
         if type(value) is int:
             return value, value, value
         if isinstance(value, (list, tuple)) and [*map(type, value)] == _THREE:
             x, y, z = value
             return x, y, z
+    elif ndim == 3 and isinstance(value, (list, tuple)) and len(value) == 3:  # in a graph, which is traced line by line
+        x, y, z = value
+        return x, y, z
     x, y, z = (*(fill,) * (3 - ndim), *per_axis(value, name, ndim))
     return x, y, z
 

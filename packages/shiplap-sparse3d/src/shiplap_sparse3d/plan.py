@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shiplap.extend import error
+from shiplap.extend.compiling import allows_tf32
 from shiplap_sparse3d import ops
 
 __all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sorted"]
@@ -103,7 +104,7 @@ class Plan:
     ) -> Tensor:
         """``feats [n, ci]``, ``weight [co, k, ci / groups]`` → ``[m, co]``; ``tf32`` by default as for matmul."""
         back, order, masks = self.back or (None, None, None)
-        tf32 = torch.backends.cuda.matmul.allow_tf32 if tf32 is None else tf32
+        tf32 = allows_tf32() if tf32 is None else tf32
         return ops.conv(
             feats,
             weight,

@@ -9,8 +9,7 @@ from shiplap.compat import reuse
 def test_checks_are_marked_and_the_assembler_is_chosen(monkeypatch):
     """Which assembler was in force depended on what the caches had, so that a second process compiled kernels again."""
     chosen = []
-    monkeypatch.setattr(reuse, "_set_triton_ptxas_path", lambda: chosen.append("torch's"))
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(reuse.assembler, "use_torchs", lambda: chosen.append("torch's"))
     monkeypatch.setattr(torch, "__version__", "2.11.0")
     with config.patch(unsafe_marked_cacheable_functions={"mine": "1"}):
         reuse.prepare()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,8 +22,8 @@ from shiplap_sparse3d.spconv.core import (
     check_sparse,
     expand_nd,
 )
+from shiplap_sparse3d.spconv.graphed import convolved
 from shiplap_sparse3d.spconv.modules import SparseModule
-from shiplap_sparse3d.spconv.sizes import assume_rows
 from shiplap_sparse3d.spconv.tracing import one_node
 
 __all__ = [
@@ -154,25 +155,23 @@ class SparseConvolution(SparseModule):
         extra = self.output_padding if self.transposed else None
         return Window(self.kernel_size, self.stride, self.padding, self.dilation, extra)
 
-    @one_node
+    @partial(one_node, in_graph=convolved)
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
-        where, key = type(self).__name__, self.indice_key
-        checkpointed, compiling = check_sparse(where, input), torch.compiler.is_compiling()
-        features = input.features if compiling else input._features
+        where = type(self).__name__
+        checkpointed = check_sparse(where, input)
+        features = input._features
         if features.shape[1] != self.in_channels:
-            got, expected = f"{features.shape[1]} channels", f"in_channels = {self.in_channels}"
-            raise error("SL202", where=where, got=got, expected=expected)
-        if not self.conv1x1:
-            output = self._convolve(input, features, self._indice_data(where, key, input), checkpointed)
-        elif compiling:
-            output = input.replace_feature(self._pointwise(features))
+            raise indices.other_channels(where, features, self.in_channels)
+        if self.conv1x1:
+            output = input.with_features(self.pointwise(features), checkpointed, input._indices)
         else:
-            output = input.with_features(self._pointwise(features), checkpointed, input._indices)
+            output = self._convolve(input, features, self.indice_data(where, self.indice_key, input), checkpointed)
         if self.act_type is not None:
             output = output.replace_feature(activate(output.features, self.act_type, self.act_alpha))
         return output if add_input is None else output + add_input
 
-    def _pointwise(self, features: Tensor) -> Tensor:
+    def pointwise(self, features: Tensor) -> Tensor:
+        """The product of a kernel of one cell."""
         # spconv views the memory of [out, 1, .., in] as [in, out], which is no transpose; so do its checkpoints.
         weight = self.weight.reshape(self.in_channels, self.out_channels)
         return nn.functional.linear(features, weight.t(), self.bias)
@@ -184,8 +183,6 @@ class SparseConvolution(SparseModule):
         features = plan.conv(features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
             return input.move(features, data.geometry, data.indices, data.spatial_shape, inside)
-        if self.training:  # a graph knows of one row since the tensor was made
-            assume_rows(features.shape[0], training=True)
         output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape, inside)
         if self.indice_key is not None:
             output.indice_dict[self.indice_key] = data
@@ -193,7 +190,7 @@ class SparseConvolution(SparseModule):
             indices.count_voxels(self.get_max_num_voxels(), features.shape[0])
         return output
 
-    def _indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData:
+    def indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData:
         """The record under ``indice_key`` if this layer may use it, or a new one."""
         data = indices.find(where, input, key, self.algo)
         if self.inverse:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from shiplap.extend import error
 from shiplap_sparse3d.coords import check_rows
@@ -16,7 +17,7 @@ from shiplap_sparse3d.geometry import Geometry, per_axis
 from shiplap_sparse3d.reentrant import inside, made_inside, refuse_in_eager
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
-from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
+from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least, same_cells
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 from shiplap_sparse3d.spconv.tracing import is_proxy, proxy_among
 from shiplap_sparse3d.spconv.unread import Unread, unread
@@ -53,7 +54,7 @@ def check_sparse(where: str, x: Any) -> bool:
     if not isinstance(x, SparseConvTensor):
         fix = "pass SparseConvTensor(features, indices, spatial_shape, batch_size)"
         raise error("SL209", where=where, got=type(x).__name__, expected="a SparseConvTensor", fix=fix)
-    if torch.compiler.is_compiling():  # nothing is asked of a graph, which would be traced through all of it
+    if is_compiling():  # nothing is asked of a graph, which would be traced through all of it
         return False
     if x._features.shape[0] != x._indices.shape[0]:
         check_rows(where, x._features, x._indices.shape[0])
@@ -102,7 +103,7 @@ class SparseConvTensor(Summed):
     checkpointed: bool = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or (proxy := proxy_among((*args, *kwargs.values()))) is None:
+        if is_compiling() or (proxy := proxy_among((*args, *kwargs.values()))) is None:
             return object.__new__(cls)
         return proxy.tracer.create_proxy("call_function", cls, args, kwargs)  # torch.fx is tracing
 
@@ -183,7 +184,7 @@ class SparseConvTensor(Summed):
         indices, shape, scenes = self.indices, tuple(self.spatial_shape), self.batch_size
         if self._known is not None:
             known, made_of = self._known
-            if made_of is indices and known.spatial_shape[-len(shape) :] == shape and known.batch_size == scenes:
+            if made_of is indices and same_cells(known.spatial_shape, shape) and known.batch_size == scenes:
                 return known
         assume_rows(indices.shape[0])
         made = Geometry(indices, shape, scenes)
@@ -213,14 +214,17 @@ class SparseConvTensor(Summed):
 
     def replace_feature(self, feature: Tensor) -> SparseConvTensor:
         """Other features on the same voxels; ``indice_dict`` and tables are shared."""
-        if torch.compiler.is_compiling():
-            return self.with_features(feature, False, self.indices)
+        if is_compiling():
+            return self.with_features(feature, None, self.indices)
         if is_proxy(feature):
             return SparseConvTensor(feature, self.indices, self.spatial_shape, self.batch_size)
         return self.with_features(feature, inside(), self._indices)
 
-    def with_features(self, feature: Tensor, checkpointed: bool, indices: Tensor) -> SparseConvTensor:
-        """``replace_feature`` where it is known whether this is ``checkpointed``, with the ``indices`` as they are."""
+    def with_features(self, feature: Tensor, checkpointed: bool | None, indices: Tensor) -> SparseConvTensor:
+        """``replace_feature`` where it is known whether this is ``checkpointed``, with the ``indices`` as they are.
+
+        None: in a graph, which holds no quantised tensors.
+        """
         # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over, and
         # what a graph is not asked is not called.
         other = object.__new__(SparseConvTensor)
@@ -229,7 +233,7 @@ class SparseConvTensor(Summed):
         other.indice_dict, other._unread = self.indice_dict, self._unread
         if checkpointed:
             other.checkpointed = True
-        if feature.ndim != 2 or feature.is_quantized:
+        if feature.ndim != 2 or (checkpointed is not None and feature.is_quantized):
             other._check_features()
         return other
 
@@ -237,11 +241,14 @@ class SparseConvTensor(Summed):
         self, feature: Tensor, geometry: Geometry, indices: Tensor, spatial_shape: list[int], checkpointed: bool
     ) -> SparseConvTensor:
         """``feature`` on other voxels of the same scenes, with a copy of ``indice_dict``."""
-        other = self.with_features(feature, checkpointed, indices)
+        other = object.__new__(SparseConvTensor)
+        other._features, other._indices, other._known = feature, indices, (geometry, indices)
+        other.spatial_shape, other.batch_size = list(spatial_shape), self.batch_size
+        other.indice_dict, other._unread = self.indice_dict.copy(), self._unread
+        if checkpointed:
+            other.checkpointed = True
         if indices is not self._indices:
             assume_rows(indices.shape[0])
-        other.spatial_shape, other.indice_dict = list(spatial_shape), self.indice_dict.copy()
-        other._known = geometry, indices
         return other
 
     def select_by_index(self, valid_indices: Tensor) -> SparseConvTensor:
@@ -291,7 +298,7 @@ class SparseConvTensor(Summed):
 
     def __dir__(self) -> list[str]:
         # Models ask it for "replace_feature". No graph lists the names of object, and none of torch 2.11 those of self.
-        return [*_NAMES] if torch.compiler.is_compiling() else [*_NAMES, *self.__dict__]
+        return [*_NAMES] if is_compiling() else [*_NAMES, *self.__dict__]
 
 
 _NAMES = dir(SparseConvTensor)

@@ -7,10 +7,12 @@ from enum import Enum
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d.geometry import Geometry, Strided
 from shiplap_sparse3d.plan import Plan
+from shiplap_sparse3d.steps import Window as Step
 
 __all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "Window"]
 
@@ -42,6 +44,9 @@ class Window:
     def step(self, geometry: Geometry, *, pooled: bool = False, back: bool | None = None) -> Strided:
         """What it leads to from ``geometry``, built at most once."""
         window = self.ksize, self.stride, self.padding, self.dilation
+        if is_compiling() and geometry.ndim == 3 and self.output_padding is None and not geometry.padded:
+            step = Step(*map(tuple, window))  # type: ignore[arg-type] # three numbers each, as they are
+            return geometry.step(step, plain=pooled, back=back)
         if self.output_padding is None:
             return geometry.pooled(*window) if pooled else geometry.strided(*window, back=back)
         # spconv's grid has the size of an undilated kernel.
@@ -55,7 +60,7 @@ class IndiceData:
 
     Attributes:
         geometry, out_geometry: the voxels on either side; ``indices`` and ``out_indices`` are theirs.
-        plan: from inputs to outputs.
+        plan: from inputs to outputs; ``known_plan``: the same, if a layer has asked for it.
         pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` and ``[taps, n]``, the other side's row or -1.
         indice_pairs, indice_pair_num: spconv's ``Native`` form, ``int32 [2, taps, n]`` padded with -1, and pairs a tap.
     """
@@ -69,30 +74,30 @@ class IndiceData:
     window: Window
     geometry: Geometry
     out_geometry: Geometry
-    _plan: Plan | None = field(default=None, repr=False, compare=False)
+    known_plan: Plan | None = field(default=None, repr=False, compare=False)
 
     @property
     def plan(self) -> Plan:
-        plan = self._plan
+        plan = self.known_plan
         if plan is None or (torch.is_grad_enabled() and not plan.whole):
             if self.is_subm:
                 plan = self.geometry.subm(self.ksize, self.dilation)
             else:
                 plan = self.window.step(self.geometry).plan
-            self._plan = plan
+            self.known_plan = plan
         return plan
 
     @property
     def whole(self) -> bool:
         """Whether the way back is there, or is not needed."""
-        return self.is_subm or (self._plan is not None and self._plan.whole)
+        return self.is_subm or (self.known_plan is not None and self.known_plan.whole)
 
     @property
     def way_back(self) -> Plan:
         """The plan from outputs to inputs."""
         if self.whole:
             return self.plan.t
-        self._plan = plan = self.window.step(self.geometry, back=True).plan
+        self.known_plan = plan = self.window.step(self.geometry, back=True).plan
         return plan.t
 
     @property

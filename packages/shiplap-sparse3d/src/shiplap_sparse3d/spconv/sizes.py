@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from shiplap.extend import error
 from shiplap.extend.compiling import assert_in_graph
 
-__all__ = ["assume_rows", "cells_of", "check_least"]
+__all__ = ["assume_rows", "cells_of", "check_least", "same_cells"]
 
 
 def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> list[int]:
@@ -21,7 +22,7 @@ def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> li
     In a graph, numbers of an array are what they are now, which each run of the graph asserts: a grid is a setting of a
     model, and layers behind ``dense()`` need to know it. Numbers in a tensor come from the data, and stay sizes.
     """
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         return [int(v) for v in spatial_shape]
     return [_of_graph(spatial_shape[axis]) for axis in range(len(spatial_shape))]
 
@@ -45,13 +46,25 @@ def _number(value: Any) -> int:
     return int(value)
 
 
+def same_cells(known: Sequence[int], given: Sequence[int]) -> bool:
+    """Whether ``given`` are the last of the three numbers ``known``.
+
+    Three are taken apart: Dynamo compares two sequences by a program of a hundred instructions, which it traces.
+    """
+    if len(given) != 3:
+        return known[-len(given) :] == given
+    x, y, z = known
+    a, b, c = given
+    return x == a and y == b and z == c
+
+
 def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: str = "") -> None:
     """SL208 with what was ``got`` where one of ``sizes`` is not 1 or more.
 
     ``got`` is called for the error alone: Dynamo cannot write a size into a text. Of sizes that only the data knows, a
     graph asserts it as it runs.
     """
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         small = min(sizes) < 1
     else:
         from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
@@ -59,7 +72,7 @@ def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: s
         small = any(guard_or_false(size < 1) for size in sizes)
     if small:
         raise error("SL208", where=where, got=got(), expected="1 or more", fix=fix)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         for size in sizes:
             torch._check(size >= 1)
 
@@ -69,7 +82,7 @@ def assume_rows(rows: int, *, training: bool = False) -> None:
 
     The graph asserts it as it runs. Where the number is known, nothing is asserted.
     """
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         return
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 

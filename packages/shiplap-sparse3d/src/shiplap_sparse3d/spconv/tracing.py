@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torch.fx import Proxy
 
 __all__ = ["is_proxy", "one_node", "proxy_among"]
@@ -24,7 +24,7 @@ def is_proxy(value: object) -> bool:
 
 def proxy_among(values: Any) -> Proxy | None:
     """The first proxy in ``values`` and in the lists there, or None. A graph of ``torch.compile`` holds none."""
-    return None if torch.compiler.is_compiling() else _proxy_in(values)
+    return None if is_compiling() else _proxy_in(values)
 
 
 def _proxy_in(values: Any) -> Proxy | None:
@@ -36,15 +36,18 @@ def _proxy_in(values: Any) -> Proxy | None:
     return None
 
 
-def one_node(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The ``forward`` of a layer that a tracer does not look into.
+def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """The ``forward`` of a layer that a tracer does not look into; ``in_graph`` is what Dynamo traces in its place.
 
     A subclass that calls it from a ``forward`` of its own is traced, and the node is a call of this one method.
     """
+    compiled = forward if in_graph is None else in_graph
 
     @functools.wraps(forward)
     def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or (proxy := _proxy_in((*args, *kwargs.values()))) is None:
+        if is_compiling():
+            return compiled(self, *args, **kwargs)
+        if (proxy := _proxy_in((*args, *kwargs.values()))) is None:
             return forward(self, *args, **kwargs)
         tracer: Any = proxy.tracer
         path = tracer.path_of_module(self)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from shiplap.compat.assembler import use_torchs
 from shiplap.errors import notice
 
 __all__ = ["VERIFIED", "Launcher", "is_verified", "triton_launcher"]
@@ -69,6 +70,7 @@ class Launcher:
 
     def compile(self, grid: Any, *args: Any, **options: Any) -> None:
         """Compile what ``self[grid](...)`` would launch, and launch nothing. In any thread. Meta tensors will do."""
+        use_torchs()
         self.kernel.warmup(*args, grid=grid, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,6 +88,7 @@ class Launcher:
 
     def _prepare(self) -> Callable[..., Any]:
         """The function behind ``[grid]``: generated for the kernel's signature, or Triton's own launch."""
+        use_torchs()
         reason, runtime = _unsupported(self.kernel), None
         if not reason:
             try:

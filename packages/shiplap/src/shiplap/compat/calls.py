@@ -24,6 +24,7 @@ __all__ = [
     "P",
     "R",
     "ShortCut",
+    "allows_tf32",
     "autocast_alone",
     "builtin",
     "is_compiling",
@@ -42,6 +43,7 @@ R = TypeVar("R", bound=Tensor | Sequence[Tensor] | None, default=Any)
 
 compiler: Any = torch.compiler
 forward: Any = forward_ad
+allows_tf32: Callable[[], bool] = torch._C._get_cublas_allow_tf32
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
@@ -153,9 +155,11 @@ class ShortCut(Generic[P, R]):
     Attributes:
         separable: whether ``direct`` is below autograd and autocast, so that they are asked about here.
         recorded: calls its first argument with the others, and records that for autograd. None where it takes more.
+        overload: the torch op, which is what a graph has of a call.
     """
 
     separable: bool
+    overload: Overload
     direct: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
     recorded: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
 
@@ -174,9 +178,11 @@ class ShortCut(Generic[P, R]):
         try:
             # is_plain_call and is_recorded_call without their frames, and unpacking keywords that are rarely there. A
             # declaration in another thread may change the attributes at any time: each is read once.
-            if (
+            result: Tensor | tuple[Tensor, ...] | None
+            if is_dynamo_compiling():  # it traces each line of ours, at every call of an op
+                result = self.overload(*args, **kwargs)
+            elif (
                 kwargs
-                or is_dynamo_compiling()
                 or compiler._is_compiling_flag
                 or (
                     self.separable

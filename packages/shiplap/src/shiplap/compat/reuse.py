@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch._inductor import config
-from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+
+from shiplap.compat import assembler
 
 __all__ = ["prepare"]
 
@@ -18,8 +19,7 @@ def prepare() -> None:
     Triton's key holds the version of the assembler. Inductor puts torch's own into force once it compiles a kernel in
     this process and not in a worker, which depends on what the caches have. It is put into force here instead.
     """
-    if torch.version.cuda:
-        _set_triton_ptxas_path()
+    assembler.use_torchs()
     marked = config.unsafe_marked_cacheable_functions
     major, minor = torch.__version__.split(".")[:2]
     if _CHECK not in marked and (int(major), int(minor)) < _CACHES_CHECKS:

@@ -1,0 +1,99 @@
+"""A convolution layer where ``torch.compile`` makes a graph: what ``SparseConvolution.forward`` does, in fewer frames.
+
+Dynamo traces each line and each frame of every layer of a network, whether or not its caches have the graph: that is
+most of what a second process waits for (docs/consumers.md, "How long the first compiled call takes"). So the usual way
+is written out here: a submanifold layer that finds its record, on the record's own voxels. All else, and every error,
+is left to the functions that eager calls take.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shiplap_sparse3d.spconv import indices
+from shiplap_sparse3d.spconv.activation import activate
+from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
+from shiplap_sparse3d.spconv.record import ConvAlgo, IndiceData
+from shiplap_sparse3d.spconv.sizes import assume_rows
+
+__all__ = ["convolved"]
+
+
+class Layer(Protocol):
+    """What is asked of a ``SparseConvolution``."""
+
+    weight: Tensor
+    bias: Tensor | None
+    indice_key: str | None
+    act_type: str | None
+    act_alpha: float
+    algo: ConvAlgo
+    kernel_size: list[int]
+    dilation: list[int]
+    ndim: int
+    in_channels: int
+    groups: int
+    subm: bool
+    inverse: bool
+    conv1x1: bool
+    training: bool
+    record_voxel_count: bool
+
+    def pointwise(self, features: Tensor) -> Tensor: ...
+    def indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData: ...
+    def get_max_num_voxels(self) -> Tensor | None: ...
+
+
+def convolved(layer: Layer, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
+    """``layer(input, add_input)``."""
+    known = isinstance(input, SparseConvTensor)
+    if not known:
+        check_sparse(type(layer).__name__, input)
+    features = input.features
+    if features.size(1) != layer.in_channels:  # shape would be a tuple with a symbol for the rows
+        raise indices.other_channels(type(layer).__name__, features, layer.in_channels)
+    output = input.replace_feature(layer.pointwise(features)) if layer.conv1x1 else _moved(layer, input, features)
+    if layer.act_type is not None:
+        output = output.replace_feature(activate(output.features, layer.act_type, layer.act_alpha))
+    return output if add_input is None else output + add_input
+
+
+def _moved(layer: Layer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
+    """``features`` behind the convolution, on its voxels."""
+    key, voxels, inverse = layer.indice_key, input.indices, layer.inverse
+    data = None if key is None else input.indice_dict.get(key)
+    if data is None or inverse or data.indices is not voxels or not _fits(layer, input, data):
+        data = layer.indice_data(type(layer).__name__, key, input)
+    plan = data.way_back if inverse else data.known_plan
+    if plan is None or (torch.is_grad_enabled() and not inverse):
+        plan = data.plan
+    features = plan.conv(features, layer.weight.flatten(1, layer.ndim), layer.bias, layer.groups)
+    if inverse:
+        return input.move(features, data.geometry, data.indices, data.spatial_shape, False)
+    if layer.training:  # a graph knows of one row since the tensor was made
+        assume_rows(features.shape[0], training=True)
+    output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape, False)
+    if key is not None:
+        output.indice_dict[key] = data
+    if layer.record_voxel_count:
+        indices.count_voxels(layer.get_max_num_voxels(), features.shape[0])
+    return output
+
+
+def _fits(layer: Layer, input: SparseConvTensor, data: IndiceData) -> bool:
+    """Whether ``layer`` may use the record of another submanifold layer on the same voxels. False where more is to be
+    asked. Lists are taken apart: Dynamo compares two of them by a program of its own."""
+    if not layer.subm or not data.is_subm or data.algo != layer.algo:
+        return False
+    if layer.ndim != 3 or len(input.spatial_shape) != 3:
+        return False
+    a, b, c = layer.kernel_size
+    d, e, f = layer.dilation
+    g, h, i = data.window.ksize
+    j, k, m = data.window.dilation
+    x, y, z = input.spatial_shape
+    p, q, r = data.spatial_shape
+    return a == g and b == h and c == i and d == j and e == k and f == m and x == p and y == q and z == r
