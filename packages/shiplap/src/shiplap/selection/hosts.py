@@ -25,6 +25,7 @@ class Hosts:
     def __init__(self, launcher: Launcher, seconds: float) -> None:
         self.launcher, self.seconds = launcher, seconds
         self.started, self._ready = 0, False
+        self.doubted = False  # whether anything was refused, or ended by itself
         self._identity = ""
         self._opening: Mapping[str, Any] = {}
         self._running: dict[str, tuple[Witness, str]] = {}
@@ -40,11 +41,13 @@ class Hosts:
 
     def close(self) -> None:
         """End all processes."""
-        for kernel in list(self._running):
-            self.end(kernel)
+        for witness, _ in self._running.values():
+            witness.prisoner.kill()
+        self._running.clear()
 
     def end(self, kernel: str) -> None:
-        """End the process of this kernel, if it has one."""
+        """End the process of this kernel, if it has one, for what it did."""
+        self.doubted = True
         witness, _ = self._running.pop(kernel, (None, ""))
         if witness is not None:
             witness.prisoner.kill()

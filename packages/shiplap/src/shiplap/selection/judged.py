@@ -179,6 +179,7 @@ class JudgedBench:
 
     def ended(self, index: int, e: Exception) -> str:
         """The evidence of an exception; a process that has ended is given up."""
+        self.hosts.doubted = True
         if isinstance(e, Wrong) and e.check in ("process", "memory", "answer"):
             self.hosts.end(self.candidates[max(index, 0)].kernel)
         return str(e)
