@@ -89,6 +89,8 @@ class Launcher:
         self.folder = ""
         self._count = 0
         self._over = False
+        self._turn = threading.Lock()  # one question at a time
+        self._unread = False  # an answer: what was read next would be this one
         self.sealed = True
         self.prisoners: set[int] = set()
 
@@ -146,10 +148,14 @@ class Launcher:
     def ask(self, message: Message, handles: Sequence[int] = (), until: float = math.inf) -> Message:
         """Its reply. Raises Ended, and Late where it has not answered by ``until``: a new one is started then."""
         connection = self._ready()
-        connection.settimeout(max(0.01, until - time.monotonic()) if until < math.inf else None)
         try:
-            send(connection, message, handles)
-            return receive(connection)[0]
+            with self._turn:
+                connection.settimeout(max(0.01, until - time.monotonic()) if until < math.inf else None)
+                self._unread = True
+                send(connection, message, handles)
+                reply = receive(connection)[0]
+                self._unread = False
+                return reply
         except TimeoutError:
             self.close()
             raise Late("the time of the judgement is over, and no process has started") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import resource
 import socket
@@ -18,11 +17,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 
 from shiplap.referee.process import Ended, Launcher, environment
 from shiplap.referee.scratch import remove
-from shiplap.referee.wire import Message
 
 __all__ = ["IDLE_S", "Staying", "Standby", "standby"]
 
@@ -54,7 +51,6 @@ class Staying(Launcher):
     def __init__(self) -> None:
         super().__init__()
         self.resting = False
-        self._asking = False  # a question whose answer was not read: the next answer would be that one
         self._surroundings: Surroundings = ()
 
     def _start(self) -> socket.socket:
@@ -71,12 +67,6 @@ class Staying(Launcher):
             self.close()
         return super()._ready()
 
-    def ask(self, message: Message, handles: Sequence[int] = (), until: float = math.inf) -> Message:
-        self._asking = True
-        reply = super().ask(message, handles, until)
-        self._asking = False
-        return reply
-
     def fits(self) -> bool:
         """Whether it runs, and was started as it would be now."""
         return self._process is not None and self._process.poll() is None and self._surroundings == _surroundings()
@@ -85,7 +75,7 @@ class Staying(Launcher):
         """End what it started, and let it wait for as long. False where it must not be used again."""
         if self.resting:
             return True
-        if self._process is None or self._over or self._asking or not self.sealed:
+        if self._process is None or self._over or self._unread or not self.sealed:
             return False
         self._end_all()
         try:

@@ -123,6 +123,7 @@ class JudgedBench:
     def open(self) -> str:
         """The reason why the processes cannot serve the task, or an empty text. SL611 where none starts."""
         try:
+            self.hosts.prepare({REFERENCE: 10.0} | {c.kernel: 1.0 for c in self.candidates[1:]})
             self.hosts.of(REFERENCE, 10.0)
         except Unhosted as e:
             if "LookupError" in str(e):
