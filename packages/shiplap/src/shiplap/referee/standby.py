@@ -21,7 +21,7 @@ import time
 from shiplap.referee.process import Ended, Launcher, environment
 from shiplap.referee.scratch import remove
 
-__all__ = ["IDLE_S", "Staying", "Standby", "standby"]
+__all__ = ["IDLE_S", "Standby", "Staying", "standby"]
 
 IDLE_S = 60.0  # seconds that it waits
 GRACE_S = 30.0  # seconds after which it ends by itself, where nobody has ended it
