@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import math
 import os
-import re
 import select
 import signal
 import socket
@@ -22,26 +21,15 @@ import torch
 
 from shiplap.referee.proc import Took, Usage, below, below_still, resident, threads, usage
 from shiplap.referee.scratch import nameless, remove
+from shiplap.referee.starting import START, environment
 from shiplap.referee.wire import HEAD, Broken, Message, length_of, packed, parsed, plain, receive, send
 
-__all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took", "environment"]
+__all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took"]
 
 POLL_S = 0.05
 AT_ONCE = 32 << 10  # bytes of a message that a socket takes although nobody reads it
 HANGS, SILENT_S = 0.8, 5.0  # share of the time of a request, and seconds, that are a fault when everything is over
 PATIENCE = 4.0  # times the limit that a process may take which had to wait for a processor
-QUIET = {
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "SHIPLAP_RECORD": "",
-    "SHIPLAP_TUNED": "",
-}
-# What is imported stays. An interrupt is for the program that asks, which may go on; the launcher shares its terminal.
-START = (
-    "import gc, signal; gc.disable(); signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "from shiplap.referee.launcher import main; main()"
-)
-SECRET = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)  # variables that nobody there needs
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -68,12 +56,6 @@ class Bounds:
 
 class _Span(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-
-
-def environment() -> dict[str, str]:
-    """The variables with which a launcher of this program starts."""
-    shown = {k: v for k, v in os.environ.items() if not SECRET.search(k)} | QUIET
-    return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
 class Launcher:

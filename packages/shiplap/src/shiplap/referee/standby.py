@@ -18,8 +18,9 @@ import tempfile
 import threading
 import time
 
-from shiplap.referee.process import Ended, Launcher, environment
+from shiplap.referee.process import Ended, Launcher
 from shiplap.referee.scratch import remove
+from shiplap.referee.starting import environment
 
 __all__ = ["IDLE_S", "Standby", "Staying", "standby"]
 

@@ -50,19 +50,24 @@ class Drawn:
         return Fresh(self.op, small.recipe, "cpu") if small is not None else None
 
     def ahead(self, over: Callable[[], bool]) -> None:
-        """Draw what is at hand at once later, until it is ``over``."""
-        if bytes_of(self.inputs.real[0]) > LARGE:
-            return
-        steps: list[Callable[[], object]] = [lambda: self.inputs.small]
-        steps += [lambda: self.fresh.store(1)] * AHEAD
-        steps += [
-            lambda r=recipe: self._made.append(self._samples.make(r)) for chunk in self._recipes for recipe in chunk
-        ]
-        steps += [lambda: self.small and self.small.store(1)] * (2 * MOST)
-        for step in steps:
-            if over():
-                return
-            step()
+        """Draw what a confirmation will want, until it is ``over``; the rest is drawn when it is wanted."""
+        if bytes_of(self.inputs.real[0]) <= LARGE:
+            for _ in self._one_by_one():
+                if over():
+                    return
+
+    def _one_by_one(self) -> Iterator[None]:
+        for _ in range(AHEAD):
+            self.fresh.store(1)
+            yield
+        for recipes in self._recipes:
+            for recipe in recipes:
+                self._made.append(self._samples.make(recipe))
+                yield
+        if (small := self.small) is not None:
+            for _ in range(2 * MOST):
+                small.store(1)
+                yield
 
     def chunks(self) -> Iterator[list[Case]]:
         """A few small sizes and every kind of values, sizes near those of the call, then more small sizes."""
