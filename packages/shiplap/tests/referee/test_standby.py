@@ -60,12 +60,12 @@ def test_the_next_one_gets_it_with_nothing_of_the_last(keeper):
     left.connection.close()
     handles = {os.readlink(f"/proc/{first}/fd/{n}") for n in os.listdir(f"/proc/{first}/fd")}
     assert sum(h.startswith("socket:") for h in handles) == 1, handles
-    again = keeper.take()
+    second = keeper.take()
     assert keeper.pid == -1
-    again.start().kill()
-    assert again.pid == first
-    assert again.folder != folder
-    keeper.leave(again)
+    second.start().kill()
+    assert second.pid == first
+    assert second.folder != folder
+    keeper.leave(second)
     assert keeper.pid == first
 
 
