@@ -95,6 +95,8 @@ class Launcher:
             remove(self.folder)
 
     def _end_all(self) -> None:
+        if self._process is None or self._process.poll() is not None:  # its number may be that of another by now
+            return
         for pid in reversed(list(below(self.pid))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
