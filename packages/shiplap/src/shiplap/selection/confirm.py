@@ -124,6 +124,8 @@ class Spells:
     def _is_known(self, index: int) -> bool:
         """Whether it had a processor for the whole of a batch, or takes no longer than it says."""
         claimed = self.claims.get(index, 0.0)
+        if index >= 0 and self._least(index) <= 0.0:  # what computes nothing was held up, and took longer
+            return False
         return any(t.undisturbed for t in self._took[index]) or self._least(index) <= NEARLY * claimed
 
     def _round(self) -> dict[int, float | str]:
