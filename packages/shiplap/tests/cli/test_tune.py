@@ -80,7 +80,7 @@ def test_an_empty_table_is_exit_status_1(run: Any, tmp_path: Path) -> None:
     [
         ((), "SL613", "no calls"),
         (("tests.selection.ops:mm", *SIZES, "--profile", "calls.jsonl"), "SL613", "both --profile and --sizes"),
-        (("tests.selection.ops", *SIZES), "SL613", "3 ops"),
+        (("tests.selection.ops", *SIZES), "SL613", "4 ops"),
         (("tests.selection.ops:mm", "--sizes", "m=16,"), "SL502", "no k, no n"),
         (("tests.selection.ops:mm", "--sizes", "m"), "SL613", "m"),
         (("tests.selection.ops:mm", "--sizes", "m=f()"), "SL613", "m=f()"),

@@ -80,6 +80,21 @@ def _(x, rows, *, out):
     torch.index_select(x, 0, rows, out=out)
 
 
+@sl.op("tune_test::turn")
+def turn(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return -x
+
+
+@turn.kernel("cpu", name="turned")
+def _(x, *, out):
+    torch.neg(x, out=out)
+
+
+@turn.kernel("cpu", name="less")
+def _(x, *, out):
+    torch.mul(x, -1, out=out)
+
+
 @dataclass(frozen=True)
 class Compiled(Candidate):
     """A candidate for :data:`hostile` whose compiler may take the process along."""

@@ -78,6 +78,17 @@ def test_no_later_cheat_is_believed_although_it_has_won(asked):
     assert bool(belief.problem) == (kernel != "honest"), belief
 
 
+def test_a_time_of_nothing_is_measured_once_more():
+    """On a busy machine, all batches that compute nothing were held up: a reference of 1 ms took 0, and won."""
+    spells = object.__new__(confirm.Spells)
+    spells.claims, spells._count = {0: 1e-3}, 2
+    spells._took = {-1: [Took(5e-3, 1e-4)], 0: [Took(2.1e-3, 2.1e-3)]}
+    assert not spells._is_known(0)
+    spells._took[-1].append(Took(1e-4, 1e-4))
+    assert spells._is_known(0)
+    assert spells._is_known(-1)
+
+
 def test_a_confirmation_takes_little_of_a_tuning(monkeypatch):
     """Counted, and in processor time of this process beside that of verification and race, as wall time says nothing.
 

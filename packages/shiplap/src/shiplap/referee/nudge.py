@@ -80,12 +80,18 @@ class Fresh:
     def __init__(self, op: Op, recipe: Recipe, device: str) -> None:
         self.op, self.recipe, self.device = op, recipe, device
         self._drawn = self._build()
+        self._stored: list[Case] = []
         plain = op.sampler is None and recipe.values == "normal" and not op.spec.random
         self._mixes = plain and all(independent(t) and t.is_contiguous() for t in tensors(self._drawn.args))
 
+    def store(self, count: int) -> None:
+        """Draw so many ahead, where drawing is what takes the time."""
+        if not self._mixes:
+            self._stored += [self._build() for _ in range(count)]
+
     def cases(self, count: int) -> list[Case]:
         if not self._mixes:
-            return [self._build() for _ in range(count)]
+            return [self._stored.pop() if self._stored else self._build() for _ in range(count)]
         return [replace(self._drawn, args=tree_map(_mixed, self._drawn.args)) for _ in range(count)]
 
     def _build(self) -> Case:

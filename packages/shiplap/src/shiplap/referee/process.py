@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import math
 import os
-import re
 import select
 import signal
 import socket
@@ -22,6 +21,7 @@ import torch
 
 from shiplap.referee.proc import Took, Usage, below, below_still, resident, threads, usage
 from shiplap.referee.scratch import nameless, remove
+from shiplap.referee.starting import START, environment
 from shiplap.referee.wire import HEAD, Broken, Message, length_of, packed, parsed, plain, receive, send
 
 __all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took"]
@@ -30,14 +30,6 @@ POLL_S = 0.05
 AT_ONCE = 32 << 10  # bytes of a message that a socket takes although nobody reads it
 HANGS, SILENT_S = 0.8, 5.0  # share of the time of a request, and seconds, that are a fault when everything is over
 PATIENCE = 4.0  # times the limit that a process may take which had to wait for a processor
-QUIET = {
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "SHIPLAP_RECORD": "",
-    "SHIPLAP_TUNED": "",
-}
-START = "import gc; gc.disable(); from shiplap.referee.launcher import main; main()"  # what is imported stays
-SECRET = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)  # variables that nobody there needs
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -67,7 +59,11 @@ class _Span(ctypes.Structure):
 
 
 class Launcher:
-    """A context with a process that holds torch and nothing else. It forks the processes that are not trusted."""
+    """A context with a process that holds torch and nothing else. It forks the processes that are not trusted.
+
+    Attributes:
+        sealed: whether each of them was locked in with every facility, and none reached a device.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,6 +71,9 @@ class Launcher:
         self.folder = ""
         self._count = 0
         self._over = False
+        self._turn = threading.Lock()  # one question at a time
+        self._unread = False  # an answer: what was read next would be this one
+        self.sealed = True
         self.prisoners: set[int] = set()
 
     def __enter__(self) -> Launcher:
@@ -86,9 +85,7 @@ class Launcher:
     def close(self) -> None:
         """End the launcher and all that it started."""
         if self._process is not None:
-            for pid in reversed(list(below(self._process.pid))):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._end_all()
             self._process.kill()
             self._process.wait()
         if self._connection is not None:
@@ -97,22 +94,31 @@ class Launcher:
         if self.folder:
             remove(self.folder)
 
+    def _end_all(self) -> None:
+        if self._process is None or self._process.poll() is not None:  # its number may be that of another by now
+            return
+        for pid in reversed(list(below(self.pid))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def finish(self) -> None:
         """End everything, and start nothing more; another thread may be waiting for an answer, and gets Ended."""
         self._over = True
         self.close()
+
+    def _ready(self) -> socket.socket:
+        """The connection to its process, which starts if it does not run."""
+        return self._connection or self._start()
 
     def _start(self) -> socket.socket:
         if self._over:
             raise Ended("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
         ours, theirs = socket.socketpair()
-        environment = {k: v for k, v in os.environ.items() if not SECRET.search(k)} | QUIET
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", START, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env=environment,
+            env=environment(),
             cwd=self.folder,
         )
         theirs.close()
@@ -125,11 +131,15 @@ class Launcher:
 
     def ask(self, message: Message, handles: Sequence[int] = (), until: float = math.inf) -> Message:
         """Its reply. Raises Ended, and Late where it has not answered by ``until``: a new one is started then."""
-        connection = self._connection or self._start()
-        connection.settimeout(max(0.01, until - time.monotonic()) if until < math.inf else None)
+        connection = self._ready()
         try:
-            send(connection, message, handles)
-            return receive(connection)[0]
+            with self._turn:
+                connection.settimeout(max(0.01, until - time.monotonic()) if until < math.inf else None)
+                self._unread = True
+                send(connection, message, handles)
+                reply = receive(connection)[0]
+                self._unread = False
+                return reply
         except TimeoutError:
             self.close()
             raise Late("the time of the judgement is over, and no process has started") from None
@@ -154,8 +164,7 @@ class Launcher:
         ``Prisoner``.
         """
         bounds = bounds or Bounds()
-        if self._process is None:
-            self._start()
+        self._ready()
         self._count += 1
         scratch = os.path.join(self.folder, str(self._count))
         os.mkdir(scratch, 0o700)
@@ -174,12 +183,15 @@ class Launcher:
             "file_size": bounds.file_size,
         }
         output = nameless(self.folder)
+        sealed, self.sealed = self.sealed, False
         try:
             pid = self.ask(order, [theirs.fileno(), output], until)["pid"]
         finally:
             theirs.close()
         self.prisoners.add(pid)
-        return Prisoner(self, pid, ours, output, bounds, until=until)
+        prisoner = Prisoner(self, pid, ours, output, bounds, until=until)
+        self.sealed = sealed and locked and not device and not prisoner.missing
+        return prisoner
 
 
 @dataclass

@@ -7,7 +7,7 @@ because it remembers, looks where it is or changes the clock, is refused here, o
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import monotonic
@@ -23,30 +23,25 @@ from shiplap.referee.case import Case
 from shiplap.referee.compare import Difference, agrees, close, reduction
 from shiplap.referee.nudge import Fresh, swapped
 from shiplap.referee.process import Took
-from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import reference, reference64, tensors
-from shiplap.referee.samples import Samples
-from shiplap.referee.sizes import EDGES, free_dims
-from shiplap.referee.values import KINDS
 from shiplap.referee.witness import Expected, Wrong
 from shiplap.selection.bench import Belief
 from shiplap.selection.candidate import Candidate
+from shiplap.selection.drawn import MOST, ROOM, Drawn, bytes_of
 from shiplap.selection.hosts import Hosts, Unhosted
-from shiplap.selection.inputs import Inputs, given_ones
+from shiplap.selection.inputs import Inputs
 
 __all__ = ["Confirmation", "Spells", "expected_of"]
 
 ROUNDS, ATTEMPTS = 3, 3
 PATIENCE = 4  # times as many rounds on a busy machine
-MOST, ROOM, LONG = 24, 32 << 20, 2e-3  # calls of a batch, bytes of their arguments, seconds that they should take
+LONG = 2e-3  # seconds that the calls of a batch should take
 TIMES, SLACK, COLD = 4.0, 10e-6, 10e9  # of the claim; seconds; bytes in a second of arguments that are in no cache
 NEARLY = 1.1  # times its claim: what takes no longer is not measured again because others had the processors
 LEAST = 200e-9  # seconds: no call from Python takes less
 BATCHES = 4  # of calls of a small size
 LATER, PAUSE, LONGEST = 500, 15e-3, 0.1  # calls that nobody looks at, their seconds, and those of small ones at most
-OTHERS, SMALL = 24, 300  # other inputs, and how large one of their sizes may be
-FEW = 3  # sizes of which both neighbours are tried
-AT_ONCE, FIRST = 12, 2  # other inputs in one batch, and batches that are tried however long they take
+FIRST = 2  # batches of other inputs that are tried however long they take
 
 
 class Asked(Protocol):
@@ -63,6 +58,10 @@ class Asked(Protocol):
 
     def ended(self, index: int, e: Exception) -> str:
         """The evidence of an exception; a process that has ended is given up."""
+        ...
+
+    def drawn(self) -> Drawn:
+        """New arguments, of which some may have been drawn ahead."""
         ...
 
 
@@ -97,7 +96,7 @@ class Spells:
         self.bench, self.claims = bench, claims
         self.op, self.inputs = bench.op, bench.inputs
         self.fresh = fresh or Fresh(self.op, self.inputs.recipe, self.inputs.device)
-        claimed, size = max(1e-9, min(claims.values())), max(1, _bytes(self.inputs.real[0]))
+        claimed, size = max(1e-9, min(claims.values())), max(1, bytes_of(self.inputs.real[0]))
         self._count = max(1, min(MOST, int(LONG / claimed), ROOM // size))
         self._took: dict[int, list[Took]] = {i: [] for i in (-1, *claims)}
 
@@ -125,6 +124,8 @@ class Spells:
     def _is_known(self, index: int) -> bool:
         """Whether it had a processor for the whole of a batch, or takes no longer than it says."""
         claimed = self.claims.get(index, 0.0)
+        if index >= 0 and self._least(index) <= 0.0:  # what computes nothing was held up, and took longer
+            return False
         return any(t.undisturbed for t in self._took[index]) or self._least(index) <= NEARLY * claimed
 
     def _round(self) -> dict[int, float | str]:
@@ -181,8 +182,9 @@ class Confirmation:
         self, bench: Asked, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> None:
         self.bench, self.claims, self.seconds, self.believed = bench, claims, seconds, believed
-        self.op, self.inputs = bench.op, bench.inputs
-        self.fresh = Fresh(self.op, self.inputs.recipe, self.inputs.device)
+        self.inputs = bench.inputs
+        self._drawn = bench.drawn()
+        self.fresh = self._drawn.fresh
         self._least: dict[int, float] = {}
         self._kindest: dict[int, float] = {}
 
@@ -202,7 +204,8 @@ class Confirmation:
         """What a candidate does wrong on other inputs, and after some calls."""
         if self.claims[index] < LEAST:
             return f"won with {self.claims[index] * 1e9:.3g} ns, which no call takes"
-        looks = _Looks(self.bench, index, self.claims[index], self.fresh, monotonic() + self.seconds)
+        drawn, self._drawn = self._drawn, self.bench.drawn()  # of each candidate its own
+        looks = _Looks(self.bench, index, self.claims[index], drawn, self.fresh, monotonic() + self.seconds)
         try:
             looks.in_place()
             looks.many()
@@ -237,7 +240,7 @@ class Confirmation:
             told[index] = Belief(problem) if index in slow else Belief(factor=factor)
 
     def _longest(self, claimed: float) -> float:
-        return TIMES * claimed + SLACK + _bytes(self.inputs.real[0]) / COLD
+        return TIMES * claimed + SLACK + bytes_of(self.inputs.real[0]) / COLD
 
     def _measure(self, left: list[int], told: dict[int, Belief]) -> list[int]:
         """Those that are right on all of the values, side by side."""
@@ -258,9 +261,9 @@ class Confirmation:
 class _Looks:
     """What one candidate does on values and sizes that nobody knew, until the time ``ends``."""
 
-    def __init__(self, bench: Asked, index: int, claimed: float, fresh: Fresh, ends: float) -> None:
-        self.bench, self.index, self.claimed, self.fresh, self.ends = bench, index, claimed, fresh, ends
-        self.op, self.inputs = bench.op, bench.inputs
+    def __init__(self, bench: Asked, index: int, claimed: float, drawn: Drawn, fresh: Fresh, ends: float) -> None:
+        self.bench, self.index, self.claimed, self.ends = bench, index, claimed, ends
+        self.op, self.inputs, self.drawn, self.fresh = bench.op, bench.inputs, drawn, fresh
         self.fixed = bench.candidates[index].fixed
 
     def in_place(self) -> None:
@@ -283,9 +286,8 @@ class _Looks:
 
         Half of them are on new values, the first and the last: those between are the first ones again, elsewhere.
         """
-        if (small := self.inputs.small) is None or self.fixed:
+        if (fresh := self.drawn.small) is None or self.fixed:
             return
-        fresh = Fresh(self.op, small.recipe, "cpu")
         pairs: list[tuple[Case, Expected]] = []
         for number in range(BATCHES):
             if number in (0, BATCHES - 1):
@@ -304,7 +306,7 @@ class _Looks:
 
     def others(self) -> None:
         """Sizes beside those of the call, and other kinds of values; a candidate may decline them."""
-        for number, cases in enumerate(self._chunks() if not self.fixed else ()):
+        for number, cases in enumerate(self.drawn.chunks() if not self.fixed else ()):
             if number >= FIRST and monotonic() > self.ends:
                 return
             pairs = []
@@ -329,46 +331,3 @@ class _Looks:
                 raise Wrong(e.check, e.evidence + (f" on {at[0].label}" if at else "")) from None
         for pair in pairs if len(pairs) > 1 else ():
             self._look([pair])
-
-    def _chunks(self) -> Iterator[list[Case]]:
-        """A few small sizes and every kind of values, sizes near those of the call, then more small sizes."""
-        samples = Samples(self.op, secrets.randbits(40), self.inputs.device)
-        small, near = self._small(samples), self._near()
-        for recipes in (
-            small[:AT_ONCE],
-            near,
-            *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE)),
-        ):
-            cases = [case for recipe in recipes if (case := samples.make(recipe))]
-            if sum(map(_bytes, cases)) <= ROOM:
-                yield cases
-            else:
-                yield from ([case] for case in cases)
-
-    def _near(self) -> list[Recipe]:
-        """Each size of the call a little smaller and larger; of many sizes, one or the other."""
-        recipe, secret = self.inputs.recipe, secrets.SystemRandom()
-        sizes = [(n, v) for n, v in recipe.sizes if type(v) is int and v > 2]
-        changed = []
-        for name, value in sizes:
-            around = [(name, value - 1), (name, value + 1 + secret.randrange(7))]
-            changed += around if len(sizes) <= FEW else [secret.choice(around)]
-        secret.shuffle(changed)
-        return [recipe.but(sizes={n: v}) for n, v in changed]
-
-    def _small(self, samples: Samples) -> list[Recipe]:
-        """Small sizes around edges, tiles and numbers in the kernel's own code, and every kind of values, mixed."""
-        recipe, base = self.inputs.recipe, samples.base
-        same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent, "layouts": dict(recipe.layouts)}
-        near = {v + by for v in (*samples.mined.ints, 16, 64, 128) if 2 < v < SMALL for by in (-1, 0, 1)}
-        sizes = [*EDGES[1:], *near, *(secrets.randbelow(SMALL) for _ in range(8))]
-        names = [n for n, kind in free_dims(self.op.spec).items() if kind != "variadic"]
-        scalars = dict(recipe.scalars)
-        plain = base.but(sizes=given_ones(self.op.spec, recipe), scalars=scalars, **same)
-        listed = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(sizes)]
-        listed = secrets.SystemRandom().sample(listed, min(OTHERS, len(listed)))
-        return [*(plain.but(values=kind) for kind in KINDS), *listed]
-
-
-def _bytes(case: Case) -> int:
-    return sum(t.numel() * t.itemsize for t in tensors(case.args))

@@ -28,7 +28,7 @@ from shiplap import trust
 from shiplap.cached import cached_property
 from shiplap.errors import error, notice
 from shiplap.op import Op
-from shiplap.referee.process import Launcher
+from shiplap.referee.standby import Staying, standby
 from shiplap.selection.bench import BEAT, COMPILERS, Belief, Bench, LocalBench
 from shiplap.selection.hosts import Hosts
 from shiplap.selection.judged import JudgedBench, serves
@@ -76,7 +76,7 @@ class Isolation:
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
-        self.launcher = Launcher()
+        self.launcher = Staying()
         self.hosts = Hosts(self.launcher, timeout)
         self.started, self._closed = 0, False
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,11 +85,18 @@ class Isolation:
         self._beat: mmap.mmap | None = None
 
     def __enter__(self) -> Isolation:
+        self.launcher = standby.take()
+        self.hosts = Hosts(self.launcher, self.timeout)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         self.stop()
-        self.launcher.close()
+        # A worker is not locked in, and what runs there could reach other processes of the user.
+        if failure is None and not self._closed and not self.started and not self.hosts.doubted:
+            self.hosts.close()
+            standby.leave(self.launcher)
+        else:
+            self.launcher.close()
 
     def bench(self, provider: str = "") -> Callable[[Task], Bench]:
         """A maker of benches for :func:`shiplap.selection.select`."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from shiplap.referee.witness import Expected, Wrong
 from shiplap.selection.bench import Belief
 from shiplap.selection.candidate import Candidate, KernelCandidate
 from shiplap.selection.confirm import Confirmation, Spells, expected_of
+from shiplap.selection.drawn import Drawn
 from shiplap.selection.hosts import Hosts, Unhosted
 from shiplap.selection.inputs import Inputs
 from shiplap.selection.measure import Plan, Timing, race
@@ -117,12 +119,15 @@ class JudgedBench:
         self.hosts, self.op, self.candidates, self.opening = hosts, op, candidates, opening
         self.inputs = replace(drawn, seed=secrets.randbits(40))  # nobody else knows these values
         self._expected: dict[int, Expected] = {}
+        self._drawn: Drawn | None = None
         self._broken = ""  # why the reference does not run
         self.hosts.open(opening, _libraries(op))
 
     def open(self) -> str:
         """The reason why the processes cannot serve the task, or an empty text. SL611 where none starts."""
         try:
+            with self._ahead():
+                self.hosts.prepare({REFERENCE: 10.0} | {c.kernel: 1.0 for c in self.candidates[1:]})
             self.hosts.of(REFERENCE, 10.0)
         except Unhosted as e:
             if "LookupError" in str(e):
@@ -130,6 +135,28 @@ class JudgedBench:
             expected = "a process that imports the op and draws its inputs"
             raise error("SL611", where=self.op.spec.name, got=str(e), expected=expected) from e
         return ""
+
+    @contextmanager
+    def _ahead(self) -> Iterator[None]:
+        """Draw what a confirmation will need meanwhile. Nothing is timed, and no longer than that."""
+        drawn, over = Drawn(self.op, self.inputs), Event()
+
+        def draw() -> None:
+            with suppress(Exception):  # whoever needs the next one is told the reason
+                drawn.ahead(over.is_set)
+
+        thread = Thread(target=draw, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+        thread.join()
+        self._drawn = drawn
+
+    def drawn(self) -> Drawn:
+        drawn, self._drawn = self._drawn, None
+        return drawn or Drawn(self.op, self.inputs)
 
     def compile(self, indices: Sequence[int]) -> int:
         return 0  # each compiles in its own process, when it is verified
@@ -179,6 +206,7 @@ class JudgedBench:
 
     def ended(self, index: int, e: Exception) -> str:
         """The evidence of an exception; a process that has ended is given up."""
+        self.hosts.doubted = True
         if isinstance(e, Wrong) and e.check in ("process", "memory", "answer"):
             self.hosts.end(self.candidates[max(index, 0)].kernel)
         return str(e)
