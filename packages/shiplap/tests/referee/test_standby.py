@@ -141,6 +141,7 @@ def test_one_that_may_have_been_reached_is_not_kept(keeper, monkeypatch):
     assert is_gone(served, 0)
 
 
+@pytest.mark.long
 def test_one_that_has_ended_is_replaced_when_it_is_needed(keeper):
     waiting = rested(keeper)
     taken = keeper.take()  # at the last moment of its life
@@ -235,6 +236,7 @@ def test_it_ends_when_nobody_has_needed_it_for_a_while():
     assert keeper.take().pid == -1
 
 
+@pytest.mark.long
 def test_it_ends_by_itself_where_nobody_ends_it():
     launcher = Staying()
     launcher.ask({"do": "wake"})
@@ -264,7 +266,7 @@ ENDS = {
     "by a signal": "os.kill(os.getpid(), signal.SIGKILL)",
     "by a signal, with a fork that goes on": "os.fork() and os.kill(os.getpid(), signal.SIGKILL) or time.sleep(60)",
 }
-SHORT = ("by its end", "by a signal, with a fork that goes on")  # the others are alike
+SHORT = ("by a signal, with a fork that goes on",)  # the others are alike
 
 
 @pytest.mark.parametrize(
@@ -297,6 +299,7 @@ launcher.close()
 """
 
 
+@pytest.mark.long
 def test_a_fork_of_the_program_neither_has_nor_ends_it(tmp_path):
     source = PROGRAM.format(rest=textwrap.indent(FORKS, "    ").strip())
     done = subprocess.run(
@@ -312,6 +315,7 @@ def test_a_fork_of_the_program_neither_has_nor_ends_it(tmp_path):
     assert not done.stderr
 
 
+@pytest.mark.long
 def test_nobody_else_is_served_while_it_is_taken(keeper):
     rested(keeper)
     one, other = keeper.take(), keeper.take()
