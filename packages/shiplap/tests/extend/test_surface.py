@@ -38,7 +38,7 @@ def test_an_import_loads_what_it_is_about() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_name_is_documented(module: str) -> None:
-    """A function or class by its own docstring; anything else, as a function of C without one, in that of its module."""
+    """A function or class by its own docstring; anything else, as a function of C, in that of its module."""
     imported = import_module(module)
     assert imported.__doc__
     for name in imported.__all__:

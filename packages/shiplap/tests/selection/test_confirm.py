@@ -134,8 +134,9 @@ def test_a_confirmation_takes_little_of_a_tuning(monkeypatch):
     monkeypatch.setattr(Ranking, "order", last_first)  # so that the winner is not the reference
     (choice,) = sl.tune(later_ops.near, [{"n": 256, "k": 256, "m": 256}], budget=600)
     assert choice.kernel == "parts", choice
-    assert counts["confirm"] >= 1
-    assert counts["reference"] <= 150, counts
-    assert counts["reference64"] <= 5, counts
-    assert counts["ask"] <= 100, counts
-    assert spent["confirm"] + spent["duel"] <= 6 * (spent["verify"] + spent["race"]), spent
+    often = counts["confirm"]  # once more where the first one was disturbed
+    assert 1 <= often <= 2
+    assert counts["reference"] <= 150 * often, counts
+    assert counts["reference64"] <= 5 * often, counts
+    assert counts["ask"] <= 100 * often, counts
+    assert spent["confirm"] + spent["duel"] <= 6 * often * (spent["verify"] + spent["race"]), spent
