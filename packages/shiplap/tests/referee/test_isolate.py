@@ -10,8 +10,11 @@ import time
 
 import pytest
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from shiplap.referee.isolate import Death, Limits, stream
+import shiplap as sl
+from shiplap.referee.isolate import Death, Limits, can_isolate, stream
 
 QUICK = Limits(busy_s=1.0, idle_s=1.0, memory=256 << 20)
 
@@ -125,3 +128,34 @@ def test_a_reader_that_stops_ends_the_child():
     pid = next(events)["pid"]
     events.close()
     assert not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize(("built_for", "raises"), [("13.0", True), ("13.0", False), (None, True)])
+def test_a_fork_in_which_autograd_raises_is_not_used(built_for, raises, monkeypatch):
+    """A torch for CUDA raises in forks of a process that has differentiated a compiled function; no other torch does."""
+    parent = os.getpid()
+    backward = torch.Tensor.backward
+
+    def raising(tensor):
+        if raises and os.getpid() != parent:
+            raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing")
+        backward(tensor)
+
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.Tensor, "backward", raising)
+    assert can_isolate() is not (built_for is not None and raises)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_an_audit_after_a_compiled_function_was_differentiated(ns):
+    @sl.op(f"{ns}::square")
+    def square(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * x
+
+    @square.backward
+    def _(grad, saved, needs):
+        return {"x": 2 * grad * saved.x}
+
+    torch.compile(lambda x: square(x).sum(), backend="aot_eager")(torch.ones(3, requires_grad=True)).backward()
+    (found,) = sl.audit(square, checks=["gradient"])
+    assert found.verdict == "ok", found
