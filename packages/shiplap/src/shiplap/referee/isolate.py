@@ -68,11 +68,29 @@ def can_isolate(device: str = "cpu") -> bool:
     """Whether a fork of this process can run samples on ``device``.
 
     Only on the CPU, and not once an accelerator is in use here: CUDA does not work in a fork of a process that has as
-    much as counted its devices (H100, torch 2.11, 2026-11-22). Samples for a GPU run in this process.
+    much as counted its devices (H100, torch 2.11, 2026-11-22). Samples for a GPU run in this process. Nor does autograd
+    of a torch that was built for CUDA, once a compiled function has been differentiated here, on any machine.
     """
     if not hasattr(os, "fork") or not Path("/proc/self/stat").exists():
         return False
-    return not torch.cuda.is_initialized() and torch.device(device).type == "cpu"
+    if torch.cuda.is_initialized() or torch.device(device).type != "cpu":
+        return False
+    return torch.version.cuda is None or _differentiates()
+
+
+def _differentiates() -> bool:
+    """Whether autograd works in a fork of this process. Torch says so there, and nowhere else."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(10)
+            with torch.enable_grad():
+                torch.ones(1, requires_grad=True).sum().backward()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def stream(work: Callable[[Send], None], limits: Limits | None = None) -> Iterator[Event | Death]:
