@@ -6,6 +6,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.compat import calls
 
 V = Float[Tensor, "n"]
 HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
@@ -148,6 +149,14 @@ def test_autocast_of_another_device_converts_nothing(ns):
 
     with torch.autocast("cpu", HALF):
         assert twice(torch.ones(3, device="meta")).dtype == SINGLE
+
+
+def test_tensors_of_two_device_types_are_left_to_the_dispatcher():
+    here, there = torch.ones(3), torch.ones(3, device="meta")
+    with torch.autocast("cpu", HALF):
+        assert calls.autocast_alone((here, here, 1)) == "cpu"
+        assert calls.autocast_alone((here, there)) is None
+    assert calls.autocast_alone((here, here)) is None
 
 
 def test_the_call_of_an_op_does_not_reach_the_dispatcher(ns, monkeypatch):

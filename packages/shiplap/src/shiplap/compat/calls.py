@@ -140,7 +140,8 @@ def autocast_alone(args: Sequence[Any]) -> str | None:
         return None
     if forward._current_level >= 0 or not _SIMPLE.issuperset(map(type, args)) or not untouched():
         return None
-    kind = next((value.device.type for value in args if isinstance(value, Tensor)), "")
+    kinds = {value.device.type for value in args if isinstance(value, Tensor)}
+    kind = kinds.pop() if len(kinds) == 1 else ""  # of two device types, torch's dispatcher knows which comes first
     return kind if kind in _CASTING and torch.is_autocast_enabled(kind) else None
 
 
