@@ -15,6 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from shiplap_sparse3d.beside import hand_over
+from shiplap_sparse3d.geometry import NOTHING, Recipe
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
 from shiplap_sparse3d.survey.folder import Folder, Tile
 from shiplap_sparse3d.survey.model import SurveyModel
@@ -119,12 +121,16 @@ def predict_tiles(
 
 
 def _answers(model: SurveyModel, read: Iterable[tuple[Tile, Question | Read]]) -> Iterator[tuple[Tile, Answer]]:
-    """The answer for each tile, at which the device may still work. It has the voxels of the next tile by then."""
+    """The answer for each tile, at which the device may still work. It has the voxels of the next tile by then.
+
+    And their tables, as far as the network asked for those of this tile: its layers wait for nothing.
+    """
     beside = torch.cuda.Stream(model.device, priority=-1) if model.device.type == "cuda" else None
     waiting: tuple[Tile, Asked] | None = None
     for tile, question in read:
         answer = waiting and answered(model, waiting[1])
-        following = tile, _asked(model, question, beside)
+        recipe = waiting[1].scene.voxels.geometry.recipe if waiting else NOTHING
+        following = tile, _asked(model, question, recipe, beside)
         if waiting and answer:
             yield waiting[0], answer
         waiting = following
@@ -132,15 +138,13 @@ def _answers(model: SurveyModel, read: Iterable[tuple[Tile, Question | Read]]) -
         yield waiting[0], answered(model, waiting[1])
 
 
-def _asked(model: SurveyModel, question: Question | Read, beside: torch.cuda.Stream | None) -> Asked:
+def _asked(model: SurveyModel, question: Question | Read, recipe: Recipe, beside: torch.cuda.Stream | None) -> Asked:
     """By the stream ``beside``, while the network runs in the one that is current."""
     if beside is None:
-        return asked(model, question)
+        return asked(model, question, recipe)
     with torch.cuda.stream(beside):
-        made = asked(model, question)
-    current = torch.cuda.current_stream(model.device)
-    made.used_by(current)
-    current.wait_stream(beside)
+        made = asked(model, question, recipe)
+    hand_over(made.tensors, beside, torch.cuda.current_stream(model.device))
     return made
 
 
