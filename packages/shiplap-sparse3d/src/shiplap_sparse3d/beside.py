@@ -12,6 +12,7 @@ from torch import Tensor
 from shiplap.extend import error
 from shiplap.extend.containers import leaves
 from shiplap_sparse3d.geometry import Geometry
+from shiplap_sparse3d.sums import Summed
 
 __all__ = ["ahead", "hand_over"]
 
@@ -57,7 +58,7 @@ def _beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: 
     used: deque[tuple[torch.cuda.Event, Batch]] = deque()
     while True:
         current = torch.cuda.current_stream(device)
-        done = torch.cuda.Event()
+        done = torch.cuda.Event(blocking=True)  # the host sleeps until then
         done.record(current)
         used.append((done, batch))
         if len(used) > depth:
@@ -70,24 +71,27 @@ def _beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: 
             for here, before in zip(_geometries(following), _geometries(batch), strict=False):
                 here.build(before.recipe)
         batch = following
-        hand_over(_tensors(batch), beside, current)
+        hand_over(_tensors(batch), beside.record_event(), current)
         yield batch
 
 
-def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Stream, user: torch.cuda.Stream) -> None:
-    """Let ``user`` work with tensors that ``made`` makes: once they are there, and until it is done with them."""
+def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cuda.Stream) -> None:
+    """Let ``user`` work with tensors that another stream has ``made`` by then. It has their memory until it is done."""
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(user)
-    user.wait_stream(made)
+    user.wait_event(made)
 
 
 def _geometries(batch: Any) -> list[Geometry]:
-    return [leaf for leaf in leaves(batch, (Geometry,)) if isinstance(leaf, Geometry)]
+    found = leaves(batch, _WHOLE)
+    return [leaf if isinstance(leaf, Geometry) else leaf.geometry for leaf in found if isinstance(leaf, _WHOLE)]
 
 
 def _tensors(batch: Any) -> list[Tensor]:
     """Those of a batch, and of its tables."""
-    found = leaves(batch, (Geometry,))
-    tables = [tensor for leaf in found if isinstance(leaf, Geometry) for tensor in leaf.tensors]
-    return [*(leaf for leaf in found if isinstance(leaf, Tensor)), *tables]
+    tables = [tensor for geometry in _geometries(batch) for tensor in geometry.tensors]
+    return [*(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), *tables]
+
+
+_WHOLE = Geometry, Summed  # the facade's sparse tensor, too

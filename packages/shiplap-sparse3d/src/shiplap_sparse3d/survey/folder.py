@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ __all__ = ["POINT", "RESULT", "Folder", "Tile", "read_mark"]
 
 Tile = tuple[int, int]
 
+_TILE = re.compile(r"(-?\d+)_(-?\d+)(?:\.json)?")  # the name of a file
 _MARK = 1 << 24  # bytes of the largest mark, that of the buckets: 800,000 tiles
 
 POINT = np.dtype(
@@ -66,6 +69,15 @@ class Folder:
         except FileExistsError:
             return False
         return True
+
+    def begun(self) -> set[Tile]:
+        """The tiles that workers have begun or done, by two looks at the folder and none at a tile."""
+        begun = set[Tile]()
+        for part in ("taken", "done"):
+            with contextlib.suppress(FileNotFoundError):
+                names = map(_TILE.fullmatch, os.listdir(self.path / part))
+                begun |= {(int(name[1]), int(name[2])) for name in names if name is not None}
+        return begun
 
     @property
     def identity(self) -> Path:

@@ -160,7 +160,7 @@ def answered(model: SurveyModel, of: Asked) -> Answer:
         return Answer(of.index, best, model.classes, None)
     stream = torch.cuda.current_stream(best.device)  # of its device, which need not be the current one
     index, best = _to_host(of.index), _to_host(best)
-    arrived = torch.cuda.Event()
+    arrived = torch.cuda.Event(blocking=True)  # whoever waits for it sleeps
     arrived.record(stream)
     return Answer(index, best, model.classes, arrived)
 
