@@ -54,15 +54,6 @@ class Ranks:
         self.groups = {k: dist.new_group(list(range(k))) for k in self.sizes}
         self.scale, self.began = Scale(device, times, scenes), time.perf_counter()
 
-    def anywhere(self, work: Callable[[], object]) -> None:
-        """Do ``work`` on any core of the host."""
-        mine = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, self.cores)
-        try:
-            work()
-        finally:
-            os.sched_setaffinity(0, mine)
-
     def wait(self) -> None:
         """Until all are here, the GPUs idle."""
         if self.device.type == "cuda":

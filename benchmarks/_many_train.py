@@ -218,6 +218,8 @@ def scaling(ranks: Ranks, scenes: int, links: dict[str, Any], limit: float) -> d
     works["weak 1 again"] = 1, weak[1].steps
     works["1 in DDP"] = 1, Trainer(ranks, 1, scenes, steps).steps
     works[f"{top} apart"] = top, Trainer(ranks, top, scenes, steps, joined=False).steps
+    for k in (1, top):
+        works[f"{k} not ahead"] = k, Trainer(ranks, k, scenes, steps, joined=k > 1, ahead=False).steps
     seconds = ranks.rounds(works, limit)
     ms = {name: value / steps * 1e3 for name, value in middle(seconds).items()}
     parameters = sum(p.numel() * p.element_size() for p in weak[1].net.parameters())
@@ -232,6 +234,8 @@ def scaling(ranks: Ranks, scenes: int, links: dict[str, Any], limit: float) -> d
         "control": round(ms["weak 1"] / ms["weak 1 again"], 3),
         "in DDP": round(ms["weak 1"] / ms["1 in DDP"], 3),
         "without communication": round(top * ms["weak 1"] / ms[f"{top} apart"], 3),
+        "not ahead": {k: round(k * ms["1 not ahead"] / ms[f"{k} not ahead"], 3) for k in (1, top)},
+        "gained by being ahead": {k: round(ms[f"{k} not ahead"] / ms[f"weak {k}"], 3) for k in (1, top)},
         "model": {k: round(k * ms["weak 1"] / model[k], 3) for k in model},
         "gradient_mb": round(parameters / 1e6, 2),
         "sent_mb": {k: round(sent[k] / 1e6, 2) for k in ranks.sizes},

@@ -42,7 +42,7 @@ SOURCES = [
 ]
 SETTINGS = ("SHIPLAP_NATIVE", "SHIPLAP_REPLAY")  # that a record names if they are set
 # Seconds after which the processes that do a part are ended; four times as many without GPUs.
-LIMITS = {"train": 130, "infer": 140, "tensor": 60, "tune": 40, "strong": 90, "large": 90, "gradients": 90}
+LIMITS = {"train": 130, "infer": 200, "tensor": 60, "tune": 40, "strong": 90, "large": 90, "gradients": 90}
 
 
 def tensor(ranks: Ranks) -> dict[str, Any]:
@@ -240,6 +240,7 @@ def measured(asked: argparse.Namespace, parts: list[str], gpus: int) -> dict[str
     until, result = time.monotonic() + asked.limit, {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         maker = [sys.executable, str(Path(__file__).with_name("_many_infer.py")), name, asked.device]
+        maker += asked.surveys
         surveys = subprocess.Popen(maker, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}) if "infer" in parts else None
         while parts and time.monotonic() < until - 20:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
