@@ -84,8 +84,8 @@ def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cud
 
 
 def _geometries(batch: Any) -> list[Geometry]:
-    found = leaves(batch, _WHOLE)
-    return [leaf if isinstance(leaf, Geometry) else leaf.geometry for leaf in found if isinstance(leaf, _WHOLE)]
+    sparse: list[Any] = [leaf for leaf in leaves(batch, _WHOLE) if isinstance(leaf, _WHOLE)]
+    return [leaf if isinstance(leaf, Geometry) else leaf.geometry for leaf in sparse]
 
 
 def _tensors(batch: Any) -> list[Tensor]:

@@ -173,20 +173,20 @@ class Streams:
     """Streams and events of a device that does nothing, and the order in which it was told things."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
 
     def stream(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(
-            wait_stream=lambda other: self.said.append(f"{name} waits for {other.name}"),
+            wait_stream=lambda other: self.calls.append(f"{name} waits for {other.name}"),
             record_event=lambda: f"event of {name}",
-            wait_event=lambda event: self.said.append(f"{name} waits for {event}"),
+            wait_event=lambda event: self.calls.append(f"{name} waits for {event}"),
             name=name,
         )
 
     def event(self, *, blocking: bool) -> SimpleNamespace:
         assert blocking
-        number = sum(word.startswith("launched") for word in self.said)
-        record = self.said.append
+        number = sum(word.startswith("launched") for word in self.calls)
+        record = self.calls.append
         return SimpleNamespace(
             record=lambda stream: record(f"launched {number}"), synchronize=lambda: record(f"waited for {number}")
         )
@@ -217,17 +217,17 @@ def test_the_host_waits_for_a_batch_that_long_ago_and_for_no_layer(
         model.rows(x)
         assert built == []
     waits = [f"waited for {number}" for number in range(5 - depth)]
-    assert [word for word in streams.said if word.startswith("waited")] == waits
-    assert streams.said.index("waited for 0") > streams.said.index(f"launched {depth}")
-    assert streams.said[0] == "beside waits for main"
-    assert streams.said.count("main waits for event of beside") == 4
+    assert [word for word in streams.calls if word.startswith("waited")] == waits
+    assert streams.calls.index("waited for 0") > streams.calls.index(f"launched {depth}")
+    assert streams.calls[0] == "beside waits for main"
+    assert streams.calls.count("main waits for event of beside") == 4
 
 
 def test_tensors_of_a_batch_and_of_its_tables_are_found() -> None:
     x, extra = new(), torch.ones(3)
     UNet(None).rows(x)
-    found = {id(tensor) for tensor in beside._tensors({"x": x, "more": [extra, 3, "text"]})}
-    assert {id(t) for t in (x.feats, extra, *x.geometry.tensors)} == found
+    tensors = {id(tensor) for tensor in beside._tensors({"x": x, "more": [extra, 3, "text"]})}
+    assert {id(t) for t in (x.feats, extra, *x.geometry.tensors)} == tensors
     assert len(x.geometry.tensors) == 6  # voxels of two grids, their neighbours, and the step both ways
 
 
