@@ -88,7 +88,7 @@ SURVEYS = {
         "half": Survey(20_000_000, (5120, 3200), (64, 128, 256), None, 12, half=True, place="wide"),
     },
     "cpu": {
-        "wide": Survey(20_000, (64, 32), (8, 16), 16, 5),
+        "wide": Survey(40_000, (128, 128), (8, 16), 16, 5),
         "narrow": Survey(10_000, (64, 32), (4, 8), 8, 5),
         "half": Survey(20_000, (64, 32), (8, 16), 16, 5, half=True, place="wide"),
     },
@@ -123,6 +123,9 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
         """What the run before has written, kept to be compared."""
         if (place.path / "classes").exists():
             results[len(results)] = {tile: sha256(place.result(tile).read_bytes()).digest() for tile in buckets.tiles}
+        clear()
+
+    def clear() -> None:
         for part in ("classes", "done", "taken"):
             shutil.rmtree(place.path / part, ignore_errors=True)
 
@@ -139,8 +142,7 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
         pass
     ranks.wait()
     if ranks.rank == 0:
-        forget()  # what another network has said of the same points
-        results.clear()
+        clear()  # also of what another network has said of the same points
     seconds = ranks.rounds(works, survey.limit, warm=1, only=f"{ranks.world}", before=forget)
     taken = middle(seconds)
     mean = {name: statistics.mean(sum(each) / len(each) for each in of) for name, of in seconds.items()}
