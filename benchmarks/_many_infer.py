@@ -90,7 +90,7 @@ SURVEYS = {
     "cpu": {
         "wide": Survey(40_000, (128, 128), (8, 16), 16, 5),
         "narrow": Survey(10_000, (64, 32), (4, 8), 8, 5),
-        "half": Survey(20_000, (64, 32), (8, 16), 16, 5, half=True, place="wide"),
+        "half": Survey(40_000, (128, 128), (8, 16), 16, 5, half=True, place="wide"),
     },
 }
 
