@@ -93,8 +93,8 @@ class Ranks:
         """Seconds of the ranks of each of ``works``, in turn, again and again; first ``warm`` times untimed.
 
         Works of many ranks are warmed up first, so that all compile at once; with ``only`` that one alone. Rank 0 does
-        what comes ``before`` each. No round begins ``limit`` seconds after the first, but two are done, unless the ranks
-        are ended before the second could be.
+        what comes ``before`` each. No round begins ``limit`` seconds after the first, but two are done, unless the
+        ranks are ended before the second could be.
         """
 
         def once(name: str) -> list[float]:
