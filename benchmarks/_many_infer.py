@@ -1,6 +1,7 @@
 """Inference on the tiles of a survey by one, two, four ... ranks: the part ``infer`` of ``many_gpus.py``.
 
-Started by itself (``python _many_infer.py FOLDER DEVICE``) it makes the surveys, which takes no GPU, beside the ranks.
+Started by itself (``python _many_infer.py FOLDER DEVICE [SURVEY ...]``) it makes the surveys that are asked for, or
+all of them, which takes no GPU, beside the ranks.
 """
 
 from __future__ import annotations
@@ -82,14 +83,14 @@ class Survey:
 
 SURVEYS = {
     "cuda": {
-        "wide": Survey(10_000_000, (2560, 3200), (64, 128, 256), None, 30),  # tiles as the network wants them
+        "wide": Survey(20_000_000, (5120, 3200), (64, 128, 256), None, 40),  # tiles as the network wants them
         "narrow": Survey(2_400_000, (1024, 832), (32, 64, 128), 64, 12),
-        "half": Survey(10_000_000, (2560, 3200), (64, 128, 256), None, 12, half=True, place="wide"),
+        "half": Survey(20_000_000, (5120, 3200), (64, 128, 256), None, 12, half=True, place="wide"),
     },
     "cpu": {
-        "wide": Survey(20_000, (64, 32), (8, 16), 16, 5),
+        "wide": Survey(40_000, (128, 128), (8, 16), 16, 5),
         "narrow": Survey(10_000, (64, 32), (4, 8), 8, 5),
-        "half": Survey(20_000, (64, 32), (8, 16), 16, 5, half=True, place="wide"),
+        "half": Survey(40_000, (128, 128), (8, 16), 16, 5, half=True, place="wide"),
     },
 }
 
@@ -122,6 +123,9 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
         """What the run before has written, kept to be compared."""
         if (place.path / "classes").exists():
             results[len(results)] = {tile: sha256(place.result(tile).read_bytes()).digest() for tile in buckets.tiles}
+        clear()
+
+    def clear() -> None:
         for part in ("classes", "done", "taken"):
             shutil.rmtree(place.path / part, ignore_errors=True)
 
@@ -134,10 +138,11 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
         "1 again": (1, partial(run, 1, True)),
         f"{ranks.world} in turn": (ranks.world, partial(run, ranks.world, False)),
     }
-    works[f"{ranks.world} on any core"] = ranks.world, lambda: ranks.anywhere(partial(run, ranks.world, True))
+    for _ in predict_tiles(*given, kinds(shares(buckets, tiles, 1)[0])):
+        pass
+    ranks.wait()
     if ranks.rank == 0:
-        forget()  # what another network has said of the same points
-        results.clear()
+        clear()  # also of what another network has said of the same points
     seconds = ranks.rounds(works, survey.limit, warm=1, only=f"{ranks.world}", before=forget)
     taken = middle(seconds)
     mean = {name: statistics.mean(sum(each) / len(each) for each in of) for name, of in seconds.items()}
@@ -153,12 +158,19 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
         "seconds": {name: [[round(s, 4) for s in each] for each in of] for name, of in seconds.items()},
         "speed": {k: round(taken["1"] / taken[f"{k}"], 3) for k in ranks.sizes},
         "gained by reading ahead": round(taken[f"{top} in turn"] / taken[top], 3),
-        "gained by cores of its own": round(taken[f"{top} on any core"] / taken[top], 3),
         "slowest rank over the mean": round(taken[top] / mean[top], 3),
         "control": round(taken["1"] / taken["1 again"], 3),
         "ms of a tile": spent(ranks, given, buckets.tiles[:: max(1, len(buckets.tiles) // 24)]),
         "equal": ranks.rank != 0 or (len(results) > 1 and not other),
     }
+
+
+def kinds(tiles: list[Tile]) -> list[Tile]:
+    """Some of ``tiles``, the largest ones first, and the smallest four: corners, of which not every rank gets one.
+
+    Kernels are compiled, or loaded, for sizes that a process has not met. That is done before anything is timed.
+    """
+    return [*tiles[:: max(1, len(tiles) // 16)], *tiles[-4:]]
 
 
 def spent(ranks: Ranks, given: tuple[Any, ...], tiles: list[Tile]) -> dict[str, float]:
@@ -185,11 +197,12 @@ def spent(ranks: Ranks, given: tuple[Any, ...], tiles: list[Tile]) -> dict[str, 
 
 
 if __name__ == "__main__":
-    at = Path(sys.argv[1])
+    at, surveys = Path(sys.argv[1]), SURVEYS[sys.argv[2]]
+    wanted = {surveys[name].place or name for name in sys.argv[3:] or surveys}
     try:
-        for label, asked in SURVEYS[sys.argv[2]].items():
+        for label, asked in surveys.items():
             began = time.perf_counter()
-            if not asked.place:
+            if label in wanted:
                 asked.made(at / label, torch.device("cpu"))
                 (at / f"{label}.made").touch()
                 print(f"survey {label} made in {time.perf_counter() - began:.1f} s", flush=True)

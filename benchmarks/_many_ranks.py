@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import statistics
 import time
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 __all__ = ["Ranks", "Scale", "Works", "build_bindings", "middle"]
+
+_REST = 10  # seconds that a part needs after its last round
 
 Works = dict[str, tuple[int, Callable[[], object]]]
 """Name of a work → the number of ranks that do it, and what they do."""
@@ -39,7 +42,8 @@ class Ranks:
     Each has as many cores of its own as the others, also while they are idle: a GPU more comes with its part of a host.
     """
 
-    def __init__(self, device: str, times: int, scenes: Sequence[int] = ()) -> None:
+    def __init__(self, device: str, times: int, scenes: Sequence[int] = (), until: float = math.inf) -> None:
+        self.until = until  # when they are ended, by the clock of the host
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.cores = cores = sorted(os.sched_getaffinity(0))
         if len(cores) >= self.world:
@@ -53,15 +57,6 @@ class Ranks:
         self.sizes = [k for k in (1, 2, 4, 8, 16) if k <= self.world]
         self.groups = {k: dist.new_group(list(range(k))) for k in self.sizes}
         self.scale, self.began = Scale(device, times, scenes), time.perf_counter()
-
-    def anywhere(self, work: Callable[[], object]) -> None:
-        """Do ``work`` on any core of the host."""
-        mine = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, self.cores)
-        try:
-            work()
-        finally:
-            os.sched_setaffinity(0, mine)
 
     def wait(self) -> None:
         """Until all are here, the GPUs idle."""
@@ -98,7 +93,8 @@ class Ranks:
         """Seconds of the ranks of each of ``works``, in turn, again and again; first ``warm`` times untimed.
 
         Works of many ranks are warmed up first, so that all compile at once; with ``only`` that one alone. Rank 0 does
-        what comes ``before`` each. No round begins ``limit`` seconds after the first, but two are done.
+        what comes ``before`` each. No round begins ``limit`` seconds after the first, but two are done, unless the
+        ranks are ended before the second could be.
         """
 
         def once(name: str) -> list[float]:
@@ -115,10 +111,13 @@ class Ranks:
         started = time.perf_counter()
         seconds: dict[str, list[list[float]]] = {name: [] for name in works}
         for number in range(self.scale.times):
-            if number >= 2 and self.told(time.perf_counter() - started > limit):
+            spent = time.perf_counter() - started
+            late = time.monotonic() + spent / max(1, number) + _REST > self.until
+            if number and self.told(late or (number >= 2 and spent > limit)):
                 break
             for name in works:
                 seconds[name].append(once(name))
+            self.say(f"round {number}:", {name: round(max(of[-1]), 4) for name, of in seconds.items()})
         gc.unfreeze()
         self.say({name: round(value, 5) for name, value in middle(seconds).items()})
         return seconds

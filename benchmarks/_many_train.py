@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -75,7 +76,9 @@ def network(classes: int = 8, channels: tuple[int, ...] = (64, 128, 256)) -> nn.
 class Trainer:
     """Steps of data-parallel training on the first ``k`` ranks; every step builds the tables of its scenes."""
 
-    def __init__(self, ranks: Ranks, k: int, scenes: int, count: int, *, joined: bool = True) -> None:
+    def __init__(
+        self, ranks: Ranks, k: int, scenes: int, count: int, *, joined: bool = True, ahead: bool = True
+    ) -> None:
         import shiplap_sparse3d as sparse3d
 
         self.ranks, self.scenes, self.count = ranks, scenes, count
@@ -94,14 +97,17 @@ class Trainer:
             seeds = range(1000 * ranks.rank + 100 * number, 1000 * ranks.rank + 100 * number + scenes)
             self.coords.append(side_by_side(edge, seeds, ranks.device))
             self.feats.append(torch.randn(len(self.coords[-1]), 4, device=ranks.device))
-        self.number = 0
+        self.batches = sparse3d.ahead(self._batches()) if ahead else self._batches()
         self.marks: list[list[torch.cuda.Event]] | None = None  # around the backward pass of each step, if asked for
+
+    def _batches(self) -> Iterator[Any]:
+        edge = self.ranks.scale.edge
+        for feats, coords in itertools.cycle(zip(self.feats, self.coords, strict=True)):
+            yield self.make(feats, coords, (edge, edge, 64), self.scenes)
 
     def step(self) -> None:
         """One step."""
-        self.number += 1
-        coords, feats = self.coords[self.number % 4], self.feats[self.number % 4]
-        x = self.make(feats, coords, (self.ranks.scale.edge, self.ranks.scale.edge, 64), self.scenes)
+        x = next(self.batches)
         with torch.autocast(self.ranks.device.type, torch.bfloat16):
             out = self.run(x)
         self.optimizer.zero_grad()
@@ -212,6 +218,8 @@ def scaling(ranks: Ranks, scenes: int, links: dict[str, Any], limit: float) -> d
     works["weak 1 again"] = 1, weak[1].steps
     works["1 in DDP"] = 1, Trainer(ranks, 1, scenes, steps).steps
     works[f"{top} apart"] = top, Trainer(ranks, top, scenes, steps, joined=False).steps
+    for k in (1, top):
+        works[f"{k} not ahead"] = k, Trainer(ranks, k, scenes, steps, joined=k > 1, ahead=False).steps
     seconds = ranks.rounds(works, limit)
     ms = {name: value / steps * 1e3 for name, value in middle(seconds).items()}
     parameters = sum(p.numel() * p.element_size() for p in weak[1].net.parameters())
@@ -226,6 +234,8 @@ def scaling(ranks: Ranks, scenes: int, links: dict[str, Any], limit: float) -> d
         "control": round(ms["weak 1"] / ms["weak 1 again"], 3),
         "in DDP": round(ms["weak 1"] / ms["1 in DDP"], 3),
         "without communication": round(top * ms["weak 1"] / ms[f"{top} apart"], 3),
+        "not ahead": {k: round(k * ms["1 not ahead"] / ms[f"{k} not ahead"], 3) for k in (1, top)},
+        "gained by being ahead": {k: round(ms[f"{k} not ahead"] / ms[f"weak {k}"], 3) for k in (1, top)},
         "model": {k: round(k * ms["weak 1"] / model[k], 3) for k in model},
         "gradient_mb": round(parameters / 1e6, 2),
         "sent_mb": {k: round(sent[k] / 1e6, 2) for k in ranks.sizes},

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import queue
 import signal
@@ -42,7 +43,7 @@ SOURCES = [
 ]
 SETTINGS = ("SHIPLAP_NATIVE", "SHIPLAP_REPLAY")  # that a record names if they are set
 # Seconds after which the processes that do a part are ended; four times as many without GPUs.
-LIMITS = {"train": 130, "infer": 140, "tensor": 60, "tune": 40, "strong": 90, "large": 90, "gradients": 90}
+LIMITS = {"train": 130, "infer": 200, "tensor": 60, "tune": 40, "strong": 90, "large": 90, "gradients": 90}
 
 
 def tensor(ranks: Ranks) -> dict[str, Any]:
@@ -163,7 +164,7 @@ def worker(asked: argparse.Namespace, parts: list[str]) -> None:
     import shiplap_sparse3d  # noqa: F401 - its ops, whose bindings are built
 
     started = time.perf_counter()
-    ranks, folder = Ranks(asked.device, asked.times, asked.scenes), asked.folder
+    ranks, folder = Ranks(asked.device, asked.times, asked.scenes, asked.until), asked.folder
     failed = build_bindings(ranks)
     if ranks.rank == 0:
         print(f"ranks and bindings in {time.perf_counter() - started:.1f} s; not built: {failed}", flush=True)
@@ -240,11 +241,12 @@ def measured(asked: argparse.Namespace, parts: list[str], gpus: int) -> dict[str
     until, result = time.monotonic() + asked.limit, {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         maker = [sys.executable, str(Path(__file__).with_name("_many_infer.py")), name, asked.device]
+        maker += asked.surveys
         surveys = subprocess.Popen(maker, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}) if "infer" in parts else None
         while parts and time.monotonic() < until - 20:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
             command += [__file__, "--device", asked.device, "--parts", ",".join(parts), "--times", str(asked.times)]
-            command += ["--surveys", *asked.surveys, "--scenes", *map(str, asked.scenes)]
+            command += ["--surveys", *asked.surveys, "--scenes", *map(str, asked.scenes), "--until", str(until)]
             told, failed = launched(
                 [*command, "--folder", name], environment, until, 1 if asked.device == "cuda" else 4
             )
@@ -270,6 +272,7 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, default=900, help="seconds, after which the parts that are left are not done"
     )
+    parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, default=Path(), help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/many_gpus.json")
     asked = parser.parse_args()

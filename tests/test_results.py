@@ -154,7 +154,10 @@ def test_the_note_repeats_what_was_compiled_anew() -> None:
 def test_the_page_repeats_the_recorded_scaling() -> None:
     record = json.loads((ROOT / "benchmarks" / "results" / "many_gpus.json").read_text(encoding="utf-8"))
     text = (ROOT / "docs" / "many-devices.md").read_text(encoding="utf-8")
-    for name, part in (("many_gpus", record), ("many_gpus eight", record["eight"])):
+    for name, part in (
+        ("many_gpus", record),
+        *((f"many_gpus {name}", record[name]) for name in ("eight", "eight before")),
+    ):
         shown = text[text.index(f"<!-- {name} -->") : text.index(f"<!-- /{name} -->")].splitlines()[3:]
         sizes = [str(k) for k in (2, 4, 8) if k <= part["gpus"]]
         assert shown == [
@@ -171,7 +174,7 @@ def scaled(parts: dict[str, Any]) -> Iterator[tuple[str, dict[str, float], float
     if "large" in parts:
         of = parts["large"]
         yield f"training, 32 scenes ({of['voxels']:,} voxels) a GPU", of["weak"], of["control"]
-    for of in parts["infer"]["surveys"].values():
+    for of in parts["infer"]["surveys"].values() if "infer" in parts else ():
         channels = " ".join(map(str, of["channels"]))
         what = f"inference, {of['tiles']} tiles of {of['points']:,} points, channels {channels}, {of['dtype']}"
         yield what, of["speed"], of["control"]

@@ -1,6 +1,7 @@
 """Sparse 3D convolution: voxels, tables, convolution and modules, traceable by ``torch.compile(fullgraph=True)``."""
 
 from shiplap_sparse3d import containers, cpu, lowlevel_samples, samples
+from shiplap_sparse3d.beside import ahead
 from shiplap_sparse3d.bounded import out_coords_bounded
 from shiplap_sparse3d.cuda import conv as convolutions
 from shiplap_sparse3d.cuda import lowlevel, synchronize
@@ -119,6 +120,7 @@ __all__ = [
     "SubMConv3d",
     "SurveyError",
     "SyncBatchNorm",
+    "ahead",
     "avg_pool",
     "cat",
     "chosen_rows",

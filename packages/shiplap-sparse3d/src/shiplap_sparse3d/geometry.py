@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from shiplap.extend import error
 from shiplap_sparse3d.plan import Plan, wants_sorted
 from shiplap_sparse3d.steps import Triple, Window, connect, reach, submanifold
 
-__all__ = ["Axes", "Geometry", "Origin", "Strided", "Triple", "per_axis", "triple"]
+__all__ = ["NOTHING", "Axes", "Geometry", "Origin", "Recipe", "Strided", "Triple", "per_axis", "triple"]
 
 Axes = int | Sequence[int]
 
@@ -88,6 +88,22 @@ class Origin:
         return self.geometry.step(self.window, back=True).plan
 
 
+class Recipe(NamedTuple):
+    """Which tables were asked of some voxels, and of those that lead on from them: not the tables themselves.
+
+    Attributes:
+        subm: of submanifold convolutions: kernel, dilation, and whether the way back was wanted.
+        steps: of each step: its window, of each of its plans whether it is plain and whether the way back was wanted,
+            and the same of the voxels that it leads to.
+    """
+
+    subm: tuple[tuple[Triple, Triple, bool], ...] = ()
+    steps: tuple[tuple[Window, tuple[tuple[bool, bool], ...], Recipe], ...] = ()
+
+
+NOTHING = Recipe()
+
+
 class Geometry:
     """Active voxels of a grid.
 
@@ -128,14 +144,15 @@ class Geometry:
         made._subm, made._reached, made._plans = {}, {}, {}
         return made
 
-    def subm(self, kernel: Axes, dilation: Axes = 1) -> Plan:
-        """Plan of a submanifold convolution, built at most once."""
+    def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
+        """Plan of a submanifold convolution, built at most once. ``back``: as in :meth:`step`."""
         key = self._axes(kernel, "kernel"), self._axes(dilation, "dilation")
         neighbours = self._subm.get(key)
+        back = torch.is_grad_enabled() if back is None else back
         if neighbours is None:
             neighbours = submanifold(self.coords, self.spatial_shape, *key)
-            self._subm[key] = neighbours = self._settled(neighbours, torch.is_grad_enabled())
-        elif torch.is_grad_enabled() and not neighbours.whole:
+            self._subm[key] = neighbours = self._settled(neighbours, back)
+        elif back and not neighbours.whole:
             self._subm[key] = neighbours = neighbours.complete()
         return neighbours
 
@@ -206,6 +223,39 @@ class Geometry:
         elif back and not plan.whole:
             self._plans[window, plain] = plan = plan.complete()
         return Strided(step, plan)
+
+    @property
+    def recipe(self) -> Recipe:
+        """Which tables there are of these voxels, to :meth:`build` them for others.
+
+        Empty for padded voxels: their steps lead to fixed numbers of rows, which others need not have.
+        """
+        if self.padded:
+            return NOTHING
+        subm = tuple((*key, plan.whole) for key, plan in self._subm.items())
+        plans = {
+            window: tuple((p, plan.whole) for (w, p), plan in self._plans.items() if w == window)
+            for window in self._reached
+        }
+        return Recipe(subm, tuple((window, plans[window], to.recipe) for window, to in self._reached.items()))
+
+    def build(self, recipe: Recipe) -> None:
+        """Build the tables of ``recipe`` that are not there yet: those for which a network would wait in its layers."""
+        if self.padded:
+            return
+        for kernel, dilation, back in recipe.subm:
+            self.subm(kernel[3 - self.ndim :], dilation[3 - self.ndim :], back=back)
+        for window, plans, behind in recipe.steps:
+            for plain, back in plans:
+                self.step(window, plain=plain, back=back)
+            if window in self._reached:
+                self._reached[window].build(behind)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Coordinates and tables of these voxels and of all that lead on from them, to record."""
+        plans = [tensor for plan in (*self._subm.values(), *self._plans.values()) for tensor in plan.tensors]
+        return [self.coords, *plans, *(tensor for other in self._reached.values() for tensor in other.tensors)]
 
     def to(self, device: torch.device | str) -> Geometry:
         """The same voxels on another device, without tables."""

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from shiplap_sparse3d import geometry
+from shiplap_sparse3d.geometry import NOTHING, Recipe
 from shiplap_sparse3d.survey import Field, Manifest, SurveyModel, prepare, tiling
 from shiplap_sparse3d.survey import shares as sharing
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
@@ -114,6 +116,24 @@ def test_a_tile_that_another_has_begun_meanwhile_is_left_to_it(folder: Folder) -
     assert list(mine) == []
 
 
+def test_tiles_that_others_have_begun_are_not_looked_at_one_by_one(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two looks at the folder for 1,000 of them, whether a claim says so or a mark. Other files there do not count."""
+    parts = [[(rank, y - 10) for y in range(1000)] for rank in range(2)]
+    (folder.path / "taken").mkdir()
+    for name in ("note", "1_2_3", ".3_4@host~1.tmp"):
+        (folder.path / "taken" / name).touch()
+    for tile in parts[1][:990]:
+        folder.taken(tile).touch()
+    for tile in parts[1][985:995]:
+        folder.done(tile).touch()
+    took, take = list[Tile](), Folder.take
+    monkeypatch.setattr(Folder, "take", lambda self, tile: took.append(tile) or take(self, tile))
+    assert list(turns(folder, parts, 0)) == parts[0] + parts[1][:994:-1]
+    assert took == parts[0] + parts[1][:994:-1]
+
+
 def test_one_worker_takes_nothing(folder: Folder) -> None:
     assert list(turns(folder, PARTS[:1], 0)) == PARTS[0]
     assert not (folder.path / "taken").exists()
@@ -163,30 +183,35 @@ def test_the_next_tile_is_read_while_the_network_runs(
     assert len(threads) == 1
 
 
-def test_the_next_tile_is_asked_before_the_answer_is_waited_for(
+def test_the_next_tile_is_made_while_the_network_runs(
     corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tiles are answered in order, each one before the voxels of the next one are made, and waited for after that."""
-    model, done = build(), list[str]()
+    """From the second tile on: by another thread, which knows by then which tables the network wants. The network waits
+    until it sees that, and so does what waits for the classes.
+    """
+    model, done, threads = build(), list[str](), set()
     manifest = prepare(corner, tmp_path / "tiles", model, tile=20)
     given = model, manifest.folder, manifest.buckets, manifest.grid, tiling(model.field, 20)
-    asked, answered, started = sharing.asked, sharing.answered, threading.Event()
+    asked, answered, third = sharing.asked, sharing.answered, threading.Event()
 
     class Late:
         def __init__(self, answer: Answer) -> None:
             self.answer = answer
 
         def result(self) -> object:
-            assert started.wait(30)
+            assert third.wait(30)
             return self.answer.result()
 
-    def asking(*arguments: object) -> object:
-        done.append("asked")
-        if len(done) > 2:
-            started.set()
-        return asked(*arguments)  # type: ignore[arg-type]
+    def asking(model: SurveyModel, question: object, recipe: Recipe) -> object:
+        done.append("asked" if recipe == NOTHING else "asked with tables")
+        threads.add(threading.current_thread())
+        made = asked(model, question, recipe)  # type: ignore[arg-type]
+        if len(done) > 3:
+            third.set()
+        return made
 
     def answering(*arguments: object) -> object:
+        assert "answered" not in done or third.wait(30)
         done.append("answered")
         return Late(answered(*arguments))  # type: ignore[arg-type]
 
@@ -194,8 +219,28 @@ def test_the_next_tile_is_asked_before_the_answer_is_waited_for(
     monkeypatch.setattr(sharing, "answered", answering)
     tiles = manifest.buckets.tiles[:3]
     assert list(predict_tiles(*given, tiles, ahead=True)) == tiles
-    assert done == ["asked", *["answered", "asked"] * 2, "answered"]
+    assert done == ["asked", "answered", "asked with tables", "asked with tables", "answered", "answered"]
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
     assert len(read_results(manifest, tiles)) == 3
+
+
+def test_tables_that_were_built_are_not_built_by_the_network(
+    corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first tile is the only one in whose network a step is made."""
+    model, inside, made = build(), threading.get_ident(), list[bool]()
+    manifest = prepare(corner, tmp_path / "tiles", model, tile=20)
+    given = model, manifest.folder, manifest.buckets, manifest.grid, tiling(model.field, 20)
+    reach = geometry.reach
+
+    def reaching(*arguments: object) -> object:
+        made.append(threading.get_ident() == inside)
+        return reach(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(geometry, "reach", reaching)
+    assert list(predict_tiles(*given, manifest.buckets.tiles[:4], ahead=True)) == manifest.buckets.tiles[:4]
+    assert made == [True, True, *[False] * 6]
 
 
 @pytest.mark.parametrize("fails", ["read_tile", "asked", "answered"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -285,9 +286,40 @@ def test_two_workers_share_the_tiles(corner: Path, untiled: Path, tmp_path: Path
     other.start()
     work(0)
     other.join()
-    assert done[0].predicted + done[1].predicted == done[0].tiles
+    assert done[0].predicted + done[1].predicted >= done[0].tiles  # a late one does what was begun before it came
     assert done[1].output is None
     assert out.read_bytes() == untiled.read_bytes()
+
+
+def test_the_folder_stays_while_another_worker_is_in_it(
+    corner: Path, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker 0 has done every tile before the other one looks, which would wait for points that are gone."""
+    out, done, written = tmp_path / "out.laz", {}, threading.Event()
+    models, claimed, write = (build(), build()), running._claimed, running.write_cloud
+
+    def late(job: running._Survey) -> object:
+        assert written.wait(30)
+        return claimed(job)
+
+    def writing(*arguments: object) -> None:
+        write(*arguments)  # type: ignore[arg-type]
+        written.set()
+
+    def work(rank: int) -> None:
+        done[rank] = survey(corner, out, models[rank], tile=20, workers=(rank, 2), patience=30)
+
+    monkeypatch.setattr(running, "_claimed", late)
+    monkeypatch.setattr(running, "write_cloud", writing)
+    other = threading.Thread(target=work, args=(1,))
+    other.start()
+    while not (tmp_path / "out.laz.survey" / "worker1.lock").exists():
+        time.sleep(0.01)
+    work(0)
+    other.join()
+    assert (done[0].predicted, done[1].predicted) == (done[0].tiles, 0)
+    assert out.read_bytes() == untiled.read_bytes()
+    assert not (tmp_path / "out.laz.survey").exists()
 
 
 def test_a_worker_that_does_not_come(corner: Path, untiled: Path, model: SurveyModel, tmp_path: Path) -> None:

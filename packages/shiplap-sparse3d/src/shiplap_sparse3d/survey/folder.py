@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import os
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,6 +27,7 @@ __all__ = ["POINT", "RESULT", "Folder", "Tile", "read_mark"]
 
 Tile = tuple[int, int]
 
+_TILE = re.compile(r"(-?\d+)_(-?\d+)(?:\.json)?")  # the name of a file
 _MARK = 1 << 24  # bytes of the largest mark, that of the buckets: 800,000 tiles
 
 POINT = np.dtype(
@@ -66,6 +70,15 @@ class Folder:
         except FileExistsError:
             return False
         return True
+
+    def begun(self) -> set[Tile]:
+        """The tiles that workers have begun or done, by two looks at the folder and none at a tile."""
+        begun = set[Tile]()
+        for part in ("taken", "done"):
+            with contextlib.suppress(FileNotFoundError):
+                names = map(_TILE.fullmatch, os.listdir(self.path / part))
+                begun |= {(int(name[1]), int(name[2])) for name in names if name is not None}
+        return begun
 
     @property
     def identity(self) -> Path:
@@ -123,9 +136,7 @@ class Folder:
         """
         self.enter()
         with (self.path / f"worker{rank}.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not _locked(file):
                 raise error(
                     "SL823",
                     where=str(self.path),
@@ -133,11 +144,15 @@ class Folder:
                     got=f"worker {rank} is running",
                     expected="one process for each rank",
                     fix="wait for it, or give each process a rank of its own (RANK and WORLD_SIZE)",
-                ) from None
+                )
             try:
                 yield
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile, such as a data loader's, shares it
+
+    def in_use(self) -> bool:
+        """Whether another process, or another call of this one, holds a worker of this folder."""
+        return any(not _free(path) for path in self.path.glob("worker*.lock"))
 
     def clear(self) -> None:
         """Remove what a survey writes here, and the folder if nothing else is in it. A file of the user stays.
@@ -195,6 +210,27 @@ class Folder:
         self.done(tile).unlink(missing_ok=True)
         got = "other ones, or none" if content is None else f"{len(content)} bytes of them"
         raise error("SL824", where=str(path), got=got, expected="the classes that were written")
+
+
+def _locked(file: IO[Any], seconds: float = 0.2) -> bool:
+    """Lock ``file``; whoever only looks whether it is locked has it for a moment."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def _free(path: Path) -> bool:
+    """Whether nobody holds this lock, or it is gone."""
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+        return _locked(file, 0)  # closing it lets it go
+    return True
 
 
 def write_mark(path: Path, content: dict[str, Any], *, lasting: bool = True) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shiplap_sparse3d.geometry import Triple
+from shiplap_sparse3d.geometry import NOTHING, Recipe, Triple
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
 from shiplap_sparse3d.survey.folder import POINT, RESULT, Folder, Tile
 from shiplap_sparse3d.survey.model import Points, Scene, SurveyModel, point_features
@@ -91,12 +91,11 @@ class Asked:
     wanted: Tensor
     scene: Scene
 
-    def used_by(self, stream: torch.cuda.Stream) -> None:
-        """Its memory is not given to other tensors before ``stream`` has done what it was told so far."""
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of its tensors, those of tables included."""
         scene = self.scene
-        for tensor in (self.index, self.wanted, scene.voxels.feats, scene.voxels.coords, scene.feats, scene.inverse):
-            if tensor.is_cuda:  # the index is not, if the host has made the features
-                tensor.record_stream(stream)
+        return [self.index, self.wanted, scene.voxels.feats, scene.feats, scene.inverse, *scene.voxels.geometry.tensors]
 
 
 @dataclass(frozen=True)
@@ -145,11 +144,12 @@ def predicted(model: SurveyModel, read: Question | Read) -> np.ndarray[Any, Any]
     return answered(model, asked(model, read)).result()
 
 
-def asked(model: SurveyModel, read: Question | Read) -> Asked:
-    """The points of a tile on the device of the network, as the network takes them."""
+def asked(model: SurveyModel, read: Question | Read, recipe: Recipe = NOTHING) -> Asked:
+    """The points of a tile on the device of the network, as the network takes them, with the tables of ``recipe``."""
     with torch.inference_mode():
         question, device = read.question(model) if isinstance(read, Read) else read, model.device
         scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid)
+        scene.voxels.geometry.build(recipe)
         return Asked(question.index, question.wanted.to(device), scene)
 
 
@@ -160,7 +160,7 @@ def answered(model: SurveyModel, of: Asked) -> Answer:
         return Answer(of.index, best, model.classes, None)
     stream = torch.cuda.current_stream(best.device)  # of its device, which need not be the current one
     index, best = _to_host(of.index), _to_host(best)
-    arrived = torch.cuda.Event()
+    arrived = torch.cuda.Event(blocking=True)  # whoever waits for it sleeps
     arrived.record(stream)
     return Answer(index, best, model.classes, arrived)
 

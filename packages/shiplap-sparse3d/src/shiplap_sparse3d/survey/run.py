@@ -144,6 +144,7 @@ def survey(
             expected="a writable folder with room for 24 bytes a point",
         ) from None
     if rank == 0 and not keep:
+        _let_others_end(job)
         place.clear()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     return SurveyResult(
@@ -220,6 +221,13 @@ def _wait(job: _Survey, look: Callable[[], tuple[int, Any]], what: str) -> Any:
         if time.monotonic() - since > job.patience:
             raise error("SL824", where=str(job.folder.path), got=f"nothing new for {job.patience:.0f} s", expected=what)
         time.sleep(_PAUSE)
+
+
+def _let_others_end(job: _Survey) -> None:
+    """A worker that is still in the folder has nothing left to do, and would find it gone. One that hangs is left."""
+    until = time.monotonic() + job.patience
+    while job.workers[1] > 1 and job.folder.in_use() and time.monotonic() < until:
+        time.sleep(_PAUSE / 10)
 
 
 def _identity(job: _Survey) -> dict[str, Any]:

@@ -1,24 +1,27 @@
 """The tiles of a survey among workers, and what one worker does with its own.
 
-A tile is read on the host, predicted on the device and written on the host. On a GPU, threads read the next tile and
-write the last one while the network runs. They and the thread that launches the network want Python, one at a time, so
-they do little in it: what they call is the system. The thread that launches does not wait for an answer: while the GPU
-works at it, a second stream sorts the points of the next tile into voxels.
+A tile is read on the host, predicted on the device and written on the host. On a GPU, a thread reads the next tile, and
+has a second stream sort its points into voxels and build the tables of the network's layers; another thread writes the
+last tile. The thread that launches the network does nothing else, and nothing in it waits for the device. So it may be
+late by the time of a tile before the GPU has nothing to do.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from shiplap_sparse3d.beside import hand_over
+from shiplap_sparse3d.geometry import NOTHING, Recipe
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
 from shiplap_sparse3d.survey.folder import Folder, Tile
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.predict import Answer, Asked, Question, Read, answered, asked, predicted, read_tile
+from shiplap_sparse3d.survey.predict import Asked, answered, asked, predicted, read_tile
 from shiplap_sparse3d.survey.tiles import Tiling
 
 __all__ = ["predict_tiles", "shares", "turns"]
@@ -54,9 +57,14 @@ def turns(folder: Folder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
         for tile in mine:
             if not folder.finished(tile) and (alone or folder.take(tile)):
                 yield tile
+        known = set[Tile]() if alone else folder.begun()
         for tile in others:
-            if not folder.done(tile).exists() and folder.take(tile):
+            if tile in known:
+                continue
+            if folder.take(tile):
                 yield tile
+            else:
+                known = folder.begun()
         for tile in mine:
             if tile in before and not alone and not folder.finished(tile):
                 yield tile
@@ -92,65 +100,86 @@ def predict_tiles(
 
     Args:
         ahead: whether threads read and write while the network runs. By default they do unless it runs on the CPU,
-            whose cores it uses itself. Points of two more tiles are in memory then, one of them on the device.
+            whose cores it uses itself. Points of two more tiles are in memory then, with their tables.
     """
-
-    def read(tile: Tile) -> Question | Read:
-        return read_tile(model, folder, buckets, grid, tiling, tile)
-
-    if ahead is None:
-        ahead = model.device.type != "cpu"
-    if not ahead:
-        for tile in tiles:
-            folder.write_result(tile, predicted(model, read(tile)))
-            yield tile
+    given = model, folder, buckets, grid, tiling
+    if model.device.type != "cpu" if ahead is None else ahead:
+        yield from _ahead(given, tiles)
         return
-    device = model.device
+    for tile in tiles:
+        folder.write_result(tile, predicted(model, read_tile(*given, tile)))
+        yield tile
+
+
+Given = tuple[SurveyModel, Folder, Buckets, Grid, Tiling]
+
+
+def _ahead(given: Given, tiles: Iterable[Tile]) -> Iterator[Tile]:
+    """What :func:`predict_tiles` does with threads."""
+    model, folder, *_ = given
+    device, making = model.device, _Making(given)
     enter = (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else None  # features may be made there
-    with ThreadPoolExecutor(1, initializer=enter) as reader, ThreadPoolExecutor(1) as writer:
+    with ThreadPoolExecutor(1, initializer=enter) as reader, ThreadPoolExecutor(1) as writer, making:
         written: deque[Future[None]] = deque()
-        for tile, answer in _answers(model, _read_ahead(reader, read, tiles)):
+        for tile, (question, made) in _read_ahead(reader, making, tiles):
+            if made is not None:
+                hand_over(question.tensors, made, torch.cuda.current_stream(device))
+            answer = answered(model, question)
+            making.tell(question.scene.voxels.geometry.recipe)
             written.append(writer.submit(lambda tile, answer: folder.write_result(tile, answer.result()), tile, answer))
-            if len(written) > 2:  # a disk that is slower than the network
+            if len(written) > 2:  # so far the host may be ahead of the network, and the network of the disk
                 written.popleft().result()
             yield tile
         for write in written:
             write.result()
 
 
-def _answers(model: SurveyModel, read: Iterable[tuple[Tile, Question | Read]]) -> Iterator[tuple[Tile, Answer]]:
-    """The answer for each tile, at which the device may still work. It has the voxels of the next tile by then."""
-    beside = torch.cuda.Stream(model.device, priority=-1) if model.device.type == "cuda" else None
-    waiting: tuple[Tile, Asked] | None = None
-    for tile, question in read:
-        answer = waiting and answered(model, waiting[1])
-        following = tile, _asked(model, question, beside)
-        if waiting and answer:
-            yield waiting[0], answer
-        waiting = following
-    if waiting is not None:
-        yield waiting[0], answered(model, waiting[1])
+class _Making:
+    """Reads a tile, sorts it into voxels and builds the tables that the network asked of the tile before.
+
+    A GPU does so in a stream of its own, beside the network. The second tile is not made before the network was
+    launched for the first one, and before its tables are known.
+    """
+
+    def __init__(self, given: Given) -> None:
+        self.given, device = given, given[0].device
+        self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self.recipe, self.told, self.first = NOTHING, threading.Event(), True
+
+    def __call__(self, tile: Tile) -> tuple[Asked, torch.cuda.Event | None]:
+        """What the network is asked, and when it is there, unless it is."""
+        question = read_tile(*self.given, tile)
+        if not self.first:
+            self.told.wait()
+        self.first = False
+        if self.stream is None:
+            return asked(self.given[0], question, self.recipe), None
+        with torch.cuda.stream(self.stream):
+            made = asked(self.given[0], question, self.recipe)
+        return made, self.stream.record_event()
+
+    def tell(self, recipe: Recipe) -> None:
+        """What the network has asked for."""
+        self.recipe = recipe
+        self.told.set()
+
+    def __enter__(self) -> _Making:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.told.set()  # the thread that reads must come to its end
 
 
-def _asked(model: SurveyModel, question: Question | Read, beside: torch.cuda.Stream | None) -> Asked:
-    """By the stream ``beside``, while the network runs in the one that is current."""
-    if beside is None:
-        return asked(model, question)
-    with torch.cuda.stream(beside):
-        made = asked(model, question)
-    current = torch.cuda.current_stream(model.device)
-    made.used_by(current)
-    current.wait_stream(beside)
-    return made
+Made = tuple[Asked, torch.cuda.Event | None]
 
 
 def _read_ahead(
-    reader: ThreadPoolExecutor, read: Callable[[Tile], Question | Read], tiles: Iterable[Tile]
-) -> Iterator[tuple[Tile, Question | Read]]:
-    """Each tile as it was read, the next one being read."""
-    waiting: tuple[Tile, Future[Question | Read]] | None = None
+    reader: ThreadPoolExecutor, make: Callable[[Tile], Made], tiles: Iterable[Tile]
+) -> Iterator[tuple[Tile, Made]]:
+    """Each tile as it was made, the next one being made."""
+    waiting: tuple[Tile, Future[Made]] | None = None
     for tile in tiles:
-        following = tile, reader.submit(read, tile)
+        following = tile, reader.submit(make, tile)
         if waiting is not None:
             yield waiting[0], waiting[1].result()
         waiting = following

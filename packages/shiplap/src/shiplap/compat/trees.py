@@ -15,9 +15,9 @@ from torch.utils import _pytree
 __all__ = ["leaves", "map_leaves", "register_constant", "register_node", "show_fields"]
 
 
-def leaves(tree: Any) -> list[Any]:
-    """The leaves of ``tree`` in order. An object that is no known container is one leaf."""
-    return list(_pytree.tree_leaves(tree))
+def leaves(tree: Any, whole: tuple[type, ...] = ()) -> list[Any]:
+    """The leaves of ``tree`` in order. An object that is no known container is one leaf, and so is one of ``whole``."""
+    return list(_pytree.tree_leaves(tree, is_leaf=lambda value: isinstance(value, whole)))
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:

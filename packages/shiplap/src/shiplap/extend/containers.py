@@ -1,6 +1,7 @@
 """Containers of tensors that torch looks into: pytrees, and the walkers of ``torch.distributed``.
 
-``register_constant`` is for classes that hold none: a graph takes their objects as they are.
+``register_constant`` is for classes that hold none: a graph takes their objects as they are. ``leaves`` are what torch
+finds in an object, in order; objects of the classes that it is given are not taken apart.
 
 Torch knows tuples, lists and dicts. An object of any other class is one leaf to it: ``DistributedDataParallel`` finds
 no tensor in what such a module returns, and with ``static_graph=True`` it trains wrongly, without an error.
@@ -11,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shiplap.compat.trees import register_constant, register_node, show_fields
+from shiplap.compat.trees import leaves, register_constant, register_node, show_fields
 
-__all__ = ["register_constant", "register_container"]
+__all__ = ["leaves", "register_constant", "register_container"]
 
 
 def register_container(

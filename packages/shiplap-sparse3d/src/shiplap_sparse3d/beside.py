@@ -1,0 +1,97 @@
+"""Batches whose tables are built by another stream, while the device works at the batch before."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from shiplap.extend import error
+from shiplap.extend.containers import leaves
+from shiplap_sparse3d.geometry import Geometry
+from shiplap_sparse3d.sums import Summed
+
+__all__ = ["ahead", "hand_over"]
+
+Batch = TypeVar("Batch")
+
+
+def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
+    """The same batches; on a GPU each has its tables before the network runs, those that the batch before it had.
+
+    A strided layer that builds its tables waits for the GPU, since the data decide how many voxels there are. Whatever
+    the host was ahead of the GPU is lost then, several times in a step, and from there on each delay of the host is one
+    of the GPU. In a loop over ``ahead(batches)`` another stream makes the next batch and builds its tables, while the
+    GPU still works at the one before. The layers find their tables, and nothing waits for the network.
+
+    What a batch holds, and the results, are the same. On a CPU the batches are passed on as they are.
+
+    Args:
+        batches: yields batches of any form in which ``torch.utils`` finds tensors: tuples, lists, dicts, sparse tensors
+            and registered classes. It is advanced in the other stream, so each batch has to be made by it, or must have
+            existed before the loop. A network that first moves a batch to the GPU builds its tables itself.
+        depth: by how many batches the host may be ahead of the GPU. The voxels and tables of one more batch than that
+            are in memory.
+
+    Raises:
+        ArgumentError: SL208 for a depth below 1.
+    """
+    if depth < 1:
+        raise error("SL208", where="sparse3d.ahead, argument 'depth'", got=depth, expected="1 or more")
+    source = iter(batches)
+    for first in source:
+        device = next((t.device for t in _tensors(first) if t.is_cuda), None)
+        yield first
+        if device is None:
+            yield from source
+        else:
+            yield from _beside(first, source, device, depth)
+
+
+def _beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:
+    """What follows ``batch``, which has been used."""
+    beside = torch.cuda.Stream(device, priority=-1)
+    beside.wait_stream(torch.cuda.current_stream(device))  # in which there may be what batches are made of
+    used: deque[tuple[torch.cuda.Event, Batch]] = deque()
+    while True:
+        current = torch.cuda.current_stream(device)
+        done = torch.cuda.Event(blocking=True)  # the host sleeps until then
+        done.record(current)
+        used.append((done, batch))
+        if len(used) > depth:
+            used.popleft()[0].synchronize()
+        with torch.cuda.stream(beside):
+            try:
+                following = next(source)
+            except StopIteration:
+                return
+            for here, before in zip(_geometries(following), _geometries(batch), strict=False):
+                here.build(before.recipe)
+        batch = following
+        hand_over(_tensors(batch), beside.record_event(), current)
+        yield batch
+
+
+def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cuda.Stream) -> None:
+    """Let ``user`` work with tensors that another stream has ``made`` by then. It has their memory until it is done."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(user)
+    user.wait_event(made)
+
+
+def _geometries(batch: Any) -> list[Geometry]:
+    sparse: list[Any] = [leaf for leaf in leaves(batch, _WHOLE) if isinstance(leaf, _WHOLE)]
+    return [leaf if isinstance(leaf, Geometry) else leaf.geometry for leaf in sparse]
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    """Those of a batch, and of its tables."""
+    tables = [tensor for geometry in _geometries(batch) for tensor in geometry.tensors]
+    return [*(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), *tables]
+
+
+_WHOLE = Geometry, Summed  # the facade's sparse tensor, too
