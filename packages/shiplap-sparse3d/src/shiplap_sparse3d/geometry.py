@@ -94,7 +94,7 @@ class Geometry:
     Args:
         coords: ``int32 [n, 1 + d]``: rows of a batch index and ``d`` of (x, y, z), distinct and inside the grid.
         spatial_shape: cells per axis, ``d`` of them.
-        batch_size: number of scenes.
+        batch_size: number of scenes. On CUDA, tables say of a row of another scene that it is outside (SL211).
         padded: rows may be padding. Then every step to other voxels leads to a fixed number of rows, too.
 
     Attributes:
@@ -133,7 +133,7 @@ class Geometry:
         key = self._axes(kernel, "kernel"), self._axes(dilation, "dilation")
         neighbours = self._subm.get(key)
         if neighbours is None:
-            neighbours = submanifold(self.coords, self.spatial_shape, *key)
+            neighbours = submanifold(self.coords, self.spatial_shape, *key, self.batch_size)
             self._subm[key] = neighbours = self._settled(neighbours, torch.is_grad_enabled())
         elif torch.is_grad_enabled() and not neighbours.whole:
             self._subm[key] = neighbours = neighbours.complete()
