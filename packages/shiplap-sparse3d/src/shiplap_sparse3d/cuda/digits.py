@@ -136,7 +136,10 @@ def digit_kernel(
     start = (tl.cumsum(total, 0) - total + before)[None, :] + tl.cumsum(own, 0)
     start -= tl.cumsum(own, 1)  # less how many smaller digits there are in the page; its own are in both sums
     digit, source = by_digit // PAGE, page * PAGE + by_digit % PAGE
-    place = begin * PAGE + lane + tl.gather(start, tl.minimum(digit, BINS - 1), 1)
+    SIZE: tl.constexpr = PAGES * PAGE
+    wanted = (page - first_page) * BINS + tl.minimum(digit, BINS - 1)  # Triton 3.6 compiles no gather of two axes
+    found = tl.gather(tl.reshape(start, (PAGES * BINS,)), tl.reshape(wanted, (SIZE,)), 0)
+    place = begin * PAGE + lane + tl.reshape(found, (PAGES, PAGE))
     inside, key = digit < BINS, tl.load(mine + source, mask=digit < BINS, other=0)
     if not FIRST:
         source = tl.load(_ints(rows) + part.to(tl.int64) * m + source, mask=inside, other=0)
@@ -145,7 +148,6 @@ def digit_kernel(
     else:
         tl.store(_ints(to_rows) + part.to(tl.int64) * m + place, source, mask=inside)
         tl.store(_ints(to_keys) + part.to(tl.int64) * m + place, key, mask=inside)
-        SIZE: tl.constexpr = PAGES * PAGE
         page, inside = tl.reshape(place // PAGE, (SIZE,)), tl.reshape(inside, (SIZE,))
         next_digit = tl.reshape((key >> (SHIFT + WIDTH)) & (BINS - 1), (SIZE,))
         counted_runs(next_counts, part, page, pages, next_digit, inside, BINS, SIZE)
