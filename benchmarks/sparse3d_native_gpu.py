@@ -36,6 +36,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _record import ROOT, record, write
 from sparse3d_gpu import SHELLS, SOURCES, Ours, device_name, in_turns, no_grad, shell, training
 
+CUDA = "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda"
+MAP_SOURCES = [
+    "benchmarks/sparse3d_native_gpu.py",
+    *(f"benchmarks/sparse3d_gpu.py::{name}" for name in ("shell", "in_turns")),
+    *(f"{CUDA}/{name}.py" for name in ("bricks", "brick_plan", "digits", "hash", "lookup", "lookup_kernels", "sort")),
+    f"{CUDA}/tables.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/planning.py",
+]
 WARM = 35  # calls after which native code has been attached
 
 
@@ -140,8 +148,12 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.maps:
+        rows = []
         for row in maps(options.rounds):
+            rows.append(row)
             print(json.dumps(row), flush=True)
+        if options.json:
+            write(options.json, record(MAP_SOURCES, ["triton"], device_name(), cells=rows, rounds=options.rounds))
         return
     if options.here:
         print(json.dumps({res: cell(res, channels, options.rounds) for res, channels in SHELLS[:6]}))

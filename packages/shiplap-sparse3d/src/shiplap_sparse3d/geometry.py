@@ -110,7 +110,7 @@ class Geometry:
     Args:
         coords: ``int32 [n, 1 + d]``: rows of a batch index and ``d`` of (x, y, z), distinct and inside the grid.
         spatial_shape: cells per axis, ``d`` of them.
-        batch_size: number of scenes.
+        batch_size: number of scenes. On CUDA, tables say of a row of another scene that it is outside (SL211).
         padded: rows may be padding. Then every step to other voxels leads to a fixed number of rows, too.
 
     Attributes:
@@ -150,7 +150,7 @@ class Geometry:
         neighbours = self._subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
         if neighbours is None:
-            neighbours = submanifold(self.coords, self.spatial_shape, *key)
+            neighbours = submanifold(self.coords, self.spatial_shape, *key, self.batch_size)
             self._subm[key] = neighbours = self._settled(neighbours, back)
         elif back and not neighbours.whole:
             self._subm[key] = neighbours = neighbours.complete()

@@ -7,6 +7,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap_sparse3d import ops
+from shiplap_sparse3d.coords import check_scenes
 
 __all__ = ["conv_plan", "subm_plan"]
 
@@ -23,6 +24,7 @@ __all__ = ["conv_plan", "subm_plan"]
         "parts <= prod(kernel)",
         "cdiv(prod(kernel), parts) <= 31",
         "run >= 1",
+        "scenes >= 0",
     ),
 )
 def subm_plan(
@@ -32,8 +34,14 @@ def subm_plan(
     dilation: list[int],
     parts: int,
     run: int = 1 << 18,
+    scenes: int = 0,
 ) -> tuple[Int32[Tensor, "k n"], Int32[Tensor, "parts n"], Int32[Tensor, "parts b"]]:
-    """``sort_table(subm_table(coords, spatial_shape, kernel, dilation), parts, run)``. Raises SL211 as those do."""
+    """``sort_table(subm_table(coords, spatial_shape, kernel, dilation), parts, run)``. Raises SL211 as those do.
+
+    ``scenes``: how many there are, so that a row of another one is outside; 0 if that is not known.
+    """
+    if scenes:
+        check_scenes("subm_plan", coords, scenes)
     table = ops.subm_table.reference(coords, spatial_shape, kernel, dilation)
     sorted_table: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)
     return sorted_table

@@ -154,7 +154,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     grid = _grid(sizes["n"])
     kernel, _, _, dilation = _window(sizes)
     parts = _parts({**sizes, "k": math.prod(kernel)})
-    return _voxels(rng, sizes["n"], grid, device), grid, kernel, dilation, parts, sizes["run"]
+    scenes = SCENES if sizes["scenes"] else 0  # known or not: fewer are an error
+    return _voxels(rng, sizes["n"], grid, device), grid, kernel, dilation, parts, sizes["run"], scenes
 
 
 @planning.conv_plan.samples

@@ -98,14 +98,17 @@ def _cut(coords: Tensor, limits: Sequence[int]) -> Tensor:
     return torch.where((inside[0] & inside[1] & inside[2])[:, None], coords, -1)
 
 
-def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple) -> Plan:
-    """The plan of convolutions from ``coords`` onto themselves; not sorted, unless it is made so in one go."""
-    arguments = coords, list(grid), list(kernel), list(dilation)
+def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, scenes: int = 0) -> Plan:
+    """The plan of convolutions from ``coords`` onto themselves; not sorted, unless it is made so in one go.
+
+    ``scenes``: how many there are, or 0 if that is not known.
+    """
+    arguments, (x, y, z) = (coords, list(grid), list(kernel), list(dilation)), kernel
     # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
-    odd = all(k % 2 == 1 for k in kernel)
+    odd = x % 2 == y % 2 == z % 2 == 1
     if odd and wants_sorted(coords):
-        parts = parts_for(coords.shape[0], math.prod(kernel))
-        columns, order, masks = planning.subm_plan(*arguments, parts)
+        parts = parts_for(coords.shape[0], x * y * z)
+        columns, order, masks = planning.subm_plan(*arguments, parts, 1 << 18, scenes)
         return Plan(columns.t(), coords.shape[0], order, masks, symmetric=True)
     return Plan(ops.subm_table(*arguments), coords.shape[0], symmetric=odd)
 

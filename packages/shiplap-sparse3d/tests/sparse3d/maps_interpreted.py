@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+import triton
 
 import shiplap as sl
 from shiplap.extend import TritonLaunches
@@ -28,6 +29,11 @@ from shiplap_sparse3d import bounded, cuda, ops, planning
 from shiplap_sparse3d.coords import output_shape
 
 cuda.__path__[:0] = sys.argv[3:]  # before its modules are imported
+
+from shiplap_sparse3d.cuda import digits  # noqa: E402
+
+digits.PAGE, digits.GROUP = 128, triton.language.constexpr(2)  # so that few rows have several pages and groups
+digits.BITS, digits.PASSES = 7, 5  # whose counts fit a workspace for few rows
 
 from shiplap_sparse3d.cuda import (  # noqa: E402
     BOUNDED,
@@ -126,25 +132,30 @@ def submanifold(rng: torch.Generator) -> None:
             run(ops.subm_table, at, grid, kernel, dilation)
         taps = math.prod(kernel)
         for parts, near, run_of in ((-(-taps // 31), 0, 1 << 18), (-(-taps // 3), 1024, 50)):
-            run(planning.subm_plan, at, grid, kernel, dilation, parts, run_of, code=tables.subm_plan(near, 10**6))
+            code = tables.subm_plan(near, 10**6, 10**6)
+            run(planning.subm_plan, at, grid, kernel, dilation, parts, run_of, code=code)
 
 
 def bricks(rng: torch.Generator) -> None:
     """Many voxels: of one part and more, of a run and several, of windows that are not cubes."""
     sizes = (
-        (300, [9, 11, 13], [3, 3, 3], 1, 1 << 18, 0.1),
-        (520, [5, 9, 30], [3, 3, 3], 2, 256, 0.1),  # two parts of three runs
-        (513, [5, 9, 30], [3, 3, 3], 9, 100, 0.0),  # parts of few taps
-        (200, [1, 16, 9], [1, 2, 3], 1, 64, 0.2),
+        (200, [9, 11, 13], [3, 3, 3], 1, 1 << 18, 0.1),
+        (330, [5, 9, 20], [3, 3, 3], 2, 256, 0.1),  # two parts of two runs
+        (257, [5, 9, 15], [3, 3, 3], 9, 100, 0.0),  # parts of few taps
+        (200, [2, 16, 9], [2, 2, 3], 1, 64, 0.2),
         (90, [2**20, 2**20, 2**21 - 1], [2, 3, 3], 1, 1 << 18, 0.0),
     )
     for rows, grid, kernel, parts, run_of, padding in some(sizes, 1):
         at = voxels(rng, rows, grid, padding=padding) if math.prod(grid) < 10**6 else far(rng, rows * 3, grid)
-        run(planning.subm_plan, at, grid, kernel, [1] * 3, parts, run_of, code=tables.subm_plan(0, 0))
+        for scenes in some((0, 2), 1):  # in a hash, and a word for each brick
+            run(planning.subm_plan, at, grid, kernel, [1] * 3, parts, run_of, scenes, code=tables.subm_plan(0, 0, 0))
     twice = voxels(rng, 65, [6, 6, 6])
-    for row in some((twice[:1], twice.new_tensor([[0, 6, 0, 0]]), twice.new_tensor([[-2, 0, 0, 0]])), 1):
-        arguments = torch.cat([twice, row]), [6] * 3, [3] * 3, [1] * 3, 1, 1 << 18
-        told("duplicate" if row[0, 0] >= 0 and row[0, 1] < 6 else "outside", planning.subm_plan, *arguments, least=0)
+    for row in some(([0], [0, 6, 0, 0], [-2, 0, 0, 0], [2, 0, 0, 0]), 1):
+        bad = twice.new_tensor([row]) if len(row) > 1 else twice[:1]
+        for scenes in (2,) if row[0] == 2 else some((0, 2), 1):
+            arguments = torch.cat([twice, bad]), [6] * 3, [3] * 3, [1] * 3, 1, 1 << 18, scenes
+            for least in some((0, 10**6), 1):
+                told("duplicate" if len(row) == 1 else "outside", planning.subm_plan, *arguments, least=least)
 
 
 def far(rng: torch.Generator, rows: int, grid: list[int]) -> torch.Tensor:
@@ -225,6 +236,7 @@ def sorts(rng: torch.Generator) -> None:
         for parts in sorted({-(-k // 31), -(-k // 9), -(-k // 3)}):
             run(ops.sort_table, table, parts, 1 << 18)
         run(ops.sort_table, table, -(-k // 9), 100)
+        run(ops.sort_table, table, -(-k // 31), 256)  # by digits
     run(ops.sort_table, torch.arange(-1, 59).int().view(10, 6), 6, 1 << 18)  # a part for each tap
 
 
@@ -265,7 +277,7 @@ def told(match: str, op: Any, *args: Any, least: int | None = None) -> None:
     """What is wrong with the arguments is told by the next call. ``least``: of more voxels than that in bricks."""
     with pytest.raises(sl.ShiplapError, match=match):
         op.reference(*args)
-    known = WORKSPACES[op.spec.opname][0] if least is None else tables.subm_plan(0, least)
+    known = WORKSPACES[op.spec.opname][0] if least is None else tables.subm_plan(0, least, least)
     n = len(args[0])
     shapes = [(n, 27)] if len(op.spec.outputs) == 1 else [(27, n), (9, n), (9, -(-n // 64))]
     outs = [torch.empty(shape, dtype=torch.int32) for shape in shapes]

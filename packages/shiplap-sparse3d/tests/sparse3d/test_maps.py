@@ -33,7 +33,7 @@ def describe(*args: str) -> dict[str, str]:
     """What the script says of each case, on a fresh seed."""
     script = Path(__file__).with_name("maps_interpreted.py")
     command = script, random.randrange(2**31), *args
-    done = interpreted(*command, timeout=300)
+    done = interpreted(*command, timeout=600)
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert tuple(lines) == CASES, f"{command}\n{done.stdout}{done.stderr}"
     return lines
@@ -70,17 +70,20 @@ def test_every_form_of_a_sort_fits_its_scratch():
                 assert env["alone"] + env["counted"] + env["ranked"] == 1
                 assert int(room(env)) % 8 == 0, env  # what lies behind it may be keys of 64 bits
                 assert env["keys"] % 2 == 0 or not env["counted"], env
-                most = env["keys"] + parts * m * (24 if env["ranked"] else env["key"] // 8)
+                most = env["keys"] + parts * m * (16 if env["digits"] else 24 if env["ranked"] else env["key"] // 8)
                 assert most <= int(room(env)), env
                 bits = env["size"] + (parts * env["runs"] - 1).bit_length()
-                assert not env["ranked"] or env["key"] == next(b for b in (16, 32, 64) if bits < b), env
+                width = 32 if env["digits"] else next(b for b in (16, 32, 64) if bits < b)
+                assert not env["ranked"] or env["key"] == width, env
+                assert env["digits"] == (env["ranked"] and parts * m <= 1 << 18 and (m <= run or run % 8192 == 0)), env
 
 
-def test_bricks_fit_where_the_other_hash_would_be_and_need_a_sort_that_ranks():
+def test_bricks_fit_where_the_other_hash_and_its_table_would_be_and_need_a_sort_that_ranks():
     from shiplap.op.expr import Expr
-    from shiplap_sparse3d.cuda import bricks, hash, lookup, tables
+    from shiplap_sparse3d.cuda import brick_plan, hash, lookup, tables
 
-    names = tables.subm_plan(0, 0).values
+    grids = (0, (100, 100, 100)), (1, (100, 100, 100)), (3, (40, 1, 9)), (2, (2**21, 2**21, 2**20))
+    names = tables.subm_plan(0, 0, 0).values
     values = {name: Expr.parse(text, name) for name, text in names.items()}
     seen = set()
     for n in (63, 65, 700, 5000, 140_000, 1_000_000):
@@ -90,17 +93,27 @@ def test_bricks_fit_where_the_other_hash_would_be_and_need_a_sort_that_ranks():
             ((3, 3, 3), 27, 64),
             ((5, 3, 3), 2, 64),
         ):
-            env = {"n": n, "k": math.prod(kernel), "kernel": kernel, "dilation": (1, 1, 1), "parts": parts, "run": run}
-            env["spatial_shape"] = (100, 100, 100)
-            for name, value in values.items():
-                env[name] = int(value(env))
-            seen.add(env["bricks"])
-            assert env["bricks"] + env["near"] + env["hashed"] == 1, env
-            assert env["bricks"] <= env["ranked"], env
-            last = Expr.parse(f"{bricks.SCRATCH['taken'][1]} + 4 * n", "end")
-            assert not env["bricks"] or last(env) <= hash.SLOT_BYTES * env["capacity"], env
-            assert Expr.parse(lookup.CAPACITY, "capacity")(env) == env["capacity"]
-    assert seen == {0, 1}
+            for scenes, grid in grids:
+                env = {"n": n, "k": math.prod(kernel), "kernel": kernel, "dilation": (1, 1, 1), "parts": parts}
+                env |= {"run": run, "scenes": scenes, "spatial_shape": grid}
+                for name, value in values.items():
+                    env[name] = int(value(env))
+                seen.add((env["bricks"], env["dense"]))
+                assert env["bricks"] + env["near"] + env["hashed"] == 1, env
+                assert env["dense"] <= env["bricks"] <= env["ranked"], env
+                bricks = scenes * math.prod(-(-size // 4) for size in grid)
+                assert env["dense"] == (env["bricks"] and 0 < bricks <= 8 * n), env
+                place = {name: int(Expr.parse(at, name)(env)) for name, (_, at) in brick_plan.SCRATCH.items()}
+                slots = env["slot_bytes"] // (8 if env["dense"] else 16)
+                if env["bricks"]:
+                    assert place["own"] + (0 if env["dense"] else 4 * n) <= place["slots"], env
+                    assert place["slots"] % (8 if env["dense"] else 16) == 0, env
+                    assert place["slots"] + env["slot_bytes"] <= place["counters"] <= env["counts"] - 16, env
+                    assert place["starts"] + 4 * slots <= env["place"] + 4 * n * env["k"], env
+                    assert slots >= (bricks if env["dense"] else n), env
+                assert hash.SLOT_BYTES * env["capacity"] == env["counts"], env
+                assert Expr.parse(lookup.CAPACITY, "capacity")(env) == env["capacity"]
+    assert seen == {(0, 0), (1, 0), (1, 1)}
 
 
 def test_keys_that_are_sorted_have_room_and_few_need_none():

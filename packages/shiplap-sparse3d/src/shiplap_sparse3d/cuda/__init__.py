@@ -14,7 +14,7 @@ from shiplap_sparse3d.cuda.status import synchronize
 __all__ = ["synchronize"]
 
 HASH = "40 * max(2 * n, 64)"  # bytes: hash.SLOT_BYTES * lookup.CAPACITY
-SORT = "(parts * (24 * {} + 8192) + 7) // 8 * 8"  # bytes: sort.scratch_bytes
+SORT = "(parts * (24 * {0} + min(8 * {0}, 2097152) + 16384) + 7) // 8 * 8"  # bytes: sort.scratch_bytes
 
 
 @ops.unique_coords.kernel("cuda", name="triton")

@@ -1,14 +1,12 @@
-"""Submanifold tables of many voxels: a bit for each cell of a brick of 4 x 4 x 4 cells, bricks in a hash.
+"""Submanifold tables of many voxels: a bit for each cell of a brick of 4 x 4 x 4 cells.
 
-On a surface some twenty voxels share a brick, so the bricks of millions of voxels stay in the L2 cache, where a slot
-for each voxel does not. A window of three cells per axis meets at most eight bricks; which of its cells are voxels are
-bits of their words, and that is all that the sort of a table needs. Once the order of the rows is known, each is looked
-up again, and its entries are written where they belong: a table in the order of the voxels is never made. The rows of
-a brick's voxels lie together, in the order of its bits, in a list of rows whose start the brick knows.
-
-In the workspace: slots (the number of a brick + 1, its word), two counters, the starts of the bricks' rows by slot, the
-list of rows, the slot of each row, and the slots that were taken. Which slot a brick has and where its rows start
-depend on the order of threads; what is found does not.
+Where the grids of all scenes have few bricks for so many voxels, there is a word of bits for each of them; otherwise
+the bricks that have voxels are in a hash. On a surface some twenty voxels share a brick, so what is read stays in the
+L2 cache, where a slot for each voxel does not. A window of three cells per axis meets at most eight bricks; which of
+its cells are voxels are bits of their words, and that is all that the sort of a table needs. Once the order of the rows
+is known, each is looked up again, and its entries are written where they belong: a table in the order of the voxels is
+never made. The rows of a brick's voxels lie together, in the order of its bits, in a list of rows whose start the brick
+knows. ``brick_plan.py`` has the launches, and what lies where in the workspace.
 """
 
 from __future__ import annotations
@@ -16,19 +14,31 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shiplap.extend import TritonLaunches
 from shiplap_sparse3d.cuda import sort
-from shiplap_sparse3d.cuda.hash import home, is_inside, load_coords, report, search
+from shiplap_sparse3d.cuda.hash import home, is_inside, report, search
 
-__all__ = ["BRICKS", "bricks_pay", "by_bricks", "ordered_entries"]
+__all__ = [
+    "ENTRIES",
+    "PLACES",
+    "SIZES",
+    "brick_entries_kernel",
+    "brick_hits_kernel",
+    "brick_insert_kernel",
+    "brick_start_kernel",
+]
 
-BRICKS = 128_000  # voxels from here on: below, the other hash takes a launch less, and stays in the L2 cache too
-LEAST = 64  # the memory of the other hash is enough from here on
-INSERTS = 256  # rows that a program puts in
-TAKEN = 1024  # slots that a program looks at
-ROWS = 128  # rows that a program looks up
-ENTRY_WARPS = 2
 ENTRIES = tl.constexpr(64)  # rows of a program that writes: those of one mask
+
+
+@triton.jit
+def _coords_of(coords, row, inside):
+    """The four columns of ``row``, which are read in one go: rows in any order lie in lines of their own."""
+    at = coords + row.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    columns = tl.reshape(tl.load(at, mask=inside[:, None], other=-1), (row.shape[0], 2, 2))
+    by, xz = tl.split(columns)
+    b, y = tl.split(by)
+    x, z = tl.split(xz)
+    return b, x, y, z
 
 
 @triton.jit
@@ -38,9 +48,17 @@ def _fourth(size):
 
 @triton.jit
 def _number(b, x, y, z, width, height, depth):
-    """The number of a brick, from 1, by its own coordinates."""
-    line = (b.to(tl.int64) * _fourth(width) + x) * _fourth(height) + y
-    return line * _fourth(depth) + z + 1
+    """The number of a brick by its own coordinates."""
+    return ((b * _fourth(width) + x) * _fourth(height) + y) * _fourth(depth) + z
+
+
+@triton.jit
+def _word(slots, slot, DENSE: tl.constexpr):
+    """Where the bits of a brick are. In a hash its number + 1 is in front of them."""
+    at = slot.to(tl.int64)
+    if not DENSE:
+        at = at * 2 + 1
+    return _words(slots) + at
 
 
 @triton.jit
@@ -73,6 +91,21 @@ SIZES = ["n", "width", "height", "depth", "batches", "capacity"]
 PLACES = ["slots", "counters", "starts", "rows", "own", "taken"]
 
 
+@triton.jit
+def _taken(slots, number, good, room):
+    """The slots of bricks by their number + 1, which are taken if they are free. ``room``: how many slots there are."""
+    entries, slot = _words(slots), home(number, room)
+    seen = tl.load(entries + slot.to(tl.int64) * 2, mask=good, other=0)  # most bricks are there already
+    wanting = good & (seen != number)
+    while tl.max(wanting.to(tl.int32), 0) > 0:
+        # There is no masked compare-and-swap: who is done compares with what no slot holds.
+        free = tl.where(wanting, 0, -1).to(tl.int64)
+        old = tl.atomic_cas(entries + slot.to(tl.int64) * 2, free, number, sem="relaxed")
+        wanting = wanting & (old != 0) & (old != number)
+        slot = tl.where(wanting, tl.where(slot + 1 == room, 0, slot + 1), slot)
+    return slot.to(tl.int32)
+
+
 @triton.jit(do_not_specialize=[*PLACES, *SIZES, "status", "code", "code_twice"])
 def brick_insert_kernel(
     coords,
@@ -89,44 +122,41 @@ def brick_insert_kernel(
     capacity,
     code,
     code_twice,
+    DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Bits of rows into the words of their bricks, the slot of each row, and a list of the slots that are taken."""
+    """Bits of rows into the words of their bricks, the slot of each row, and a list of the slots that have bits."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b, x, y, z = load_coords(coords, row, row < n)
+    b, x, y, z = _coords_of(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
     report(status, code, row, (b != -1) & ~good)
-    entries, room = _words(slots), capacity.to(tl.uint32)
-    number = _number(b, x >> 2, y >> 2, z >> 2, width, height, depth)
-    slot = home(number, room)
-    seen = tl.load(entries + slot.to(tl.int64) * 2, mask=good, other=0)  # most bricks are there already
-    wanting, made = good & (seen != number), good & False
-    while tl.max(wanting.to(tl.int32), 0) > 0:
-        # There is no masked compare-and-swap: who is done compares with what no slot holds.
-        free = tl.where(wanting, 0, -1).to(tl.int64)
-        old = tl.atomic_cas(entries + slot.to(tl.int64) * 2, free, number, sem="relaxed")
-        made = made | (wanting & (old == 0))
-        wanting = wanting & (old != 0) & (old != number)
-        slot = tl.where(wanting, tl.where(slot + 1 == room, 0, slot + 1), slot)
+    if DENSE:
+        slot = _number(b, x >> 2, y >> 2, z >> 2, width, height, depth)
+    else:
+        number = _number(b.to(tl.int64), x >> 2, y >> 2, z >> 2, width, height, depth) + 1
+        slot = _taken(slots, number, good, capacity.to(tl.uint32))
+        tl.store(_ints(own) + row, slot, mask=row < n)
     bit = ((x & 3) * 16 + (y & 3) * 4 + (z & 3)).to(tl.int64)
     word = tl.full((BLOCK,), 1, tl.int64) << bit
-    old = tl.atomic_or(entries + slot.to(tl.int64) * 2 + 1, word, mask=good, sem="relaxed")
+    old = tl.atomic_or(_word(slots, slot, DENSE), word, mask=good, sem="relaxed")
     report(status, code_twice, row, good & (((old >> bit) & 1) != 0))
-    tl.store(_ints(own) + row, slot.to(tl.int32), mask=row < n)
+    made = good & (old == 0)
     new = made.to(tl.int32)
     total = tl.sum(new, 0)
     if total > 0:
         first = tl.atomic_add(_ints(counters), total, sem="relaxed")
-        tl.store(_ints(taken) + first + tl.cumsum(new, 0) - 1, slot.to(tl.int32), mask=made)
+        tl.store(_ints(taken) + first + tl.cumsum(new, 0) - 1, slot, mask=made)
 
 
 @triton.jit(do_not_specialize=PLACES)
-def brick_start_kernel(slots: tl.int64, counters: tl.int64, starts: tl.int64, taken: tl.int64, BLOCK: tl.constexpr):
+def brick_start_kernel(
+    slots: tl.int64, counters: tl.int64, starts: tl.int64, taken: tl.int64, DENSE: tl.constexpr, BLOCK: tl.constexpr
+):
     """Room in the list of rows for each brick."""
     at, bricks = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.load(_ints(counters))
     if tl.program_id(0) * BLOCK < bricks:
         slot = tl.load(_ints(taken) + at, mask=at < bricks, other=0)
-        voxels = _ones(tl.load(_words(slots) + slot.to(tl.int64) * 2 + 1, mask=at < bricks, other=0))
+        voxels = _ones(tl.load(_word(slots, slot, DENSE), mask=at < bricks, other=0))
         first = tl.atomic_add(_ints(counters) + 1, tl.sum(voxels, 0), sem="relaxed")
         tl.store(_ints(starts) + slot, first + tl.cumsum(voxels, 0) - voxels, mask=at < bricks)
 
@@ -146,16 +176,21 @@ def _met(
     KX: tl.constexpr,
     KY: tl.constexpr,
     KZ: tl.constexpr,
+    DENSE: tl.constexpr,
 ):
-    """``[rows, 8]``: slots of the bricks that windows from (x, y, z) on meet, whether they are there, their words."""
+    """``[rows, 8]``: slots of the bricks that windows from (x, y, z) on meet, and their words."""
     near = tl.arange(0, 8)[None, :]
     nx, ny, nz = near >> 2, (near >> 1) & 1, near & 1
     bx, by, bz = (x >> 2)[:, None] + nx, (y >> 2)[:, None] + ny, (z >> 2)[:, None] + nz
     met = (nx * 4 < ((x & 3) + KX)[:, None]) & (ny * 4 < ((y & 3) + KY)[:, None]) & (nz * 4 < ((z & 3) + KZ)[:, None])
     met = met & (bx >= 0) & (bx < _fourth(width)) & (by >= 0) & (by < _fourth(height)) & (bz >= 0)
     met = met & (bz < _fourth(depth)) & good[:, None]
-    slot, there = search(slots, _number(b[:, None], bx, by, bz, width, height, depth), met, capacity, 2)
-    return slot, there, tl.load(_words(slots) + slot.to(tl.int64) * 2 + 1, mask=there, other=0)
+    if DENSE:
+        slot = _number(b[:, None], bx, by, bz, width, height, depth)
+    else:
+        number = _number(b.to(tl.int64)[:, None], bx, by, bz, width, height, depth) + 1
+        slot, met = search(slots, number, met, capacity, 2)
+    return slot, tl.load(_word(slots, slot, DENSE), mask=met, other=0)
 
 
 @triton.jit
@@ -198,18 +233,24 @@ def brick_hits_kernel(
     SIZE: tl.constexpr,
     PARTS: tl.constexpr,
     KEY: tl.constexpr,
+    BINS: tl.constexpr,
+    PAGE: tl.constexpr,
+    DENSE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Rows into the list of their brick, and the keys by which the table is sorted."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    b, x, y, z = load_coords(coords, row, row < n)
+    b, x, y, z = _coords_of(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
-    mine = tl.load(_ints(own) + row, mask=good, other=0)
-    word = tl.load(_words(slots) + mine.to(tl.int64) * 2 + 1, mask=good, other=0)
+    if DENSE:
+        mine = _number(b, x >> 2, y >> 2, z >> 2, width, height, depth)
+    else:
+        mine = tl.load(_ints(own) + row, mask=good, other=0)
+    word = tl.load(_word(slots, mine, DENSE), mask=good, other=0)
     start = tl.load(_ints(starts) + mine, mask=good, other=0)
     tl.store(_ints(rows) + start + _below(word, (x & 3) * 16 + (y & 3) * 4 + (z & 3)), row, mask=good)
     x, y, z = x - px, y - py, z - pz
-    _, _, words = _met(slots, b, x, y, z, good, width, height, depth, capacity, KX, KY, KZ)
+    _, words = _met(slots, b, x, y, z, good, width, height, depth, capacity, KX, KY, KZ, DENSE)
     a000, a001, a010, a011, a100, a101, a110, a111 = _corners(words, ROWS)
     hits = tl.zeros((ROWS,), tl.int32)
     for tx in tl.static_range(KX):
@@ -223,7 +264,7 @@ def brick_hits_kernel(
             hits |= ((cells >> (z & 3)) & ((1 << KZ) - 1)) << ((tx * KY + ty) * KZ)
     for part in range(PARTS):
         of_part = (hits >> tl.minimum(part * SIZE, 31)) & ((1 << SIZE) - 1)  # the last parts may have no taps
-        sort.store_key(keys, counts, masks, of_part, row, n, part, run, runs, SIZE, KEY, 0)
+        sort.store_key(keys, counts, masks, of_part, row, n, part, run, runs, SIZE, KEY, BINS, PAGE)
 
 
 @triton.jit
@@ -234,8 +275,9 @@ def _either(a, b):
 @triton.jit
 def _entry(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.constexpr):
     """The entries of one tap to their places; ``hits`` with its bit."""
-    hit = ((word >> bit.to(tl.int64)) & 1) != 0
-    entry = tl.load(rows + start + _below(word, bit), mask=hit, other=-1)
+    above = word << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
+    hit = above < 0
+    entry = tl.load(rows + (start + _ones(above) - 1), mask=hit, other=-1)
     tl.store(columns + (tap + part * 0).to(tl.int64) * m + place, entry, mask=place < m)
     return hits | (hit.to(tl.int32) << (tap - part * SIZE))
 
@@ -264,18 +306,18 @@ def brick_entries_kernel(
     KZ: tl.constexpr,
     SIZE: tl.constexpr,
     PARTS: tl.constexpr,
+    DENSE: tl.constexpr,
+    ORDERED: tl.constexpr,
 ):
-    """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32."""
+    """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32, if not ``ORDERED``."""
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * ENTRIES + tl.arange(0, ENTRIES)
-    first = part.to(tl.int64) * m
-    row = (tl.load(_words(sorted_rows) + first + place, mask=place < m, other=0) - first).to(tl.int32)
-    tl.store(order + first + place, row, mask=place < m)
-    b, x, y, z = load_coords(coords, row, place < m)
+    row = sort.ordered_rows(sorted_rows, order, place, part, m, ORDERED)
+    b, x, y, z = _coords_of(coords, row, place < m)
     good = is_inside(b, x, y, z, width, height, depth, batches)
     x, y, z = x - px, y - py, z - pz
-    slot, there, words = _met(slots, b, x, y, z, good, width, height, depth, capacity, KX, KY, KZ)
-    begin = tl.load(_ints(starts) + slot.to(tl.int64), mask=there, other=0)
+    slot, words = _met(slots, b, x, y, z, good, width, height, depth, capacity, KX, KY, KZ, DENSE)
+    begin = tl.load(_ints(starts) + slot.to(tl.int64), mask=words != 0, other=0)
     a000, a001, a010, a011, a100, a101, a110, a111 = _corners(words, ENTRIES)
     s000, s001, s010, s011, s100, s101, s110, s111 = _corners(begin, ENTRIES)
     listed, hits = _ints(rows), tl.zeros((ENTRIES,), tl.int32)
@@ -299,78 +341,3 @@ def brick_entries_kernel(
                     if part == tap // SIZE:
                         hits = _entry(columns, listed, word, start, bit, hits, tap, part, place, m, SIZE)
     tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.reduce(hits, 0, _either))
-
-
-# --- in a launch program ----------------------------------------------------------------------------------------------
-
-STARTS = "16 * capacity + 64"  # behind the slots and the counters
-LIST = "20 * capacity + 64"
-SCRATCH = {
-    "slots": ("int64", "0"),
-    "counters": ("int64", "16 * capacity"),
-    "starts": ("int64", STARTS),
-    "rows": ("int64", LIST),
-    "own": ("int64", f"{LIST} + 4 * n"),
-    "taken": ("int64", f"{LIST} + 8 * n"),
-}
-
-
-def bricks_pay(least: int) -> str:
-    """Whether the table of ``n`` voxels is made here, as an expression: of tables that ``sort.py`` ranks."""
-    many, long = f"cdiv(k, max(parts, 1)) > {sort.COUNTED_TAPS}", f"n > min({sort.COUNTED_ROWS}, run)"
-    ranked = f"where({many}, 1, where({long}, 1, 0)) == 1"
-    return f"n > {max(least, LEAST)} and k <= 27 and max(kernel) <= 3 and max(dilation) == 1 and {ranked}"
-
-
-def _arguments(rows: str) -> dict[str, str]:
-    sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
-    around = {f"p{axis}": f"padding_{axis}" for axis in "xyz"}
-    taps = {f"K{axis}": f"kernel[{i}]" for i, axis in enumerate("XYZ")}
-    return {**sizes, "batches": "batches", **around, **taps, rows: "n", "SIZE": "size", "PARTS": "parts"}
-
-
-def _scratch(*names: str) -> dict[str, tuple[str, str]]:
-    return {name: SCRATCH[name] for name in names}
-
-
-def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
-    """``program``, then the voxels in bricks, and the keys of their table's sort."""
-    when, arguments = "bricks == 1", _arguments("n")
-    program = program.fill("0", "16 * capacity + 8", when=when).then(
-        brick_insert_kernel,
-        grid=f"cdiv(n, {INSERTS})",
-        when=when,
-        arguments={name: arguments[name] for name in ("width", "height", "depth", "batches")},
-        constants={"BLOCK": INSERTS, "num_warps": 4},
-        scratch=_scratch("slots", "counters", "own", "taken"),
-        word="status",
-        codes=codes,
-    )
-    program = program.then(
-        brick_start_kernel,
-        grid=f"cdiv(n, {TAKEN})",
-        when=when,
-        constants={"BLOCK": TAKEN, "num_warps": 4},
-        scratch=_scratch("slots", "counters", "starts", "taken"),
-    )
-    keys = {"keys": ("int64", "keys"), "counts": ("int64", "counts")}
-    return program.then(
-        brick_hits_kernel,
-        grid=f"cdiv(n, {ROWS})",
-        when=when,
-        arguments={**arguments, "KEY": "key"},
-        constants={"ROWS": ROWS, "num_warps": ROWS // 32},
-        scratch={**_scratch("slots", "starts", "rows", "own"), **keys},
-    )
-
-
-def ordered_entries(program: TritonLaunches, origins: str) -> TritonLaunches:
-    """``program``, then the table in the order of its sort. ``origins``: where in the workspace torch's sort has it."""
-    return program.then(
-        brick_entries_kernel,
-        grid=(f"cdiv(n, {ENTRIES.value})", "parts"),
-        when="bricks == 1",
-        arguments=_arguments("m"),
-        constants={"num_warps": ENTRY_WARPS},
-        scratch={**_scratch("slots", "starts", "rows"), "sorted_rows": ("int64", origins)},
-    )

@@ -30,7 +30,7 @@ __all__ = [
     "scenes_below",
 ]
 
-OUTSIDE = "coords row {row} is outside spatial_shape (or its grid has 2^63 cells or more)"
+OUTSIDE = "coords row {row} is outside spatial_shape or of a scene beyond the last (or its grid has 2^63 cells or more)"
 OUTPUT_OUTSIDE = "out_coords row {row} is outside the output grid (or that has 2^63 cells or more)"
 TWICE = "duplicate coordinates: row {row} occurs more than once"
 
@@ -159,6 +159,7 @@ def _shared(queries: Queries) -> dict[str, str]:
         "WIDE": "far",
         "KEY": "key",
         "BINS": "bins",
+        "PAGE": "page",
         "SIZE": "size",
     }
 

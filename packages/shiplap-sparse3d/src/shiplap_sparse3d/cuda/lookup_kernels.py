@@ -113,6 +113,7 @@ def lookup_kernel(
     ROWS: tl.constexpr,
     KEY: tl.constexpr,
     BINS: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
     """``table[j, v]``: the row of the hash under tap v of query j; what its sort needs if ``KEY`` is not 0.
 
@@ -135,7 +136,7 @@ def lookup_kernel(
     tl.store(place, slot, mask=(row < m)[:, None] & own)
     if KEY > 0:
         hits = tl.sum((slot >= 0).to(tl.int32) << v[None, :], 1)
-        sort.store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS)
+        sort.store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS, PAGE)
 
 
 @triton.jit(
@@ -199,6 +200,7 @@ def block_kernel(
     ROWS: tl.constexpr,
     KEY: tl.constexpr,
     BINS: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
     """``lookup_kernel`` for dilation 1 and at most three cells per axis: eight blocks are looked up, then their cells.
 
@@ -230,7 +232,7 @@ def block_kernel(
         hits = tl.sum(tl.sum(tl.where(own & (neighbour >= 0), 1 << (tap & 31), 0), 2), 1)
         for part in range(PARTS):
             mine = (hits >> tl.minimum(part * SIZE, 31)) & ((1 << SIZE) - 1)  # the last parts may have no taps
-            sort.store_key(keys, counts, masks, mine, row, m, part, run, runs, SIZE, KEY, BINS)
+            sort.store_key(keys, counts, masks, mine, row, m, part, run, runs, SIZE, KEY, BINS, PAGE)
 
 
 @triton.jit

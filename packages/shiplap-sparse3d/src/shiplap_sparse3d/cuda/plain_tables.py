@@ -127,13 +127,13 @@ def _look_up(
     tensors, code = (queries, slots, out, 0, 0, None, word, m), status.code_of(op, message)
     cells = *shape, *grid, batches_below(grid), *stride, *padding
     if window.few_blocks:
-        sizes = {"SIZE": k, "PARTS": 1, "ROWS": BLOCK_ROWS, "KEY": 0, "BINS": 0, "num_warps": BLOCK_WARPS}
+        sizes = {"SIZE": k, "PARTS": 1, "ROWS": BLOCK_ROWS, "KEY": 0, "BINS": 0, "PAGE": 0, "num_warps": BLOCK_WARPS}
         _blocks[(-(-m // BLOCK_ROWS),)](*tensors, *cells, capacity, code, 1, 1, **window.taps, **sizes)
         return
     size = min(k, 32)
     taps = 1 << max(0, size - 1).bit_length()
     rows, of_kernel = LOOKUPS // taps, {name: v for name, v in window.taps.items() if name != "KX"}
-    sizes = {"SIZE": size, "TAPS": taps, "ROWS": rows, "KEY": 0, "BINS": 0, "num_warps": 1}
+    sizes = {"SIZE": size, "TAPS": taps, "ROWS": rows, "KEY": 0, "BINS": 0, "PAGE": 0, "num_warps": 1}
     grid_of_programs = -(-m // rows), -(-k // size)
     _taps[grid_of_programs](*tensors, k, *cells, *dilation, capacity, code, 1, 1, **of_kernel, **sizes)
 

@@ -1,19 +1,19 @@
 """``sort_table`` in Triton: rows of each part by the Gray rank of their hits.
 
 Few rows in parts of few taps are sorted by one program a part. More of them in parts that have few ranks are placed by
-one counting sort: a histogram of each tile of rows, their running sums, then each row to where it belongs. The rest
-goes through ``torch.sort``, which is stable too. Addresses are integers, into one workspace. What sorts is a part of a
-launch program, so that C++ launches it.
+one counting sort: a histogram of each tile of rows, their running sums, then each row to where it belongs. Some more
+are sorted digit by digit (``digits.py``), and the rest by ``torch.sort``, which is stable too. Addresses are integers,
+into one workspace. What sorts is a part of a launch program, so that C++ launches it.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from shiplap.extend import TritonLaunches, launch_program
+from shiplap_sparse3d.cuda.digits import BITS, PAGE, by_digits, counted, digit_numbers
+from shiplap_sparse3d.cuda.sort_form import Sort
 
 __all__ = [
     "SORT_TABLE",
@@ -67,11 +67,28 @@ def _store(keys, place, key, inside, KEY: tl.constexpr):
 
 @triton.jit
 def store_key(
-    keys, counts, masks, hits, row, m, part, run, runs, SIZE: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr
+    keys,
+    counts,
+    masks,
+    hits,
+    row,
+    m,
+    part,
+    run,
+    runs,
+    SIZE: tl.constexpr,
+    KEY: tl.constexpr,
+    BINS: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
-    """Keys of rows with these ``hits``. ``BINS``: counted in their tiles, masks cleared; 0: keys tell part and run."""
+    """Keys of rows with these ``hits``. ``BINS``: they are counted in tiles of rows, masks cleared; 0: keys tell part
+    and run. ``PAGE``: rows of a page in which a first digit is counted instead, or 0.
+    """
     key, place = _key(hits, SIZE), m.to(tl.int64) * part + row
-    if BINS:
+    if PAGE:
+        _store(keys, place, key, row < m, KEY)
+        counted(counts, part, row // PAGE, (m + PAGE - 1) // PAGE, key & (BINS - 1), row < m, BINS)
+    elif BINS:
         _store(keys, place, key, row < m, KEY)
         tiles, blocks = (m + TILE - 1) // TILE, (m + MASK_ROWS - 1) // MASK_ROWS
         count = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -100,11 +117,12 @@ def key_kernel(
     ROWS: tl.constexpr,
     KEY: tl.constexpr,
     BINS: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
     """What a sort needs of a tile of rows under one part."""
     part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, hits, _ = _hits(table, row, m, k, part, SIZE, TAPS)
-    store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS)
+    store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS, PAGE)
 
 
 @triton.jit(do_not_specialize=["m", "k"])
@@ -209,15 +227,36 @@ def place_kernel(
     tl.atomic_or(masks + part.to(tl.int64) * blocks + place // MASK_ROWS, hits, mask=hits != 0, sem="relaxed")
 
 
+@triton.jit
+def ordered_rows(sorted_rows, order, place, part, m, ORDERED: tl.constexpr):
+    """The rows at these places of a part: they are in ``order`` already, or come there from torch's sort."""
+    first = part.to(tl.int64) * m
+    if ORDERED:
+        row = tl.load(order + first + place, mask=place < m, other=0)
+    else:
+        sorted_rows = sorted_rows.to(tl.int64).to(tl.pointer_type(tl.int64))
+        row = (tl.load(sorted_rows + first + place, mask=place < m, other=0) - first).to(tl.int32)
+        tl.store(order + first + place, row, mask=place < m)
+    return row
+
+
 @triton.jit(do_not_specialize=["sorted_rows", "m", "k"])
-def gather_kernel(table, sorted_rows: tl.int64, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr):
-    """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32."""
+def gather_kernel(
+    table,
+    sorted_rows: tl.int64,
+    columns,
+    order,
+    masks,
+    m,
+    k,
+    SIZE: tl.constexpr,
+    TAPS: tl.constexpr,
+    ORDERED: tl.constexpr,
+):
+    """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32, if not ``ORDERED``."""
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
-    first = part.to(tl.int64) * m
-    sorted_rows = sorted_rows.to(tl.int64).to(tl.pointer_type(tl.int64))
-    row = (tl.load(sorted_rows + first + place, mask=place < m, other=0) - first).to(tl.int32)
-    tl.store(order + first + place, row, mask=place < m)
+    row = ordered_rows(sorted_rows, order, place, part, m, ORDERED)
     entry, _, inside = _hits(table, tl.where(place < m, row, m), m, k, part, SIZE, TAPS)
     v = tl.arange(0, TAPS)
     tl.store(columns + (part * SIZE + v).to(tl.int64)[None, :] * m + place[:, None], entry, mask=inside)
@@ -225,46 +264,12 @@ def gather_kernel(table, sorted_rows: tl.int64, columns, order, masks, m, k, SIZ
     tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.sum(any_row << v, 0))
 
 
-class Sort(NamedTuple):
-    """The sort of one table in a launch program, whose values about it have names with a prefix.
-
-    Attributes:
-        rows, parts: as expressions. The table has ``k`` taps.
-        table: a tensor, or the offset of the table in the workspace.
-        scratch: where in the workspace the sort has its memory.
-        outputs: what the names of the outputs end with.
-        tableless: whether there is no table, so that what is ranked ends with its order, as an expression.
-    """
-
-    prefix: str
-    rows: str
-    parts: str
-    table: str | tuple[str, str]
-    scratch: str
-    outputs: str = ""
-    tableless: str = "0"
-
-    @property
-    def origins(self) -> str:
-        """Where torch's sort writes what it sorted, as an offset."""
-        return f"{self.prefix}keys + 16 * {self.parts} * {self.rows}"
-
-    @property
-    def given(self) -> dict[str, str]:
-        """The argument ``table`` of a kernel, where it is a tensor."""
-        return {"table": self.table} if isinstance(self.table, str) else {}
-
-    @property
-    def placed(self) -> dict[str, tuple[str, str]]:
-        """The same, where it lies in the workspace."""
-        return {} if isinstance(self.table, str) else {"table": self.table}
-
-
 def numbers(sort: Sort) -> dict[str, str]:
     """What a sort needs, as values of a launch program.
 
-    ``size`` taps of a part; which way it is sorted (``alone``, ``counted``, ``ranked``); ``key`` bits of a key or 0;
-    ``bins`` that are counted or 0; ``runs`` of a part; bytes of histograms, which start as ``zeros``; then offsets.
+    ``size`` taps of a part; which way it is sorted (``alone``, ``counted``, ``ranked``: by ``digits`` or torch);
+    ``key`` bits of a key or 0; ``bins`` that are counted in each of the ``lines`` of all histograms or 0; ``runs`` of a
+    part; bytes of histograms, which start as ``zeros``; then offsets.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     live, spread = f"{rows} > 0 and {parts} > 0", f"pow2ceil({parts} * {p}runs)"
@@ -274,13 +279,15 @@ def numbers(sort: Sort) -> dict[str, str]:
         f"{p}alone": f"{live} and {rows} <= min({ALONE_ROWS}, run) and {p}size <= {ALONE_TAPS}",
         f"{p}counted": f"{live} and {p}alone == 0 and {rows} <= min({COUNTED_ROWS}, run) and {p}size <= {COUNTED_TAPS}",
         f"{p}ranked": f"{live} and {p}alone + {p}counted == 0",
-        f"{p}bins": f"{p}counted * max(2, pow2(min({p}size, {COUNTED_TAPS})))",
-        f"{p}tiles": f"cdiv({rows}, {TILE.value})",
-        f"{p}zeros": f"4 * {parts} * {p}bins * {p}tiles",
+        **digit_numbers(sort, TILE.value),
+        f"{p}ranks": f"{p}counted * max(2, pow2(min({p}size, {COUNTED_TAPS})))",
+        f"{p}bins": f"where({p}digits == 1, pow2(min({p}width, {BITS})), {p}ranks)",
+        f"{p}zeros": f"4 * {parts} * {p}bins * {p}lines",
         f"{p}runs": f"where({p}ranked == 1, cdiv({rows}, run), 1)",
         f"{p}long": f"where({spread} <= {2**31} // pow2({p}size), 32, 64)",
         f"{p}bits": f"where({spread} <= {2**15} // pow2({p}size), 16, {p}long)",
-        f"{p}key": f"where({p}counted == 1, 16, {p}ranked * {p}bits)",
+        f"{p}page": f"{p}digits * {PAGE}",
+        f"{p}key": f"where({p}counted == 1, 16, where({p}digits == 1, 32, {p}ranked * {p}bits))",
         f"{p}counts": sort.scratch,
         f"{p}totals": f"{p}counts + {p}zeros",
         f"{p}keys": f"{p}totals + 4 * {parts} * {p}bins",
@@ -289,7 +296,7 @@ def numbers(sort: Sort) -> dict[str, str]:
 
 def scratch_bytes(rows: str, parts: str) -> str:
     """The most that any way of sorting needs, in whole 64-bit words, since keys may lie behind it."""
-    return f"({parts} * (24 * {rows} + 8192) + 7) // 8 * 8"
+    return f"({parts} * (24 * {rows} + min(8 * {rows}, {1 << 21}) + 16384) + 7) // 8 * 8"
 
 
 def with_keys(program: TritonLaunches, sort: Sort) -> TritonLaunches:
@@ -309,6 +316,7 @@ def with_keys(program: TritonLaunches, sort: Sort) -> TritonLaunches:
             "ROWS": rows,
             "KEY": f"{p}key",
             "BINS": f"{p}bins",
+            "PAGE": f"{p}page",
         },
         constants={"num_warps": 4},
         scratch={**sort.placed, "keys": ("int64", f"{p}keys"), "counts": ("int64", f"{p}counts")},
@@ -345,13 +353,13 @@ def sorted_rows(program: TritonLaunches, sort: Sort) -> TritonLaunches:
         constants={"CHUNK": 32, "num_warps": 4},
         scratch={**sort.placed, **places, "keys": ("int64", f"{p}keys")},
     )
-    count, origins, ranked = f"{parts} * {rows}", sort.origins, f"{p}ranked == 1"
-    values = f"{p}keys + 8 * {count}"  # keys are 64 bits wide at most
-    return program.sort(bits=f"{p}key", count=count, keys=f"{p}keys", values=values, rows=origins, when=ranked).then(
+    program, count, origins = by_digits(program, sort), f"{parts} * {rows}", sort.origins
+    values, many = f"{p}keys + 8 * {count}", f"{p}ranked > {p}digits"  # keys are 64 bits wide at most
+    return program.sort(bits=f"{p}key", count=count, keys=f"{p}keys", values=values, rows=origins, when=many).then(
         gather_kernel,
         grid=(f"cdiv({rows}, {MASK_ROWS.value})", parts),
-        when=f"{ranked} and {sort.tableless} == 0",
-        arguments=common,
+        when=f"{p}ranked == 1 and {sort.tableless} == 0",
+        arguments={**common, "ORDERED": f"{p}digits"},
         constants={"num_warps": 4},
         scratch={**sort.placed, "sorted_rows": ("int64", origins)},
     )

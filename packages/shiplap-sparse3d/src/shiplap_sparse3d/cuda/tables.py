@@ -9,7 +9,7 @@ import triton.language as tl
 
 from shiplap.extend import TritonLaunches, launch_program
 from shiplap_sparse3d.cuda import sort, status
-from shiplap_sparse3d.cuda.bricks import BRICKS, bricks_pay, by_bricks, ordered_entries
+from shiplap_sparse3d.cuda.brick_plan import BRICKS, DENSE, brick_numbers, by_bricks, ordered_entries
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES, report
 from shiplap_sparse3d.cuda.lookup import (
     CAPACITY,
@@ -21,6 +21,7 @@ from shiplap_sparse3d.cuda.lookup import (
     Queries,
     look_up,
     numbers,
+    scenes_below,
 )
 
 __all__ = [
@@ -47,18 +48,20 @@ OUTPUTS = Queries(
 HASHED = f"{SLOT_BYTES} * capacity"  # bytes of the hash, at the start of a workspace
 
 
-def subm_plan(near: int, least: int) -> TritonLaunches:
+def subm_plan(near: int, hashed: int, dense: int) -> TritonLaunches:
     """The program of ``planning.subm_plan``: the table lies in the workspace, behind the hash and the sort's memory.
 
-    Of more than ``least`` voxels there is no table (bricks.py).
+    Of more than ``hashed`` voxels, or ``dense`` where there is a word for each brick, there is no table (bricks.py).
     """
-    table = "int32", "place"
+    table, below = ("int32", "place"), scenes_below(*[f"spatial_shape[{i}]" for i in range(3)])
     sorting = sort.Sort("", "n", "parts", table, HASHED, tableless="bricks")
     values = {
         "capacity": CAPACITY,
-        "bricks": bricks_pay(least),
+        **brick_numbers(hashed, dense),
         **sort.numbers(sorting),
         **numbers(SELVES, near, "bricks"),
+        "batches": f"where(scenes > 0, min(scenes, {below}), {below})",
+        "batches_of_grid": "batches",
         "place": f"{HASHED} + {sort.scratch_bytes('n', 'parts')}",
     }
     program = look_up(launch_program(values=values, errors=status.ERRORS), SELVES, table)
@@ -66,7 +69,7 @@ def subm_plan(near: int, least: int) -> TritonLaunches:
     return ordered_entries(sort.sorted_rows(program, sorting), sorting.origins)
 
 
-SUBM_PLAN = subm_plan(NEAR, BRICKS)
+SUBM_PLAN = subm_plan(NEAR, BRICKS, DENSE)
 
 
 @triton.jit(do_not_specialize=["entries", "k", "rows", "code", "code_twice"])

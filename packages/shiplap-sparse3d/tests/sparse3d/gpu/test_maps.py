@@ -123,6 +123,27 @@ def test_every_form_of_a_sorted_table(parts, run):
             agrees(name, op(name)(*args, parts, run), (*args, parts, run))
 
 
+@pytest.mark.parametrize("rows", [40_000, 140_000, 270_000])
+@pytest.mark.parametrize("scenes", [0, 2])
+def test_many_voxels_in_any_order(rows, scenes):
+    """In a hash, and a word for each brick where the number of scenes is known; sorted by digits, and by torch."""
+    coords, grid = scene(rows)
+    for parts, run in ((parts_for(rows, 27), 1 << 18), (1, 1 << 16), (2, 8192)):
+        args = coords, grid, *WINDOW[::3], parts, run, scenes
+        agrees("subm_plan", sparse3d.subm_plan(*args), args)
+    window = coords, grid, [2, 3, 2], [1, 1, 1], 1, 1 << 18, scenes
+    agrees("subm_plan", sparse3d.subm_plan(*window), window)
+    sparse3d.synchronize()
+
+
+def test_a_scene_beyond_the_last_is_told():
+    for rows in (500, 40_000):
+        coords, grid = scene(rows)
+        sparse3d.Geometry(coords, grid, 1).subm(3)
+        with pytest.raises(sl.ShiplapError, match="of a scene beyond the last"):
+            sparse3d.synchronize()
+
+
 @pytest.mark.parametrize(("kernel", "parts"), [([2, 2, 2], 5), ([5, 3, 1], 9)])
 def test_parts_without_taps(kernel, parts):
     for rows in (500, 20_000):

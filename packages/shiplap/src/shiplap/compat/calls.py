@@ -27,6 +27,7 @@ __all__ = [
     "allows_tf32",
     "autocast_alone",
     "builtin",
+    "in_code",
     "is_compiling",
     "is_dynamo_compiling",
     "is_hooked",
@@ -77,6 +78,14 @@ def builtin(overload: Overload) -> Callable[..., Any]:
         return overload
     plain: Callable[..., Any] = getattr(overload._op, "plain", overload._op)  # compat/library.py
     return plain
+
+
+def in_code(overload: Overload) -> Callable[..., Any]:
+    """What code that Inductor wrote calls for ``overload``, below autograd: that code records no gradients."""
+    if type(overload) is not torch._ops.OpOverload:
+        return overload
+    coded: Callable[..., Any] = getattr(overload._op, "coded", overload._op)  # compat/library.py
+    return coded
 
 
 def _transformed() -> bool:

@@ -259,6 +259,7 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
             raise
 
     vars(called)["plain"] = plain
+    vars(called)["coded"] = _with_own_errors(plain, refusal)
     return called
 
 

@@ -18,6 +18,8 @@ from torch._inductor import config, ir, lowering
 from torch._inductor.virtualized import V
 from torch._library.utils import get_layout_constraint_tag
 
+from shiplap.compat.in_code import calling
+
 __all__ = [
     "add_table",
     "alignment",
@@ -75,7 +77,7 @@ def call_below(overload: Any, raw: Any) -> None:
     lowering.add_needs_realized_inputs(overload)
     if constraint is not None:
         lowering.add_layout_constraint(overload, constraint)
-    register(overload, lowering.fallback_handler(raw))
+    register(overload, calling(raw))
 
 
 def autotuning() -> bool:
@@ -204,8 +206,7 @@ def add_table(table: Tensor, name: str) -> Any:
 
 def extern(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The node of a plain call of the op, which Inductor does not look into."""
-    lowered = lowering.fallback_handler(overload, add_to_fallback_set=False)(*args, **kwargs)
-    return lowered
+    return calling(overload, known=False)(*args, **kwargs)
 
 
 def trace(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from shiplap import compat
 from shiplap.op import choices
 
-__all__ = ["add", "digest", "ensure", "on_digest", "on_trace", "refresh", "remove"]
+__all__ = ["add", "digest", "ensure", "on_digest", "on_trace", "refresh", "remove", "salt"]
 
 _sources: dict[str, Callable[[], str]] = {}  # by name of an op: what identifies it as it is now
 _identities: dict[str, str] = {}  # of `_sources`, as far as they have been asked for since they changed
@@ -38,12 +38,17 @@ def refresh(name: str | None = None) -> None:
 
     ``name``: of the only declaration that has; programs declare hundreds of them, one after the other.
     """
-    global _salt
     if name is None:
         _identities.clear()
     else:
         _identities.pop(name, None)
     choices.forget()
+    salt()
+
+
+def salt() -> None:
+    """Recompute the salt where no declaration has changed, but a part has been added or says something else."""
+    global _salt
     _salt = f"+shiplap:{digest()}"
     compat.salt_compile_caches(_salt)
 

@@ -1,0 +1,113 @@
+"""The launches of ``bricks.py`` in a program that makes a submanifold table.
+
+In the workspace, at its start: the list of rows, the slots that have bits, and the slot of each row. Behind them, in
+front of what the sort wants as zeros: the words of bits, or the slots of a hash, and two counters. The starts of the
+bricks' rows lie where other ways have their table. Which slot a brick has in a hash and where its rows start depend on
+the order of threads; what is found does not.
+"""
+
+from __future__ import annotations
+
+from shiplap.extend import TritonLaunches
+from shiplap_sparse3d.cuda import sort
+from shiplap_sparse3d.cuda.bricks import (
+    ENTRIES,
+    brick_entries_kernel,
+    brick_hits_kernel,
+    brick_insert_kernel,
+    brick_start_kernel,
+)
+from shiplap_sparse3d.cuda.hash import SLOT_BYTES
+
+__all__ = ["BRICKS", "DENSE", "brick_numbers", "by_bricks", "ordered_entries"]
+
+BRICKS = 128_000  # voxels from here on, in a hash: below, the other hash takes a launch less, and stays in the L2 cache
+DENSE = 32_000  # voxels from here on where each brick has a word: tables of fewer are sorted by counting
+LEAST = 64  # the memory of the other hash is enough from here on
+WORDS = 8  # bricks for each voxel at most that have a word each
+TAPS = 8  # of a window at least: the starts of bricks take no more than the table would
+INSERTS, INSERT_WARPS = 512, 4  # rows that a program puts in
+TAKEN = 1024  # slots that a program looks at
+ROWS = 128  # rows that a program looks up
+ENTRY_WARPS = 2
+
+CLEAR = f"{SLOT_BYTES} * capacity - slot_bytes - 16"  # up to the memory of the sort
+SCRATCH = {
+    "rows": ("int64", "0"),
+    "taken": ("int64", "4 * n"),
+    "own": ("int64", "8 * n"),
+    "starts": ("int64", "place"),
+    "slots": ("int64", CLEAR),
+    "counters": ("int64", f"{SLOT_BYTES} * capacity - 16"),
+}
+
+
+def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
+    """Whether the table of ``n`` voxels is made here, as values of a launch program: of tables that ``sort.py`` ranks,
+    with more voxels than ``hashed``, or than ``dense`` where each brick has a word.
+    """
+    many, long = f"cdiv(k, max(parts, 1)) > {sort.COUNTED_TAPS}", f"n > min({sort.COUNTED_ROWS}, run)"
+    ranked = f"where({many}, 1, where({long}, 1, 0)) == 1"
+    small = f"k >= {TAPS} and k <= 27 and max(kernel) <= 3 and max(dilation) == 1 and {ranked}"
+    sides = [f"max(1, cdiv(spatial_shape[{i}], 4))" for i in range(3)]
+    return {
+        "room": f"min({WORDS} * n, {2**30}) // {' // '.join(sides)}",  # scenes whose bricks may have a word each
+        "dense": f"scenes > 0 and scenes <= room and n > {max(dense, LEAST)} and {small}",
+        "bricks": f"where(dense == 1, 1, n > {max(hashed, LEAST)} and {small})",
+        "slot_bytes": f"where(dense == 1, 8 * min(scenes, room) * {' * '.join(sides)}, 16 * bricks * capacity)",
+    }
+
+
+def _arguments(rows: str) -> dict[str, str]:
+    sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
+    around = {f"p{axis}": f"padding_{axis}" for axis in "xyz"}
+    taps = {f"K{axis}": f"kernel[{i}]" for i, axis in enumerate("XYZ")}
+    return {**sizes, "batches": "batches", **around, **taps, rows: "n", "SIZE": "size", "DENSE": "dense"}
+
+
+def _scratch(*names: str) -> dict[str, tuple[str, str]]:
+    return {name: SCRATCH[name] for name in names}
+
+
+def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
+    """``program``, then the voxels in bricks, and the keys of their table's sort."""
+    when, arguments = "bricks == 1", _arguments("n")
+    program = program.fill(CLEAR, "slot_bytes + 16 + zeros", when=when).then(
+        brick_insert_kernel,
+        grid=f"cdiv(n, {INSERTS})",
+        when=when,
+        arguments={name: arguments[name] for name in ("width", "height", "depth", "batches", "DENSE")},
+        constants={"BLOCK": INSERTS, "num_warps": INSERT_WARPS},
+        scratch=_scratch("slots", "counters", "own", "taken"),
+        word="status",
+        codes=codes,
+    )
+    program = program.then(
+        brick_start_kernel,
+        grid=f"cdiv(n, {TAKEN})",
+        when=when,
+        arguments={"DENSE": "dense"},
+        constants={"BLOCK": TAKEN, "num_warps": 4},
+        scratch=_scratch("slots", "counters", "starts", "taken"),
+    )
+    keys = {"keys": ("int64", "keys"), "counts": ("int64", "counts")}
+    return program.then(
+        brick_hits_kernel,
+        grid=f"cdiv(n, {ROWS})",
+        when=when,
+        arguments={**arguments, "PARTS": "parts", "KEY": "key", "BINS": "bins", "PAGE": "page"},
+        constants={"ROWS": ROWS, "num_warps": ROWS // 32},
+        scratch={**_scratch("slots", "starts", "rows", "own"), **keys},
+    )
+
+
+def ordered_entries(program: TritonLaunches, origins: str) -> TritonLaunches:
+    """``program``, then the table in the order of its sort. ``origins``: where in the workspace torch's sort has it."""
+    return program.then(
+        brick_entries_kernel,
+        grid=(f"cdiv(n, {ENTRIES.value})", "parts"),
+        when="bricks == 1",
+        arguments={**_arguments("m"), "PARTS": "parts", "ORDERED": "digits"},
+        constants={"num_warps": ENTRY_WARPS},
+        scratch={**_scratch("slots", "starts", "rows"), "sorted_rows": ("int64", origins)},
+    )

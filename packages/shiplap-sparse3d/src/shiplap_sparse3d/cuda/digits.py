@@ -1,0 +1,144 @@
+"""A stable sort of keys of up to 31 bits in Triton, a launch for each digit, which the host gets through quickly.
+
+``torch.sort`` of some 100,000 keys keeps the host for longer than the device. Here pages of rows are sorted by a digit
+where they are, and each row goes behind those of smaller digits, and of its own digit in earlier pages. How often each
+digit occurs in a page, and in a group of pages, is known by then: who writes a row to its place counts its next digit
+there. Rows of a part that are not in one run are sorted run by run. In the workspace: counts of pages and then of
+groups, digit by digit, which start as zeros; then keys, keys, rows and rows of 32 bits, from one of the two to the
+other.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from shiplap.extend import TritonLaunches
+from shiplap_sparse3d.cuda.sort_form import Sort
+
+__all__ = ["BITS", "by_digits", "counted", "digit_numbers"]
+
+BITS, PASSES = 9, 4  # of a digit at most; a part has at most 31 taps
+ROWS = 1 << 18  # of all parts up to here: beyond, torch's kernels save more than its calls cost the host
+PAGE = 512
+GROUP = tl.constexpr(16)  # pages whose counts a program reads at once
+WARPS = 4
+
+
+@triton.jit
+def _ints(address):
+    return address.to(tl.int64).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def counted(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
+    """One more row of this page with this digit."""
+    groups = (pages + GROUP - 1) // GROUP
+    mine = _ints(counts) + part * (pages + groups) * BINS + digit
+    tl.atomic_add(mine + page * BINS, 1, mask=inside, sem="relaxed")
+    tl.atomic_add(mine + (pages + page // GROUP) * BINS, 1, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def _sums(at, first, begin, before, end, bins, BINS: tl.constexpr):
+    """Of each digit: how many are in the lines of counts from ``begin`` to ``before``, and up to ``end``."""
+    line = first + tl.arange(0, GROUP)
+    inside = ((line >= begin) & (line < end))[:, None]
+    count = tl.load(at + line[:, None] * BINS + bins[None, :], mask=inside, other=0)
+    return tl.sum(tl.where((line < before)[:, None], count, 0), 0), tl.sum(count, 0)
+
+
+@triton.jit(do_not_specialize=["keys", "rows", "to_keys", "to_rows", "counts", "next_counts", "m", "each"])
+def digit_kernel(
+    order,
+    keys: tl.int64,
+    rows: tl.int64,
+    to_keys: tl.int64,
+    to_rows: tl.int64,
+    counts: tl.int64,
+    next_counts: tl.int64,
+    m,
+    each,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Rows of a page behind those of smaller digits in their run, and of the same digit before them.
+
+    ``each``: pages of a run, a multiple of those of a group if there are several runs.
+    """
+    BINS: tl.constexpr = 1 << WIDTH
+    page, part, lane, bins = tl.program_id(0), tl.program_id(1), tl.arange(0, PAGE), tl.arange(0, BINS)
+    pages, begin = tl.num_programs(0), page // each * each
+    mine, first_row = _ints(keys) + part.to(tl.int64) * m, page * PAGE
+    digit = (tl.load(mine + first_row + lane, mask=first_row + lane < m, other=0) >> SHIFT) & (BINS - 1)
+    digit = tl.where(first_row + lane < m, digit, BINS)  # rows that there are not come last
+    by_digit = tl.sort(digit * PAGE + lane)
+    at = _ints(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
+    group, end = page // GROUP, (tl.minimum(begin + each, pages) + GROUP - 1) // GROUP
+    before, total = _sums(at, group * GROUP, begin, page, page, bins, BINS)  # in this group
+    total = tl.zeros_like(total)
+    for first in range(begin // GROUP, end, GROUP):
+        earlier, some = _sums(at + pages * BINS, first, begin // GROUP, group, end, bins, BINS)
+        before, total = before + earlier, total + some
+    own = tl.load(at + page * BINS + bins)
+    start = tl.cumsum(total - own, 0) - total + own + before  # less how many smaller digits there are in this page
+    digit, source = by_digit // PAGE, first_row + by_digit % PAGE
+    place = begin * PAGE + lane + tl.gather(start, tl.minimum(digit, BINS - 1), 0)
+    inside, key = digit < BINS, tl.load(mine + source, mask=digit < BINS, other=0)
+    if not FIRST:
+        source = tl.load(_ints(rows) + part.to(tl.int64) * m + source, mask=inside, other=0)
+    if LAST:
+        tl.store(order + part.to(tl.int64) * m + place, source, mask=inside)
+    else:
+        tl.store(_ints(to_rows) + part.to(tl.int64) * m + place, source, mask=inside)
+        tl.store(_ints(to_keys) + part.to(tl.int64) * m + place, key, mask=inside)
+        counted(next_counts, part, place // PAGE, pages, (key >> (SHIFT + WIDTH)) & (BINS - 1), inside, BINS)
+
+
+def digit_numbers(sort: Sort, tile: int) -> dict[str, str]:
+    """What digits need as values of a launch program, before those that all sorts have: whether there are any, how
+    many, and of how many bits; the pages of rows, or tiles of ``tile`` rows, and lines of counts. ``ranked`` is known.
+    """
+    p, rows, parts = sort.prefix, sort.rows, sort.parts
+    fits = f"{parts} * {rows} <= {ROWS} and {rows} <= where(run % {PAGE * GROUP.value} == 0, {rows}, run)"
+    lines = f"{p}tiles + cdiv({p}tiles, {GROUP.value})"
+    return {
+        f"{p}digits": f"{p}ranked == 1 and {fits}",
+        f"{p}passes": f"{p}digits * cdiv({p}size, {BITS})",
+        f"{p}width": f"cdiv({p}size, max({p}passes, 1))",
+        f"{p}tiles": f"cdiv({rows}, where({p}digits == 1, {PAGE}, {tile}))",
+        f"{p}lines": f"where({p}digits == 1, {p}passes * ({lines}), {p}tiles)",
+    }
+
+
+def by_digits(program: TritonLaunches, sort: Sort) -> TritonLaunches:
+    """``program``, then rows of each part in the order of their keys into the output ``order``."""
+    p, parts, rows = sort.prefix, sort.parts, sort.rows
+    each = f"4 * {parts} * {rows}"
+    columns = [f"{p}keys + {turn} * {each}" for turn in range(4)]
+    for turn in range(PASSES):
+        here, there = (columns[1::2], columns[::2]) if turn % 2 else (columns[::2], columns[1::2])
+        counts = [
+            f"{p}counts + {4 * at} * {parts} * {p}bins * ({p}tiles + cdiv({p}tiles, {GROUP.value}))"
+            for at in (turn, turn + 1)
+        ]
+        names = ("keys", "rows", "to_keys", "to_rows", "counts", "next_counts")
+        program = program.then(
+            digit_kernel,
+            grid=(f"{p}tiles", parts),
+            when=f"{p}passes > {turn}",
+            arguments={
+                "order": f"order{sort.outputs}",
+                "m": rows,
+                "each": f"where({p}runs > 1, run // {PAGE}, max({p}tiles, 1))",
+                "SHIFT": f"{turn} * {p}width",
+                "WIDTH": f"{p}width",
+                "LAST": f"{p}passes == {turn + 1}",
+            },
+            constants={"FIRST": turn == 0, "PAGE": PAGE, "num_warps": WARPS},
+            scratch={name: ("int64", at) for name, at in zip(names, (*here, *there, *counts), strict=True)},
+        )
+    return program

@@ -1,0 +1,42 @@
+"""What a sort of one table is in a launch program: names of its values, and where its memory lies."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Sort"]
+
+
+class Sort(NamedTuple):
+    """The sort of one table in a launch program, whose values about it have names with a prefix.
+
+    Attributes:
+        rows, parts: as expressions. The table has ``k`` taps.
+        table: a tensor, or the offset of the table in the workspace.
+        scratch: where in the workspace the sort has its memory.
+        outputs: what the names of the outputs end with.
+        tableless: whether there is no table, so that what is ranked ends with its order, as an expression.
+    """
+
+    prefix: str
+    rows: str
+    parts: str
+    table: str | tuple[str, str]
+    scratch: str
+    outputs: str = ""
+    tableless: str = "0"
+
+    @property
+    def origins(self) -> str:
+        """Where torch's sort writes what it sorted, as an offset."""
+        return f"{self.prefix}keys + 16 * {self.parts} * {self.rows}"
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The argument ``table`` of a kernel, where it is a tensor."""
+        return {"table": self.table} if isinstance(self.table, str) else {}
+
+    @property
+    def placed(self) -> dict[str, tuple[str, str]]:
+        """The same, where it lies in the workspace."""
+        return {} if isinstance(self.table, str) else {"table": self.table}
