@@ -79,6 +79,18 @@ def test_what_a_kernel_raises_passes_through(ns):
         compiled(-torch.ones(3))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_an_explanation_knows_the_op_by_its_name(double):
+    from shiplap.compat.explain import observe
+
+    with observe() as graphs:
+        torch.compile(lambda x: double(x + 1).sin(), fullgraph=True)(torch.randn(5))
+    kernels = [group.kernel.removesuffix(".default") for group in graphs[0].named() if group.kernel]
+    assert [kernel for kernel in kernels if "cpp_fused" not in kernel] == [
+        f"torch.ops.{double.spec.namespace}.double.raw"
+    ]
+
+
 def test_it_is_what_the_part_below_autograd_calls_without_a_question(double):
     called = in_code(double.raw)
     assert called is not double.raw._op
