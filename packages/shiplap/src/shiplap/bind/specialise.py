@@ -16,7 +16,7 @@ from torch import Tensor
 from shiplap import dtypes
 from shiplap.codegen.launcher import Cubin, Launch, Parameter, fact_of
 from shiplap.compat.assembler import use_torchs
-from shiplap.compat.triton_keys import settle, triton_attributes
+from shiplap.compat.triton_keys import triton_attributes
 from shiplap.errors import error
 from shiplap.op.expr import Expr
 from shiplap.op.values import EnvValue
@@ -208,7 +208,6 @@ def compile_form(kernel: Any, form: Form, number: int, key: Key, architecture: i
     from triton.compiler import ASTSource, make_backend
 
     use_torchs()
-    settle(kernel)
     target = GPUTarget("cuda", architecture, 32)
     told = triton_attributes(kernel, make_backend(target), form.signature, form.constants, form.attributes)
     source = ASTSource(kernel, form.signature, form.constants, told)
