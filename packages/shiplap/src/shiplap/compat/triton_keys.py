@@ -61,8 +61,8 @@ def triton_attributes(
 ) -> dict[Any, Any]:
     """``attributes`` as Triton's own launches give them to its compiler, whose cache has them in the key.
 
-    Triton 3.7 lists constants among them, without any attribute; Triton 3.6 lists arguments alone. The other part of the
-    key, which is the kernel's own, is settled.
+    Triton 3.7 lists constants among them, without any attribute; Triton 3.6 lists arguments alone. The rest of
+    the key, which is the kernel's own, is settled.
     """
     settle(kernel)
     special = [
