@@ -70,8 +70,8 @@ _THREE = [int, int, int]
 def same_number(a: int, b: int) -> bool:
     """``a == b``, in a graph by their order.
 
-    Where two sizes are equal, torch writes one for the other, and a guard on their order does not say so. Inductor (torch
-    2.11 to 2.13) has no value for a size that objects hold and nothing else does: its code ends in a NameError.
+    Where two sizes are equal, torch writes one for the other, and a guard on their order does not say so. Inductor
+    (torch 2.11 to 2.13) has no value for a size that objects hold and nothing else does: its code ends in a NameError.
     """
     return not (a < b or a > b)
 

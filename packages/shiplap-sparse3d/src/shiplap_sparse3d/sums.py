@@ -1,8 +1,8 @@
 """``x + tensor`` and checkpoints of sparse tensors in compiled graphs.
 
 Dynamo takes a sum with a tensor for one of two tensors, unless the other refuses. It asks ``__torch_function__`` then,
-as eager PyTorch does, so the sparse tensors answer there. They are asked about ``torch.utils.checkpoint`` as well, which
-gets them as what its function refers to, like modules, and not as arguments.
+as eager PyTorch does, so the sparse tensors answer there. They are asked about ``torch.utils.checkpoint`` as well,
+which gets them as what its function refers to, like modules, and not as arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activation checkpoints around stages that take and return sparse tensors: eager, in graphs, and what it may not do."""
+"""Activation checkpoints around stages that take and return sparse tensors, eagerly and in graphs."""
 
 from __future__ import annotations
 
