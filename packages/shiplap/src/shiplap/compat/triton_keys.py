@@ -40,14 +40,14 @@ def _settle(kernel: Any, begun: set[int]) -> None:
 def _called(function: FunctionType) -> Iterator[Any]:
     """Every Triton function that ``function`` has a name for, in its own scope or in modules that it names."""
     names, cells = function.__code__.co_names, function.__closure__ or ()
-    found = [function.__globals__.get(name) for name in names]
+    named = [function.__globals__.get(name) for name in names]
     for cell in cells:
         with suppress(ValueError):  # it is empty
-            found.append(cell.cell_contents)
-    for value in found:  # which grows
+            named.append(cell.cell_contents)
+    for value in named:  # which grows
         if isinstance(value, ModuleType):
             if value.__name__.partition(".")[0] not in _UNREAD:
-                found += [vars(value).get(name) for name in names]
+                named += [vars(value).get(name) for name in names]
         elif isinstance(getattr(value, "fn", None), FunctionType) and hasattr(type(value), "cache_key"):
             yield value
 
