@@ -77,10 +77,12 @@ def test_the_compiler_is_given_what_a_launch_gives_it(before, monkeypatch):
 
 MODULES = {
     "shared_inner": """
+import sys
 from triton.runtime.jit import JITFunction
 import triton.language as tl
 
 WIDTH = tl.constexpr(7)
+shared_outer = sys.modules[__name__.replace("inner", "outer")]
 
 @JITFunction
 def innermost(x):
@@ -114,7 +116,7 @@ def first(x, BLOCK: tl.constexpr):
 
 @JITFunction
 def second(x, BLOCK: tl.constexpr):
-    tl.store(x, middle(shared_inner.innermost(tl.load(x))))
+    tl.store(x, middle(shared_inner.shared_outer.shared_inner.innermost(tl.load(x))))
 
 @JITFunction
 def third(x, BLOCK: tl.constexpr):
@@ -140,18 +142,21 @@ KERNELS = "first", "second", "third", "closed"
 def module(tmp_path, monkeypatch):
     """What a new process imports: nothing has asked for a key of its kernels."""
 
-    def load(name: str) -> ModuleType:
-        path = tmp_path / f"{name}.py"
-        path.write_text(MODULES[name])
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        loaded = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, loaded)
-        spec.loader.exec_module(loaded)
-        return loaded
+    def load() -> ModuleType:
+        specs = []
+        for name, text in MODULES.items():
+            path = tmp_path / f"{name}.py"
+            path.write_text(text)
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None
+            assert spec.loader is not None
+            monkeypatch.setitem(sys.modules, name, importlib.util.module_from_spec(spec))
+            specs.append(spec.loader)
+        for name, loader in zip(MODULES, specs, strict=True):
+            loader.exec_module(sys.modules[name])
+        return sys.modules["shared_outer"]
 
-    return lambda: [load(name) for name in MODULES][-1]
+    return load
 
 
 def keys(module: ModuleType, order: tuple[str, ...]) -> dict[str, str]:

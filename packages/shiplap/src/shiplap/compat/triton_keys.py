@@ -40,13 +40,14 @@ def _settle(kernel: Any, begun: set[int]) -> None:
 def _called(function: FunctionType) -> Iterator[Any]:
     """Every Triton function that ``function`` has a name for, in its own scope or in modules that it names."""
     names, cells = function.__code__.co_names, function.__closure__ or ()
-    named = [function.__globals__.get(name) for name in names]
+    named, entered = [function.__globals__.get(name) for name in names], set[str]()
     for cell in cells:
         with suppress(ValueError):  # it is empty
             named.append(cell.cell_contents)
     for value in named:  # which grows
         if isinstance(value, ModuleType):
-            if value.__name__.partition(".")[0] not in _UNREAD:
+            if value.__name__ not in entered and value.__name__.partition(".")[0] not in _UNREAD:
+                entered.add(value.__name__)  # modules may name each other
                 named += [vars(value).get(name) for name in names]
         elif isinstance(getattr(value, "fn", None), FunctionType) and hasattr(type(value), "cache_key"):
             yield value
