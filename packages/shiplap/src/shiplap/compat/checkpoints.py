@@ -13,6 +13,11 @@ _KEEPS_OBJECTS = (2, 13)  # since then Dynamo makes outputs of the tensors in an
 
 
 def _keep_objects() -> bool:
+    """Whether a function that is checkpointed in a graph may return objects of its own that hold tensors.
+
+    A constant of the graph. Releases before do what is needed if ``skip_fwd_side_effects_in_bwd_under_checkpoint`` of
+    ``torch._dynamo.config`` is set, and make a graph that does not run without it.
+    """
     import torch._dynamo
 
     major, minor = torch.__version__.split(".")[:2]
@@ -21,7 +26,4 @@ def _keep_objects() -> bool:
 
 
 _compiler: Any = torch.compiler
-# Whether a function that is checkpointed in a graph may return objects of its own that hold tensors; a constant of the
-# graph. Releases before do what is needed if skip_fwd_side_effects_in_bwd_under_checkpoint of torch._dynamo.config is
-# set, and make a graph that does not run without it.
 checkpoints_keep_objects: Callable[[], bool] = _compiler.assume_constant_result(_keep_objects)
