@@ -18,6 +18,8 @@ model dynamic, too, which Dynamo takes back by tracing once more.
 
 Each part runs in a process of its own with a limit of time, and prints what it has as it goes:
 ``python benchmarks/consumers_gpu.py [--json] [--parts first,behind,cells,again] [--slow PEER:NETWORK:MODE,...]``.
+The record has ``cells`` of all networks; those of ``--eager``, which takes a minute and a half, and first calls alone
+are parts of it.
 """
 
 from __future__ import annotations
@@ -342,6 +344,13 @@ def ratios(rows: list[Row]) -> dict[str, float]:
     return means
 
 
+def keep(path: Path, part: str, made: dict[str, Any]) -> None:
+    """Write what was measured, or one part of it beside what the file has."""
+    old = json.loads(path.read_text()) if path.is_file() else {}
+    parts = {name: value for name, value in old.items() if isinstance(value, dict) and "digest" in value}
+    write(path, {**old, part: made} if part else {**made, **parts})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/consumers_gpu.json")
@@ -369,8 +378,8 @@ def main() -> None:
     if given.json:
         packages, device = ["triton", "spconv-cu126", "spconv-triton"], torch.cuda.get_device_name()
         found = {**done, "means": means} if "cells" in done else done
-        place = "consumers_gpu.json" if "cells" in done else "consumers_first_gpu.json"  # cells take ten minutes
-        write(Path(__file__).parent / "results" / place, record(SOURCES, packages, device, **found))
+        part = "eager" if given.eager else "" if "cells" in done else "first calls"  # what is compiled takes minutes
+        keep(Path(__file__).parent / "results" / "consumers_gpu.json", part, record(SOURCES, packages, device, **found))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,19 @@ from shiplap.extend import error
 from shiplap_sparse3d.plan import Plan, wants_sorted
 from shiplap_sparse3d.steps import Triple, Window, connect, reach, submanifold
 
-__all__ = ["NOTHING", "Axes", "Geometry", "Origin", "Recipe", "Strided", "Triple", "per_axis", "triple"]
+__all__ = [
+    "NOTHING",
+    "Axes",
+    "Geometry",
+    "Origin",
+    "Recipe",
+    "Strided",
+    "Triple",
+    "per_axis",
+    "same_number",
+    "same_numbers",
+    "triple",
+]
 
 Axes = int | Sequence[int]
 
@@ -65,6 +77,30 @@ def triple(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
 
 
 _THREE = [int, int, int]
+
+
+def same_number(a: int, b: int) -> bool:
+    """``a == b``, in a graph by their order.
+
+    Where two sizes are equal, torch writes one for the other, and a guard on their order does not say so. Inductor
+    (torch 2.11 to 2.13) has no value for a size that objects hold and nothing else does: its code ends in a NameError.
+    """
+    return not (a < b or a > b)
+
+
+def same_numbers(known: Sequence[int], given: Sequence[int]) -> bool:
+    """Whether ``given`` are the last of the numbers ``known``.
+
+    Three are taken apart: Dynamo compares two sequences by a program of a hundred instructions, which it traces.
+    """
+    if len(given) == 3 and len(known) == 3:
+        x, y, z = known
+        a, b, c = given
+        return not (x < a or x > a or y < b or y > b or z < c or z > c)
+    if not is_compiling():
+        return [*known][-len(given) :] == [*given]
+    start = len(known) - len(given)
+    return start >= 0 and all(same_number(known[start + i], given[i]) for i in range(len(given)))
 
 
 @dataclass
@@ -263,7 +299,7 @@ class Geometry:
 
     def same(self, other: Geometry) -> bool:
         """Whether the rows of both are known to be the same voxels; looks at none."""
-        return self.coords is other.coords and self.spatial_shape == other.spatial_shape
+        return self.coords is other.coords and same_numbers(self.spatial_shape, other.spatial_shape)
 
     @property
     def is_voxel(self) -> Tensor:

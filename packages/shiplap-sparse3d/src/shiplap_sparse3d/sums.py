@@ -1,13 +1,19 @@
-"""``x + tensor`` in compiled graphs: Dynamo takes a sum with a tensor for one of two tensors, unless the other refuses.
+"""``x + tensor`` and checkpoints of sparse tensors in compiled graphs.
 
-It asks ``__torch_function__`` then, as eager PyTorch does, so the sparse tensors answer there.
+Dynamo takes a sum with a tensor for one of two tensors, unless the other refuses. It asks ``__torch_function__`` then,
+as eager PyTorch does, so the sparse tensors answer there. They are asked about ``torch.utils.checkpoint`` as well,
+which gets them as what its function refers to, like modules, and not as arguments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
+
+from shiplap.extend.compiling import checkpoints_keep_objects
 
 __all__ = ["Summed"]
 
@@ -15,7 +21,7 @@ _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd_
 
 
 class Summed:
-    """Sums of a sparse tensor and a tensor. No other function of torch takes a sparse tensor."""
+    """Sums and checkpoints of a sparse tensor. No other function of torch takes one."""
 
     def plus(self, other: Any) -> Any:
         """This tensor and ``other``, row by row."""
@@ -23,7 +29,17 @@ class Summed:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is checkpoint:  # only Dynamo asks
+            return _checkpointed(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
         if func not in _SUMS or kwargs or len(args) != 2:
             return NotImplemented
         first, second = args
         return first.plus(second) if isinstance(first, Summed) else second.plus(first)
+
+
+def _checkpointed(checkpoint: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``checkpoint(*args, **kwargs)``."""
+    function, *given = args
+    sparse = {name: value for name, value in kwargs.items() if isinstance(value, Summed)}
+    others = {name: value for name, value in kwargs.items() if not isinstance(value, Summed)}
+    return checkpoint(lambda **more: function(*given, **sparse, **more), **others)

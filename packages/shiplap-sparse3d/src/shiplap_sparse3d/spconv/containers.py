@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from shiplap.extend.containers import register_container
 from shiplap_sparse3d.spconv.core import SparseConvTensor
 
@@ -32,7 +34,10 @@ def _make(children: Sequence[Any], rest: _Members) -> SparseConvTensor:
     made = object.__new__(SparseConvTensor)
     vars(made).update(vars(rest.source))
     made._features, indices = children
-    return made if indices is made._indices else made.onto(indices)
+    if isinstance(indices, Tensor):
+        return made if indices is made._indices else made.onto(indices)
+    made._indices, made.indice_dict = indices, {}  # tree_map may put anything here: checkpoint of torch 2.11 puts None
+    return made
 
 
 FIELDS = ["features", "indices", "spatial_shape", "batch_size", "grid", "voxel_num", "indice_dict", "benchmark"]

@@ -13,11 +13,11 @@ from torch.compiler import is_compiling
 
 from shiplap.extend import error
 from shiplap_sparse3d.coords import check_rows
-from shiplap_sparse3d.geometry import Geometry, per_axis
+from shiplap_sparse3d.geometry import Geometry, per_axis, same_number, same_numbers, triple
 from shiplap_sparse3d.reentrant import inside, made_inside, refuse_in_eager
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
-from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least, same_cells
+from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 from shiplap_sparse3d.spconv.tracing import is_proxy, proxy_among
 from shiplap_sparse3d.spconv.unread import Unread, unread
@@ -184,7 +184,8 @@ class SparseConvTensor(Summed):
         indices, shape, scenes = self.indices, tuple(self.spatial_shape), self.batch_size
         if self._known is not None:
             known, made_of = self._known
-            if made_of is indices and same_cells(known.spatial_shape, shape) and known.batch_size == scenes:
+            same = same_numbers(known.spatial_shape, shape) and same_number(known.batch_size, scenes)
+            if same and made_of is indices:
                 return known
         assume_rows(indices.shape[0])
         made = Geometry(indices, shape, scenes)
@@ -281,7 +282,11 @@ class SparseConvTensor(Summed):
     def dense(self, channels_first: bool = True) -> Tensor:
         """``[batch, c, *spatial]`` (or channels last), zeros where no voxel is active."""
         check_sparse("SparseConvTensor.dense", self)
-        cells = SparseTensor(self.features, geometry=self.geometry).dense()
+        here = self.geometry
+        if is_compiling():  # sizes of one source: those of the geometry may have come from another object
+            shape = triple(self.spatial_shape, "spatial_shape", self.ndim)
+            here = Geometry.unchecked(here.coords, shape, self.batch_size, here.padded, here.ndim)
+        cells = SparseTensor(self.features, geometry=here).dense()
         cells = cells.reshape(self.batch_size, self.features.shape[1], *self.spatial_shape)
         return cells.contiguous() if channels_first else cells.movedim(1, -1).contiguous()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shiplap import ShiplapError
 from shiplap.extend import error
+from shiplap_sparse3d.geometry import same_numbers
 from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, SparseConvTensor, Window, indices_of
 from shiplap_sparse3d.spconv.sizes import check_least
 
@@ -185,10 +186,10 @@ def check_subm(
     if not data.is_subm:
         raise taken(where, key)
     window = data.window
-    if ksize != window.ksize or dilation != window.dilation or input.spatial_shape != data.spatial_shape:
+    if ksize != window.ksize or dilation != window.dilation:
         _same(where, key, "kernel_size", ksize, window.ksize)
         _same(where, key, "dilation", dilation, window.dilation)
-        _same(where, key, "spatial_shape", input.spatial_shape, data.spatial_shape)
+    _same_cells(where, key, input.spatial_shape, data.spatial_shape)
     if input.indices is not data.indices:
         _same(where, key, "number of voxels", input.indices.shape[0], data.indices.shape[0])
     return data
@@ -202,13 +203,18 @@ def check_inverse(
         got = "no such key" if data is None else "the key of a submanifold layer"
         raise error("SL208", where=_named(where, key), got=got, expected="the key of an earlier SparseConv or pool")
     _same(where, key, "kernel_size", ksize, data.ksize)
-    _same(where, key, "spatial_shape", input.spatial_shape, data.out_spatial_shape)
+    _same_cells(where, key, input.spatial_shape, data.out_spatial_shape)
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
     rows, wanted = input.indices.shape[0], data.out_indices.shape[0]
     if guard_or_false(rows != wanted):  # of sizes that only the data knows nothing is asked
         _same(where, key, "number of voxels", rows, wanted)
     return data
+
+
+def _same_cells(where: str, key: str | None, got: list[int], expected: list[int]) -> None:
+    if len(got) != len(expected) or not same_numbers(got, expected):
+        _same(where, key, "spatial_shape", got, expected)
 
 
 def _same(where: str, key: str | None, what: str, got: object, expected: object) -> None:

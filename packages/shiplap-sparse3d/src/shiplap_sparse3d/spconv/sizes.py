@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from shiplap.extend import error
 from shiplap.extend.compiling import assert_in_graph
 
-__all__ = ["assume_rows", "cells_of", "check_least", "same_cells"]
+__all__ = ["assume_rows", "cells_of", "check_least"]
 
 
 def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> list[int]:
@@ -44,18 +44,6 @@ _OTHER_ARRAY = (
 @torch.compiler.assume_constant_result
 def _number(value: Any) -> int:
     return int(value)
-
-
-def same_cells(known: Sequence[int], given: Sequence[int]) -> bool:
-    """Whether ``given`` are the last of the three numbers ``known``.
-
-    Three are taken apart: Dynamo compares two sequences by a program of a hundred instructions, which it traces.
-    """
-    if len(given) != 3:
-        return known[-len(given) :] == given
-    x, y, z = known
-    a, b, c = given
-    return x == a and y == b and z == c
 
 
 def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: str = "") -> None:

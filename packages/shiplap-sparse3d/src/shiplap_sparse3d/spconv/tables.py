@@ -9,6 +9,7 @@ from torch import nn
 
 from shiplap.extend import error
 from shiplap_sparse3d import ops as kernels
+from shiplap_sparse3d.geometry import same_number, same_numbers
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse, indices_of
 from shiplap_sparse3d.spconv.modules import SparseModule
 from shiplap_sparse3d.spconv.tracing import one_node
@@ -23,7 +24,7 @@ def _check(where: str, tensors: list[SparseConvTensor], *attributes: str) -> Non
     for what in attributes:
         seen = [_ATTRIBUTES[what](tensor) for tensor in tensors]
         for value in seen[1:]:
-            if value != seen[0]:
+            if not _equal(value, seen[0]):
                 raise error(
                     "SL208",
                     where=where,
@@ -31,6 +32,13 @@ def _check(where: str, tensors: list[SparseConvTensor], *attributes: str) -> Non
                     expected=f"{what} {seen[0]}",
                     fix="use AddTableMisaligned for tensors on different voxels of one grid",
                 )
+
+
+def _equal(value: Any, first: Any) -> bool:
+    """Of two grids, or two numbers."""
+    if isinstance(value, list):
+        return len(value) == len(first) and same_numbers(value, first)
+    return same_number(value, first)
 
 
 _ATTRIBUTES: dict[str, Any] = {

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from shiplap.compat.assembler import use_torchs
+from shiplap.compat.triton_keys import settle
 from shiplap.errors import notice
 
 __all__ = ["VERIFIED", "Launcher", "is_verified", "triton_launcher"]
@@ -71,6 +72,7 @@ class Launcher:
     def compile(self, grid: Any, *args: Any, **options: Any) -> None:
         """Compile what ``self[grid](...)`` would launch, and launch nothing. In any thread. Meta tensors will do."""
         use_torchs()
+        settle(self.kernel)
         self.kernel.warmup(*args, grid=grid, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,6 +91,7 @@ class Launcher:
     def _prepare(self) -> Callable[..., Any]:
         """The function behind ``[grid]``: generated for the kernel's signature, or Triton's own launch."""
         use_torchs()
+        settle(self.kernel)
         reason, runtime = _unsupported(self.kernel), None
         if not reason:
             try:

@@ -2,10 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["triton_attributes"]
+__all__ = ["settle", "triton_attributes"]
+
+_UNREAD = "triton", "math", "copy"  # modules that Triton's keys do not look into
+
+
+def settle(kernel: Any) -> None:
+    """Give ``kernel`` the one key that it has in every process, whatever was launched before it.
+
+    Triton's key of a function holds the globals of the functions that it calls, but of those alone whose own key was
+    asked for before (3.6 and 3.7). Two kernels that share a function so have other keys in a process that launches the
+    second one first, and all are compiled again. Here the keys of what is called are asked for first, innermost first.
+    """
+    _settle(kernel, set())
+
+
+def _settle(kernel: Any, begun: set[int]) -> None:
+    function, known = getattr(kernel, "fn", None), getattr(kernel, "hash", "")
+    settled = isinstance(known, str) and not known.startswith("recursion:")  # which is: another thread is at it
+    if settled or id(kernel) in begun or not isinstance(function, FunctionType):
+        return
+    begun.add(id(kernel))
+    for called in _called(function):
+        _settle(called, begun)
+        try:
+            _ = called.cache_key
+        except Exception:  # Triton will say so if the kernel really calls it
+            with suppress(AttributeError):
+                called.hash = None
+
+
+def _called(function: FunctionType) -> Iterator[Any]:
+    """Every Triton function that ``function`` has a name for, in its own scope or in modules that it names."""
+    names, cells = function.__code__.co_names, function.__closure__ or ()
+    named, entered = [function.__globals__.get(name) for name in names], set[str]()
+    for cell in cells:
+        with suppress(ValueError):  # it is empty
+            named.append(cell.cell_contents)
+    for value in named:  # which grows
+        if isinstance(value, ModuleType):
+            if value.__name__ not in entered and value.__name__.partition(".")[0] not in _UNREAD:
+                entered.add(value.__name__)  # modules may name each other
+                named += [vars(value).get(name) for name in names]
+        elif isinstance(getattr(value, "fn", None), FunctionType) and hasattr(type(value), "cache_key"):
+            yield value
 
 
 def triton_attributes(
@@ -17,8 +62,10 @@ def triton_attributes(
 ) -> dict[Any, Any]:
     """``attributes`` as Triton's own launches give them to its compiler, whose cache has them in the key.
 
-    Triton 3.7 lists constants among them, without any attribute; Triton 3.6 lists arguments alone.
+    Triton 3.7 lists constants among them, without any attribute; Triton 3.6 lists arguments alone. The rest of
+    the key, which is the kernel's own, is settled.
     """
+    settle(kernel)
     special = [
         (kind, constants[(at,)] if kind == "constexpr" else _marks(attributes.get((at,))))
         for at, kind in enumerate(signature.values())

@@ -3,10 +3,20 @@
 ``compile_counts()`` counts what was compiled since ``reset_compiler()``. ``mark_dynamic`` declares, before the first
 call, which sizes vary from call to call. ``assert_in_graph`` adds a check that the graph makes each time it runs.
 ``allows_tf32()`` is ``torch.backends.cuda.matmul.allow_tf32``, at a third of what Dynamo takes for that.
+``checkpoints_keep_objects()`` says whether a function that a graph checkpoints may return objects that hold tensors.
 """
 
 from shiplap.compat import CompileCounts, compile_counts, mark_dynamic, reset_compiler
 from shiplap.compat.calls import allows_tf32
+from shiplap.compat.checkpoints import checkpoints_keep_objects
 from shiplap.compat.sizes import assert_in_graph
 
-__all__ = ["CompileCounts", "allows_tf32", "assert_in_graph", "compile_counts", "mark_dynamic", "reset_compiler"]
+__all__ = [
+    "CompileCounts",
+    "allows_tf32",
+    "assert_in_graph",
+    "checkpoints_keep_objects",
+    "compile_counts",
+    "mark_dynamic",
+    "reset_compiler",
+]
