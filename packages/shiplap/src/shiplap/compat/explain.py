@@ -68,8 +68,8 @@ class Graph:
     def _kernels(self) -> list[str]:
         """The kernel of a group is the first call in the code that mentions a buffer which the group writes."""
         ops: dict[str, str] = dict(NAMED.findall(self.code))
-        found = [(str(m["name"]), set(re.findall(r"\w+", m[0]))) for m in CALLED.finditer(self.code)]
-        calls = [(ops.get(name, name), words) for name, words in found]
+        each = [(str(m["name"]), set(re.findall(r"\w+", m[0]))) for m in CALLED.finditer(self.code)]
+        calls = [(ops.get(name, name), words) for name, words in each]
         own = {m[1] for m in re.finditer(r"^(\w+) = async_compile\.", self.code, re.MULTILINE)}
         calls = [c for c in calls if c[0] in own or c[0].startswith(("extern_kernels.", "torch.ops.", "aten."))]
         return [next((name for name, words in calls if words & set(g.writes)), "") for g in self.groups]
