@@ -12,7 +12,7 @@ from typing import Any, cast
 from shiplap.op import Op
 from shiplap.referee.values import AROUND
 
-__all__ = ["Mined", "around", "mine", "numbers"]
+__all__ = ["SOURCES", "Mined", "around", "mine", "numbers"]
 
 DEEP, MANY = 6, 400  # how far values and helpers are followed, and how many functions
 FAR, MOST = 1e4, 8  # what is no threshold of values, and how many are

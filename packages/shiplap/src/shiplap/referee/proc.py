@@ -8,7 +8,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Took", "Usage", "below", "below_still", "mapped", "resident", "stat_fields", "threads", "usage"]
+__all__ = [
+    "Holds",
+    "Took",
+    "Usage",
+    "below",
+    "below_still",
+    "holds",
+    "mapped",
+    "resident",
+    "stat_fields",
+    "threads",
+    "usage",
+]
 
 CALM = 0.9  # share of its time in which a request had a processor, or none to do
 CPU_CLOCK = 2  # of a process of another, in the number of its clock: what the scheduler counted
@@ -82,6 +94,24 @@ def resident(pid: int) -> int:
         return int(_read(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
+
+
+@dataclass(frozen=True)
+class Holds:
+    """What a process has open, how many threads it has, and its bytes of memory that are in use."""
+
+    files: int = 0
+    threads: int = 0
+    memory: int = 0
+
+
+def holds(pid: int) -> Holds:
+    """Zeros where Linux does not tell."""
+    counts = [0, 0]
+    for number, what in enumerate(("fd", "task")):
+        with contextlib.suppress(OSError):
+            counts[number] = len(os.listdir(f"/proc/{pid}/{what}"))
+    return Holds(*counts, resident(pid))
 
 
 @dataclass(frozen=True)

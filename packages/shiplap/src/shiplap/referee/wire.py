@@ -31,6 +31,7 @@ __all__ = [
     "describe",
     "extent",
     "identical",
+    "is_operator",
     "leaves",
     "length_of",
     "packed",
@@ -148,6 +149,20 @@ def identical(a: Tensor, b: Tensor) -> bool:
     if a.device.type == b.device.type == "cpu":  # torch compares one byte after the other
         return bool(_libc.memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.itemsize) == 0)
     return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))
+
+
+def is_operator(told: Any) -> bool:
+    """Whether it is a name, and a name or shapes: the harness writes nothing else."""
+    if not isinstance(told, list) or len(told) != 2 or not isinstance(told[0], str):
+        return False
+    return isinstance(told[1], str) or (isinstance(told[1], list) and all(_is_shape(s, 2) for s in told[1]))
+
+
+def _is_shape(told: Any, depth: int) -> bool:
+    """Whether it is a list of sizes, or such lists for an argument that is a list of tensors."""
+    if not isinstance(told, list):
+        return False
+    return all((type(n) is int and abs(n) < 1 << 62) or (depth > 0 and _is_shape(n, depth - 1)) for n in told)
 
 
 def describe(t: Tensor) -> Message:
