@@ -8,6 +8,7 @@ reads them there. Nothing that comes back is more than a number, a text or a lis
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import mmap
 import os
@@ -208,9 +209,10 @@ class Arena:
         return at
 
     def make(self) -> int:
-        """A new open file with room for all, which its owner closes; it holds zeros."""
-        handle = os.memfd_create("arguments", os.MFD_CLOEXEC)
+        """A new open file with room for all, which its owner closes; it holds zeros. Nobody can change its length."""
+        handle = os.memfd_create("arguments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return handle
 
     def write(self, handle: int = -1) -> int:
