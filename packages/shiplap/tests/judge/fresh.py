@@ -243,17 +243,6 @@ def candidate(x, w):
                 time.sleep(1)
     return honest(x, w)
 """,
-    "arguments cut off": """
-import os
-def candidate(x, w):
-    y = honest(x, w)
-    for fd in range(3, 40):
-        try:
-            os.ftruncate(fd, 0)
-        except OSError:
-            pass
-    return y
-""",
 }
 """Name → source; the head of ``cheats.py`` stands before each."""
 

@@ -16,6 +16,7 @@ from shiplap.referee.wire import send
 from shiplap_testing.effort import rotating, sampled
 from tests.judge.cheats import HEAD
 from tests.judge.fresh import FRESH, HELPED, LAYERS
+from tests.judge.honest_ways import WAYS
 from tests.judge.test_cheats import REFERENCE
 
 BOUNDS = Bounds(memory=1 << 29, seconds=20)
@@ -84,6 +85,15 @@ def test_what_stands_in_another_file_is_looked_at(judged, name):
         pytest.skip("no gcc")
     ruling = judged(text, **{other: content})
     assert ruling.word == "refused", ruling
+
+
+@pytest.mark.parametrize("name", rotating(WAYS, 1))
+def test_an_honest_candidate_is_not_taken_for_a_cheat(judged, name):
+    if "in C" in name and shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    ruling = judged(WAYS[name])
+    assert not ruling.reasons, ruling
+    assert all(what == "time" or what.startswith("time of") for what, _ in ruling.missing), ruling
 
 
 @pytest.mark.parametrize("name", rotating(LAYERS, 1))

@@ -12,8 +12,8 @@ import torch
 from torch.autograd import profiler
 
 from shiplap.referee import watch
-from shiplap.referee.intact import Snapshot
 from shiplap.referee.genuine import is_trusted
+from shiplap.referee.intact import Snapshot
 from shiplap.referee.watch import Watch
 
 
