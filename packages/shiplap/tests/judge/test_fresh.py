@@ -132,8 +132,8 @@ def test_sources_beside_a_candidate_are_those_that_it_names(tmp_path):
     ],
 )
 def test_what_is_taken_for_each_call_is_a_leak(after, told):
-    found = leaked(Holds(8, 2, 1 << 20), after, ENOUGH)
-    assert (told in found) if told else not found
+    leak = leaked(Holds(8, 2, 1 << 20), after, ENOUGH)
+    assert (told in leak) if told else not leak
 
 
 def test_a_process_that_ran_while_it_was_stopped_is_ended(launcher):

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as modules
 
+deterministic: Any = torch.utils.deterministic  # torch gives it no types
+
 __all__ = ["fallbacks", "frozen_code", "operators_of_torch", "standing", "taken_over"]
 
 _SHOWN = "aten::_cast_Byte"  # an operator that nobody has reason to register anything for
@@ -42,7 +44,7 @@ def standing() -> dict[str, Any]:
         ),
         "torch.utils.deterministic": (
             torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,
+            deterministic.fill_uninitialized_memory,
         ),
         "anomaly detection": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
     }

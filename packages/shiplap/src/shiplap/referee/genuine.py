@@ -74,7 +74,7 @@ def _inside(code: CodeType | None) -> list[CodeType]:
 
 def _function(value: Any) -> Any:
     """The function of a method or of the getter of a property. What else it may be is not asked anything."""
-    inner = value.fget if type(value) is property else value
+    inner: Any = value.fget if type(value) is property else value
     return inner.__func__ if type(inner) in WRAPPED else inner
 
 

@@ -114,10 +114,10 @@ class Snapshot:
     """
 
     def __init__(self, known: Snapshot | None = None, *, thorough: bool = False) -> None:
-        before = known._owners if known is not None else []
+        before: list[_Owner] = known._owners if known is not None else []
         self._modules = dict(sys.modules)
         new = {n: m for n, m in self._modules.items() if known is None or n not in known._modules}
-        self._owners = [o if o.untouched else _Owner.of(o.name, o.value) for o in before]
+        self._owners: list[_Owner] = [o if o.untouched else _Owner.of(o.name, o.value) for o in before]
         self._owners += [_Owner.of(n, v) for n, v in _owners(new, {id(o.value) for o in before})]
         self._operators = operators_of_torch() if thorough else {}
 

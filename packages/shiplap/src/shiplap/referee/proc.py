@@ -107,11 +107,15 @@ class Holds:
 
 def holds(pid: int) -> Holds:
     """Zeros where Linux does not tell."""
-    counts = [0, 0]
-    for number, what in enumerate(("fd", "task")):
-        with contextlib.suppress(OSError):
-            counts[number] = len(os.listdir(f"/proc/{pid}/{what}"))
-    return Holds(*counts, resident(pid))
+    files, threads = (_entries(f"/proc/{pid}/{what}") for what in ("fd", "task"))
+    return Holds(files, threads, resident(pid))
+
+
+def _entries(folder: str) -> int:
+    try:
+        return len(os.listdir(folder))
+    except OSError:
+        return 0
 
 
 @dataclass(frozen=True)

@@ -62,18 +62,18 @@ def gathered(file: str) -> list[Path]:
     """A source, and those beside it that it names, directly or not: modules, and sources of native code."""
     first = Path(file)
     beside = _beside(first.parent)
-    found: dict[Path, None] = {}
+    sources: dict[Path, None] = {}
     left = [first]
-    while left and len(found) < FILES:
+    while left and len(sources) < FILES:
         at = left.pop(0)
-        if at in found:
+        if at in sources:
             continue
-        found[at] = None
+        sources[at] = None
         words = set(re.findall(r"\w+", _text(at)))
         left += [
             other for other in beside if other.stem in words or (other.stem == PACKAGE and other.parent.name in words)
         ]
-    return list(found)
+    return list(sources)
 
 
 def _beside(folder: Path) -> list[Path]:
@@ -97,11 +97,11 @@ def suspicious(file: str) -> list[str]:
 
     Modules beside it that it imports are looked at as well.
     """
-    found = _suspicious(file)
+    reasons = _suspicious(file)
     for other in gathered(file)[1:]:
         if other.suffix == ".py":
-            found += [f"{other.name}, {what}" for what in _suspicious(str(other))]
-    return found
+            reasons += [f"{other.name}, {what}" for what in _suspicious(str(other))]
+    return reasons
 
 
 def _suspicious(file: str) -> list[str]:
