@@ -51,13 +51,13 @@ def judged(launcher, tmp_path):
     folder = tmp_path / "candidate"
     folder.mkdir()
 
-    def run(text, reference=REFERENCE, **files):
+    def run(text, reference=REFERENCE, bounds=BOUNDS, seconds=60, **files):
         (tmp_path / "problem.py").write_text(reference)
         (folder / "it.py").write_text(HEAD + text)
         for name, content in files.items():
             (folder / name).write_text(content)
         return sl.judge(
-            tmp_path / "problem.py", folder / "it.py", launcher=launcher, seconds=60, rounds=5, bounds=BOUNDS
+            tmp_path / "problem.py", folder / "it.py", launcher=launcher, seconds=seconds, rounds=5, bounds=bounds
         )
 
     return run
@@ -91,7 +91,7 @@ def test_what_stands_in_another_file_is_looked_at(judged, name):
 def test_an_honest_candidate_is_not_taken_for_a_cheat(judged, name):
     if "in C" in name and shutil.which("gcc") is None:
         pytest.skip("no gcc")
-    ruling = judged(WAYS[name])
+    ruling = judged(WAYS[name], bounds=Bounds(), seconds=300)  # a compiler needs both
     assert not ruling.reasons, ruling
     assert all(what == "time" or what.startswith("time of") for what, _ in ruling.missing), ruling
 
