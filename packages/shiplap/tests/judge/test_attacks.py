@@ -131,6 +131,9 @@ attempt("flags", lambda: fcntl.fcntl(handle, fcntl.F_GETFL) >= 0)
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 answers["clone3"] = libc.syscall(435, 0, 0) and os.strerror(ctypes.get_errno())
+event = ctypes.create_string_buffer(64)
+answers["timer"] = libc.syscall(222, 1, event, ctypes.byref(ctypes.c_int())) and os.strerror(ctypes.get_errno())
+answers["another signal at its end"] = libc.syscall(56, 18, 0, 0, 0, 0) and os.strerror(ctypes.get_errno())
 answers["namespace"] = libc.syscall(56, 0x10000000, 0, 0, 0, 0) and os.strerror(ctypes.get_errno())
 def candidate(x, w):
     raise ValueError(json.dumps(answers))
@@ -147,7 +150,7 @@ def test_a_process_can_leave_neither_its_group_nor_its_cores(judged):
     assert {name for name, answer in told.items() if answer == "PermissionError"} == refused
     assert told["session"] == told["group"] == told["flags"] == "True"
     assert told["clone3"] == os.strerror(38)
-    assert told["namespace"] == os.strerror(1)
+    assert told["namespace"] == told["timer"] == told["another signal at its end"] == os.strerror(1)
 
 
 def test_a_process_runs_while_it_is_asked_and_only_then(launcher):

@@ -15,6 +15,7 @@ from shiplap.judge.verdict import Timed
 from shiplap.referee import witness
 from shiplap.referee.process import Bounds, Late
 from shiplap.referee.source import LARGEST, constants, suspicious
+from shiplap.referee.wire import is_operator
 from shiplap.referee.witness import Call, Witness, Wrong
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
@@ -95,7 +96,7 @@ def test_what_a_process_tells_of_a_call_on_a_device_counts(reply):
     ],
 )
 def test_an_operator_is_a_name_and_sizes(told, valid):
-    assert witness._is_operator(told) is valid
+    assert is_operator(told) is valid
 
 
 def test_a_result_in_much_more_memory_than_it_needs_is_not_read():

@@ -12,8 +12,9 @@ import torch
 from torch.autograd import profiler
 
 from shiplap.referee import watch
+from shiplap.referee.genuine import is_trusted
 from shiplap.referee.intact import Snapshot
-from shiplap.referee.watch import Watch, is_trusted
+from shiplap.referee.watch import Watch
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +102,7 @@ def test_methods_properties_and_code_that_are_replaced_are_seen(monkeypatch):
     monkeypatch.setattr("posixpath.realpath", lambda path: path)
     monkeypatch.setattr(torch.nn.functional.softmax, "__code__", (lambda *args, **rest: args).__code__)
     assert set(before.changed()) == {
-        "torch.cuda.Event.elapsed_time",
+        "torch.cuda.streams.Event.elapsed_time",
         "torch.autograd.profiler.profile.__exit__",
         "posixpath.realpath",
         "the code of torch.nn.functional.softmax",

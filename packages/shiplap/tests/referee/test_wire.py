@@ -1,12 +1,13 @@
 """What the referee reads of a result runs no code of the one who made it."""
 
+import os
 from collections import OrderedDict
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from shiplap.referee.wire import leaves
+from shiplap.referee.wire import Arena, leaves
 
 HELD = torch.ones(1)
 
@@ -42,3 +43,17 @@ def test_honest_containers():
     result = Named(values, [at, OrderedDict(a=HELD, b=None), 3])
     assert [id(v) for v in leaves(result)] == [id(values), id(at), id(HELD), id(3)]
     assert len(leaves(torch.rand(4).max(0))) == 2
+
+
+def test_nobody_changes_the_length_of_a_file_with_arguments():
+    """A process that is judged has it open, too; the referee would write into what is no longer there."""
+    arena = Arena()
+    arena.pack([torch.rand(8)])
+    handle = arena.write()
+    try:
+        for length in (0, 1 << 20):
+            with pytest.raises(PermissionError):
+                os.ftruncate(handle, length)
+        arena.write(handle)
+    finally:
+        os.close(handle)

@@ -6,9 +6,9 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from shiplap.errors import error
+from shiplap.judge.case import Case, Report
 from shiplap.judge.clock import LEAST, Doubt, alone, measure
+from shiplap.judge.lasting import ENOUGH, Endurance, renewed
 from shiplap.judge.options import Budget, Options, Pace
-from shiplap.judge.problem import Problem
 from shiplap.judge.resubmitted import resubmitted
-from shiplap.judge.target import Subject, Target, subject
+from shiplap.judge.target import Target, subject
 from shiplap.judge.variants import CHANCE, Form
-from shiplap.judge.verdict import Reason, Ruling, Timed
+from shiplap.judge.verdict import Reason, Ruling
 from shiplap.referee.compare import Reduction
 from shiplap.referee.judge import settle
 from shiplap.referee.loading import added
@@ -35,7 +36,6 @@ from shiplap.referee.witness import OutOfReach, Witness, Wrong
 __all__ = ["Options", "judge"]
 
 ATTEMPTS = 3  # measurements before a time is held against a candidate
-ENOUGH = 100  # calls of the smallest form
 LEAST_SHAPES, MOST_SHAPES = 4, 14
 CHOOSING = 0.3  # share of the time that is for finding what the reference accepts
 LOOKING = 0.6  # share of the time after the first call that is for correctness
@@ -44,35 +44,6 @@ COMPILING = 0.5  # and for torch.compile of the reference
 TIMING = 0.85  # and for times while the candidate lives
 GRADIENTS = 4  # other forms on which gradients are compared
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
-Report = Callable[[str, int, int], None]
-
-
-@dataclass
-class _Case:
-    """A verdict in the making."""
-
-    options: Options
-    subject: Subject
-    candidate: Target
-    reference: Target
-    report: Report
-    budget: Budget
-    reasons: list[Reason] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)
-    unchecked: list[str] = field(default_factory=list)
-    timings: list[Timed] = field(default_factory=list)
-    calls: int = 0
-
-    @property
-    def problem(self) -> Problem:
-        return self.subject.problem
-
-    @contextmanager
-    def noting(self, label: str) -> Iterator[None]:
-        try:
-            yield
-        except Wrong as e:
-            self.reasons.append(Reason(e.check, e.evidence, label))
 
 
 def judge(
@@ -125,7 +96,7 @@ def judge(
         vary_shapes=options.vary_shapes,
         seed=secrets.randbits(62),
     )
-    case = _Case(options, made, judged, asked, report, budget)
+    case = Case(options, made, judged, asked, report, budget)
     with ExitStack() as stack:
         home = launcher or stack.enter_context(Launcher())
         _hear(case, home, stack)
@@ -148,7 +119,7 @@ def _shown(target: Target, given: Any) -> str:
     return f"{home}:{target.names[0]}" if named else home
 
 
-def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
+def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
     if case.candidate.file and case.candidate.file == case.reference.file:
         case.missing["separation"] = "reference and candidate are in one file: importing one runs the other"
     case.unchecked += ["layouts other than contiguous ones"] if case.subject.kind != "reference" else []
@@ -172,6 +143,8 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
         case.problem.expect(forms[0], case.problem.draw(forms[0]))  # the first time loads much of torch
         _look(case, witness, forms)
         if not case.reasons:
+            _renew(case, witness, forms[0])
+        if not case.reasons:
             _endure(case, witness, forms, case.budget.part(ENDURING))
         if not case.reasons:
             _gradients(case, witness, forms)
@@ -180,7 +153,7 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
 
 
 @contextmanager
-def _in_time(case: _Case) -> Iterator[None]:
+def _in_time(case: Case) -> Iterator[None]:
     """A candidate cannot go on for as long as it likes."""
     try:
         yield
@@ -188,19 +161,19 @@ def _in_time(case: _Case) -> Iterator[None]:
         case.missing["time"] = f"{e}: it takes longer than {case.options.seconds:g} s"
 
 
-def _most(case: _Case) -> int:
+def _most(case: Case) -> int:
     """How many other shapes there is time for: fewer where the reference itself takes long."""
     return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
 
 
-def _hidden(case: _Case, target: Target) -> list[str]:
+def _hidden(case: Case, target: Target) -> list[str]:
     """The folder of the reference, where nobody but the judge itself made it a place of modules."""
     folder = str(Path(case.reference.file).parent) if case.reference.file else ""
     return [folder] if target is case.candidate and folder in added else []
 
 
 def _witness(
-    case: _Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False
+    case: Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False
 ) -> Witness:
     folder = str(Path(target.file).parent) if target.file else ""
     try:
@@ -227,13 +200,14 @@ def _witness(
         "path": [p for p in sys.path if p],
         "seed": case.subject.seed,
         "compile": compiled,
+        "thorough": target is case.candidate,
     }
     on_device = {k: v.to(case.options.device) for k, v in case.subject.state.items()}
     witness.load(order, case.subject.init, on_device)
     return witness
 
 
-def _look(case: _Case, witness: Witness, forms: Sequence[Form]) -> None:
+def _look(case: Case, witness: Witness, forms: Sequence[Form]) -> None:
     """Compare the candidate with the reference on every form, those that will be timed first and twice."""
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed]
@@ -253,7 +227,7 @@ def _look(case: _Case, witness: Witness, forms: Sequence[Form]) -> None:
         case.missing["inputs"] = "the reference took none of the inputs"
 
 
-def _look_at(case: _Case, witness: Witness, form: Form, pace: Pace) -> None:
+def _look_at(case: Case, witness: Witness, form: Form, pace: Pace) -> None:
     """One form: on new values, and if it will be timed on values that differ little and in the same tensors."""
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
@@ -277,22 +251,33 @@ def _look_at(case: _Case, witness: Witness, form: Form, pace: Pace) -> None:
     look(case.problem.draw(form), in_place=True)
 
 
-def _endure(case: _Case, witness: Witness, forms: Sequence[Form], ends: float) -> None:
+def _endure(case: Case, witness: Witness, forms: Sequence[Form], ends: float) -> None:
     """Many calls of the smallest form: what a candidate does after some calls is looked at as well."""
     drawn = [(f, case.problem.draw(f)) for f in forms]
     form, args = min(drawn, key=lambda pair: sum(t.numel() for t in tensors(pair[1])))
-    own, began, made, pace = 0.0, time.monotonic(), 0, Pace(case.budget.last)
+    began, many = time.monotonic(), Endurance(case.problem, witness, Pace(case.budget.last))
     with case.noting(f"{form.label}, one of many calls"):
-        while made < ENOUGH and time.monotonic() < ends:
-            with pace.step(witness.prisoner):
-                own += witness.call(args, case.problem.expect(form, args)).wall
-                case.calls, made = case.calls + 1, made + 1
-                args = case.problem.draw(form)
-    if not case.reasons and made < ENOUGH and own > 0.5 * (time.monotonic() - began):
-        case.missing["calls"] = f"{made} of {ENOUGH} calls of the smallest shapes: the candidate takes too long"
+        try:
+            many.run(form, args, ends)
+        finally:
+            case.calls += many.made
+    if not case.reasons and many.made < ENOUGH and many.own > 0.5 * (time.monotonic() - began):
+        case.missing["calls"] = f"{many.made} of {ENOUGH} calls of the smallest shapes: the candidate takes too long"
 
 
-def _gradients(case: _Case, witness: Witness, forms: Sequence[Form]) -> None:
+def _renew(case: Case, witness: Witness, form: Form) -> None:
+    """Other values of the parameters: what a candidate has computed from the first ones is no longer right."""
+    problem, pace = case.problem, Pace(case.budget.last)
+    with case.noting(f"{form.label}, other parameters"), pace.step(witness.prisoner):
+        if renewed(case.subject.state, lambda state: witness.renew(state) and problem.renew(state)):
+            args = problem.draw(form)
+            witness.call(args, problem.expect(form, args))
+            case.calls += 1
+        elif case.subject.state:
+            case.unchecked.append("other values of the parameters: the candidate has none of the same names")
+
+
+def _gradients(case: Case, witness: Witness, forms: Sequence[Form]) -> None:
     """Gradients on the first form twice, on those that are timed, and on others that nobody can know."""
     wanted = case.options.gradients
     if not (case.subject.gradients if wanted is None else wanted):
@@ -313,7 +298,7 @@ def _gradients(case: _Case, witness: Witness, forms: Sequence[Form]) -> None:
         case.unchecked.append("gradients: the reference has none")
 
 
-def _gradients_of(case: _Case, witness: Witness, form: Form) -> bool:
+def _gradients_of(case: Case, witness: Witness, form: Form) -> bool:
     """Whether the reference has gradients for this form; the candidate's are then the same. Raises Wrong."""
     args = case.problem.draw(form)
     try:
@@ -331,7 +316,7 @@ def _gradients_of(case: _Case, witness: Witness, form: Form) -> bool:
     return True
 
 
-def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launcher: Launcher, stack: ExitStack) -> None:
+def _settle_timing(case: Case, witness: Witness, forms: Sequence[Form], launcher: Launcher, stack: ExitStack) -> None:
     """Who computes it, and how long that takes."""
     twin = _witness(case, launcher, stack, case.reference, case.subject.kind)
     form = next((f for f in forms if f.timed), forms[0])
@@ -373,7 +358,7 @@ def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launche
     case.timings[:] = [alone(case.problem, by_label[t.input], judged, t, pace) for t in case.timings]
 
 
-def _time(case: _Case, form: Form, judged: Mapping[str, Witness], seconds: float) -> None:
+def _time(case: Case, form: Form, judged: Mapping[str, Witness], seconds: float) -> None:
     """Time one form. Times that cannot be are measured again, and doubted aloud where the machine may be the reason."""
     for attempt in range(ATTEMPTS):
         try:
@@ -389,7 +374,7 @@ def _time(case: _Case, form: Form, judged: Mapping[str, Witness], seconds: float
     case.missing[f"time of {form.label}"] = f"the machine is busy: {doubt.evidence}; {waited}"
 
 
-def _compiled(case: _Case, launcher: Launcher, stack: ExitStack, timed: Sequence[Form]) -> Witness:
+def _compiled(case: Case, launcher: Launcher, stack: ExitStack, timed: Sequence[Form]) -> Witness:
     made = _witness(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
     made.prisoner.until = case.budget.part(COMPILING)
     for form in timed:

@@ -6,7 +6,7 @@ import copy
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from shiplap.referee.sizes import free_dims
 from shiplap.referee.wire import leaves
 from shiplap.referee.witness import Expected
 
-__all__ = ["FunctionProblem", "OpProblem", "Problem"]
+__all__ = ["Args", "FunctionProblem", "OpProblem", "Problem"]
 
 LONGEST = 300  # a size of a declared op that is drawn
 
@@ -98,6 +98,10 @@ class Problem:
         outs = _tensors_of(call(*given))
         after = tensors(given)
         return [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
+
+    def renew(self, state: Mapping[str, Tensor]) -> bool:
+        """Give the parameters of the reference these values. False if it has none."""
+        return False
 
     def flops(self, args: Args) -> int:
         """Operations of the products in the reference."""
@@ -184,6 +188,12 @@ class FunctionProblem(Problem):
         wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call
         super().__init__(name, call, wide, tolerance)
         self.inputs, self.vary_shapes = inputs, vary_shapes
+
+    def renew(self, state: Mapping[str, Tensor]) -> bool:
+        modules = [m for m in (self.call, self.wide) if isinstance(m, torch.nn.Module)]
+        for module in modules:
+            module.load_state_dict(dict(state))
+        return bool(modules)
 
     def _made(self) -> Args:
         torch.manual_seed(secrets.randbits(62))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 import struct
 
 __all__ = ["install_filter"]
@@ -96,6 +97,7 @@ REFUSED = {
     "io_submit": (209, 2),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
+    "timer_create": (222, 107),  # its signal may continue a process that stands
 }
 OWN = {  # allowed for the caller's own process, or for 0, which means the same
     "kill": (62, 129),
@@ -105,12 +107,12 @@ OWN = {  # allowed for the caller's own process, or for 0, which means the same
 }
 PRETENDED = {"setsid": (112, 157), "setpgid": (109, 154)}
 CLONE, CLONE3 = (56, 220), (435, 435)  # whoever misses the second, whose flags lie in memory, takes the first
-NAMESPACES = 0x7E020000  # flags of clone
+NAMESPACES, AT_ITS_END = 0x7E020000, 0xFF  # flags of clone, and the signal to its parent: another may continue it
 OF_FILES = {  # call → its number, and what its second argument may not be: signals to others, and locks that delay them
     "fcntl": ((72, 25), (8, 10, 15, 1024, 1026)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
     "ioctl": ((16, 29), (0x8901, 0x8902)),  # FIOSETOWN, SIOCSPGRP
 }
-OF_DEVICES = frozenset({"bind", "listen", "memfd_create"})
+OF_DEVICES = frozenset({"bind", "listen", "memfd_create", "timer_create"})
 MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}  # column, AUDIT_ARCH, number of seccomp
 
 
@@ -140,10 +142,14 @@ def _kept_together(column: int) -> list[tuple[int, int, int, int]]:
     for numbers in PRETENDED.values():
         program += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, NOTHING)]
     program += [
-        (EQUAL, 0, 5, CLONE[column]),
+        (EQUAL, 0, 9, CLONE[column]),
         (LOAD, 0, 0, FIRST_AT),
         (AND, 0, 0, NAMESPACES),
-        (EQUAL, 1, 0, 0),
+        (EQUAL, 0, 4, 0),
+        (LOAD, 0, 0, FIRST_AT),
+        (AND, 0, 0, AT_ITS_END),
+        (EQUAL, 2, 0, 0),
+        (EQUAL, 1, 0, signal.SIGCHLD),
         (RETURN, 0, 0, REFUSE),
         (RETURN, 0, 0, ALLOW),
     ]

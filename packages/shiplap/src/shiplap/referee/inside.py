@@ -20,15 +20,16 @@ import torch
 from torch import Tensor
 
 from shiplap.referee.intact import Snapshot
-from shiplap.referee.loading import ready
+from shiplap.referee.loading import ready, renew
 from shiplap.referee.queued import queued
 from shiplap.referee.run import last_line
 from shiplap.referee.sandbox import Cell, lock
 from shiplap.referee.watch import Watch, changed, state
 from shiplap.referee.wire import bare, describe, extent, leaves, receive, send, unpack
 
-__all__ = ["FREE", "Declined", "serve"]
+__all__ = ["FREE", "Declined", "get_ready", "serve"]
 
+_known: Snapshot | None = None  # taken before this process was forked
 COLD = 1_000_000  # ns: a call that takes longer is not much slower when it is the first after a pause
 MOVING = """
 empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided
@@ -43,6 +44,12 @@ FREE = frozenset("aten::" + name for name in MOVING.split())
 
 class Declined(Exception):
     """Raised by what is judged for arguments that it does not support."""
+
+
+def get_ready() -> None:
+    """In the process that forks others, look at what all of them have in common."""
+    global _known
+    _known = Snapshot()
 
 
 def serve(connection: socket.socket, asked: Mapping[str, Any]) -> None:
@@ -76,7 +83,7 @@ class Host:
         self._target: Callable[..., Any] = lambda *args: ()
         self._kept: deque[Any] = deque()  # calls whose arguments and results the referee may look at again
         self._last: Any = ()  # what the answer tells of lives until the next one
-        self._intact, self._watch = Snapshot(), Watch()
+        self._intact, self._watch = Snapshot(_known), Watch()
         self._batches: dict[int, Any] = {}
 
     def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
@@ -94,12 +101,16 @@ class Host:
             self._kept.popleft()
         memory: Any = mmap.mmap(handle, 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
         if asked["do"] == "load":
+            if asked.get("thorough"):
+                self._intact = Snapshot(self._intact, thorough=True)
             self._target = ready(asked, unpack(asked["init"], memory), unpack(asked["state"], memory))
             self._watch.loaded()
             if asked["kind"] == "maker":  # the module is the user's own, and what it changes is in force there as well
-                self._intact = Snapshot()
+                self._intact = Snapshot(self._intact)
                 self._watch.reset()
             return {"ok": True}
+        if asked["do"] == "state":
+            return {"ok": renew(self._target, unpack(asked["state"], memory))}
         if asked.get("again"):  # other values in the very tensors of the last call, which torch is not told about
             before, args = self._kept[-1][:2]
             before[:], memory = memory[:], before

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import builtins
+import os
 import sys
 import threading
-import time
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any
+from collections.abc import Iterator, Mapping, Set
+from operator import is_
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
-from shiplap.referee.watch import is_trusted
+from shiplap.compat.standing import operators_of_torch, taken_over
+from shiplap.referee.genuine import code_of, is_genuine, is_theirs, is_trusted
 
 __all__ = ["Snapshot"]
 
-WATCHED = (
+WITH_CLASSES = (  # modules whose classes are looked at as well
     "torch.testing",
     "torch.cuda",
-    "torch.nn.functional",
+    "torch.nn",
+    "torch.optim",
     "torch.autograd",
-    "torch.autograd.profiler",
     "torch.linalg",
     "torch.library",
     "os",
@@ -39,58 +41,121 @@ def _is_of(value: type, module: str) -> bool:
     return value.__module__ == module if module.startswith(OURS) else value.__module__.startswith("torch")
 
 
-def _code(value: Any) -> CodeType | None:
-    """The code of a function, a method or the getter of a property."""
-    inner = value.fget if isinstance(value, property) else value
-    inner = inner.__func__ if isinstance(inner, (MethodType, staticmethod, classmethod)) else inner
-    return inner.__code__ if isinstance(inner, FunctionType) else None
+def _owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tuple[str, Any]]:
+    """Modules of Python, torch, installed packages and ours, and some of their classes, with their names.
+
+    ``known``: the ids of those that are left out.
+    """
+    seen, folders = set(known), dict[str, bool]()
+    for name, value in (("torch.Tensor", torch.Tensor), ("torch.ops.aten", torch.ops.aten)):
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield name, value
+    for name, module in modules.items():
+        if type(module) is not ModuleType or name in ("__main__", "__mp_main__") or id(module) in seen:
+            continue
+        file = vars(module).get("__file__")
+        folder = os.path.dirname(file) if isinstance(file, str) else ""
+        if folder not in folders:
+            folders[folder] = not folder or is_trusted(folder)
+        if not folders[folder] and not name.startswith(OURS):
+            continue
+        seen.add(id(module))
+        yield name, module
+        if name.startswith((OURS, *WITH_CLASSES)):
+            for value in list(vars(module).values()):
+                if isinstance(value, type) and id(value) not in seen and _is_of(value, name):
+                    seen.add(id(value))
+                    yield f"{name}.{value.__name__}", value
+
+
+class _Owner(NamedTuple):
+    """A module or a class, what it held, and the code of the functions among that."""
+
+    name: str
+    value: Any
+    held: dict[str, Any]
+    codes: dict[str, CodeType]
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> _Owner:
+        held = dict(vars(value))
+        codes = {k: v.__code__ for k, v in held.items() if type(v) is FunctionType}
+        if not isinstance(value, ModuleType):
+            codes |= {k: c for k, v in held.items() if type(v) in DESCRIPTORS and (c := code_of(v)) is not None}
+        return cls(name, value, held, codes)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether it holds the same objects, in the same order."""
+        now = vars(self.value)
+        return len(now) == len(self.held) and all(map(is_, now.values(), self.held.values()))
+
+    def changed(self) -> list[str]:
+        """Names of functions that are now somebody else's."""
+        codes, replaced = self.codes, []
+        if not self.untouched:
+            now = dict(vars(self.value))
+            other = {k for k, v in self.held.items() if now.get(k) is not v}
+            replaced = [f"{self.name}.{k}" for k in self.held if k in other and _is_lost(self.held[k], now.get(k))]
+            codes = {k: code for k, code in codes.items() if k not in other}
+        held = self.held
+        anew = [k for k, code in codes.items() if getattr(held[k], "__code__", None) is not code]
+        anew = [k for k in anew if code_of(held[k]) is not codes[k]]  # of a descriptor it is in its function
+        return [*replaced, *(f"the code of {self.name}.{k}" for k in anew)]
 
 
 class Snapshot:
-    """What public functions were when it was taken."""
+    """What functions were when it was taken.
 
-    def __init__(self) -> None:
-        self._owners: list[tuple[str, Any]] = [("builtins", builtins), ("time", time), ("torch", torch)]
-        self._owners += [("torch.Tensor", torch.Tensor), ("torch.nn.Module", torch.nn.Module)]
-        self._owners += [(n, m) for n in WATCHED if isinstance(m := sys.modules.get(n), ModuleType)]
-        self._owners += [(n, m) for n, m in list(sys.modules.items()) if n.startswith(OURS) and m is not None]
-        for name, module in [o for o in self._owners if o[0].startswith((OURS, *WATCHED))]:
-            own = [c for c in vars(module).values() if isinstance(c, type) and _is_of(c, name)]
-            self._owners += [(f"{name}.{c.__name__}", c) for c in own]
-        self._before = {name: dict(vars(owner)) for name, owner in self._owners}
-        self._codes = {name: {k: _code(v) for k, v in before.items()} for name, before in self._before.items()}
+    Args:
+        known: an earlier one, of which everything that has not changed is taken over.
+        thorough: whether the operators of torch are looked at as well, whatever may register them.
+    """
+
+    def __init__(self, known: Snapshot | None = None, *, thorough: bool = False) -> None:
+        before: list[_Owner] = known._owners if known is not None else []
+        self._modules = dict(sys.modules)
+        new = {n: m for n, m in self._modules.items() if known is None or n not in known._modules}
+        self._owners: list[_Owner] = [o if o.untouched else _Owner.of(o.name, o.value) for o in before]
+        self._owners += [_Owner.of(n, v) for n, v in _owners(new, {id(o.value) for o in before})]
+        self._operators = operators_of_torch() if thorough else {}
 
     def changed(self) -> list[str]:
         """Names whose functions are now somebody else's."""
-        replaced = []
-        for name, owner in self._owners:
-            now = vars(owner)
-            for key, before in self._before[name].items():
-                value = now.get(key)
-                if not (callable(before) or isinstance(before, DESCRIPTORS)):
-                    continue
-                if value is not before and self._foreign(value):
-                    replaced.append(f"{name}.{key}")
-                elif value is before and _code(value) is not self._codes[name][key]:
-                    replaced.append(f"the code of {name}.{key}")
-        return replaced
+        known = self._modules
+        replaced = [f"sys.modules['{n}']" for n, m in list(sys.modules.items()) if _is_another(n, m, known.get(n))]
+        replaced += [name for owner in self._owners for name in owner.changed()]
+        return [*replaced, *(taken_over(self._operators, is_trusted) if self._operators else ())]
 
     def threads(self) -> int:
         """How many other threads of Python run code that is neither Python's own nor torch's, nor wait in it."""
         mine, count = threading.get_ident(), 0
         for ident, frame in sys._current_frames().items():
-            files: list[str] = []
+            genuine = True
             at: FrameType | None = frame
             while ident != mine and at is not None:
-                files.append(at.f_code.co_filename)
+                genuine = genuine and is_trusted(at.f_code.co_filename) and is_genuine(at.f_code)
                 at = at.f_back
-            count += any(not is_trusted(f) for f in files)
+            count += not genuine
         return count
 
-    def _foreign(self, value: Any) -> bool:
-        """Torch and Python replace functions of theirs as well, when further parts of them are imported."""
-        code = _code(value)
-        if code is None:
-            module = str(getattr(type(value), "__module__", ""))
-            return not module.startswith("torch")
-        return not is_trusted(code.co_filename)
+
+def _is_another(name: str, now: Any, before: Any) -> bool:
+    """Whether a module of somebody else has the name of one that was there, or of one of Python.
+
+    ``before``: what had that name; None if nothing had it.
+    """
+    if now is before or type(now) is not ModuleType:
+        return False
+    own = [v for v in vars(now).values() if type(v) is FunctionType]
+    if before is not None:
+        return not all(map(is_theirs, own))
+    return name.partition(".")[0] in sys.stdlib_module_names and not all(
+        is_trusted(v.__code__.co_filename) for v in own
+    )
+
+
+def _is_lost(before: Any, now: Any) -> bool:
+    """Whether a function or a class was replaced by somebody else's."""
+    return (callable(before) or isinstance(before, DESCRIPTORS)) and not is_theirs(now)

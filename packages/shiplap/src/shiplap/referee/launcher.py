@@ -30,6 +30,7 @@ LAST_S = 1.0  # seconds in which processes that were killed have to be gone
 
 def main() -> None:
     """Serve requests until the referee is gone."""
+    inside.get_ready()
     gc.freeze()
     gc.enable()  # whoever starts this process switches it off while torch is imported
     connection = socket.socket(fileno=int(sys.argv[1]))

@@ -15,7 +15,7 @@ import torch
 from shiplap.op import Op
 from shiplap.referee.run import split
 
-__all__ = ["OWN", "added", "build", "load_module", "load_named", "ready"]
+__all__ = ["OWN", "added", "build", "load_module", "load_named", "ready", "renew"]
 
 OWN = "shiplap_judged_"
 added: set[str] = set()  # folders that were put on sys.path here
@@ -59,6 +59,14 @@ def build(value: Any, init: Sequence[Any], state: Mapping[str, Any], seed: int) 
     if state and isinstance(made, torch.nn.Module):
         made.load_state_dict(dict(state), strict=False)
     return made
+
+
+def renew(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
+    """Other values for the parameters of a module. False, and nothing is changed, if it has not all of them."""
+    if not isinstance(made, torch.nn.Module) or not state.keys() <= made.state_dict().keys():
+        return False
+    made.load_state_dict(dict(state), strict=False)
+    return True
 
 
 def _positional(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from shiplap.op import Op
 from shiplap.referee.values import AROUND
 
-__all__ = ["Mined", "around", "mine", "numbers"]
+__all__ = ["SOURCES", "Mined", "around", "mine", "numbers"]
 
 DEEP, MANY = 6, 400  # how far values and helpers are followed, and how many functions
 FAR, MOST = 1e4, 8  # what is no threshold of values, and how many are
@@ -144,9 +144,16 @@ def _function(fn: FunctionType, seen: set[int], depth: int) -> Iterator[Any]:
             yield from _constants(cell.cell_contents, seen, depth - 1)
         except ValueError:  # not assigned yet
             continue
-    for name in _names(fn.__code__):
-        if name in fn.__globals__:
-            yield from _constants(fn.__globals__[name], seen, depth - 1)
+    names = _names(fn.__code__)
+    for name in names & fn.__globals__.keys():
+        value = fn.__globals__[name]
+        if isinstance(value, ModuleType):  # what it uses of another module of its author
+            held = vars(value) if not value.__name__.startswith(FOREIGN) else {}
+            for other in names & held.keys():
+                if getattr(held[other], "__module__", value.__name__) == value.__name__:
+                    yield from _constants(held[other], seen, depth - 1)
+        else:
+            yield from _constants(value, seen, depth - 1)
 
 
 def _names(code: CodeType) -> set[str]:

@@ -8,7 +8,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Took", "Usage", "below", "below_still", "mapped", "resident", "stat_fields", "threads", "usage"]
+__all__ = [
+    "Holds",
+    "Took",
+    "Usage",
+    "below",
+    "below_still",
+    "holds",
+    "mapped",
+    "resident",
+    "stat_fields",
+    "threads",
+    "usage",
+]
 
 CALM = 0.9  # share of its time in which a request had a processor, or none to do
 CPU_CLOCK = 2  # of a process of another, in the number of its clock: what the scheduler counted
@@ -81,6 +93,28 @@ def resident(pid: int) -> int:
     try:
         return int(_read(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
+        return 0
+
+
+@dataclass(frozen=True)
+class Holds:
+    """What a process has open, how many threads it has, and its bytes of memory that are in use."""
+
+    files: int = 0
+    threads: int = 0
+    memory: int = 0
+
+
+def holds(pid: int) -> Holds:
+    """Zeros where Linux does not tell."""
+    files, threads = (_entries(f"/proc/{pid}/{what}") for what in ("fd", "task"))
+    return Holds(files, threads, resident(pid))
+
+
+def _entries(folder: str) -> int:
+    try:
+        return len(os.listdir(folder))
+    except OSError:
         return 0
 
 

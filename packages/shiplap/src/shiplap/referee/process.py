@@ -29,6 +29,7 @@ __all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took"]
 POLL_S = 0.05
 AT_ONCE = 32 << 10  # bytes of a message that a socket takes although nobody reads it
 HANGS, SILENT_S = 0.8, 5.0  # share of the time of a request, and seconds, that are a fault when everything is over
+STIRS = 1e-4  # seconds of a processor that a process may have had since it was seen to stand
 PATIENCE = 4.0  # times the limit that a process may take which had to wait for a processor
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -218,7 +219,7 @@ class Prisoner:
 
     def __post_init__(self) -> None:
         self._base = 0
-        self._asked = Usage()
+        self._asked, self._stood = Usage(), math.inf
         self._delays: dict[int, float] = {}  # process → seconds without a processor
         try:
             told = parsed(self._receive(self.bounds.seconds))
@@ -238,6 +239,9 @@ class Prisoner:
         self._in_time()
         data, handles = packed(message), [handle] if handle >= 0 else []
         self._asked, self._delays = usage(self.pid, self.pid), {}
+        if self._asked.ran > self._stood + STIRS:
+            self.kill()
+            raise Ended("it ran while it was stopped")
         here = usage(os.getpid(), threading.get_native_id()).waited
         started = time.perf_counter()
         try:
@@ -255,6 +259,7 @@ class Prisoner:
         except (Broken, OSError) as e:
             raise self._ended(str(e)) from None
         used = usage(self.pid, self.pid)
+        self._stood = used.ran
         here = usage(os.getpid(), threading.get_native_id()).waited - here
         took = Took.of(wall, used.waited - self._asked.waited + here, used.ran - self._asked.ran)
         if self.alone and (helpers := self.sweep()):  # before its memory is read: they may have written there

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from shiplap.referee.mine import numbers
+from shiplap.referee.mine import SOURCES, numbers
 
 __all__ = ["LOOKS", "constants", "suspicious", "suspicious_function"]
 
 LARGEST = 2_000_000  # bytes
+FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # sources that are read, and entries of a folder
 STACK = {
     "_getframe",
     "_current_frames",
@@ -55,8 +58,53 @@ LOOKS = STACK | HEAP | MEMORY | OF_PYTHON
 """Names whose use is held against a candidate, wherever it finds them."""
 
 
+def gathered(file: str) -> list[Path]:
+    """A source, and those beside it that it names, directly or not: modules, and sources of native code."""
+    first = Path(file)
+    beside = _beside(first.parent)
+    sources: dict[Path, None] = {}
+    left = [first]
+    while left and len(sources) < FILES:
+        at = left.pop(0)
+        if at in sources:
+            continue
+        sources[at] = None
+        words = set(re.findall(r"\w+", _text(at)))
+        left += [
+            other for other in beside if other.stem in words or (other.stem == PACKAGE and other.parent.name in words)
+        ]
+    return list(sources)
+
+
+def _beside(folder: Path) -> list[Path]:
+    """Sources in a folder and in those directly in it."""
+    try:
+        listed = [p for pattern in ("*.*", "*/*.*") for p in islice(folder.glob(pattern), ENTRIES)]
+        return [p for p in listed if p.suffix in (".py", *SOURCES) and p.is_file()]
+    except OSError:
+        return []
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace") if file.stat().st_size <= LARGEST else ""
+    except OSError:
+        return ""
+
+
 def suspicious(file: str) -> list[str]:
-    """``line N: what`` for names that look at callers, at other objects of the interpreter, or change its code."""
+    """``line N: what`` for names that look at callers, at other objects of the interpreter, or change its code.
+
+    Modules beside it that it imports are looked at as well.
+    """
+    reasons = _suspicious(file)
+    for other in gathered(file)[1:]:
+        if other.suffix == ".py":
+            reasons += [f"{other.name}, {what}" for what in _suspicious(str(other))]
+    return reasons
+
+
+def _suspicious(file: str) -> list[str]:
     try:
         if Path(file).stat().st_size > LARGEST:
             return [f"more than {LARGEST} bytes, which nobody looks through"]
@@ -67,7 +115,17 @@ def suspicious(file: str) -> list[str]:
 
 
 def constants(file: str) -> list[float]:
-    """Numbers in a source, also those in texts, which may be code: sizes and values at which a candidate may branch."""
+    """Numbers in a source and in those beside it that it names, also in texts, which may be code.
+
+    They are sizes and values at which a candidate may branch.
+    """
+    values: dict[float, None] = {}
+    for each in gathered(file):
+        values |= dict.fromkeys(_constants(str(each)) if each.suffix == ".py" else numbers(_text(each)))
+    return list(values)
+
+
+def _constants(file: str) -> list[float]:
     try:
         if Path(file).stat().st_size > LARGEST:  # ``suspicious`` says so
             return []

@@ -10,13 +10,14 @@ import gc
 import inspect
 import logging
 import os
+import resource
 import signal
 import sys
-import sysconfig
+import threading
 import traceback
 import tracemalloc
 from os.path import realpath  # as it is now: what is judged may put another function in its place
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ import torch
 
 from shiplap.compat.calls import untouched
 from shiplap.compat.library import replaced_operators
+from shiplap.compat.standing import standing
+from shiplap.referee.genuine import is_genuine, is_theirs, is_trusted, is_trusted_module
 from shiplap.referee.source import LOOKS
 
-__all__ = ["Watch", "changed", "is_trusted", "state"]
+__all__ = ["Watch", "changed", "state"]
 
 EVENTS = frozenset(
     {
@@ -40,11 +43,7 @@ NAMED = frozenset({"object.__getattr__", "ctypes.dlsym"})  # events with a name 
 FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
 WHOLE = frozenset(map(realpath, (inspect.__file__, traceback.__file__, sys.modules["ctypes"].__file__ or "")))
 IN_PART = {realpath(logging.__file__): {"findCaller", "currentframe", "<lambda>"}}
-OURS = os.path.dirname(os.path.dirname(realpath(__file__)))
-PLACES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(torch.__file__))
-# An environment may see the packages of another one, such as that of the system.
-PACKAGES = tuple(p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages"))
-TRUSTED = ("<frozen", *(realpath(p) for p in (*PLACES, *PACKAGES)))
+LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
 SUBNORMAL = 1e-40
 FLAGS = (  # of torch.backends: which algorithms others get
     *(f"cudnn.{name}" for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
@@ -53,11 +52,6 @@ FLAGS = (  # of torch.backends: which algorithms others get
     *(f"{name}.fp32_precision" for name in ("cuda.matmul", "cudnn.conv", "mkldnn.matmul", "mkldnn.conv")),
     "mkldnn.enabled",
 )
-
-
-def is_trusted(file: str) -> bool:
-    """Whether a file of code is Python's, torch's or of an installed package; names such as ``<frozen os>`` count."""
-    return (file if file.startswith("<") else realpath(file)).startswith(TRUSTED)
 
 
 def _flag(path: str) -> Any:
@@ -83,6 +77,19 @@ def _monitors() -> tuple[Any, ...]:
     return tuple(monitoring.get_tool(number) for number in range(6)) if monitoring is not None else ()
 
 
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
+def _finds(finder: Any) -> bool:
+    """Whether what finds modules is Python's, or of an installed package."""
+    find = getattr(finder, "find_spec", None) or finder
+    return is_theirs(find) or (is_trusted_module(find) and not isinstance(find, FunctionType))
+
+
 def state() -> dict[str, Any]:
     """What a call must leave as it was for its caller."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
@@ -103,6 +110,15 @@ def state() -> dict[str, Any]:
         "sys.monitoring": _monitors(),
         "tracemalloc": tracemalloc.is_tracing(),
         "signal handlers": handlers,
+        "limits": tuple(resource.getrlimit(limit) for limit in LIMITS),
+        "current folder": _folder(),
+        "sys.meta_path or sys.path_hooks": [f for f in (*sys.meta_path, *sys.path_hooks) if not _finds(f)],
+        "rounding": tuple(float(np.float32(1.0) + np.float32(by)) for by in (2.0**-25, -(2.0**-26))),
+        "numpy.seterr": np.geterr(),
+        "sys.stdout or sys.stderr": (sys.stdout, sys.stderr),
+        "threading.settrace or threading.setprofile": (threading.gettrace(), threading.getprofile()),
+        "sys.setswitchinterval": sys.getswitchinterval(),
+        **standing(),
         "timers": tuple(signal.getitimer(each)[1] > 0 for each in (signal.ITIMER_REAL, signal.ITIMER_PROF)),
     }
 
@@ -154,8 +170,11 @@ class Watch:
     def _is_foreign(self, frame: FrameType | None) -> bool:
         """Whether code of the candidate asks, by itself or through a module that looks at frames for others."""
         while frame is not None:
-            file, name = realpath(frame.f_code.co_filename), frame.f_code.co_name
-            if file not in WHOLE and name not in IN_PART.get(file, ()):
-                return not is_trusted(frame.f_code.co_filename) and not file.startswith(OURS)
+            code = frame.f_code
+            if not is_genuine(code):
+                return True
+            file = realpath(code.co_filename)
+            if file not in WHOLE and code.co_name not in IN_PART.get(file, ()):
+                return False
             frame = frame.f_back
         return False

@@ -8,6 +8,7 @@ reads them there. Nothing that comes back is more than a number, a text or a lis
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import mmap
 import os
@@ -31,6 +32,7 @@ __all__ = [
     "describe",
     "extent",
     "identical",
+    "is_operator",
     "leaves",
     "length_of",
     "packed",
@@ -150,6 +152,20 @@ def identical(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))
 
 
+def is_operator(told: Any) -> bool:
+    """Whether it is a name, and a name or shapes: the harness writes nothing else."""
+    if not isinstance(told, list) or len(told) != 2 or not isinstance(told[0], str):
+        return False
+    return isinstance(told[1], str) or (isinstance(told[1], list) and all(_is_shape(s, 2) for s in told[1]))
+
+
+def _is_shape(told: Any, depth: int) -> bool:
+    """Whether it is a list of sizes, or such lists for an argument that is a list of tensors."""
+    if not isinstance(told, list):
+        return False
+    return all((type(n) is int and abs(n) < 1 << 62) or (depth > 0 and _is_shape(n, depth - 1)) for n in told)
+
+
 def describe(t: Tensor) -> Message:
     """Shape, strides and dtype as plain values."""
     return {
@@ -193,9 +209,10 @@ class Arena:
         return at
 
     def make(self) -> int:
-        """A new open file with room for all, which its owner closes; it holds zeros."""
-        handle = os.memfd_create("arguments", os.MFD_CLOEXEC)
+        """A new open file with room for all, which its owner closes; it holds zeros. Nobody can change its length."""
+        handle = os.memfd_create("arguments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return handle
 
     def write(self, handle: int = -1) -> int:

@@ -17,7 +17,7 @@ from shiplap.referee.compare import Difference
 from shiplap.referee.proc import mapped
 from shiplap.referee.process import Ended, Late, Prisoner, Took
 from shiplap.referee.run import last_line, tensors
-from shiplap.referee.wire import Arena, describe, extent, identical, places_of, plain
+from shiplap.referee.wire import Arena, describe, extent, identical, is_operator, places_of, plain
 
 __all__ = ["NO_ANSWER", "Call", "Expected", "OutOfReach", "Witness", "Wrong"]
 
@@ -160,7 +160,7 @@ class Witness:
             raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
         if not expected.changed and (problem := expected.against(got).problem):
             raise Wrong("values", f"{problem}, while its operators are listed")
-        if not all(map(_is_operator, reply["ops"])):
+        if not all(map(is_operator, reply["ops"])):
             raise Wrong("answer", "a list of operators that is none")
         return [(o[0], o[1]) for o in reply["ops"]]
 
@@ -226,6 +226,19 @@ class Witness:
             return self._results(reply.get("outs"), like)[0]
         except NO_ANSWER as e:
             raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
+
+    def renew(self, state: Mapping[str, Tensor]) -> bool:
+        """Give its parameters these values. False if it has no parameters of all these names."""
+        arena = Arena()
+        reply = self._ask({"do": "state", "state": arena.pack(dict(state))}, arena)[0]
+        if "error" in reply:
+            raise Wrong("parameters", str(reply["error"])[:400])
+        return reply.get("ok") is True
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """How many calls the process was asked to keep, each in an open file, and the bytes of these."""
+        return len(self._earlier), sum(call.size for call in self._earlier)
 
     def forget(self) -> None:
         """The results of earlier calls are not in use any more."""
@@ -364,20 +377,6 @@ class Witness:
 
 def _short(name: Any) -> str:
     return name[:80] if isinstance(name, str) else "what is no name"
-
-
-def _is_operator(told: Any) -> bool:
-    """Whether it is a name, and a name or shapes: the harness writes nothing else."""
-    if not isinstance(told, list) or len(told) != 2 or not isinstance(told[0], str):
-        return False
-    return isinstance(told[1], str) or (isinstance(told[1], list) and all(_is_shape(s, 2) for s in told[1]))
-
-
-def _is_shape(told: Any, depth: int) -> bool:
-    """Whether it is a list of sizes, or such lists for an argument that is a list of tensors."""
-    if not isinstance(told, list):
-        return False
-    return all((type(n) is int and abs(n) < 1 << 62) or (depth > 0 and _is_shape(n, depth - 1)) for n in told)
 
 
 def _of_a_process(reply: Mapping[str, Any]) -> None:

@@ -108,9 +108,16 @@ class Drawn:
         names = [n for n, kind in free_dims(self.op.spec).items() if kind != "variadic"]
         scalars = dict(recipe.scalars)
         plain = samples.base.but(sizes=given_ones(self.op.spec, recipe), scalars=scalars, **same)
-        listed = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(sizes)]
-        listed = secrets.SystemRandom().sample(listed, min(OTHERS, len(listed)))
-        return [*(plain.but(values=kind) for kind in KINDS), *listed]
+        named = [v for v in samples.mined.ints if 2 < v < SMALL]
+        listed: dict[str, Recipe] = {}
+        for these, most in ((named, OTHERS // 2), (sizes, OTHERS)):
+            recipes = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(these)]
+            left = [r for r in recipes if str(r) not in listed]
+            drawn = secrets.SystemRandom().sample(left, min(most - len(listed), len(left)))
+            listed |= {str(r): r for r in drawn}
+        mixed = list(listed.values())
+        secrets.SystemRandom().shuffle(mixed)
+        return [*(plain.but(values=kind) for kind in KINDS), *mixed]
 
 
 def bytes_of(case: Case) -> int:

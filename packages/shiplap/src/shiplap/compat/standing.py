@@ -1,0 +1,75 @@
+"""What torch and Python keep for the whole process, for those who look whether code has left it changed."""
+
+from __future__ import annotations
+
+import _imp  # Python's own, as importlib uses it
+import re
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+
+deterministic: Any = torch.utils.deterministic  # torch gives it no types
+
+__all__ = ["fallbacks", "frozen_code", "operators_of_torch", "standing", "taken_over"]
+
+_SHOWN = "aten::_cast_Byte"  # an operator that nobody has reason to register anything for
+_HOOKS = tuple(name for name in sorted(vars(modules)) if name.startswith("_global_"))
+_PYTHON = re.compile(r"registered at (\S+\.py):\d+")
+
+
+def frozen_code(name: str) -> CodeType | None:
+    """The code of a module that is built into Python."""
+    try:
+        code: CodeType = _imp.get_frozen_object(name)
+    except ImportError:
+        return None
+    return code
+
+
+def standing() -> dict[str, Any]:
+    """Hooks and flags that hold for code of everybody in this process or thread."""
+    return {
+        "hooks of all modules of torch": tuple(len(vars(modules)[name] or ()) for name in _HOOKS),
+        "hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
+        "fallbacks of torch": fallbacks(),
+        "fast paths of torch": (
+            torch.backends.mha.get_fastpath_enabled(),
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.opt_einsum.enabled,
+        ),
+        "torch.utils.deterministic": (
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            deterministic.fill_uninitialized_memory,
+        ),
+        "anomaly detection": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+    }
+
+
+def fallbacks() -> str:
+    """What torch would call for each dispatch key where an operator has nothing of its own for it."""
+    table: str = torch._C._dispatch_dump_table(_SHOWN)
+    return table
+
+
+def operators_of_torch() -> dict[str, str]:
+    """What is registered for each of torch's own operators, as text (60 ms)."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    return {name: torch._C._dispatch_dump(name) for name in names}
+
+
+def taken_over(before: Mapping[str, str], own: Callable[[str], bool]) -> list[str]:
+    """Operators for which something was registered since, by whatever way, in no Python file that is ``own``."""
+    now = operators_of_torch()
+    return [name for name, told in before.items() if now.get(name) != told and _foreign(told, now.get(name, ""), own)]
+
+
+def _foreign(before: str, now: str, own: Callable[[str], bool]) -> bool:
+    known = set(before.splitlines())
+    new = [line for line in now.splitlines() if line not in known and "registered at" in line]
+    files = [_PYTHON.search(line) for line in new]
+    return not all(file is not None and own(file.group(1)) for file in files)

@@ -1,0 +1,153 @@
+"""The fourth attack: functions in disguise, state that nobody compared, leaks, and what stands in other files."""
+
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+import shiplap as sl
+from shiplap.judge.lasting import ENOUGH, leaked
+from shiplap.referee.proc import Holds
+from shiplap.referee.process import Bounds, Ended
+from shiplap.referee.source import constants, suspicious
+from shiplap.referee.wire import send
+from shiplap_testing.effort import rotating, sampled
+from tests.judge.cheats import HEAD
+from tests.judge.fresh import FRESH, HELPED, LAYERS
+from tests.judge.honest_ways import WAYS
+from tests.judge.test_cheats import REFERENCE
+
+BOUNDS = Bounds(memory=1 << 29, seconds=20)
+SLOW = {  # they are seen only after many calls
+    "callers looked at under the name of a file of Python",
+    "another folder",
+    "another rounding",
+    "files that stay open",
+    "memory that is never given back",
+    "threads that never end",
+    "a child whose end continues its parent",
+    "a function that torch compiles",
+}
+LAYER = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.a, self.b = nn.Linear(n, 64, bias=False), nn.Linear(64, 32)
+    def forward(self, x):
+        return torch.relu(self.b(self.a(x)))
+def get_inputs():
+    return [torch.rand(96, 128)]
+def get_init_inputs():
+    return [128]
+"""
+
+
+@pytest.fixture
+def judged(launcher, tmp_path):
+    folder = tmp_path / "candidate"
+    folder.mkdir()
+
+    def run(text, reference=REFERENCE, bounds=BOUNDS, seconds=60, **files):
+        (tmp_path / "problem.py").write_text(reference)
+        (folder / "it.py").write_text(HEAD + text)
+        for name, content in files.items():
+            (folder / name).write_text(content)
+        return sl.judge(
+            tmp_path / "problem.py", folder / "it.py", launcher=launcher, seconds=seconds, rounds=5, bounds=bounds
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("name", [n for n in FRESH if n not in SLOW])
+def test_an_attack_is_refused_at_once(judged, name):
+    ruling = judged(FRESH[name])
+    assert ruling.word == "refused", ruling
+    assert ruling.speedup == ruling.at_least == 0.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(SLOW))
+def test_an_attack_is_refused(judged, name):
+    ruling = judged(FRESH[name])
+    assert ruling.word == "refused", ruling
+    assert ruling.speedup == ruling.at_least == 0.0
+
+
+@pytest.mark.parametrize("name", sampled(HELPED, long=[n for n in HELPED if n != "a size in a module beside it"]))
+def test_what_stands_in_another_file_is_looked_at(judged, name):
+    text, other, content = HELPED[name]
+    if other.endswith(".c") and shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    ruling = judged(text, **{other: content})
+    assert ruling.word == "refused", ruling
+
+
+@pytest.mark.parametrize("name", rotating(WAYS, 1))
+def test_an_honest_candidate_is_not_taken_for_a_cheat(judged, name):
+    if "in C" in name and shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    ruling = judged(WAYS[name], bounds=Bounds(), seconds=300)  # a compiler needs both
+    assert not ruling.reasons, ruling
+    assert all(what == "time" or what.startswith("time of") for what, _ in ruling.missing), ruling
+
+
+@pytest.mark.parametrize("name", rotating(LAYERS, 1))
+def test_parameters_get_other_values(judged, name):
+    """Who computed something from the first ones, and does not look whether they are the same, is wrong."""
+    ruling = judged(LAYERS[name], LAYER)
+    assert bool(ruling.reasons) == (name == "folded at first call"), ruling
+    assert all(what.startswith("time of") for what, _ in ruling.missing), ruling
+    renamed = any("parameters" in text for text in ruling.unchecked)
+    assert renamed == (name == "other names")
+
+
+def test_sources_beside_a_candidate_are_those_that_it_names(tmp_path):
+    (tmp_path / "package").mkdir()
+    for file, text in {
+        "it.py": "import first\nfrom package import inner\n",
+        "first.py": "SOURCE = 'kernel.cu'\n",
+        "kernel.cu": "if (n == 77) return;\n",
+        "package/__init__.py": "SIZE = 41\n",
+        "package/inner.py": "import sys\nF = sys._getframe\n",
+        "apart.py": "SIZE = 1234\nimport gc\ngc.get_objects()\n",
+    }.items():
+        (tmp_path / file).write_text(text)
+    assert set(constants(str(tmp_path / "it.py"))) >= {77, 41}
+    assert 1234 not in constants(str(tmp_path / "it.py"))
+    assert suspicious(str(tmp_path / "it.py")) == ["inner.py, line 2: _getframe looks at the callers"]
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        (Holds(9, 3, 1 << 20), ""),
+        (Holds(9 + ENOUGH // 2, 3, 1 << 20), "more files"),
+        (Holds(9, 3 + ENOUGH, 1 << 20), "more threads"),
+        (Holds(9, 3, 1 << 26), "63 MiB more"),
+    ],
+)
+def test_what_is_taken_for_each_call_is_a_leak(after, told):
+    leak = leaked(Holds(8, 2, 1 << 20), after, ENOUGH)
+    assert (told in leak) if told else not leak
+
+
+def test_a_process_that_ran_while_it_was_stopped_is_ended(launcher):
+    """As by the signal of a timer: it could read values before their clock starts."""
+    prisoner = launcher.start()
+    try:
+        prisoner.ask({"do": "intact"})
+        prisoner.ask({"do": "intact"})
+        os.kill(prisoner.pid, signal.SIGCONT)
+        send(prisoner.connection, {"do": "intact"})  # it works on this
+        time.sleep(0.3)
+        os.kill(prisoner.pid, signal.SIGSTOP)
+        time.sleep(0.1)
+        with pytest.raises(Ended, match="ran while it was stopped"):
+            prisoner.ask({"do": "intact"})
+    finally:
+        prisoner.kill()
