@@ -25,7 +25,7 @@ from shiplap.op.opaque import sample as sample_object
 from shiplap.referee.builder import built, takes_values
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
-from shiplap.referee.lengths import FEW, GRAIN, LONG, MILLION, ORDERS, RICH, leading, lengths, odd_values, together
+from shiplap.referee.lengths import FEW, GRAIN, LONG, MILLION, ORDERS, RICH, leading, lengths, list_lengths, odd_values, together
 from shiplap.referee.lengths import uneven as uneven_lists
 from shiplap.referee.mine import Mined, around, mine
 from shiplap.referee.recipe import Recipe
@@ -179,10 +179,12 @@ class Samples:
         yield from self._cases(b.but(values=k) for b in (self.base, *(c.recipe for c in self.grown(1))) for k in KINDS)
 
     def dtypes(self) -> Iterator[Case]:
-        """The base sample in every floating dtype that the declaration admits."""
+        """The base sample in every floating dtype that the declaration admits, and in both complex ones."""
         classes = {a.tensor.dtype_class: a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete}
         for dtype in FLOATS:
             names = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
+            if dtype == "float64":
+                names |= dict.fromkeys((c for c, t in classes.items() if _complex(t.dtypes)), "complex128")
             if names:
                 yield from self._cases([self.base.but(dtypes=names)])
 
@@ -221,9 +223,9 @@ class Samples:
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[Case]:
-        """Lists of tensors of no, one and three members, and of members that differ in size where they may."""
+        """Lists of tensors of no, one, three and more members, and of members that differ in size where they may."""
         for arg in self.spec.tensors:
-            for length in (1, 3, 0) if arg.many and not arg.length else ():
+            for length in list_lengths(self.mined) if arg.many and not arg.length else ():
                 yield from self._cases([self.base.but(lists={arg.name: length})])
         for lists in uneven_lists(self.spec) if self.op.sampler is None else ():
             yield from (c for c in self._cases([self.base.but(lists=lists)]) if takes(self.op, c.args))
@@ -382,6 +384,10 @@ class Samples:
                 case = self.make(recipe.but(layouts={name: layout}))
                 if case is not None and not _plain(case):
                     yield case
+
+
+def _complex(dtypes: tuple[str, ...]) -> bool:
+    return "complex128" in dtypes and all(n.startswith("complex") for n in dtypes)
 
 
 def _plain(case: Case) -> bool:

@@ -32,13 +32,14 @@ SPECIAL = (
     "ascending",
     "peaks",
     "masked",
+    "powers",
     "below zero",
     "extreme",
     "ends",
 )
-"""Kinds of values that break a kernel which is right for normal ones; the last three are about integers."""
+"""Kinds of values that break a kernel which is right for normal ones; the last three are about integers alone."""
 AROUND = "around "  # and numbers after it: at a threshold, and next to it on both sides
-DATA = ("below zero", "extreme", "ends")  # of integers that are no row numbers
+DATA = ("powers", "below zero", "extreme", "ends")  # of integers that are no row numbers
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
@@ -56,8 +57,9 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng:
         return _integers(shape, dtype, kind, below, rng).to(dtype)
     values = torch.randn(shape, generator=rng, dtype=torch.float64)
     if dtype.is_complex:
-        values = torch.complex(values, torch.randn(shape, generator=rng, dtype=torch.float64))
-        return (torch.zeros_like(values) if kind == "zeros" else values * 1e3 if kind == "large" else values).to(dtype)
+        parts = (values, torch.randn(shape, generator=rng, dtype=torch.float64))
+        real = torch.float32 if dtype == torch.complex64 else torch.float64
+        return torch.complex(*(_floats(part, real, kind, rng) for part in parts)).to(dtype)
     return _floats(values, dtype, kind, rng).to(dtype)
 
 
@@ -83,6 +85,10 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
         return values.flatten().sort(descending=kind == "descending").values.reshape(values.shape)
     if kind == "peaks":
         return _peaks(values, rng)
+    if kind == "powers":  # where an exponent changes, and the numbers next to that
+        steps = torch.tensor([-0.5, 0.0, 1.0], dtype=torch.float64)[torch.randint(0, 3, values.shape, generator=rng)]
+        exponents = torch.randint(-12, 13, values.shape, generator=rng).double()
+        return torch.exp2(exponents).copysign(values) * (1 + finfo.eps * steps)
     if kind == "masked":  # as attention does it: places of -inf, and rows of nothing else
         whole = torch.rand((*values.shape[:-1], 1) if values.dim() else (), generator=rng) < 0.3
         return values.masked_fill(some(0.4) | whole, -math.inf)
@@ -154,6 +160,8 @@ def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int,
         return torch.tensor([info.max, info.max - 1, info.max // 2 + 1, info.min, info.min + 1])[
             torch.randint(0, 5, shape, generator=rng)
         ]
+    if kind == "powers":
+        return _powers(shape, info, rng)
     if kind == "extreme":
         high = info.max if info.bits < 32 else (1 << 30 if info.bits == 32 else 1 << 40)
         low = info.min if info.bits < 32 else -high
@@ -167,3 +175,12 @@ def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int,
     if kind in ("descending", "ascending"):
         return values.flatten().sort(descending=kind == "descending").values.reshape(shape)
     return torch.zeros_like(values) if kind in ("zeros", "constant") else values
+
+
+def _powers(shape: tuple[int, ...], info: torch.iinfo, rng: torch.Generator) -> Tensor:
+    """Powers of two and their neighbours, each of them once before one comes again: three of four are positive."""
+    ups = torch.tensor([(1 << k) + step for k in range(info.bits - 1) for step in (-1, 0, 1)])
+    chosen = ups[torch.randperm(len(ups), generator=rng)].repeat(-(-math.prod(shape) // len(ups)) or 1)
+    negative = torch.rand(shape, generator=rng) < 0.25
+    drawn = chosen[: math.prod(shape)].reshape(shape)
+    return torch.where(negative, -drawn, drawn).clamp(info.min, info.max)

@@ -16,7 +16,16 @@ from shiplap.op import Op
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import Reduction, bitwise
 from shiplap.referee.judge import settle
-from shiplap.referee.run import call, differentiated, drawn_otherwise, floating_args, has_backward, last_line, widen
+from shiplap.referee.run import (
+    call,
+    differentiated,
+    direction,
+    drawn_otherwise,
+    floating_args,
+    has_backward,
+    last_line,
+    widen,
+)
 from shiplap.referee.samples import Samples, other
 
 SAVE = "save tensors with save_for_backward (sl.op does, by saves=), and keep none elsewhere"
@@ -50,7 +59,7 @@ def _graph(op: Op, case: Case, names: list[str]) -> tuple[list[Tensor], list[Ten
 
 def _directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
     rng = torch.Generator().manual_seed(seed)
-    return [torch.randn(o.shape, generator=rng).to(o.device, o.dtype) for o in outs]
+    return [direction(o, rng).to(o.device, o.dtype) for o in outs]
 
 
 def _pull(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywords: Any) -> list[Tensor]:
@@ -189,26 +198,29 @@ def _twice_one(op: Op, case: Case, names: list[str]) -> Observation:
 
 
 def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
-    """The gradient of the gradient, where the op lets it be asked for."""
+    """The gradient of the gradient, by the inputs and by the gradient of the output, where it may be asked for."""
 
     def second(graph: tuple[list[Tensor], list[Tensor]]) -> list[Tensor | None]:
         outs, wanted = graph
-        grads = torch.autograd.grad(outs, wanted, _directions(outs, case.seed), allow_unused=True, create_graph=True)
+        pulled = [d.requires_grad_() for d in _directions(outs, case.seed)]
+        grads = torch.autograd.grad(outs, wanted, pulled, allow_unused=True, create_graph=True)
         there = [g for g in grads if g is not None and g.requires_grad]
         if not there:
-            return [None] * len(wanted)
+            return [None] * len([*wanted, *pulled])
         rng = torch.Generator().manual_seed(case.seed + 7)
+        parts = [torch.view_as_real(g) if g.is_complex() else g for g in there]
         total = torch.stack(
-            [(g.double() * torch.randn(g.shape, generator=rng).to(g.device).double()).sum() for g in there]
+            [(g.double() * torch.randn(g.shape, generator=rng).to(g.device).double()).sum() for g in parts]
         ).sum()
-        return list(torch.autograd.grad(total, wanted, allow_unused=True))
+        return list(torch.autograd.grad(total, [*wanted, *pulled], allow_unused=True))
 
-    def whole(gradients: list[Tensor | None], like: list[Tensor]) -> list[Tensor]:
+    def whole(gradients: list[Tensor | None], graph: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
+        like = [*graph[1], *graph[0]]
         return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
 
     try:
         own_graph, wide_graph = _references(op, case, names, False), _references(op, case, names, True)
-        own, wide = whole(second(own_graph), own_graph[1]), whole(second(wide_graph), wide_graph[1])
+        own, wide = whole(second(own_graph), own_graph), whole(second(wide_graph), wide_graph)
     except Exception as e:
         return Observation(note=f"second order: not of the reference: {last_line(e)[:100]}")
     graph = _graph(op, case, names)
@@ -219,9 +231,9 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
 
     def recompute() -> list[Tensor]:
         fresh = _references(op, case, names, True)
-        return whole(second(fresh), fresh[1])
+        return whole(second(fresh), fresh)
 
-    got = whole(gradients, graph[1])
+    got = whole(gradients, graph)
     judged = settle(got, own, wide, Reduction(max(1, case.numel)), recompute, op.spec.tolerated)
     if not judged.problem:
         return Observation()

@@ -19,6 +19,7 @@ from shiplap.referee.judge import against_run, settle
 from shiplap.referee.run import (
     call,
     differentiated,
+    direction,
     floating_args,
     is_adopted,
     last_line,
@@ -112,7 +113,7 @@ def _tangent(op: Op, case: Case) -> tuple[str, str]:
 def _tangent_of(op: Op, case: Case, names: Collection[str]) -> tuple[str, str]:
     rng = torch.Generator().manual_seed(case.seed)
     directions = {
-        a.name: torch.randn(v.shape, generator=rng).to(v.device, v.dtype)
+        a.name: direction(v, rng).to(v.device, v.dtype)
         for a, v in zip(op.spec.args, case.args, strict=True)
         if a.name in names
     }
@@ -151,7 +152,7 @@ def _dual(op: Op, run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...], d
         duals = tuple(
             forward_ad.make_dual(v, directions[a.name].to(v.dtype)) if a.name in directions else v for a, v in pairs
         )
-        tangents = [forward_ad.unpack_dual(o).tangent if o.is_floating_point() else None for o in run(duals)]
+        tangents = [forward_ad.unpack_dual(o).tangent if o.is_floating_point() or o.is_complex() else None for o in run(duals)]
         return [None if t is None else t.clone() for t in tangents]
 
 
