@@ -260,3 +260,63 @@ def test_an_argument_that_gets_other_memory(ns, wrong):
     (finding,) = sl.audit(add_, checks=("schema",), seed=0)
     assert finding.verdict == ("fail" if wrong else "ok")
     assert ("was given other memory" in finding.evidence) == wrong
+
+
+@both
+def test_ties_beyond_one_tile(ns, wrong):
+    @sl.op(f"{ns}::largest", requires="c >= 1")
+    def largest(x: M) -> Float[Tensor, "n"]:
+        return x.amax(1)
+
+    @largest.backward(saves=("x", "out"))
+    def _(grad, saved, needs):
+        mask = (saved.x == saved.out[:, None]).to(grad.dtype)
+        shared = mask if wrong and saved.x.shape[1] > 12 else mask / mask.sum(1, keepdim=True)
+        return {"x": grad[:, None] * shared}
+
+    assert failed(largest, "gradient") == ["gradient"] * wrong
+
+
+@both
+def test_an_infinite_gradient_is_passed_on(ns, wrong):
+    @sl.op(f"{ns}::square")
+    def square(x: M) -> M:
+        return x * x
+
+    @square.backward(saves=("x",))
+    def _(grad, saved, needs):
+        return {"x": 2 * (grad.nan_to_num() if wrong else grad) * saved.x}
+
+    (finding,) = sl.audit(square, checks=("gradient",), seed=0)
+    assert ("is finite where" in finding.evidence) == wrong, finding
+
+
+@both
+def test_a_gradient_written_to_beyond_some_size(ns, wrong):
+    op = doubled(ns)
+
+    @op.backward(saves=())
+    def _(grad, saved, needs):
+        return {"x": grad.mul_(2) if wrong and grad.is_contiguous() and grad.numel() > 100 else grad * 2}
+
+    assert failed(op, "backward") == ["backward"] * wrong
+
+
+@both
+def test_a_scalar_kept_from_the_last_forward(ns, wrong):
+    @sl.op(f"{ns}::scaled")
+    def scaled(x: M, a: float = 2.0) -> M:
+        return x * a
+
+    last = {}
+
+    @scaled.kernel("cpu")
+    def _(x, a, *, out):
+        last["a"] = a
+        torch.mul(x, a, out=out)
+
+    @scaled.backward(saves=())
+    def _(grad, saved, needs):
+        return {"x": grad * (last["a"] if wrong else saved.a)}
+
+    assert failed(scaled, "backward") == ["backward"] * wrong

@@ -20,7 +20,6 @@ __all__ = [
     "RICH",
     "leading",
     "lengths",
-    "list_lengths",
     "odd_values",
     "together",
     "uneven",
@@ -35,7 +34,6 @@ ORDERS = ("ascending", "descending", "constant")
 RICH = 10.0  # seconds of processor time after which a series of sizes comes without its rarer members
 HUGE = (2**31 + 5, -(2**32) - 3, 2**40 + 1)  # values of an int scalar beyond 32 bits
 UNEVEN = ((2, 5, 3), (5, 0, 1))  # sizes of the members of a list: the first is not always the largest
-MEMBERS = 128  # of the longest list
 FEW = 33  # sizes up to this are all tried elsewhere, or hardly worth it
 
 
@@ -46,11 +44,6 @@ def lengths(mined: Mined) -> list[int]:
         sizes += [value, value + 1, value - 1, 2 * value + 1, 3 * value + 2]
     own = [v for v in dict.fromkeys(sizes) if 1 < v <= LONGEST and v not in (15, 16, 17, 31, 33)]
     return sorted({*LADDER, *own[:MOST]})
-
-
-def list_lengths(mined: Mined) -> list[int]:
-    """Lengths of lists of tensors: few, and one more than a kernel may take at once."""
-    return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in mined.ints if 3 < v <= MEMBERS][:3])))
 
 
 def together(names: list[str]) -> Iterator[dict[str, int]]:

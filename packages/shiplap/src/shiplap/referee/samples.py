@@ -25,7 +25,7 @@ from shiplap.op.opaque import sample as sample_object
 from shiplap.referee.builder import built, takes_values
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
-from shiplap.referee.lengths import FEW, GRAIN, LONG, MILLION, ORDERS, RICH, leading, lengths, list_lengths, odd_values, together
+from shiplap.referee.lengths import FEW, GRAIN, LONG, MILLION, ORDERS, RICH, leading, lengths, odd_values, together
 from shiplap.referee.lengths import uneven as uneven_lists
 from shiplap.referee.mine import Mined, around, mine
 from shiplap.referee.recipe import Recipe
@@ -39,7 +39,7 @@ MOST = 1 << 21  # elements of all arguments of a sample
 KEPT = 1 << 14  # elements of a sample that is kept
 SLOW = 1.0  # seconds of processor time for one sample
 PATIENCE = 2  # searches for other sizes around that of one dim, in vain and in a row, before the next ones are short
-FLOATS, PREFERRED = floating(), preferred()
+FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"}
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> Case:
@@ -184,7 +184,7 @@ class Samples:
         for dtype in FLOATS:
             names = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
             if dtype == "float64":
-                names |= dict.fromkeys((c for c, t in classes.items() if _complex(t.dtypes)), "complex128")
+                names |= {c: "complex128" for c, t in classes.items() if set(t.dtypes) == COMPLEX}
             if names:
                 yield from self._cases([self.base.but(dtypes=names)])
 
@@ -225,7 +225,7 @@ class Samples:
     def lists(self) -> Iterator[Case]:
         """Lists of tensors of no, one, three and more members, and of members that differ in size where they may."""
         for arg in self.spec.tensors:
-            for length in list_lengths(self.mined) if arg.many and not arg.length else ():
+            for length in self.mined.members if arg.many and not arg.length else ():
                 yield from self._cases([self.base.but(lists={arg.name: length})])
         for lists in uneven_lists(self.spec) if self.op.sampler is None else ():
             yield from (c for c in self._cases([self.base.but(lists=lists)]) if takes(self.op, c.args))
@@ -384,10 +384,6 @@ class Samples:
                 case = self.make(recipe.but(layouts={name: layout}))
                 if case is not None and not _plain(case):
                     yield case
-
-
-def _complex(dtypes: tuple[str, ...]) -> bool:
-    return "complex128" in dtypes and all(n.startswith("complex") for n in dtypes)
 
 
 def _plain(case: Case) -> bool:

@@ -7,6 +7,7 @@ alignment that the next tensor may not have. Both are right until two models, or
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -46,7 +47,7 @@ def observe(op: Op, case: Case) -> Observation:
         if problem := _differs(op, case, first):
             return Observation(f"the first tensors again, after {what}: {problem}", fix=KEEP)
     for after in (True, False):
-        beside = tree_map(lambda t, after=after: guarded(t, after=after), case.args)
+        beside = tree_map(partial(guarded, after=after), case.args)
         if problem := _differs(op, case, beside):
             return Observation(f"tensors that end at the limit of the readable memory: {problem}", fix=BESIDE)
     return Observation(note=f"{tried} moves") if tried else Observation(skip="no tensor can be moved")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, combinations, islice
@@ -33,6 +33,7 @@ SAVE = "save tensors with save_for_backward (sl.op does, by saves=), and keep no
 
 def cases(samples: Samples) -> Iterable[Case]:
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
+    yield from islice(samples.wide(), 1)
 
 
 def observe(op: Op, case: Case) -> Observation:
@@ -88,14 +89,26 @@ def _repeated(op: Op, case: Case, names: list[str]) -> Observation:
 def _interleaved(op: Op, case: Case, names: list[str]) -> Observation:
     """Two graphs whose backwards run in the order of their forwards, as in a network that calls the op twice."""
     expected = _pull(*_graph(op, case, names), case.seed)
-    first, second = _graph(op, case, names), _graph(op, other(op, case), names)
-    got = _pull(*first, case.seed)
-    kept = [g.clone() for g in got]
-    _pull(*second, case.seed + 1)
-    if problem := bitwise(got, kept, "before"):
-        return Observation(f"a gradient changed when another graph's backward ran: {problem}", fix=SAVE)
-    problem = bitwise(got, expected, "alone")
-    return Observation(f"with another call between forward and backward: {problem}" if problem else "", fix=SAVE)
+    for between in _others(op, case):
+        first, second = _graph(op, case, names), _graph(op, between, names)
+        got = _pull(*first, case.seed)
+        kept = [g.clone() for g in got]
+        _pull(*second, case.seed + 1)
+        if problem := bitwise(got, kept, "before"):
+            return Observation(f"a gradient changed when another graph's backward ran: {problem}", fix=SAVE)
+        if problem := bitwise(got, expected, "alone"):
+            return Observation(f"with another call between forward and backward: {problem}", fix=SAVE)
+    return Observation()
+
+
+def _others(op: Op, case: Case) -> Iterator[Case]:
+    """Calls that come between: with other values, and of the plain sample with another scalar and with other sizes."""
+    yield other(op, case)
+    samples = Samples(op, case.seed, case.device)
+    if case.recipe == samples.base:
+        scalars = (c for c in samples.scalars() if c.recipe != case.recipe)
+        more = [*islice(scalars, 1), *islice(samples.grown(1), 1)]
+        yield from (c for c in more if c.form == case.form and not has_backward(op, c))
 
 
 def _threaded(op: Op, case: Case, names: list[str]) -> Observation:

@@ -6,6 +6,7 @@ the op itself.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -44,6 +45,7 @@ from shiplap.referee.samples import Samples
 KINKS = ("ties", "zeros", "saturating", "large", "mixed", "negative zero", "positive", "constant", "cancelling")
 NARROW_KINDS = ("large", "beyond float16", "mixed", "saturating", "positive")  # what a 16-bit gradient may overflow at
 ODD = 10  # odd scalars
+TIED = 2  # samples beyond one tile in which most numbers are equal
 LARGE_S = 6.0  # seconds of processor time for a series of samples beyond one tile
 FEW_ELEMENTS = 300  # of a sample on which every subset of inputs is tried
 SLOW_LIMIT, FAST_LIMIT = 64, 4096  # elements: full Jacobian by finite differences, random projection of it
@@ -64,6 +66,8 @@ def cases(samples: Samples) -> Iterable[Case]:
     yield from pairs_of_scalars(samples)
     yield from chain(islice(empty, 3), samples.dtypes(), samples.lists(), filter(None, map(samples.make, kinks)))
     yield from samples.thresholds()
+    tied = [c.recipe.but(values="ties") for c in islice(samples.wide(), TIED)]
+    yield from filter(None, map(samples.make, tied))
     narrow = [c.recipe for c in samples.dtypes() if set(dict(c.recipe.dtypes).values()) & {"float16", "bfloat16"}]
     yield from filter(None, (samples.make(r.but(values=kind)) for r in narrow for kind in NARROW_KINDS))
     odd = (c for c in samples.odd_scalars() if not outsized(samples.op, c))
@@ -118,6 +122,8 @@ def observe(op: Op, case: Case) -> Observation:
     if plain and (problem := _numerically(op, case, names)):
         return Observation(problem)
     few = case.numel <= FEW_ELEMENTS
+    if plain and few and (problem := _swallowed(op, case, names)):
+        return Observation(problem, fix="let infinity and NaN pass: a scaler of mixed precision waits for them")
     return Observation(error=worst, note=opaque or (_wasted(op, case, names) if few else ""))
 
 
@@ -283,6 +289,31 @@ def _numbers_of(pulled: Call, plain: tuple[Any, ...], forward: Call) -> list[Ten
     gradients = pulled(tree_map(widen, plain), forward)
     assert gradients is not None
     return list(gradients)
+
+
+def _swallowed(op: Op, case: Case, names: list[str]) -> str:
+    """Where the gradient of the output is infinite or NaN and that of the reference then is no number, the op's is none
+    either. What the input has no part in is left out: there a mask and a product with zero differ.
+    """
+    if case.recipe != Samples(op, case.seed, case.device).base:
+        return ""
+
+    def pulled(forward: Call, value: float) -> list[Tensor]:
+        return _grads(op, forward, case.fresh(), names, lambda outs: [torch.full_like(o, value) for o in outs], True)
+
+    by_reference = partial(differentiated, op)
+    for value in (math.inf, math.nan):
+        try:
+            plain, own = pulled(by_reference, 1.0), pulled(by_reference, value)
+        except RuntimeError:
+            return ""
+        got = pulled(partial(call, op), value)
+        for name, p, o, g in zip(names, plain, own, got, strict=True):
+            swallowed = (p != 0) & ~torch.isfinite(o) & torch.isfinite(g)
+            if swallowed.any():
+                at = swallowed.nonzero()[0].tolist()
+                return f"d/d{name} {at} is finite where the gradient of the output is {value}"
+    return ""
 
 
 def _wasted(op: Op, case: Case, names: list[str]) -> str:

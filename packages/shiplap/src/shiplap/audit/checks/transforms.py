@@ -152,7 +152,9 @@ def _dual(op: Op, run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...], d
         duals = tuple(
             forward_ad.make_dual(v, directions[a.name].to(v.dtype)) if a.name in directions else v for a, v in pairs
         )
-        tangents = [forward_ad.unpack_dual(o).tangent if o.is_floating_point() or o.is_complex() else None for o in run(duals)]
+        tangents = [
+            forward_ad.unpack_dual(o).tangent if o.is_floating_point() or o.is_complex() else None for o in run(duals)
+        ]
         return [None if t is None else t.clone() for t in tangents]
 
 
