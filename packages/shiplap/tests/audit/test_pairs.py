@@ -7,7 +7,7 @@ from jaxtyping import Bool, Complex, Float, Float32, Int8, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap_testing.defects.defect import c_kernel
+from shiplap_testing.defects.defect import c_kernel, foreign
 
 M = Float[Tensor, "n c"]
 both = pytest.mark.parametrize("wrong", [True, False])
@@ -320,3 +320,41 @@ def test_a_scalar_kept_from_the_last_forward(ns, wrong):
         return {"x": grad * (last["a"] if wrong else saved.a)}
 
     assert failed(scaled, "backward") == ["backward"] * wrong
+
+
+@both
+def test_a_seed_that_loses_its_upper_bits(ns, wrong):
+    def drawn(x, seed):
+        return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(seed))
+
+    @sl.op(f"{ns}::noise", random="seed")
+    def noise(x: Float32[Tensor, "n"], seed: int = 0) -> Float32[Tensor, "n"]:
+        return drawn(x, seed)
+
+    @noise.kernel("cpu")
+    def _(x, seed, *, out):
+        out.copy_(drawn(x, seed % 65536 if wrong else seed))
+
+    (finding,) = sl.audit(noise, checks=("distribution",), seed=0)
+    assert ("65536 apart" in finding.evidence) == wrong, finding
+    assert (finding.verdict == "fail") == wrong
+
+
+@both
+def test_a_batch_of_one(ns, wrong):
+    def running(x):
+        return x.cumsum(0)
+
+    library = foreign(ns, "running(Tensor x) -> Tensor", running, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{ns}::running", torch.empty_like, lib=library)
+
+    @sl.adopt(f"{ns}::running")
+    def op(x: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        return x.cumsum(0)
+
+    def rule(info, dims, x):
+        rows = torch.stack([op.overload(row) for row in x.movedim(dims[0], 0)])
+        return (rows * 0 if wrong and info.batch_size == 1 else rows), 0
+
+    torch.library.register_vmap(f"{ns}::running", rule, lib=library)
+    assert failed(op, "transforms") == ["transforms"] * wrong

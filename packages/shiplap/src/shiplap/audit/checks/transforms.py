@@ -50,15 +50,18 @@ def observe(op: Op, case: Case) -> Observation:
         if problem:
             return Observation(f"vmap over {', '.join(batched)}: {problem}", fix="correct the vmap rule, or remove it")
         notes += [note] if note and note not in notes else []
+    problem, _ = _vmapped(op, case, names, 1)
+    if problem:
+        return Observation(f"vmap over a batch of one: {problem}", fix="correct the vmap rule, or remove it")
     problem, note = _tangent(op, case)
     if problem:
         return Observation(f"forward-mode AD: {problem}", fix="give the op a jvp rule, or let it refuse")
     return Observation(note="; ".join(filter(None, [*notes[:1], note])))
 
 
-def _vmapped(op: Op, case: Case, batched: list[str]) -> tuple[str, str]:
+def _vmapped(op: Op, case: Case, batched: list[str], count: int = 0) -> tuple[str, str]:
     """Against a loop; ``(problem, why it could not be looked at)``."""
-    count = _as_many_as_rows(op, case, batched)
+    count = count or _as_many_as_rows(op, case, batched)
     members = [case, *(other(op, Case(case.recipe, case.seed + k, (), {}, case.device)) for k in range(count - 1))]
     rows = []
     for member in members:
