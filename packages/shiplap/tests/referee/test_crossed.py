@@ -23,8 +23,8 @@ def test_scalars_two_at_a_time(ns):
 
 
 def test_every_dtype_in_layouts(ns):
-    found = {(str(c.args[0].dtype), c.recipe.layouts) for c in crossed.layouts_of_dtypes(Samples(op(ns), 0))}
-    assert len(found) == 3 * len(crossed.PER_DTYPE)
+    kinds = {(str(c.args[0].dtype), c.recipe.layouts) for c in crossed.layouts_of_dtypes(Samples(op(ns), 0))}
+    assert len(kinds) == 3 * len(crossed.PER_DTYPE)
 
 
 def test_sizes_of_one_in_layouts(ns):

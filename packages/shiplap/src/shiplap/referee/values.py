@@ -83,12 +83,6 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
         return torch.randint(-1, 2, values.shape, generator=rng).double() / 2
     if kind in ("descending", "ascending"):
         return values.flatten().sort(descending=kind == "descending").values.reshape(values.shape)
-    if kind == "peaks":
-        return _peaks(values, rng)
-    if kind == "powers":  # where an exponent changes, and the numbers next to that
-        steps = torch.tensor([-0.5, 0.0, 1.0], dtype=torch.float64)[torch.randint(0, 3, values.shape, generator=rng)]
-        exponents = torch.randint(-12, 13, values.shape, generator=rng).double()
-        return torch.exp2(exponents).copysign(values) * (1 + finfo.eps * steps)
     if kind == "masked":  # as attention does it: places of -inf, and rows of nothing else
         whole = torch.rand((*values.shape[:-1], 1) if values.dim() else (), generator=rng) < 0.3
         return values.masked_fill(some(0.4) | whole, -math.inf)
@@ -109,6 +103,8 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
         "constant": lambda: torch.full_like(values, 1.5),
         "mostly zero": lambda: torch.where(some(0.1), values, 0.0),
         "whole": lambda: (values * 4).round(),
+        "peaks": lambda: _peaks(values, rng),
+        "powers": lambda: _exponents(values, finfo.eps, rng),
     }
     return makers[kind]() if kind in makers else values
 
@@ -118,6 +114,13 @@ def _around(kind: str, values: Tensor, eps: float, rng: torch.Generator) -> Tens
     pool = torch.tensor([float(v) for v in kind.removeprefix(AROUND).split()], dtype=torch.float64)
     chosen = pool[torch.randint(len(pool), values.shape, generator=rng)].copysign(values)
     return chosen * (1 + eps * torch.randint(-1, 2, values.shape, generator=rng))
+
+
+def _exponents(values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
+    """Powers of two, where an exponent changes, and their neighbours in the dtype, with the signs of ``values``."""
+    steps = torch.tensor([-0.5, 0.0, 1.0], dtype=torch.float64)[torch.randint(0, 3, values.shape, generator=rng)]
+    powers = torch.exp2(torch.randint(-12, 13, values.shape, generator=rng).double())
+    return powers.copysign(values) * (1 + eps * steps)
 
 
 def _peaks(values: Tensor, rng: torch.Generator) -> Tensor:
