@@ -75,7 +75,7 @@ def bitwise(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -
 
 
 def _bits(t: Tensor) -> Tensor:
-    if t.dtype == torch.bool or not (t.is_floating_point() or t.is_complex()):
+    if not (t.dtype == torch.bool or t.is_floating_point() or t.is_complex()):
         return t
     if t.is_complex():
         t = torch.view_as_real(t)
@@ -182,6 +182,10 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tens
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
         wide = own
+    if got.dtype == torch.bool and (strange := got.view(torch.uint8) > 1).any():
+        at = tuple(strange.nonzero()[0].tolist())
+        byte = int(got.view(torch.uint8)[at])
+        return Difference(f"[{', '.join(map(str, at))}] is stored as {byte}: a bool is a byte of 0 or 1", math.inf)
     if not (got.is_floating_point() or got.is_complex()):
         return _first((got != own) & (got != wide.to(got.dtype)), got, own)
     finfo = torch.finfo(got.dtype)
@@ -217,7 +221,7 @@ def _overflowed(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction) -> Tens
     Whether that ends as infinity or as NaN follows from the order of the terms, and from products that are fused.
     """
     both = torch.isfinite(wide) & ~torch.isfinite(own) & ~torch.isfinite(got)
-    return both if sums.terms > 1 else both & torch.isnan(own)
+    return both if sums.terms > 1 or got.is_complex() else both & torch.isnan(own)
 
 
 def _computable(t: Tensor) -> Tensor:
@@ -230,7 +234,11 @@ def _double(t: Tensor) -> Tensor:
 
 
 def _finite_alike(a: Tensor, b: Tensor) -> Tensor:
-    """Where both are finite, both NaN, or the same infinity."""
+    """Where both are finite, both NaN, or the same infinity; of complex numbers, where both are not finite: whether
+    a product with infinity ends as infinity or as NaN, its formula decides.
+    """
+    if a.is_complex():
+        return torch.isfinite(a) == torch.isfinite(b)
     return (torch.isfinite(a) & torch.isfinite(b)) | (torch.isnan(a) & torch.isnan(b)) | (a == b)
 
 

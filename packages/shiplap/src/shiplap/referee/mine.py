@@ -16,6 +16,7 @@ __all__ = ["SOURCES", "Mined", "around", "mine", "numbers"]
 
 DEEP, MANY = 6, 400  # how far values and helpers are followed, and how many functions
 FAR, MOST = 1e4, 8  # what is no threshold of values, and how many are
+MEMBERS = 128  # of the longest list
 LONGEST = 40  # characters of a string that may be a mode
 SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 LARGEST_FILE = 200_000
@@ -34,6 +35,11 @@ class Mined:
     ints: tuple[int, ...] = ()
     floats: tuple[float, ...] = ()
     strings: tuple[str, ...] = ()
+
+    @property
+    def members(self) -> list[int]:
+        """Lengths of lists of tensors: few, and one more than a kernel may take at once."""
+        return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= MEMBERS][:3])))
 
 
 def mine(op: Op) -> Mined:

@@ -124,6 +124,15 @@ EXACT = frozenset(
         *("maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "relu", "threshold", "hardtanh"),
         *("max", "min", "amax", "amin", "argmax", "argmin", "sort", "argsort", "topk", "where", "masked_fill"),
         *("clone", "copy", "cat", "stack", "index", "index_select", "gather", "take", "flip", "roll", "repeat"),
+        *("frexp", "nextafter", "fmod", "cummax", "cummin", "kthvalue", "median", "nanmedian", "mode", "nonzero"),
+        *("_unique2", "unique_dim", "unique_consecutive", "scatter", "masked_scatter", "index_fill", "slice_scatter"),
+        *(
+            "select_scatter",
+            "max_pool2d_with_indices",
+            "max_pool3d_with_indices",
+            "reflection_pad2d",
+            "replication_pad2d",
+        ),
         *("constant_pad_nd", "tril", "triu", "embedding", "masked_select", "repeat_interleave", "lift_fresh"),
         *("_to_copy", "scalar_tensor", "full", "ones", "zeros", "arange", "rand", "randn", "randint", "randperm"),
     )

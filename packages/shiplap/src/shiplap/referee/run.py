@@ -19,7 +19,9 @@ from shiplap.referee.unordered import canonical
 
 __all__ = [
     "call",
+    "carries",
     "differentiated",
+    "direction",
     "drawn_otherwise",
     "effects",
     "floating_args",
@@ -34,6 +36,7 @@ __all__ = [
     "reference64",
     "run",
     "split",
+    "summed",
     "takes",
     "tensors",
     "unwritten",
@@ -129,11 +132,22 @@ def is_float8(t: Tensor) -> bool:
     return t.is_floating_point() and t.itemsize == 1
 
 
+def carries(t: Tensor) -> bool:
+    """Whether ``t`` can carry a gradient: wide floats and complex numbers can."""
+    return t.is_complex() or (t.is_floating_point() and not is_float8(t))
+
+
+def direction(t: Tensor, rng: torch.Generator) -> Tensor:
+    """A random gradient of the shape of ``t``, on the CPU; of a complex ``t`` it has both parts."""
+    drawn = torch.randn(t.shape, generator=rng)
+    return torch.complex(drawn, torch.randn(t.shape, generator=rng)) if t.is_complex() else drawn
+
+
 def floating_args(op: Op, case: Case) -> list[str]:
     """Names of the plain tensor arguments that are present and can carry a gradient."""
     pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
     kept = {*op.spec.mutated, *op.spec.detached}
-    return [a.name for a, v in pairs if v.is_floating_point() and not is_float8(v) and a.name not in kept]
+    return [a.name for a, v in pairs if carries(v) and a.name not in kept]
 
 
 def is_adopted(op: Op) -> bool:
@@ -146,6 +160,12 @@ def needs_builder(op: Op) -> bool:
     return op.sampler is None and any(d and all("int" in n for n in d) for d in kinds)
 
 
+def summed(t: Tensor) -> Tensor:
+    """A real number that depends on all elements of a result."""
+    total = (t.float() if is_float8(t) else t).sum()
+    return total.real if total.is_complex() else total
+
+
 def has_backward(op: Op, case: Case) -> str:
     """Empty if a backward of the op runs, else the reason why it does not."""
     names = floating_args(op, case)
@@ -156,7 +176,7 @@ def has_backward(op: Op, case: Case) -> str:
     if not outs:
         return "no output carries a gradient"
     try:
-        sums = [(o.float() if is_float8(o) else o).sum() for o in outs]
+        sums = [summed(o) for o in outs]
         torch.autograd.grad(sums, [v for v in tensors(args) if v.requires_grad], allow_unused=True)
     except Exception as e:
         text = str(e)

@@ -39,7 +39,7 @@ MOST = 1 << 21  # elements of all arguments of a sample
 KEPT = 1 << 14  # elements of a sample that is kept
 SLOW = 1.0  # seconds of processor time for one sample
 PATIENCE = 2  # searches for other sizes around that of one dim, in vain and in a row, before the next ones are short
-FLOATS, PREFERRED = floating(), preferred()
+FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"}
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> Case:
@@ -179,10 +179,12 @@ class Samples:
         yield from self._cases(b.but(values=k) for b in (self.base, *(c.recipe for c in self.grown(1))) for k in KINDS)
 
     def dtypes(self) -> Iterator[Case]:
-        """The base sample in every floating dtype that the declaration admits."""
+        """The base sample in every floating dtype that the declaration admits, and in both complex ones."""
         classes = {a.tensor.dtype_class: a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete}
         for dtype in FLOATS:
             names = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
+            if dtype == "float64":
+                names |= {c: "complex128" for c, t in classes.items() if set(t.dtypes) == COMPLEX}
             if names:
                 yield from self._cases([self.base.but(dtypes=names)])
 
@@ -221,9 +223,9 @@ class Samples:
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[Case]:
-        """Lists of tensors of no, one and three members, and of members that differ in size where they may."""
+        """Lists of tensors of no, one, three and more members, and of members that differ in size where they may."""
         for arg in self.spec.tensors:
-            for length in (1, 3, 0) if arg.many and not arg.length else ():
+            for length in self.mined.members if arg.many and not arg.length else ():
                 yield from self._cases([self.base.but(lists={arg.name: length})])
         for lists in uneven_lists(self.spec) if self.op.sampler is None else ():
             yield from (c for c in self._cases([self.base.but(lists=lists)]) if takes(self.op, c.args))

@@ -25,8 +25,13 @@ def _rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | Non
     count = chosen[0].shape[0] if chosen[0].dim() else -1
     if any(t.dim() == 0 or t.shape[0] != count or t.is_complex() for t in chosen):
         return places, None
-    wide = [t.to(torch.float64).reshape(count, t[0].numel() if count else 0)[:, :COLUMNS] for t in chosen]
+    wide = [_exactly(t.reshape(count, t[0].numel() if count else 0)[:, :COLUMNS]) for t in chosen]
     return places, torch.cat(wide, 1)
+
+
+def _exactly(t: Tensor) -> Tensor:
+    """In double precision, which has no room for the upper and the lower bits of int64 in one number."""
+    return torch.cat((t >> 32, t & 0xFFFFFFFF), 1).double() if t.dtype == torch.int64 else t.double()
 
 
 def canonical(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -32,13 +32,14 @@ SPECIAL = (
     "ascending",
     "peaks",
     "masked",
+    "powers",
     "below zero",
     "extreme",
     "ends",
 )
-"""Kinds of values that break a kernel which is right for normal ones; the last three are about integers."""
+"""Kinds of values that break a kernel which is right for normal ones; the last three are about integers alone."""
 AROUND = "around "  # and numbers after it: at a threshold, and next to it on both sides
-DATA = ("below zero", "extreme", "ends")  # of integers that are no row numbers
+DATA = ("powers", "below zero", "extreme", "ends")  # of integers that are no row numbers
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
@@ -56,8 +57,9 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng:
         return _integers(shape, dtype, kind, below, rng).to(dtype)
     values = torch.randn(shape, generator=rng, dtype=torch.float64)
     if dtype.is_complex:
-        values = torch.complex(values, torch.randn(shape, generator=rng, dtype=torch.float64))
-        return (torch.zeros_like(values) if kind == "zeros" else values * 1e3 if kind == "large" else values).to(dtype)
+        parts = (values, torch.randn(shape, generator=rng, dtype=torch.float64))
+        real = torch.float32 if dtype == torch.complex64 else torch.float64
+        return torch.complex(*(_floats(part, real, kind, rng) for part in parts)).to(dtype)
     return _floats(values, dtype, kind, rng).to(dtype)
 
 
@@ -81,8 +83,6 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
         return torch.randint(-1, 2, values.shape, generator=rng).double() / 2
     if kind in ("descending", "ascending"):
         return values.flatten().sort(descending=kind == "descending").values.reshape(values.shape)
-    if kind == "peaks":
-        return _peaks(values, rng)
     if kind == "masked":  # as attention does it: places of -inf, and rows of nothing else
         whole = torch.rand((*values.shape[:-1], 1) if values.dim() else (), generator=rng) < 0.3
         return values.masked_fill(some(0.4) | whole, -math.inf)
@@ -103,6 +103,8 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
         "constant": lambda: torch.full_like(values, 1.5),
         "mostly zero": lambda: torch.where(some(0.1), values, 0.0),
         "whole": lambda: (values * 4).round(),
+        "peaks": lambda: _peaks(values, rng),
+        "powers": lambda: _exponents(values, finfo.eps, rng),
     }
     return makers[kind]() if kind in makers else values
 
@@ -112,6 +114,13 @@ def _around(kind: str, values: Tensor, eps: float, rng: torch.Generator) -> Tens
     pool = torch.tensor([float(v) for v in kind.removeprefix(AROUND).split()], dtype=torch.float64)
     chosen = pool[torch.randint(len(pool), values.shape, generator=rng)].copysign(values)
     return chosen * (1 + eps * torch.randint(-1, 2, values.shape, generator=rng))
+
+
+def _exponents(values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
+    """Powers of two, where an exponent changes, and their neighbours in the dtype, with the signs of ``values``."""
+    steps = torch.tensor([-0.5, 0.0, 1.0], dtype=torch.float64)[torch.randint(0, 3, values.shape, generator=rng)]
+    powers = torch.exp2(torch.randint(-12, 13, values.shape, generator=rng).double())
+    return powers.copysign(values) * (1 + eps * steps)
 
 
 def _peaks(values: Tensor, rng: torch.Generator) -> Tensor:
@@ -154,6 +163,8 @@ def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int,
         return torch.tensor([info.max, info.max - 1, info.max // 2 + 1, info.min, info.min + 1])[
             torch.randint(0, 5, shape, generator=rng)
         ]
+    if kind == "powers":
+        return _powers(shape, info, rng)
     if kind == "extreme":
         high = info.max if info.bits < 32 else (1 << 30 if info.bits == 32 else 1 << 40)
         low = info.min if info.bits < 32 else -high
@@ -167,3 +178,12 @@ def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int,
     if kind in ("descending", "ascending"):
         return values.flatten().sort(descending=kind == "descending").values.reshape(shape)
     return torch.zeros_like(values) if kind in ("zeros", "constant") else values
+
+
+def _powers(shape: tuple[int, ...], info: torch.iinfo, rng: torch.Generator) -> Tensor:
+    """Powers of two and their neighbours, each of them once before one comes again: three of four are positive."""
+    ups = torch.tensor([(1 << k) + step for k in range(info.bits - 1) for step in (-1, 0, 1)])
+    chosen = ups[torch.randperm(len(ups), generator=rng)].repeat(-(-math.prod(shape) // len(ups)) or 1)
+    negative = torch.rand(shape, generator=rng) < 0.25
+    drawn = chosen[: math.prod(shape)].reshape(shape)
+    return torch.where(negative, -drawn, drawn).clamp(info.min, info.max)

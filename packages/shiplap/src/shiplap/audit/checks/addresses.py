@@ -7,6 +7,8 @@ alignment that the next tensor may not have. Both are right until two models, or
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.referee.case import Case, tree_map
+from shiplap.referee.guarded import guarded
 from shiplap.referee.judge import against_reference
 from shiplap.referee.layouts import apply_layout, independent
 from shiplap.referee.run import call, effects, reference, tensors
@@ -23,8 +26,11 @@ KEEP = "keep no pointer in a plan or descriptor: set it before each launch, or m
 ALIGN = "promise no more alignment than one element has, or test the pointer and take a path without the promise"
 
 
+BESIDE = "load no element beyond the last one, nor before the first: mask the tail of the last vector"
+
+
 def cases(samples: Samples) -> Iterable[Case]:
-    yield from samples.plain()
+    yield from chain(samples.plain(), samples.dtypes(), islice(samples.grown(1), 1))
 
 
 def observe(op: Op, case: Case) -> Observation:
@@ -40,6 +46,10 @@ def observe(op: Op, case: Case) -> Observation:
             return Observation(f"{what}: {problem}", fix=fix)
         if problem := _differs(op, case, first):
             return Observation(f"the first tensors again, after {what}: {problem}", fix=KEEP)
+    for after in (True, False):
+        beside = tree_map(partial(guarded, after=after), case.args)
+        if problem := _differs(op, case, beside):
+            return Observation(f"tensors that end at the limit of the readable memory: {problem}", fix=BESIDE)
     return Observation(note=f"{tried} moves") if tried else Observation(skip="no tensor can be moved")
 
 
@@ -83,7 +93,7 @@ CHECK = Check(
     "addresses",
     order=120,
     observes="the same sizes with other values at other addresses, and at misaligned ones, equal the reference, "
-    "also when the first tensors come again",
+    "also when the first tensors come again; nothing is read beside a tensor",
     observe=observe,
     cases=cases,
     needs=("numerics", "edges"),

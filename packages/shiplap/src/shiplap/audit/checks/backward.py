@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, combinations, islice
@@ -16,7 +16,16 @@ from shiplap.op import Op
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import Reduction, bitwise
 from shiplap.referee.judge import settle
-from shiplap.referee.run import call, differentiated, drawn_otherwise, floating_args, has_backward, last_line, widen
+from shiplap.referee.run import (
+    call,
+    differentiated,
+    direction,
+    drawn_otherwise,
+    floating_args,
+    has_backward,
+    last_line,
+    widen,
+)
 from shiplap.referee.samples import Samples, other
 
 SAVE = "save tensors with save_for_backward (sl.op does, by saves=), and keep none elsewhere"
@@ -24,6 +33,7 @@ SAVE = "save tensors with save_for_backward (sl.op does, by saves=), and keep no
 
 def cases(samples: Samples) -> Iterable[Case]:
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
+    yield from islice(samples.wide(), 1)
 
 
 def observe(op: Op, case: Case) -> Observation:
@@ -50,7 +60,7 @@ def _graph(op: Op, case: Case, names: list[str]) -> tuple[list[Tensor], list[Ten
 
 def _directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
     rng = torch.Generator().manual_seed(seed)
-    return [torch.randn(o.shape, generator=rng).to(o.device, o.dtype) for o in outs]
+    return [direction(o, rng).to(o.device, o.dtype) for o in outs]
 
 
 def _pull(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywords: Any) -> list[Tensor]:
@@ -79,14 +89,26 @@ def _repeated(op: Op, case: Case, names: list[str]) -> Observation:
 def _interleaved(op: Op, case: Case, names: list[str]) -> Observation:
     """Two graphs whose backwards run in the order of their forwards, as in a network that calls the op twice."""
     expected = _pull(*_graph(op, case, names), case.seed)
-    first, second = _graph(op, case, names), _graph(op, other(op, case), names)
-    got = _pull(*first, case.seed)
-    kept = [g.clone() for g in got]
-    _pull(*second, case.seed + 1)
-    if problem := bitwise(got, kept, "before"):
-        return Observation(f"a gradient changed when another graph's backward ran: {problem}", fix=SAVE)
-    problem = bitwise(got, expected, "alone")
-    return Observation(f"with another call between forward and backward: {problem}" if problem else "", fix=SAVE)
+    for between in _others(op, case):
+        first, second = _graph(op, case, names), _graph(op, between, names)
+        got = _pull(*first, case.seed)
+        kept = [g.clone() for g in got]
+        _pull(*second, case.seed + 1)
+        if problem := bitwise(got, kept, "before"):
+            return Observation(f"a gradient changed when another graph's backward ran: {problem}", fix=SAVE)
+        if problem := bitwise(got, expected, "alone"):
+            return Observation(f"with another call between forward and backward: {problem}", fix=SAVE)
+    return Observation()
+
+
+def _others(op: Op, case: Case) -> Iterator[Case]:
+    """Calls that come between: with other values, and of the plain sample with another scalar and with other sizes."""
+    yield other(op, case)
+    samples = Samples(op, case.seed, case.device)
+    if case.recipe == samples.base:
+        scalars = (c for c in samples.scalars() if c.recipe != case.recipe)
+        more = [*islice(scalars, 1), *islice(samples.grown(1), 1)]
+        yield from (c for c in more if c.form == case.form and not has_backward(op, c))
 
 
 def _threaded(op: Op, case: Case, names: list[str]) -> Observation:
@@ -189,26 +211,29 @@ def _twice_one(op: Op, case: Case, names: list[str]) -> Observation:
 
 
 def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
-    """The gradient of the gradient, where the op lets it be asked for."""
+    """The gradient of the gradient, by the inputs and by the gradient of the output, where it may be asked for."""
 
     def second(graph: tuple[list[Tensor], list[Tensor]]) -> list[Tensor | None]:
         outs, wanted = graph
-        grads = torch.autograd.grad(outs, wanted, _directions(outs, case.seed), allow_unused=True, create_graph=True)
+        pulled = [d.requires_grad_() for d in _directions(outs, case.seed)]
+        grads = torch.autograd.grad(outs, wanted, pulled, allow_unused=True, create_graph=True)
         there = [g for g in grads if g is not None and g.requires_grad]
         if not there:
-            return [None] * len(wanted)
+            return [None] * len([*wanted, *pulled])
         rng = torch.Generator().manual_seed(case.seed + 7)
+        parts = [torch.view_as_real(g) if g.is_complex() else g for g in there]
         total = torch.stack(
-            [(g.double() * torch.randn(g.shape, generator=rng).to(g.device).double()).sum() for g in there]
+            [(g.double() * torch.randn(g.shape, generator=rng).to(g.device).double()).sum() for g in parts]
         ).sum()
-        return list(torch.autograd.grad(total, wanted, allow_unused=True))
+        return list(torch.autograd.grad(total, [*wanted, *pulled], allow_unused=True))
 
-    def whole(gradients: list[Tensor | None], like: list[Tensor]) -> list[Tensor]:
+    def whole(gradients: list[Tensor | None], graph: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
+        like = [*graph[1], *graph[0]]
         return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
 
     try:
         own_graph, wide_graph = _references(op, case, names, False), _references(op, case, names, True)
-        own, wide = whole(second(own_graph), own_graph[1]), whole(second(wide_graph), wide_graph[1])
+        own, wide = whole(second(own_graph), own_graph), whole(second(wide_graph), wide_graph)
     except Exception as e:
         return Observation(note=f"second order: not of the reference: {last_line(e)[:100]}")
     graph = _graph(op, case, names)
@@ -219,9 +244,9 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
 
     def recompute() -> list[Tensor]:
         fresh = _references(op, case, names, True)
-        return whole(second(fresh), fresh[1])
+        return whole(second(fresh), fresh)
 
-    got = whole(gradients, graph[1])
+    got = whole(gradients, graph)
     judged = settle(got, own, wide, Reduction(max(1, case.numel)), recompute, op.spec.tolerated)
     if not judged.problem:
         return Observation()

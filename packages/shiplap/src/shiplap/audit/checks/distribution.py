@@ -19,6 +19,7 @@ from shiplap.referee.distribution import RUNS, different
 from shiplap.referee.run import call, effects, last_line, outputs, split
 from shiplap.referee.samples import Samples
 
+DISTANCES, PAIRS = (3, 8, 16, 24, 29), 4  # bits by which seeds differ, and how many pairs have to be equal
 LARGE = 1 << 15  # elements of a sample that is not repeated
 KINDS = ("normal", "zeros", "large", "positive")
 
@@ -37,7 +38,7 @@ def observe(op: Op, case: Case) -> Observation:
     if case.numel > LARGE:
         return Observation(skip="a sample too large to be repeated")
     plain = case.recipe == Samples(op, case.seed, case.device).base
-    if problem := _seeded(op, case) or (_compiled(op, case) if plain else ""):
+    if problem := _seeded(op, case) or ((_distant(op, case) or _compiled(op, case)) if plain else ""):
         return Observation(problem)
     got = [_run(op, case, _op, k) for k in range(RUNS)]
     wanted = [_run(op, case, _reference, RUNS + k) for k in range(RUNS)]
@@ -111,6 +112,20 @@ def _seeded(op: Op, case: Case) -> str:
     with torch.no_grad():
         call(op, args)
     return "it seeds torch's own generator" if torch.equal(_state(case.device), after) else ""
+
+
+def _distant(op: Op, case: Case) -> str:
+    """Seeds that are a power of two apart draw different numbers, where they do in the reference."""
+    given = {a.name: v for a, v in zip(op.spec.args, case.args, strict=True)}.get(op.spec.random)
+    limit = torch.iinfo(given.dtype).max if isinstance(given, Tensor) else 1 << 31
+
+    def same(run: Callable[..., tuple[Tensor, ...]], bits: int) -> bool:
+        return all(not bitwise(_run(op, case, run, s + (1 << bits)), _run(op, case, run, s)) for s in range(PAIRS))
+
+    for bits in (b for b in DISTANCES if 2 << b < limit):
+        if same(_op, bits) and not same(_reference, bits):
+            return f"seeds that are {1 << bits} apart draw the same numbers: the seed loses its upper bits"
+    return ""
 
 
 def _compiled(op: Op, case: Case) -> str:

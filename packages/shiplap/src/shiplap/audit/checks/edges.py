@@ -9,6 +9,7 @@ from shiplap.audit.check import Check, Observation
 from shiplap.errors import ArgumentError
 from shiplap.op import Op
 from shiplap.referee.case import Case
+from shiplap.referee.crossed import layouts_of_dtypes, layouts_of_ones
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import last_line, needs_builder, reference, run, unwritten
 from shiplap.referee.samples import Samples
@@ -16,7 +17,7 @@ from shiplap.referee.samples import Samples
 
 def cases(samples: Samples) -> Iterable[Case]:
     grown = (samples.layouts(c.recipe) for c in islice(samples.grown(1), 1))
-    yield from chain(samples.edges(), samples.layouts(), *grown)
+    yield from chain(samples.edges(), samples.layouts(), *grown, layouts_of_ones(samples), layouts_of_dtypes(samples))
 
 
 def observe(op: Op, case: Case) -> Observation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain
 
 from torch import Tensor
@@ -10,9 +11,12 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.op.plan.values import own_memory
-from shiplap.referee.case import Case
+from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import bitwise
-from shiplap.referee.run import call, run, tensors
+from shiplap.referee.crossed import large
+from shiplap.referee.judge import against_reference
+from shiplap.referee.layouts import independent
+from shiplap.referee.run import call, run, takes, tensors
 from shiplap.referee.samples import Samples, other
 
 
@@ -20,6 +24,7 @@ def cases(samples: Samples) -> Iterable[Case]:
     yield from chain(samples.plain(), samples.grown(1))
     ones = (c for c in samples.edges() if 1 in dict(c.recipe.sizes).values())
     yield from chain(samples.scalars(), ones, samples.layouts())  # where a view may do in place of a copy
+    yield from large(samples)
 
 
 def observe(op: Op, case: Case) -> Observation:
@@ -36,7 +41,16 @@ def observe(op: Op, case: Case) -> Observation:
         return Observation(f"output {shared[0]} shares memory with {shared[1]}")
     if problem := bitwise(first, kept, "before the next call"):
         return Observation(f"an earlier output changed when the op was called with other values: {problem}")
+    if problem := _turned(op, case):
+        return Observation(f"after a call with the same numbers in another order: {problem}")
     return _stale(op, case, second_case)
+
+
+def _turned(op: Op, case: Case) -> str:
+    """The same numbers in another order: what is remembered by a sum of them would be served again."""
+    args = tree_map(lambda t: t.flatten().roll(1).reshape(t.shape) if independent(t) else t, case.fresh())
+    call(op, case.fresh())
+    return against_reference(op, replace(case, args=args)).problem if takes(op, args) else ""
 
 
 def _stale(op: Op, case: Case, changed: Case) -> Observation:

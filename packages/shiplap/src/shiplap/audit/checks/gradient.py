@@ -6,6 +6,7 @@ the op itself.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -22,16 +23,18 @@ from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import Reduction
+from shiplap.referee.crossed import pairs_of_scalars
 from shiplap.referee.effort import outsized
 from shiplap.referee.judge import settle
 from shiplap.referee.layouts import LAYOUTS, apply_layout
 from shiplap.referee.run import (
     call,
+    carries,
     differentiated,
+    direction,
     drawn_otherwise,
     floating_args,
     has_backward,
-    is_float8,
     last_line,
     reference,
     tensors,
@@ -42,6 +45,7 @@ from shiplap.referee.samples import Samples
 KINKS = ("ties", "zeros", "saturating", "large", "mixed", "negative zero", "positive", "constant", "cancelling")
 NARROW_KINDS = ("large", "beyond float16", "mixed", "saturating", "positive")  # what a 16-bit gradient may overflow at
 ODD = 10  # odd scalars
+TIED = 2  # samples beyond one tile in which most numbers are equal
 LARGE_S = 6.0  # seconds of processor time for a series of samples beyond one tile
 FEW_ELEMENTS = 300  # of a sample on which every subset of inputs is tried
 SLOW_LIMIT, FAST_LIMIT = 64, 4096  # elements: full Jacobian by finite differences, random projection of it
@@ -50,7 +54,7 @@ Call = Any
 
 
 def cases(samples: Samples) -> Iterable[Case]:
-    wide = (c for c in samples.dtypes() if "float64" in dict(c.recipe.dtypes).values())
+    wide = (c for c in samples.dtypes() if {"float64", "complex128"} & set(dict(c.recipe.dtypes).values()))
     grown = islice(samples.grown(1), 1)
     transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
     rows = (
@@ -59,8 +63,11 @@ def cases(samples: Samples) -> Iterable[Case]:
     empty = (c for c in samples.edges() if 0 in dict(c.recipe.sizes).values())
     kinks = (samples.base.but(values=kind) for kind in KINKS)
     yield from chain(samples.plain(), wide, samples.optionals(), samples.scalars(), grown, transposed, islice(rows, 4))
+    yield from pairs_of_scalars(samples)
     yield from chain(islice(empty, 3), samples.dtypes(), samples.lists(), filter(None, map(samples.make, kinks)))
     yield from samples.thresholds()
+    tied = [c.recipe.but(values="ties") for c in islice(samples.wide(), TIED)]
+    yield from filter(None, map(samples.make, tied))
     narrow = [c.recipe for c in samples.dtypes() if set(dict(c.recipe.dtypes).values()) & {"float16", "bfloat16"}]
     yield from filter(None, (samples.make(r.but(values=kind)) for r in narrow for kind in NARROW_KINDS))
     odd = (c for c in samples.odd_scalars() if not outsized(samples.op, c))
@@ -115,6 +122,8 @@ def observe(op: Op, case: Case) -> Observation:
     if plain and (problem := _numerically(op, case, names)):
         return Observation(problem)
     few = case.numel <= FEW_ELEMENTS
+    if plain and few and (problem := _swallowed(op, case, names)):
+        return Observation(problem, fix="let infinity and NaN pass: a scaler of mixed precision waits for them")
     return Observation(error=worst, note=opaque or (_wasted(op, case, names) if few else ""))
 
 
@@ -134,9 +143,9 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
         that a kernel which computes in TF32 reads them without a rounding error.
         """
         rng = torch.Generator().manual_seed(case.seed)
-        drawn = [torch.randn(o.shape, generator=rng).bfloat16().to(o.device, o.dtype) for o in outs]
+        drawn = [_rounded(direction(o, rng)).to(o.device, o.dtype) for o in outs]
         if case.recipe.values == "positive":  # sums of one sign lose what does not fit the accumulator
-            drawn = [d.abs() for d in drawn]
+            drawn = [d.abs().to(d.dtype) for d in drawn]
         fits = [layout and d.dim() >= LAYOUTS[layout][0] for d in drawn]
         return [apply_layout(d, layout) if ok else d for d, ok in zip(drawn, fits, strict=True)]
 
@@ -144,7 +153,7 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
     try:
         own = _grads(op, lambda args: differentiated(op, args), plain, names, directions, True)
         wide = _grads(op, lambda args: differentiated(op, args), tree_map(widen, plain), names, directions, True)
-        double = any(o.dtype == torch.float64 for o in own)
+        double = any(o.dtype in DOUBLE for o in own)
         singles = tree_map(_single, plain) if double else None
         rough = _grads(op, lambda args: differentiated(op, args), singles, names, directions, True) if singles else own
     except RuntimeError as e:
@@ -153,7 +162,7 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
     worst = 0.0
     for name, g, o, w, r in zip(names, got, own, wide, rough, strict=True):
         # In double precision the reference has no wider self: its rounding errors are those in single, scaled.
-        rounded = w + (r - w) * DOUBLE_TO_SINGLE if g.dtype == torch.float64 else o
+        rounded = w + (r - w) * DOUBLE_TO_SINGLE if g.dtype in DOUBLE else o
         recompute = partial(_alone, op, plain, names, directions, names.index(name))
         sums = Reduction(_terms(op, case, name))
         difference = settle([g], [rounded], [w], sums, recompute, op.spec.tolerated)
@@ -176,11 +185,19 @@ def _differentiable(op: Op, case: Case) -> bool:
     return True
 
 
+DOUBLE = (torch.float64, torch.complex128)
 DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
 def _single(t: Tensor) -> Tensor:
-    return t.to(torch.float32) if t.dtype == torch.float64 else t
+    return t.to(torch.complex64 if t.is_complex() else torch.float32) if t.dtype in DOUBLE else t
+
+
+def _rounded(t: Tensor) -> Tensor:
+    """``t`` with both parts rounded to bfloat16."""
+    if t.is_complex():
+        return torch.view_as_complex(torch.view_as_real(t).bfloat16().float())
+    return t.bfloat16()
 
 
 def _grads(
@@ -190,12 +207,16 @@ def _grads(
     given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
     wanted = [given[n].requires_grad_() for n in names]
     used = args if leaf else tuple(v * 1 if n in names else v for n, v in given.items())
-    outs = [o for o in forward(used) if o.is_floating_point()]
+    outs = [o for o in forward(used) if _numbers(o)]
     pairs = [(o, d) for o, d in zip(outs, directions(outs), strict=True) if o.requires_grad]
     if not pairs:
         raise RuntimeError("no output requires a gradient")
     gradients = torch.autograd.grad([o for o, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True)
     return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True)]
+
+
+def _numbers(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
 
 
 def _terms(op: Op, case: Case, name: str) -> int:
@@ -212,19 +233,19 @@ def _numerically(op: Op, case: Case, names: list[str]) -> str:
     of a gradient that is declared to be another function's derivative."""
     if op.gradient is not None and op.gradient.surrogate is not None:
         return ""
-    if not all(bool(torch.isfinite(o).all()) for o in reference(op, case.args) if o.is_floating_point()):
+    if not all(bool(torch.isfinite(o).all()) for o in reference(op, case.args) if _numbers(o)):
         return ""
     given = {a.name: v for a, v in zip(op.spec.args, case.fresh(), strict=True)}
     points = [given[n] for n in names]
     size = sum(p.numel() for p in points)
-    if not 0 < size <= FAST_LIMIT or any(p.dtype != torch.float64 for p in points):
+    if not 0 < size <= FAST_LIMIT or any(p.dtype not in DOUBLE for p in points):
         return ""
 
     def forward(*values: Tensor) -> Any:
         fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
         rewound = dict(zip(given, fresh, strict=True))
         args = tuple({**rewound, **dict(zip(names, values, strict=True))}.values())
-        return tuple(o for o in call(op, args) if o.is_floating_point())
+        return tuple(o for o in call(op, args) if _numbers(o))
 
     dense = [p.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for p in points]
     try:
@@ -237,16 +258,16 @@ def _numerically(op: Op, case: Case, names: list[str]) -> str:
 def _of_lists(op: Op, case: Case) -> str:
     """Gradients of the members of lists, and of all other tensors with them."""
     lists = [v for v in case.args if isinstance(v, list) and v and isinstance(v[0], Tensor)]
-    if op.spec.mutated or not any(t.is_floating_point() and not is_float8(t) for v in lists for t in v):
+    if op.spec.mutated or not any(carries(t) for v in lists for t in v):
         return ""
 
     def pulled(args: tuple[Any, ...], forward: Call) -> list[Tensor] | None:
-        leaves = [t.requires_grad_() for t in tensors(args) if t.is_floating_point() and not is_float8(t)]
+        leaves = [t.requires_grad_() for t in tensors(args) if carries(t)]
         outs = [o for o in forward(args) if o.requires_grad]
         if not outs:
             return None
         rng = torch.Generator().manual_seed(case.seed)
-        drawn = [torch.randn(o.shape, generator=rng).bfloat16().to(o.device, o.dtype) for o in outs]
+        drawn = [_rounded(direction(o, rng)).to(o.device, o.dtype) for o in outs]
         grads = torch.autograd.grad(outs, leaves, drawn, allow_unused=True)
         return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, leaves, strict=True)]
 
@@ -268,6 +289,31 @@ def _numbers_of(pulled: Call, plain: tuple[Any, ...], forward: Call) -> list[Ten
     gradients = pulled(tree_map(widen, plain), forward)
     assert gradients is not None
     return list(gradients)
+
+
+def _swallowed(op: Op, case: Case, names: list[str]) -> str:
+    """Where the gradient of the output is infinite or NaN and that of the reference then is no number, the op's is none
+    either. What the input has no part in is left out: there a mask and a product with zero differ.
+    """
+    if case.recipe != Samples(op, case.seed, case.device).base:
+        return ""
+
+    def pulled(forward: Call, value: float) -> list[Tensor]:
+        return _grads(op, forward, case.fresh(), names, lambda outs: [torch.full_like(o, value) for o in outs], True)
+
+    by_reference = partial(differentiated, op)
+    for value in (math.inf, math.nan):
+        try:
+            plain, own = pulled(by_reference, 1.0), pulled(by_reference, value)
+        except RuntimeError:
+            return ""
+        got = pulled(partial(call, op), value)
+        for name, p, o, g in zip(names, plain, own, got, strict=True):
+            swallowed = (p != 0) & ~torch.isfinite(o) & torch.isfinite(g)
+            if swallowed.any():
+                at = swallowed.nonzero()[0].tolist()
+                return f"d/d{name} {at} is finite where the gradient of the output is {value}"
+    return ""
 
 
 def _wasted(op: Op, case: Case, names: list[str]) -> str:

@@ -26,7 +26,7 @@ from shiplap.audit.check import Check, Observation
 from shiplap.audit.first import first_call
 from shiplap.op import Op
 from shiplap.referee.case import Case
-from shiplap.referee.run import call, floating_args, has_backward, is_float8, tensors
+from shiplap.referee.run import call, floating_args, has_backward, summed, tensors
 from shiplap.referee.samples import Samples
 
 ROUNDS, CALLS = 2, 30
@@ -211,7 +211,7 @@ def _backward(op: Op, case: Case) -> None:
     outs = [o for o in call(op, args) if o.grad_fn is not None]  # a view made without gradients requires one, too
     wanted = [t for t in tensors(args) if t.requires_grad]
     if outs:
-        torch.autograd.grad([(o.float() if is_float8(o) else o).sum() for o in outs], wanted, allow_unused=True)
+        torch.autograd.grad([summed(o) for o in outs], wanted, allow_unused=True)
 
 
 def process_state() -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _detached(op: Op, case: Case, names: list[str]) -> Observation | None:
         return None
     if not any(wanted):
         return None  # autograd cannot differentiate the reference: finite differences judge the gradient
-    got = [o.requires_grad and o.is_floating_point() for o in call(op, _requiring(op, case, names))]
+    got = [o.requires_grad for o in call(op, _requiring(op, case, names))]
     known = op.spec.results if len(op.spec.results) == len(got) else tuple(map(str, range(len(got))))
     lost = [n for n, g, w in zip(known, got, wanted, strict=True) if g and not w]
     if not lost:

@@ -14,6 +14,7 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Arg, Op
 from shiplap.referee.case import Case
+from shiplap.referee.crossed import large
 from shiplap.referee.run import call, is_adopted, tensors
 from shiplap.referee.samples import Samples
 
@@ -21,6 +22,7 @@ from shiplap.referee.samples import Samples
 def cases(samples: Samples) -> Iterable[Case]:
     yield from samples.values()
     yield from (c for c in samples.layouts() if "every" in dict(c.recipe.layouts))
+    yield from large(samples)
 
 
 def observe(op: Op, case: Case) -> Observation:
@@ -53,6 +55,8 @@ def _storage(t: Tensor) -> Tensor:
 
 def _changed(t: Tensor, before: Tensor, arg: Arg) -> str:
     after = _storage(t)
+    if after.shape != before.shape:
+        return f"was given other memory, of {after.numel()} bytes in place of {before.numel()}"
     different = after != before
     if arg.mutated:
         mine = torch.zeros(before.numel() // t.itemsize, dtype=torch.bool, device=t.device)

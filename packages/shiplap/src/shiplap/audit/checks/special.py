@@ -12,6 +12,7 @@ from shiplap.op import Op
 from shiplap.op.outputs import tensors_of
 from shiplap.op.returned import made_of
 from shiplap.referee.case import Case, tree_map
+from shiplap.referee.crossed import powers
 from shiplap.referee.effort import outsized
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import last_line, outputs, reference, run, split, tensors, unwritten
@@ -19,7 +20,7 @@ from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
-    yield from chain(samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special())
+    yield from chain(samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special(), powers(samples))
 
 
 def observe(op: Op, case: Case) -> Observation:

@@ -19,6 +19,7 @@ from shiplap.referee.judge import against_run, settle
 from shiplap.referee.run import (
     call,
     differentiated,
+    direction,
     floating_args,
     is_adopted,
     last_line,
@@ -49,15 +50,18 @@ def observe(op: Op, case: Case) -> Observation:
         if problem:
             return Observation(f"vmap over {', '.join(batched)}: {problem}", fix="correct the vmap rule, or remove it")
         notes += [note] if note and note not in notes else []
+    problem, _ = _vmapped(op, case, names, 1)
+    if problem:
+        return Observation(f"vmap over a batch of one: {problem}", fix="correct the vmap rule, or remove it")
     problem, note = _tangent(op, case)
     if problem:
         return Observation(f"forward-mode AD: {problem}", fix="give the op a jvp rule, or let it refuse")
     return Observation(note="; ".join(filter(None, [*notes[:1], note])))
 
 
-def _vmapped(op: Op, case: Case, batched: list[str]) -> tuple[str, str]:
+def _vmapped(op: Op, case: Case, batched: list[str], count: int = 0) -> tuple[str, str]:
     """Against a loop; ``(problem, why it could not be looked at)``."""
-    count = _as_many_as_rows(op, case, batched)
+    count = count or _as_many_as_rows(op, case, batched)
     members = [case, *(other(op, Case(case.recipe, case.seed + k, (), {}, case.device)) for k in range(count - 1))]
     rows = []
     for member in members:
@@ -112,7 +116,7 @@ def _tangent(op: Op, case: Case) -> tuple[str, str]:
 def _tangent_of(op: Op, case: Case, names: Collection[str]) -> tuple[str, str]:
     rng = torch.Generator().manual_seed(case.seed)
     directions = {
-        a.name: torch.randn(v.shape, generator=rng).to(v.device, v.dtype)
+        a.name: direction(v, rng).to(v.device, v.dtype)
         for a, v in zip(op.spec.args, case.args, strict=True)
         if a.name in names
     }
@@ -151,7 +155,9 @@ def _dual(op: Op, run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...], d
         duals = tuple(
             forward_ad.make_dual(v, directions[a.name].to(v.dtype)) if a.name in directions else v for a, v in pairs
         )
-        tangents = [forward_ad.unpack_dual(o).tangent if o.is_floating_point() else None for o in run(duals)]
+        tangents = [
+            forward_ad.unpack_dual(o).tangent if o.is_floating_point() or o.is_complex() else None for o in run(duals)
+        ]
         return [None if t is None else t.clone() for t in tangents]
 
 

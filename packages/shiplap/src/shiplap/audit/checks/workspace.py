@@ -19,6 +19,7 @@ from shiplap.op import Op
 from shiplap.op.launch import poisoned_workspace
 from shiplap.referee.case import Case
 from shiplap.referee.compare import bitwise
+from shiplap.referee.crossed import large
 from shiplap.referee.run import run
 from shiplap.referee.samples import Samples
 
@@ -29,6 +30,7 @@ def cases(samples: Samples) -> Iterable[Case]:
     yield from samples.plain()
     yield from samples.grown(2)
     yield from samples.optionals()
+    yield from large(samples)
 
 
 def observe(op: Op, case: Case) -> Observation:

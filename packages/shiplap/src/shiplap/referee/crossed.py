@@ -1,0 +1,78 @@
+"""Samples in which two things are unusual at once: a kernel may take a path of its own for just that pair.
+
+What is unusual alone is tried elsewhere. Of all pairs these are the ones that code branches on: two scalars, the dtype
+and the layout, a size of one and the layout, and many elements where a check is about memory and not about values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain, combinations, islice
+
+from shiplap.referee.case import Case
+from shiplap.referee.recipe import Recipe
+from shiplap.referee.samples import Samples
+from shiplap.referee.sizes import free_dims, scalar_candidates
+
+__all__ = ["afforded", "large", "layouts_of_dtypes", "layouts_of_ones", "pairs_of_scalars", "powers"]
+
+PER_DTYPE = ("transposed", "padded", "strided", "offset")
+OF_ONES = ("strided", "column_major", "padded", "gaps")
+DIMS, PAIRS = 3, 6  # how many dims and pairs of scalars are tried
+POWERS = 256  # elements along one dim: most of the powers of two that a dtype has, and their neighbours
+AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many elements
+
+
+def pairs_of_scalars(samples: Samples) -> Iterator[Case]:
+    """Two scalars at a time at other values than their defaults, and all at once."""
+    spec, base = samples.spec, samples.base
+    values = {a.name: list(scalar_candidates(a)) for a in spec.scalars if a.name not in dict(base.sizes)}
+    given = {n: next((v for v in c if v != dict(base.scalars).get(n)), None) for n, c in values.items()}
+    others = {n: v for n, v in given.items() if v is not None}
+    groups = [*islice(combinations(others, 2), PAIRS), *([tuple(others)] if len(others) > 2 else [])]
+    yield from _made(samples, (base.but(scalars={n: others[n] for n in names}) for names in groups))
+
+
+def layouts_of_dtypes(samples: Samples) -> Iterator[Case]:
+    """Every dtype but the first in a few layouts of all arguments: a fast path is often written for each dtype."""
+    recipes = [c.recipe for c in samples.dtypes() if c.recipe.dtypes != samples.base.dtypes]
+    yield from _made(samples, (r.but(layouts={"every": layout}) for r in recipes for layout in PER_DTYPE))
+
+
+def layouts_of_ones(samples: Samples) -> Iterator[Case]:
+    """A size of one, and strides of which that says nothing: contiguous or not, such a dim has any stride."""
+    for name in islice((n for n, kind in free_dims(samples.spec).items() if kind != "variadic"), DIMS):
+        sized = samples.base.but(sizes={name: 1})
+        if sized.sizes != samples.base.sizes:
+            yield from _made(samples, (sized.but(layouts={"every": layout}) for layout in OF_ONES))
+
+
+def powers(samples: Samples) -> Iterator[Case]:
+    """Powers of two and their neighbours, more of them than the base sizes have elements."""
+    recipes = [c.recipe for c in samples.dtypes()] or [samples.base]
+    for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
+        if samples.make(samples.base.but(sizes={name: POWERS})) is not None:
+            yield from _made(samples, (r.but(sizes={name: POWERS}, values="powers") for r in recipes))
+            return
+
+
+def large(samples: Samples) -> Iterator[Case]:
+    """Beyond a tile, and beyond what a kernel works on in one piece, as long as that is quick."""
+    yield from afforded(chain(samples.wide(), islice(samples.grains(), 1)))
+
+
+def afforded(cases: Iterable[Case]) -> Iterator[Case]:
+    """Cases, growing in size, until the series has taken its time or the next one would."""
+    spent, pace = 0.0, 0.0
+    for case in cases:
+        if spent + pace * case.numel > AFFORDED_S:
+            continue
+        began = time.process_time()
+        yield case
+        took = time.process_time() - began
+        spent, pace = spent + took, max(pace, took / max(1, case.numel)) if case.numel > POWERS else pace
+
+
+def _made(samples: Samples, recipes: Iterable[Recipe]) -> Iterator[Case]:
+    yield from filter(None, map(samples.make, recipes))
