@@ -1,4 +1,4 @@
-"""A launch that Triton's interpreter would run for minutes is refused before it begins, where an audit asks for that."""
+"""A launch that would take Triton's interpreter minutes is refused before it begins, where an audit asks for that."""
 
 from __future__ import annotations
 
