@@ -154,7 +154,8 @@ def test_a_program_runs_unedited(tmp_path):
     assert (alone.returncode, alone.stdout[:6]) == (2, "usage:")
     typo = python("-m", "shiplap_sparse3d.drop_in", "no_such_program.py")
     assert (typo.returncode, typo.stdout) == (2, "")
-    assert "SL613" in typo.stderr and "no file no_such_program.py" in typo.stderr
+    assert "SL613" in typo.stderr
+    assert "no file no_such_program.py" in typo.stderr
     assert "Traceback" not in typo.stderr
 
 
