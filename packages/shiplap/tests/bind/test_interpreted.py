@@ -49,8 +49,8 @@ def test_the_first_launch_prepares_the_kernel_and_does_not_count_alone(clock):
 def test_an_audit_sets_samples_aside_that_the_interpreter_cannot_run():
     done = run_interpreted("-W", "ignore", HERE / "interpreted_audit.py")
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["kernels"][0] == "ok", found
-    assert "Triton's interpreter would run" in found["kernels"][1]
-    assert found["numerics"][0] == "incomplete", "a sample that takes too long is no proof that the kernel hangs"
-    assert "audit on a GPU for this sample" in found["numerics"][1]
+    verdicts = json.loads(done.stdout)
+    assert verdicts["kernels"][0] == "ok", verdicts
+    assert "Triton's interpreter would run" in verdicts["kernels"][1]
+    assert verdicts["numerics"][0] == "incomplete", "a sample that takes too long is no proof that the kernel hangs"
+    assert "audit on a GPU for this sample" in verdicts["numerics"][1]
