@@ -16,7 +16,16 @@ from shiplap.op import Op
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import Reduction, bitwise
 from shiplap.referee.judge import settle
-from shiplap.referee.run import call, differentiated, drawn_otherwise, floating_args, has_backward, last_line, widen
+from shiplap.referee.run import (
+    call,
+    differentiated,
+    drawn_otherwise,
+    floating_args,
+    has_backward,
+    in_short,
+    last_line,
+    widen,
+)
 from shiplap.referee.samples import Samples, other
 
 SAVE = "save tensors with save_for_backward (sl.op does, by saves=), and keep none elsewhere"
@@ -210,12 +219,12 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
         own_graph, wide_graph = _references(op, case, names, False), _references(op, case, names, True)
         own, wide = whole(second(own_graph), own_graph[1]), whole(second(wide_graph), wide_graph[1])
     except Exception as e:
-        return Observation(note=f"second order: not of the reference: {last_line(e)[:100]}")
+        return Observation(note=f"second order: not of the reference: {in_short(e)}")
     graph = _graph(op, case, names)
     try:
         gradients = second(graph)
     except Exception as e:  # once differentiable: it says so
-        return Observation(note=f"second order is refused: {last_line(e)[:100]}")
+        return Observation(note=f"second order is refused: {in_short(e)}")
 
     def recompute() -> list[Tensor]:
         fresh = _references(op, case, names, True)
