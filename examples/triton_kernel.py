@@ -12,7 +12,7 @@ import shiplap as sl
 
 @triton.jit
 def scale_kernel(x, out, m, stride_x_0, stride_x_1, factor, BLOCK: tl.constexpr):
-    row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     value = tl.load(x + row * stride_x_0 + at * stride_x_1, mask=at < m)
     tl.store(out + row * m + at, value * factor, mask=at < m)
 

@@ -102,11 +102,21 @@ def _modules(name: str) -> dict[str, ModuleType]:
     return modules
 
 
+def _refused(got: str) -> int:
+    words = {"where": "python -m shiplap_sparse3d.drop_in", "got": got, "expected": "a program to run"}
+    print(error("SL613", **words, fix="pass the path of a script, or -m and the name of a module"), file=sys.stderr)
+    return 2
+
+
 def main(arguments: Sequence[str]) -> None:
     """``script.py [argument ...]``, or ``-m module [argument ...]``, with both facades in place."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: python -m shiplap_sparse3d.drop_in (SCRIPT | -m MODULE) [ARGUMENT ...]")
         raise SystemExit(0 if arguments else 2)
+    if arguments[0] == "-m" and len(arguments) == 1:
+        raise SystemExit(_refused("no module after -m"))
+    if arguments[0] != "-m" and not Path(arguments[0]).exists():
+        raise SystemExit(_refused(f"no file {arguments[0]}"))
     with drop_in():
         if arguments[0] == "-m":
             sys.argv = list(arguments[1:])

@@ -152,6 +152,11 @@ def test_a_program_runs_unedited(tmp_path):
     assert done.stdout.split("\n")[0] == "__main__ ['--epochs', '3'] 5 True"
     alone = python("-m", "shiplap_sparse3d.drop_in")
     assert (alone.returncode, alone.stdout[:6]) == (2, "usage:")
+    typo = python("-m", "shiplap_sparse3d.drop_in", "no_such_program.py")
+    assert (typo.returncode, typo.stdout) == (2, "")
+    assert "SL613" in typo.stderr
+    assert "no file no_such_program.py" in typo.stderr
+    assert "Traceback" not in typo.stderr
 
 
 def test_voxel_generators_agree_with_each_other():

@@ -122,6 +122,7 @@ def test_models_that_cannot_be_used(corner: Path, model: SurveyModel, tmp_path: 
     for change in changes:
         with pytest.raises(ShiplapError, match="SL825"):
             survey(corner, out, replace(model, **change))
+        assert list(tmp_path.iterdir()) == [], "a folder of the wrong model would refuse the right one"
     for wrong in ({"net": 3}, {"voxel": (1, 2)}, {"voxel": (1, 0, 1)}, {"classes": ()}, {"classes": (300,)}):
         with pytest.raises(ShiplapError, match="SL825"):
             SurveyModel(**{"net": model.net, "voxel": VOXEL, "classes": (1, 2, 5), **wrong})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -134,3 +136,16 @@ def test_a_page_stays_until_there_is_another(run, tmp_path, command):
     page.write_text("the one before")
     assert run(*command.split(), "--html", page).exit_code == 2
     assert page.read_text() == "the one before"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_full_disk_is_no_defect(options: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "shiplap.cli", "header", "--include", *options]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[:3] == [
+        "SL602: the output cannot be written",
+        "  where    stdout",
+        "  got      No space left on device",
+    ]

@@ -102,7 +102,7 @@ def test_unknown_check_lists_the_known(run: Any) -> None:
     result = run("audit", OPS, "--check", "frsh")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-5:-3] == ["SL503: no check has this name", "  where    audit(checks=...)"]
-    assert ", ".join(CHECKS) in result.stderr
+    assert f"expected did you mean 'fresh'? One of {', '.join(CHECKS)}" in result.stderr
 
 
 @pytest.mark.parametrize(

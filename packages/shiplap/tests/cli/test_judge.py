@@ -68,7 +68,11 @@ def test_one_file_for_both_is_incomplete(run: Any, files: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "id"),
-    [("x = 1\n", "SL501"), ("def reference(x):\n    return x\n", "SL615"), ("1 / 0\n", "SL601")],
+    [
+        ("x = 1\n", "SL501: the target has no reference of this name"),
+        ("def reference(x):\n    return x\n", "SL615"),
+        ("1 / 0\n", "SL601"),
+    ],
 )
 def test_a_reference_that_cannot_be_used_is_an_error(run: Any, files: Any, text: str, id: str) -> None:
     (files / "ref.py").write_text(text)

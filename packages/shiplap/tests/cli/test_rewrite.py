@@ -63,7 +63,8 @@ def test_exit_status_1_where_nothing_matched(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["{file}:nothing"], "SL501: no function has this name"),
+        (["{file}:nothing"], "SL501: no function or module has this name"),
+        (["{file}:netwrok"], "expected did you mean 'network'?"),
         (["{file}", "--inputs", "none"], "SL613"),
         (["{file}", "--with", "{file}:other"], "SL501: no rewrite has this name"),
         (["missing.py"], "SL501"),
@@ -71,7 +72,7 @@ def test_exit_status_1_where_nothing_matched(run: Any, tmp_path: Path) -> None:
 )
 def test_exit_status_2(run: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
     file = tmp_path / "model.py"
-    file.write_text(MODEL.format(constant="2.0"))
+    file.write_text(MODEL.format(constant="2.0") + "\nnetwork = torch.nn.Linear(3, 4)\n")
     done = run("rewrite", *(a.format(file=file) for a in arguments), "--dry-run")
     assert done.exit_code == 2
     assert expected in done.stderr

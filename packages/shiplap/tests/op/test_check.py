@@ -156,7 +156,7 @@ def test_number_of_arguments(conv):
         conv(*good()[:4])
     with fails("SL209", got="too many positional arguments"):
         conv(*good(), 1, 2)
-    with fails("SL209", got="got an unexpected keyword argument 'dilation'"):
+    with fails("SL209", what="the arguments do not fit the signature", got="an unexpected keyword argument 'dilation'"):
         call(conv, dilation=2)
 
 

@@ -61,12 +61,12 @@ def test_exit_code(words, code):
 
 def test_a_verdict_says_what_it_rests_on():
     out = io.StringIO()
-    missing = verdict("incomplete", missing=[("compile", "out of budget_s")])
+    missing = verdict("incomplete", missing=[("compile", "out of budget_s"), ("c_abi", "out of budget_s")])
     whole = verdict("proven", required=[f"check{n}" for n in range(20)])
     console = Console(file=out, width=100, force_terminal=False)
     print_findings([GOOD], console, [missing, verdict("proven"), whole])
     assert out.getvalue().splitlines()[-3:] == [
-        "lib::op: incomplete (compile: out of budget_s)",
+        "lib::op: incomplete (compile, c_abi: out of budget_s)",
         "lib::op: proven for fake alone",
         "lib::op: proven by 20 checks",
     ]

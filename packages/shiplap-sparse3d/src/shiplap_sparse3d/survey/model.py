@@ -147,9 +147,9 @@ class SurveyModel:
             ) from failure
 
     def check(self) -> Seen:
-        """Try the field and the context, each with a probe. Raises SL820 and SL825."""
+        """Try the field, the context and the number of logits, each with a probe. Raises SL820 and SL825."""
         self._check_features()
-        return probe(self.net, self.channels, self.field, self._voxels_only)
+        return probe(self.net, self.channels, self.field, self._logits_only)
 
     def features_of(self, points: Points) -> Tensor:
         """``features(points)``, of which the shape is checked (SL825)."""
@@ -197,6 +197,15 @@ class SurveyModel:
     def _voxels_only(self, voxels: SparseTensor) -> object:
         """One point in the middle of each voxel."""
         return self._call(voxels, voxels.feats, torch.arange(len(voxels.feats), device=voxels.feats.device))
+
+    def _logits_only(self, voxels: SparseTensor) -> object:
+        """:meth:`_voxels_only` with a logit for each class. SL825 here comes before a survey has a folder."""
+        made = self._voxels_only(voxels)
+        logits = rows_of(made)
+        if logits.shape[1:] != (len(self.classes),):
+            expected = f"[{len(logits)}, {len(self.classes)}]: a logit for each class"
+            raise error("SL825", where="the network's output", got=f"shape {tuple(logits.shape)}", expected=expected)
+        return made
 
     def _check_features(self) -> None:
         """The features of points in the middle stay the same when points beyond the context go away or move."""

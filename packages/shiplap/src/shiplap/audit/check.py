@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from shiplap.audit.finding import Finding
 from shiplap.audit.target import script
+from shiplap.bind.interpreted import TooLong
 from shiplap.errors import ShiplapError
 from shiplap.op import Op
 from shiplap.referee.case import Case, describe, tree_map
@@ -119,6 +120,8 @@ class Check:
         """``observe``; an error that an earlier check reports already is set aside."""
         try:
             return self.observe(subject.op, case)
+        except TooLong as e:
+            return Observation(skip=str(e))
         except Exception as e:
             if missing := unwritten(e) or _unimplemented(e):
                 return Observation(missed=missing)
@@ -162,6 +165,8 @@ def _unimplemented(e: Exception) -> str:
 def _guarded(observe: Callable[..., Observation], *args: object) -> Observation:
     try:
         return observe(*args)
+    except TooLong as e:
+        return Observation(skip=str(e))
     except Exception as e:
         missing = unwritten(e)
         return Observation(missed=missing) if missing else Observation(problem=f"raised {last_line(e)}")

@@ -17,6 +17,7 @@ from shiplap.audit.cost import CostCard
 from shiplap.audit.finding import Finding
 from shiplap.audit.session import Plan, repeat, session
 from shiplap.audit.target import script
+from shiplap.bind.launched import LaunchedKernel
 from shiplap.errors import error
 from shiplap.op import Op
 from shiplap.referee.isolate import Death, Limits, can_isolate, stream
@@ -151,14 +152,19 @@ class _Audit:
         seed, device = self.plan.seed, self.plan.device
         name = self.check if self.check != "samples" else self.plan.checks[0].partition(":")[0]
         label, how = self.label, str(death)
+        slow = death.how.startswith("hangs") and _interpreted(self.op)
         if label:
             self.plan = replace(self.plan, lethal={**self.plan.lethal, label: name})
-            smaller = self._smallest(name, label)
+            smaller = "" if slow else self._smallest(name, label)
             how += "" if smaller else "; this sample alone does not do it: what came before has a part in it"
             label = smaller or label
         where = f"{label}; seed {seed}" if label else f"seed {seed}"
         text = script(self.op, name, label, seed, device) if label else ""
-        self._add(Finding(name, "fail", self.op.spec.name, how, where, _fix(death), text))
+        if slow:  # a loop without an end and a slow interpreter look alike
+            how = f"{death}: Triton's interpreter runs the kernel, and is slow; audit on a GPU for this sample"
+            self._add(Finding(name, "incomplete", self.op.spec.name, how, where))
+        else:
+            self._add(Finding(name, "fail", self.op.spec.name, how, where, _fix(death), text))
         if self.deaths >= MOST_DEATHS:
             for rest in self.plan.checks:
                 reason = f"not looked at: {self.deaths} processes have died"
@@ -183,6 +189,11 @@ class _Audit:
     def _ends(self, check: str, label: str) -> bool:
         events = stream(lambda send: repeat(self.op, self.plan, check, label, send), RETRY)
         return any(isinstance(e, Death) and not e.how.startswith("raised") for e in events)
+
+
+def _interpreted(op: Op) -> bool:
+    kernels = [k for each in op.kernels.values() for k in each]
+    return any(isinstance(k, LaunchedKernel) and k.interpreted for k in kernels)
 
 
 def _fix(death: Death) -> str:

@@ -18,6 +18,7 @@ from shiplap.audit.checks.process import process_state
 from shiplap.audit.finding import Finding
 from shiplap.audit.first import first_call
 from shiplap.audit.seen import seen_of
+from shiplap.bind.interpreted import patient
 from shiplap.errors import LibraryError, ShiplapError, error
 from shiplap.op import Op
 from shiplap.referee.case import Case, describe
@@ -25,6 +26,8 @@ from shiplap.referee.run import last_line, needs_builder, quiet, reference, unwr
 from shiplap.referee.samples import Samples, sample
 
 __all__ = ["Plan", "repeat", "session"]
+
+INTERPRETED_S = 3.0  # for one launch in Triton's interpreter: a check calls a kernel several times for a sample
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -52,7 +55,7 @@ class Plan:
 
 def session(op: Op, plan: Plan, send: Send) -> None:
     """Run the checks of ``plan``, and send each event through ``send`` as it happens."""
-    with quiet(), _sampler(op, plan.builder):
+    with quiet(), _sampler(op, plan.builder), patient(INTERPRETED_S):
         subject = _subject(op, plan, send)
         if not plan.tried:
             try:
@@ -78,7 +81,7 @@ def session(op: Op, plan: Plan, send: Send) -> None:
 
 def repeat(op: Op, plan: Plan, check: str, label: str, send: Send) -> None:
     """Run one sample of one check alone, to find out whether this sample ends the process."""
-    with quiet(), _sampler(op, plan.builder):
+    with quiet(), _sampler(op, plan.builder), patient(INTERPRETED_S):
         load(check).look(op, sample(op, label, plan.seed, plan.device))
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from shiplap.bind import installed, native
 from shiplap.bind.cabi import CFunctionKernel
+from shiplap.bind.interpreted import paced
 from shiplap.bind.launched_form import LaunchedForm, ProgramSource
 from shiplap.bind.packed import Extents
 from shiplap.bind.program import OPTIONS
@@ -182,6 +183,10 @@ class LaunchedKernel(CFunctionKernel):
         declared = self.native.declared[number]
         grid, values, options = self._arguments(number, launch, numbers, scratch)
         if 0 in grid:
+            return
+        if self.interpreted:
+            with paced(declared.kernel, grid):
+                declared.kernel[grid](*values, **options)
             return
         compiled = _launcher(declared.kernel)[grid](*values, **options)
         if self.native.counting and (why := unfit(compiled.metadata)):

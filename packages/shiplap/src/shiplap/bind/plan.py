@@ -85,6 +85,7 @@ def make_plan(op: Op) -> Plan:
         raise error(
             "SL404",
             where=op.spec.name,
+            what="generated C++ cannot check calls of this op",
             got=reasons[0],
             expected="sizes and dtypes that generated C++ can check",
             fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",

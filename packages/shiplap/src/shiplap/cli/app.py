@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import pkgutil
 from collections.abc import Iterator
+from errno import ENOSPC
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -57,7 +58,12 @@ class Verbs(TyperGroup):
         except Exception as failure:
             if ctx.params.get("traceback") or type(failure).__module__.split(".")[0] in ("click", "typer"):
                 raise  # Exit and Abort have their own way out
-            console.show_defect(failure, as_json=ctx.meta.get(ASKED, False))
+            if isinstance(failure, OSError) and failure.errno == ENOSPC:
+                words = {"where": str(failure.filename or "stdout"), "what": "the output cannot be written"}
+                full = error("SL602", **words, got=failure.strerror or failure, expected="a disk with room")
+                console.show_error(full, as_json=ctx.meta.get(ASKED, False))
+            else:
+                console.show_defect(failure, as_json=ctx.meta.get(ASKED, False))
         raise typer.Exit(console.ERROR)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shiplap.cli import console
-from shiplap.cli.target import import_home, near_miss, split
+from shiplap.cli.target import callables, import_home, near_miss, split
 from shiplap.errors import error
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _attribute(module: ModuleType, name: str) -> Any:
     value = getattr(module, name, None)
     if callable(value):
         return value
-    names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+    names = callables(module)
     expected = near_miss(name, names) if names else "a function; none is defined here"
     got = f"{name} is {type(value).__name__}" if value is not None else name
     raise error(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shiplap.cli import console
-from shiplap.cli.target import import_home, near_miss, split
+from shiplap.cli.target import callables, import_home, near_miss, split
 from shiplap.errors import error
 
 if TYPE_CHECKING:
@@ -91,14 +91,14 @@ def _model(module: ModuleType, name: str) -> Any:
     fn = getattr(module, wanted, None)
     if callable(fn):
         return fn
-    names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+    names = callables(module)
     raise error(
         "SL501",
         where=module.__name__,
-        what="no function has this name",
+        what="no function or module has this name",
         got=wanted,
-        expected=near_miss(wanted, names),
-        fix="pass file.py:function",
+        expected=near_miss(wanted, names) if names else "a function or a module; none is defined here",
+        fix="pass file.py:name, with the name of the model there",
     )
 
 

@@ -111,6 +111,7 @@ def _described(op: Native) -> dict[str, Any]:
         raise error(
             "SL404",
             where=spec.name,
+            what="generated C++ cannot check calls of this op",
             got=reason,
             expected="sizes and dtypes that generated C++ can check",
             fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",

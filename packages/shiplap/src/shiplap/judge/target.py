@@ -138,7 +138,9 @@ def _loaded(target: Target) -> Any:
     try:
         return load_named(target.home, target.names)
     except AttributeError as e:
-        raise error("SL501", where=target.home, got=str(e), expected="a function, a class or an op") from None
+        what, fix = "the target has no reference of this name", f"name it: {target.home}:name"
+        expected = "a function, a class or an op"
+        raise error("SL501", where=target.home, what=what, got=str(e), expected=expected, fix=fix) from None
     except Exception as e:
         raise error("SL601", where=target.home, got=last_line(e), expected="a module that imports") from e
 

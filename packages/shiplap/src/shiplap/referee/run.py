@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ __all__ = [
     "effects",
     "floating_args",
     "has_backward",
+    "in_short",
     "is_adopted",
     "is_float8",
     "last_line",
@@ -191,6 +193,11 @@ def last_line(e: BaseException) -> str:
         return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
     text = " ".join(line.strip() for line in str(e).strip().splitlines()[:5])
     return f"{type(e).__name__}: {text}"[:400]
+
+
+def in_short(e: BaseException) -> str:
+    """:func:`last_line`, cut between two words where it is long."""
+    return shorten(last_line(e), 200, placeholder=" ...")
 
 
 def unwritten(e: BaseException) -> str:

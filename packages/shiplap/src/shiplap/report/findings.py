@@ -100,8 +100,10 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 def _verdict(verdict: Judgement) -> str:
     """``ns::op: incomplete (compile: out of budget_s)``."""
-    missing = dict(verdict.missing)
-    why = ", ".join(verdict.failed) or "; ".join(f"{check}: {reason}" for check, reason in missing.items())
+    missing: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
+    for check, reason in verdict.missing:
+        missing.setdefault(reason, []).append(check)
+    why = ", ".join(verdict.failed) or "; ".join(f"{', '.join(checks)}: {each}" for each, checks in missing.items())
     if why:
         return f"{verdict.subject}: {verdict.word} ({why})"
     few = len(verdict.required) <= FEW  # the word alone would claim more than these checks show

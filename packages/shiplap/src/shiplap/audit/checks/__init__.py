@@ -8,6 +8,7 @@ calls come before all else.
 from __future__ import annotations
 
 import pkgutil
+from difflib import get_close_matches
 from importlib import import_module
 
 from shiplap.audit.check import Check
@@ -33,7 +34,9 @@ def load(name: str) -> Check:
     if name in _DEFINED:
         return _DEFINED[name]
     if name not in ON_REQUEST:
-        raise error("SL503", where="audit(checks=...)", got=name, expected=", ".join((*CHECKS, *ON_REQUEST)))
+        known = (*CHECKS, *ON_REQUEST)
+        meant = "".join(f"did you mean {near!r}? One of " for near in get_close_matches(name, known, n=1))
+        raise error("SL503", where="audit(checks=...)", got=name, expected=meant + ", ".join(known))
     module, _, variant = name.partition(":")
     check: Check = vars(import_module(f"{__name__}.{module}"))[variant.upper()]
     return check

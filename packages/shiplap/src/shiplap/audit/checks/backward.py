@@ -23,6 +23,7 @@ from shiplap.referee.run import (
     drawn_otherwise,
     floating_args,
     has_backward,
+    in_short,
     last_line,
     widen,
 )
@@ -235,12 +236,12 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
         own_graph, wide_graph = _references(op, case, names, False), _references(op, case, names, True)
         own, wide = whole(second(own_graph), own_graph), whole(second(wide_graph), wide_graph)
     except Exception as e:
-        return Observation(note=f"second order: not of the reference: {last_line(e)[:100]}")
+        return Observation(note=f"second order: not of the reference: {in_short(e)}")
     graph = _graph(op, case, names)
     try:
         gradients = second(graph)
     except Exception as e:  # once differentiable: it says so
-        return Observation(note=f"second order is refused: {last_line(e)[:100]}")
+        return Observation(note=f"second order is refused: {in_short(e)}")
 
     def recompute() -> list[Tensor]:
         fresh = _references(op, case, names, True)

@@ -21,8 +21,8 @@ from shiplap.referee.run import (
     differentiated,
     direction,
     floating_args,
+    in_short,
     is_adopted,
-    last_line,
     widen,
 )
 from shiplap.referee.samples import Samples, other
@@ -78,7 +78,7 @@ def _vmapped(op: Op, case: Case, batched: list[str], count: int = 0) -> tuple[st
         try:
             got = torch.vmap(lambda *args: call(op, args), in_dims=dims)(*stacked)
         except Exception as e:
-            return "", f"vmap is refused: {last_line(e)[:120]}"
+            return "", f"vmap is refused: {in_short(e)}"
         if problem := _unlike_the_loop(op, case, rows, got):
             return f"in_dims={dim}, against a loop: {problem}", ""
     return "", ""
@@ -125,11 +125,11 @@ def _tangent_of(op: Op, case: Case, names: Collection[str]) -> tuple[str, str]:
         wide = _dual(op, partial(differentiated, op), tree_map(widen, plain), directions)
         own = _dual(op, partial(differentiated, op), plain, directions)
     except Exception as e:
-        return "", f"torch has no tangent of the reference: {last_line(e)[:120]}"
+        return "", f"torch has no tangent of the reference: {in_short(e)}"
     try:
         got = _dual(op, lambda args: call(op, args), case.fresh(), directions)
     except Exception as e:
-        return "", f"forward-mode AD is refused: {last_line(e)[:120]}"
+        return "", f"forward-mode AD is refused: {in_short(e)}"
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
         if g is None and w is not None and bool((w != 0).any()):
             silent = f"result {index} has no tangent, silently; the reference has one"

@@ -169,9 +169,10 @@ def arranged(spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[s
         raise _unlike(spec, schema, f"missing a required argument: {missing!r}")
     for name in kwargs:
         if name not in values:
-            raise _unlike(spec, schema, f"got an unexpected keyword argument {name!r}")
+            raise _unlike(spec, schema, f"an unexpected keyword argument {name!r}")
     return values
 
 
 def _unlike(spec: OpSpec, schema: str, got: str) -> ShiplapError:
-    return error("SL209", where=spec.name, got=got, expected=schema)
+    what, fix = "the arguments do not fit the signature", "pass the arguments that 'expected' lists, each once"
+    return error("SL209", where=spec.name, what=what, got=got, expected=schema, fix=fix)

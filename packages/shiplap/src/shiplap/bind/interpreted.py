@@ -1,0 +1,65 @@
+"""How long Triton's interpreter takes for a launch: it runs one program after another, as Python.
+
+An audit draws sizes for which that would take minutes. A kernel that is slow here is not one that hangs, so within
+:func:`patient` a launch that would take too long is refused before it begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+
+__all__ = ["TooLong", "paced", "patient"]
+
+_limit: list[float] = []  # seconds of processor time for one launch, if there is a limit
+_paces: dict[object, list[float]] = {}  # of each kernel the seconds for one program, launch by launch
+MEASURED = 3  # launches before an estimate counts: the first one prepares the kernel
+
+
+class TooLong(BaseException):
+    """A launch for which the interpreter would need more time than there is.
+
+    A check that catches every ``Exception`` of a kernel does not take this for a fault of the kernel.
+    """
+
+
+@contextmanager
+def patient(seconds: float) -> Iterator[None]:
+    """Refuse launches that would take longer than ``seconds``, judged by earlier launches of the same kernel.
+
+    Example:
+        >>> with patient(5.0), paced("kernel", (4,)):
+        ...     pass
+    """
+    _limit.append(seconds)
+    try:
+        yield
+    finally:
+        _limit.pop()
+
+
+@contextmanager
+def paced(kernel: object, grid: tuple[int, ...]) -> Iterator[None]:
+    """Measure a launch of ``grid``, after comparing what it would take with the limit.
+
+    Raises:
+        TooLong: the launch would take longer than :func:`patient` allows.
+
+    Example:
+        >>> with paced("kernel", (2, 3)):
+        ...     pass
+    """
+    programs = prod(grid)
+    paces = _paces.setdefault(kernel, [])
+    expected = programs * min(paces) if len(paces) >= MEASURED else 0.0
+    if _limit and expected > _limit[-1]:
+        raise TooLong(
+            f"Triton's interpreter would run {programs:,} programs for about {expected:.0f} s:"
+            " audit on a GPU for such sizes"
+        )
+    began = time.thread_time()
+    yield
+    paces.append((time.thread_time() - began) / programs)
+    del paces[: -2 * MEASURED]
