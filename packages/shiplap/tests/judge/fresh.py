@@ -229,20 +229,6 @@ def candidate(x, w):
     f.set_result(honest(x, w))
     return f
 """,
-    "a child whose end continues its parent": """
-import ctypes, os, time
-libc = ctypes.CDLL(None, use_errno=True)
-def candidate(x, w):
-    if not hasattr(candidate, "n"):
-        candidate.n = 0
-    candidate.n += 1
-    if candidate.n % 7 == 0:
-        pid = libc.syscall(56, 18, 0, 0, 0, 0)
-        if pid == 0:
-            while True:
-                time.sleep(1)
-    return honest(x, w)
-""",
 }
 """Name → source; the head of ``cheats.py`` stands before each."""
 

@@ -27,7 +27,6 @@ SLOW = {  # they are seen only after many calls
     "files that stay open",
     "memory that is never given back",
     "threads that never end",
-    "a child whose end continues its parent",
     "a function that torch compiles",
 }
 LAYER = """
