@@ -8,9 +8,11 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap_testing.defects.defect import c_kernel, foreign
+from shiplap_testing.effort import sampled
 
 M = Float[Tensor, "n c"]
-both = pytest.mark.parametrize("wrong", [True, False])
+# With a fault in `make test`, and without in `nox -s long`: the sound ops of the zoo are in `make test`.
+both = pytest.mark.parametrize("wrong", sampled([True, False], long=["False"]))
 
 
 def failed(op, *checks):
