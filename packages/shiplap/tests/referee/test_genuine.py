@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shiplap.referee import genuine
-from shiplap.referee.genuine import is_genuine, is_theirs
+from shiplap.referee.genuine import OURS, TRUSTED, is_genuine, is_theirs, is_trusted
 
 
 def compiled(file: str) -> types.FunctionType:
@@ -52,8 +52,21 @@ def test_a_file_that_was_written_since_is_not_read(tmp_path, monkeypatch):
     """It holds something else than what this process runs."""
     file = tmp_path / "it.py"
     file.write_text("x = 1\n")
-    monkeypatch.setattr(genuine, "OURS", os.path.realpath(tmp_path))
+    monkeypatch.setattr(genuine, "OURS", os.path.join(os.path.realpath(tmp_path), ""))
     monkeypatch.setattr(genuine, "_began", os.stat(file).st_mtime - 1)
     assert is_genuine(compiled(str(file)).__code__)
     monkeypatch.setattr(genuine, "_began", os.stat(file).st_mtime + 1)
     assert not is_genuine(compiled(str(file)).__code__)
+
+
+def test_a_folder_that_begins_with_the_name_of_a_trusted_one_is_not_trusted(tmp_path, monkeypatch):
+    """A candidate in ``shiplap_mine`` beside ``shiplap`` held its own code, and was genuine."""
+    near, ours = tmp_path / "shiplap_mine", os.path.join(os.path.realpath(tmp_path), "shiplap", "")
+    near.mkdir()
+    (near / "it.py").write_text("def it(*args, **rest):\n    return True\n")
+    monkeypatch.setattr(genuine, "OURS", ours)
+    monkeypatch.setattr(genuine, "TRUSTED", (ours,))
+    assert is_trusted(ours)
+    assert not is_trusted(str(near))
+    assert not is_genuine(compiled(str(near / "it.py")).__code__)
+    assert all(place.endswith(os.sep) for place in (*TRUSTED, OURS))

@@ -18,11 +18,11 @@ from shiplap.compat.standing import frozen_code
 
 __all__ = ["OURS", "code_of", "is_genuine", "is_theirs", "is_trusted"]
 
-OURS = os.path.dirname(os.path.dirname(realpath(__file__)))
+OURS = os.path.join(os.path.dirname(os.path.dirname(realpath(__file__))), "")
 PLACES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(torch.__file__))
 # An environment may see the packages of another one, such as that of the system.
 PACKAGES = tuple(p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages"))
-TRUSTED = ("<frozen", *(realpath(p) for p in (*PLACES, *PACKAGES)))
+TRUSTED = tuple(os.path.join(realpath(p), "") for p in (*PLACES, *PACKAGES))  # a separator ends each
 SCRIPTED = (torch.jit.ScriptFunction, torch.nn.Module)  # code of somebody in an object of torch
 WRAPPED = frozenset({MethodType, staticmethod, classmethod})
 DEEP = 4  # how far what a function calls is followed through what it holds
@@ -32,8 +32,11 @@ _began = time.time()
 
 
 def is_trusted(file: str) -> bool:
-    """Whether a file of code is Python's, torch's or of an installed package; names such as ``<frozen os>`` count."""
-    return (file if file.startswith("<") else realpath(file)).startswith(TRUSTED)
+    """Whether a file or folder of code is Python's, torch's or of an installed package.
+
+    Names such as ``<frozen os>`` count. A folder whose name only begins as one of theirs does not.
+    """
+    return file.startswith("<frozen") if file.startswith("<") else f"{realpath(file)}{os.sep}".startswith(TRUSTED)
 
 
 def is_genuine(code: CodeType) -> bool:
