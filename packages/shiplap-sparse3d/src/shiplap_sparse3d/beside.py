@@ -32,7 +32,8 @@ def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
     Args:
         batches: yields batches of any form in which ``torch.utils`` finds tensors: tuples, lists, dicts, sparse tensors
             and registered classes. It is advanced in the other stream, so each batch has to be made by it, or must have
-            existed before the loop. A network that first moves a batch to the GPU builds its tables itself.
+            existed before the loop: what the loop writes meanwhile, it may read too early. A network that first moves a
+            batch to the GPU builds its tables itself.
         depth: by how many batches the host may be ahead of the GPU. The voxels and tables of one more batch than that
             are in memory.
 
@@ -40,8 +41,13 @@ def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
         ArgumentError: SL208 for a depth below 1.
     """
     if depth < 1:
-        raise error("SL208", where="sparse3d.ahead, argument 'depth'", got=depth, expected="1 or more")
-    source = iter(batches)
+        where, fix = "sparse3d.ahead, argument 'depth'", "pass depth=2, or leave it out"
+        raise error("SL208", where=where, got=depth, expected="1 or more", fix=fix)
+    return _ahead(iter(batches), depth)
+
+
+def _ahead(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
+    """What :func:`ahead` returns, which itself is called at once and refuses a wrong depth then."""
     for first in source:
         device = next((t.device for t in _tensors(first) if t.is_cuda), None)
         yield first

@@ -166,7 +166,7 @@ def test_a_cpu_gets_its_batches_as_they_are(built: list[str]) -> None:
 
 def test_a_depth_below_one_is_refused() -> None:
     with pytest.raises(sl.ShiplapError, match="SL208"):
-        next(sparse3d.ahead([1], depth=0))
+        sparse3d.ahead([1], depth=0)  # and not with the first batch
 
 
 class Streams:
