@@ -22,7 +22,7 @@ BITS, PASSES = 9, 4  # of a digit at most; a part has at most 31 taps
 ROWS = 1 << 18  # of all parts up to here: beyond, torch's kernels save more than its calls cost the host
 PAGE = 512
 GROUP = tl.constexpr(16)  # pages whose counts a program reads at once
-PAGES, WARPS = 2, 8  # of a program
+WARPS = 4
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def _sums(at, first, begin, before, end, bins, BINS: tl.constexpr):
     return tl.sum(tl.where((line < before)[:, None], count, 0), 0), tl.sum(count, 0)
 
 
-@triton.jit(do_not_specialize=["keys", "rows", "to_keys", "to_rows", "counts", "next_counts", "m", "each", "pages"])
+@triton.jit(do_not_specialize=["keys", "rows", "to_keys", "to_rows", "counts", "next_counts", "m", "each"])
 def digit_kernel(
     order,
     keys: tl.int64,
@@ -106,40 +106,34 @@ def digit_kernel(
     next_counts: tl.int64,
     m,
     each,
-    pages,
     SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
     PAGE: tl.constexpr,
-    PAGES: tl.constexpr,
 ):
-    """Rows of ``PAGES`` pages behind those of smaller digits in their run, and of the same digit before them.
+    """Rows of a page behind those of smaller digits in their run, and of the same digit before them.
 
-    ``each``: pages of a run, a multiple of those of a group, and so of ``PAGES``, if there are several runs.
+    ``each``: pages of a run, a multiple of those of a group if there are several runs.
     """
     BINS: tl.constexpr = 1 << WIDTH
-    first_page, part, bins = tl.program_id(0) * PAGES, tl.program_id(1), tl.arange(0, BINS)
-    page, lane = (first_page + tl.arange(0, PAGES))[:, None], tl.arange(0, PAGE)[None, :]
-    begin = first_page // each * each
-    mine, row = _ints(keys) + part.to(tl.int64) * m, page * PAGE + lane
-    digit = (tl.load(mine + row, mask=row < m, other=0) >> SHIFT) & (BINS - 1)
-    by_digit = tl.sort(tl.where(row < m, digit, BINS) * PAGE + lane)  # rows that there are not come last
+    page, part, lane, bins = tl.program_id(0), tl.program_id(1), tl.arange(0, PAGE), tl.arange(0, BINS)
+    pages, begin = tl.num_programs(0), page // each * each
+    mine, first_row = _ints(keys) + part.to(tl.int64) * m, page * PAGE
+    digit = (tl.load(mine + first_row + lane, mask=first_row + lane < m, other=0) >> SHIFT) & (BINS - 1)
+    digit = tl.where(first_row + lane < m, digit, BINS)  # rows that there are not come last
+    by_digit = tl.sort(digit * PAGE + lane)
     at = _line(counts, part, pages, BINS)
-    group, end = first_page // GROUP, (tl.minimum(begin + each, pages) + GROUP - 1) // GROUP
-    before, total = _sums(at, group * GROUP, begin, first_page, first_page, bins, BINS)  # in this group
+    group, end = page // GROUP, (tl.minimum(begin + each, pages) + GROUP - 1) // GROUP
+    before, total = _sums(at, group * GROUP, begin, page, page, bins, BINS)  # in this group
     total = tl.zeros_like(total)
     for first in range(begin // GROUP, end, GROUP):
         earlier, some = _sums(at + pages * BINS, first, begin // GROUP, group, end, bins, BINS)
         before, total = before + earlier, total + some
-    own = tl.load(at + page * BINS + bins[None, :], mask=page < pages, other=0)
-    start = (tl.cumsum(total, 0) - total + before)[None, :] + tl.cumsum(own, 0)
-    start -= tl.cumsum(own, 1)  # less how many smaller digits there are in the page; its own are in both sums
-    digit, source = by_digit // PAGE, page * PAGE + by_digit % PAGE
-    SIZE: tl.constexpr = PAGES * PAGE
-    wanted = (page - first_page) * BINS + tl.minimum(digit, BINS - 1)  # Triton 3.6 compiles no gather of two axes
-    found = tl.gather(tl.reshape(start, (PAGES * BINS,)), tl.reshape(wanted, (SIZE,)), 0)
-    place = begin * PAGE + lane + tl.reshape(found, (PAGES, PAGE))
+    own = tl.load(at + page * BINS + bins)
+    start = tl.cumsum(total - own, 0) - total + own + before  # less how many smaller digits there are in this page
+    digit, source = by_digit // PAGE, first_row + by_digit % PAGE
+    place = begin * PAGE + lane + tl.gather(start, tl.minimum(digit, BINS - 1), 0)
     inside, key = digit < BINS, tl.load(mine + source, mask=digit < BINS, other=0)
     if not FIRST:
         source = tl.load(_ints(rows) + part.to(tl.int64) * m + source, mask=inside, other=0)
@@ -148,9 +142,8 @@ def digit_kernel(
     else:
         tl.store(_ints(to_rows) + part.to(tl.int64) * m + place, source, mask=inside)
         tl.store(_ints(to_keys) + part.to(tl.int64) * m + place, key, mask=inside)
-        page, inside = tl.reshape(place // PAGE, (SIZE,)), tl.reshape(inside, (SIZE,))
-        next_digit = tl.reshape((key >> (SHIFT + WIDTH)) & (BINS - 1), (SIZE,))
-        counted_runs(next_counts, part, page, pages, next_digit, inside, BINS, SIZE)
+        next_digit = (key >> (SHIFT + WIDTH)) & (BINS - 1)
+        counted_runs(next_counts, part, place // PAGE, pages, next_digit, inside, BINS, PAGE)
 
 
 def digit_numbers(sort: Sort, tile: int) -> dict[str, str]:
@@ -183,18 +176,17 @@ def by_digits(program: TritonLaunches, sort: Sort) -> TritonLaunches:
         names = ("keys", "rows", "to_keys", "to_rows", "counts", "next_counts")
         program = program.then(
             digit_kernel,
-            grid=(f"cdiv({p}tiles, {PAGES})", parts),
+            grid=(f"{p}tiles", parts),
             when=f"{p}passes > {turn}",
             arguments={
                 "order": f"order{sort.outputs}",
                 "m": rows,
-                "pages": f"{p}tiles",
                 "each": f"where({p}runs > 1, run // {PAGE}, max({p}tiles, 1))",
                 "SHIFT": f"{turn} * {p}width",
                 "WIDTH": f"{p}width",
                 "LAST": f"{p}passes == {turn + 1}",
             },
-            constants={"FIRST": turn == 0, "PAGE": PAGE, "PAGES": PAGES, "num_warps": WARPS},
+            constants={"FIRST": turn == 0, "PAGE": PAGE, "num_warps": WARPS},
             scratch={name: ("int64", at) for name, at in zip(names, (*here, *there, *counts), strict=True)},
         )
     return program
