@@ -42,8 +42,10 @@ def test_the_list_of_this_repository_ends_well(
     assert {record["name"] for record in listed} >= {path.stem for path in RESULTS}
     for record in listed:
         assert record["stale"] == bool(record["changed"] or record["gone"])
-        assert record["command"].startswith(f"python benchmarks/{Path(record['file']).stem}.py ")
-        assert f"--json {record['file']}" in record["command"]
+        script = f"benchmarks/{Path(record['file']).stem}.py"
+        assert record["command"].startswith(f"python {script} ")
+        flag = '"--json", action="store_true"' in (ROOT / script).read_text(encoding="utf-8")
+        assert record["command"].endswith(" --json") if flag else f"--json {record['file']}" in record["command"]
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
@@ -156,7 +158,7 @@ def test_the_page_repeats_the_recorded_scaling() -> None:
     text = (ROOT / "docs" / "many-devices.md").read_text(encoding="utf-8")
     for name, part in (
         ("many_gpus", record),
-        *((f"many_gpus {name}", record[name]) for name in ("eight", "eight before")),
+        *((f"many_gpus {name}", record[name]) for name in ("four", "eight", "eight before")),
     ):
         shown = text[text.index(f"<!-- {name} -->") : text.index(f"<!-- /{name} -->")].splitlines()[3:]
         sizes = [str(k) for k in (2, 4, 8) if k <= part["gpus"]]
@@ -168,7 +170,7 @@ def test_the_page_repeats_the_recorded_scaling() -> None:
 
 def scaled(parts: dict[str, Any]) -> Iterator[tuple[str, dict[str, float], float | None]]:
     """A work, how many times as fast it was by number of GPUs, and the control."""
-    for scenes, of in parts["train"]["scenes"].items():
+    for scenes, of in parts["train"]["scenes"].items() if "train" in parts else ():
         many = "scene" if scenes == "1" else "scenes"
         yield f"training, {scenes} {many} ({of['voxels']:,} voxels) a GPU", of["weak"], of["control"]
     if "large" in parts:
@@ -186,6 +188,25 @@ def scaled(parts: dict[str, Any]) -> Iterator[tuple[str, dict[str, float], float
         ):
             speeds = {k: speed[f"{kind} {k}"] for k in ("2", "4")}
             yield f"a gated MLP, {what}", speeds, speed.get(f"{kind} 1 again")
+
+
+def test_the_page_repeats_the_recorded_memory() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "sparse3d_memory_gpu.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "sparse3d.md").read_text(encoding="utf-8")
+    name, rows, trade = "sparse3d_memory_gpu", [], []
+    for voxels in sorted({cell["voxels"] for cell in record["cells"]}):
+        of = {cell["parts"]: cell for cell in record["cells"] if cell["voxels"] == voxels}
+        result = of[1]["peak_mib"] / of[1]["results"]
+        cells = [f"{of[p]['ms']:.3f} ms, {of[p]['peak_mib'] - result:.1f} MiB" + " `*`" * of[p]["default"] for p in of]
+        rows.append(f"| {voxels:,}, {of[1]['channels']} | {' | '.join(cells)} | {result:.1f} MiB |")
+        default = next(cell for cell in of.values() if cell["default"])
+        taken = [of[max(p for p in of if p <= min(most, default["parts"]))] for most in (9, 3, 2, 1)]
+        trade.append([(f"{cell['results']:.0f}", f"{cell['ms'] / default['ms']:.2f}") for cell in taken])
+    shown = text[text.index(f"<!-- {name} -->") : text.index(f"<!-- /{name} -->")].splitlines()[3:]
+    assert shown == rows
+    shown = text[text.index(f"<!-- {name} trade -->") : text.index(f"<!-- /{name} trade -->")].splitlines()[3:]
+    for line, *of in zip(shown, *trade, strict=True):
+        assert line.split(" | ")[1:] == [", ".join(peak for peak, _ in of), ", ".join(ms for _, ms in of) + " |"]
 
 
 SHELLS = [(8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64)]

@@ -178,7 +178,10 @@ def _command(path: Path, root: Path) -> str:
     plain = f"python {script} --json {path.relative_to(root).as_posix()}"
     if not (root / script).is_file():
         return plain
-    about = ast.get_docstring(ast.parse((root / script).read_text(encoding="utf-8"))) or ""
+    text = (root / script).read_text(encoding="utf-8")
+    if '"--json", action="store_true"' in text:  # it knows where its record is
+        return f"python {script} --json"
+    about = ast.get_docstring(ast.parse(text)) or ""
     usage = re.search(rf"^ *(python {re.escape(script)}.*\[--json [^]]*\].*)$", about, re.MULTILINE)
     if usage is None:
         return plain

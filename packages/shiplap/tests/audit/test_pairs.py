@@ -246,6 +246,27 @@ def test_the_second_gradient_by_the_gradient_of_the_output(ns, wrong):
     assert failed(cube, "backward") == ["backward"] * wrong
 
 
+def test_a_reference_whose_result_no_input_is_a_part_of(ns):
+    """Of an empty selection: the op's result has a gradient there, which is zero, and the reference's has none."""
+
+    @sl.op(f"{ns}::chosen")
+    def chosen(x: M, index: Int64[Tensor, "n"]) -> M:
+        return x.clone() if index.numel() and int(index[0]) < 0 else torch.zeros_like(x)
+
+    @chosen.backward(saves=("index",))
+    def _(grad, saved, needs):
+        kept = saved.index.numel() > 0 and int(saved.index[0]) < 0
+        return {"x": grad * kept}
+
+    @chosen.samples
+    def _(rng, sizes, dtype, device):
+        n, c = sizes["n"], sizes["c"]
+        x = torch.randn(n, c, generator=rng).to(dtype).to(device)
+        return x, torch.full((n,), int(torch.randint(-1, 1, (1,), generator=rng)), device=device)
+
+    assert failed(chosen, "backward") == []
+
+
 @both
 def test_an_argument_that_gets_other_memory(ns, wrong):
     @sl.op(f"{ns}::add_", mutates=("t",))

@@ -17,6 +17,7 @@ from shiplap_sparse3d.cuda.bricks import (
     brick_insert_kernel,
     brick_start_kernel,
 )
+from shiplap_sparse3d.cuda.digits import PAGE
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES
 
 __all__ = ["BRICKS", "DENSE", "brick_numbers", "by_bricks", "ordered_entries"]
@@ -28,7 +29,7 @@ WORDS = 8  # bricks for each voxel at most that have a word each
 TAPS = 8  # of a window at least: the starts of bricks take no more than the table would
 INSERTS, INSERT_WARPS = 512, 4  # rows that a program puts in
 TAKEN = 1024  # slots that a program looks at
-ROWS = 128  # rows that a program looks up
+ROWS = 128  # rows that a program looks up, or those of a page where they are sorted by digits
 ENTRY_WARPS = 2
 
 CLEAR = f"{SLOT_BYTES} * capacity - slot_bytes - 16"  # up to the memory of the sort
@@ -91,14 +92,16 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
         scratch=_scratch("slots", "counters", "starts", "taken"),
     )
     keys = {"keys": ("int64", "keys"), "counts": ("int64", "counts")}
-    return program.then(
-        brick_hits_kernel,
-        grid=f"cdiv(n, {ROWS})",
-        when=when,
-        arguments={**arguments, "PARTS": "parts", "KEY": "key", "BINS": "bins", "PAGE": "page"},
-        constants={"ROWS": ROWS, "num_warps": ROWS // 32},
-        scratch={**_scratch("slots", "starts", "rows", "own"), **keys},
-    )
+    for rows, how in ((PAGE, f"{when} and digits == 1"), (ROWS, f"{when} and digits == 0")):
+        program = program.then(
+            brick_hits_kernel,
+            grid=f"cdiv(n, {rows})",
+            when=how,
+            arguments={**arguments, "PARTS": "parts", "KEY": "key", "BINS": "bins", "PAGE": "page"},
+            constants={"ROWS": rows, "num_warps": rows // 32},
+            scratch={**_scratch("slots", "starts", "rows", "own"), **keys},
+        )
+    return program
 
 
 def ordered_entries(program: TritonLaunches, origins: str) -> TritonLaunches:

@@ -16,7 +16,7 @@ import triton.language as tl
 from shiplap.extend import TritonLaunches
 from shiplap_sparse3d.cuda.sort_form import Sort
 
-__all__ = ["BITS", "by_digits", "counted", "digit_numbers"]
+__all__ = ["BITS", "by_digits", "counted", "counted_page", "digit_numbers"]
 
 BITS, PASSES = 9, 4  # of a digit at most; a part has at most 31 taps
 ROWS = 1 << 18  # of all parts up to here: beyond, torch's kernels save more than its calls cost the host
@@ -31,12 +31,59 @@ def _ints(address):
 
 
 @triton.jit
+def _line(counts, part, pages, BINS: tl.constexpr):
+    """Where the counts of a part begin: lines of its pages, then of its groups."""
+    return _ints(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
+
+
+@triton.jit
 def counted(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
     """One more row of this page with this digit."""
-    groups = (pages + GROUP - 1) // GROUP
-    mine = _ints(counts) + part * (pages + groups) * BINS + digit
+    mine = _line(counts, part, pages, BINS) + digit
     tl.atomic_add(mine + page * BINS, 1, mask=inside, sem="relaxed")
     tl.atomic_add(mine + (pages + page // GROUP) * BINS, 1, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def counted_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
+    """The rows of a whole page: what its line says then is added to that of its group, once for each digit.
+
+    Atomics on one address wait for each other, and of some digits there are thousands in a group.
+    """
+    line, bins = _line(counts, part, pages, BINS), tl.arange(0, BINS)
+    tl.atomic_add(line + page * BINS + digit, 1, mask=inside, sem="relaxed")
+    tl.debug_barrier()
+    count = tl.load(line + page * BINS + bins, cache_modifier=".cg")
+    tl.atomic_add(line + (pages + page // GROUP) * BINS + bins, count, mask=count > 0, sem="relaxed")
+
+
+@triton.jit
+def _add(line, pages, target, count, wanted, BINS: tl.constexpr):
+    """``target``: which line and digit, or -1."""
+    wanted = wanted & (target >= 0)
+    count = tl.where(wanted, count, 0)  # the interpreter's atomics take every other value of a half for the next one
+    tl.atomic_add(line + target, count, mask=wanted, sem="relaxed")
+    group = line + (pages + target // BINS // GROUP) * BINS + target % BINS
+    tl.atomic_add(group, count, mask=wanted, sem="relaxed")
+
+
+@triton.jit
+def _paired(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
+    """The first of each pair of ``SIZE`` neighbours. It also counts for the second, or that is counted by itself."""
+    target, other = tl.split(tl.reshape(target, (SIZE // 2, 2)))
+    count, others = tl.split(tl.reshape(count, (SIZE // 2, 2)))
+    _add(line, pages, other, others, target != other, BINS)
+    return target, count + tl.where(target == other, others, 0)
+
+
+@triton.jit
+def counted_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
+    """As ``counted``, but up to eight neighbours of the same page and digit, of ``SIZE``, are counted at once."""
+    line, target = _line(counts, part, pages, BINS), tl.where(inside, page * BINS + digit, -1)
+    target, count = _paired(line, pages, target, tl.full((SIZE,), 1, tl.int32), BINS, SIZE)
+    target, count = _paired(line, pages, target, count, BINS, SIZE // 2)
+    target, count = _paired(line, pages, target, count, BINS, SIZE // 4)
+    _add(line, pages, target, count, True, BINS)
 
 
 @triton.jit
@@ -76,7 +123,7 @@ def digit_kernel(
     digit = (tl.load(mine + first_row + lane, mask=first_row + lane < m, other=0) >> SHIFT) & (BINS - 1)
     digit = tl.where(first_row + lane < m, digit, BINS)  # rows that there are not come last
     by_digit = tl.sort(digit * PAGE + lane)
-    at = _ints(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
+    at = _line(counts, part, pages, BINS)
     group, end = page // GROUP, (tl.minimum(begin + each, pages) + GROUP - 1) // GROUP
     before, total = _sums(at, group * GROUP, begin, page, page, bins, BINS)  # in this group
     total = tl.zeros_like(total)
@@ -95,7 +142,8 @@ def digit_kernel(
     else:
         tl.store(_ints(to_rows) + part.to(tl.int64) * m + place, source, mask=inside)
         tl.store(_ints(to_keys) + part.to(tl.int64) * m + place, key, mask=inside)
-        counted(next_counts, part, place // PAGE, pages, (key >> (SHIFT + WIDTH)) & (BINS - 1), inside, BINS)
+        next_digit = (key >> (SHIFT + WIDTH)) & (BINS - 1)
+        counted_runs(next_counts, part, place // PAGE, pages, next_digit, inside, BINS, PAGE)
 
 
 def digit_numbers(sort: Sort, tile: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from shiplap.extend import TritonLaunches, launch_program
-from shiplap_sparse3d.cuda.digits import BITS, PAGE, by_digits, counted, digit_numbers
+from shiplap_sparse3d.cuda.digits import BITS, PAGE, by_digits, counted, counted_page, digit_numbers
 from shiplap_sparse3d.cuda.sort_form import Sort
 
 __all__ = [
@@ -87,7 +87,11 @@ def store_key(
     key, place = _key(hits, SIZE), m.to(tl.int64) * part + row
     if PAGE:
         _store(keys, place, key, row < m, KEY)
-        counted(counts, part, row // PAGE, (m + PAGE - 1) // PAGE, key & (BINS - 1), row < m, BINS)
+        page, pages, digit = row // PAGE, (m + PAGE - 1) // PAGE, key & (BINS - 1)
+        if row.shape[0] == PAGE:
+            counted_page(counts, part, tl.min(page, 0), pages, digit, row < m, BINS)
+        else:
+            counted(counts, part, page, pages, digit, row < m, BINS)
     elif BINS:
         _store(keys, place, key, row < m, KEY)
         tiles, blocks = (m + TILE - 1) // TILE, (m + MASK_ROWS - 1) // MASK_ROWS

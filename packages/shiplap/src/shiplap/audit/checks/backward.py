@@ -238,6 +238,8 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
     except Exception as e:
         return Observation(note=f"second order: not of the reference: {in_short(e)}")
     graph = _graph(op, case, names)
+    if len(graph[0]) != len(own_graph[0]):  # the reference may give a result of which no input is a part
+        return Observation(note="second order: not of the reference: another number of its results has a gradient")
     try:
         gradients = second(graph)
     except Exception as e:  # once differentiable: it says so
