@@ -1,5 +1,7 @@
 """From a bound call to outputs that fit: kernel styles, workspace, and kernels or references that break a promise."""
 
+import inspect
+
 import pytest
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -103,6 +105,19 @@ def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, 
         kernel.into(call, outs, None)
     assert devices == seen
     assert entered == ["current"]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_notice_points_at_the_line_that_called_the_op(ns, trained):
+    @sl.op(f"{ns}::f")
+    def f(x: V) -> V:
+        return x + 1
+
+    x = torch.ones(2, requires_grad=trained)
+    with pytest.warns(sl.ShiplapNotice) as notices:
+        line = inspect.currentframe().f_lineno + 1
+        f(x)
+    assert [(n.filename, n.lineno) for n in notices] == [(__file__, line)]
 
 
 def test_no_kernel_runs_the_reference_and_says_so_once(ns, monkeypatch):
