@@ -54,6 +54,7 @@ class Verbs(TyperGroup):
         except ShiplapError as failure:
             if ctx.params.get("traceback"):
                 raise
+            failure.fix = failure.fix.replace("VERB", str(ctx.invoked_subcommand))
             console.show_error(failure, as_json=ctx.meta.get(ASKED, False))
         except USAGE as usage:
             if ctx.meta.get(ASKED):
