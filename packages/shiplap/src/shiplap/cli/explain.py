@@ -32,10 +32,10 @@ Exit status:
 def command(
     function: Annotated[str, typer.Argument(metavar="FUNCTION", help="module[:name] or path/to/file.py[:name].")],
     inputs: Annotated[
-        str, typer.Option("--inputs", metavar="NAME", help="The function beside it that returns its arguments.")
+        str, typer.Option("--inputs", metavar="NAME", help="The function in the same file that returns the arguments.")
     ] = "example_inputs",
     mode: Annotated[
-        str | None, typer.Option("--mode", help="Of torch.compile; max-autotune measures candidates.")
+        str | None, typer.Option("--mode", help="Mode of torch.compile; max-autotune measures candidates.")
     ] = None,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for varying sizes.")] = False,
     source: Annotated[bool, typer.Option("--source", help="Show the generated code as well.")] = False,

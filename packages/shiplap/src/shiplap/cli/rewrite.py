@@ -43,12 +43,10 @@ def command(
     ] = None,
     inputs: Annotated[
         str,
-        typer.Option(
-            "--inputs", metavar="NAME", help="The function beside it that returns its arguments: a tuple, or a dict."
-        ),
+        typer.Option("--inputs", metavar="NAME", help="The function in the same file that returns the arguments."),
     ] = "example_inputs",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look: measure nothing.")] = False,
-    train: Annotated[bool, typer.Option("--train", help="With a backward pass.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the matches; measure nothing.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="Include a backward pass.")] = False,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for varying sizes.")] = False,
     graphs: Annotated[bool, typer.Option("--graphs", help="Show what changed in each graph.")] = False,
     html: Annotated[

@@ -172,7 +172,9 @@ def measure(
     return choice, _verdicts(selection, listed, ranking, raced)
 
 
-def _verdicts(selection: Selection, listed: list[Candidate], ranking: Ranking, raced: Mapping[int, Timing]) -> list[Verdict]:
+def _verdicts(
+    selection: Selection, listed: list[Candidate], ranking: Ranking, raced: Mapping[int, Timing]
+) -> list[Verdict]:
     """The measured ones, the fastest alone first, then what was dropped."""
     around = selection.surroundings.text
     together = {i: f"with {around}: {show_time(t.median)}" for i, t in raced.items()}
@@ -208,7 +210,9 @@ def _bench(task: Task, call: Call, isolation: Isolation | None) -> Bench:
     return LocalBench(task.inputs, task.candidates)
 
 
-def _select(selection: Selection, listed: list[Candidate], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
+def _select(
+    selection: Selection, listed: list[Candidate], ranking: Ranking, here: bool
+) -> tuple[Choice, dict[int, Timing]]:
     """The choice, and the times of the candidates that were raced with their surroundings."""
     order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
