@@ -118,8 +118,8 @@ Functions = Mapping[str, tuple[VendorFunction, ...]]
 def uncommented(text: str, *, quoted: bool = True) -> str:
     """``text`` without comments, and without quoted text unless ``quoted``; each line stays in its place."""
 
-    def left(found: re.Match[str]) -> str:
-        return found[0] if quoted and found[0].startswith('"') else "\n" * found[0].count("\n")
+    def left(m: re.Match[str]) -> str:
+        return m[0] if quoted and m[0].startswith('"') else "\n" * m[0].count("\n")
 
     return re.sub(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', left, text, flags=re.S)
 

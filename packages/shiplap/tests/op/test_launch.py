@@ -135,7 +135,7 @@ def test_a_kernel_is_bound_for_a_device_type(ns):
     def f(x: V) -> V:
         return x + 1
 
-    with fails("SL122", where=f"{ns}::f, kernel", got="bare as the device type", expected='such as "cpu"'):
+    with fails("SL122", where=f"{ns}::f, kernel", got="a function as the device type", expected='a text such as "cpu"'):
 
         @f.kernel
         def bare(x):

@@ -157,7 +157,7 @@ class Backward:
             inspect.signature(fn).bind("grad", "saved", "needs")
         except TypeError as e:
             got, fix = (
-                f"{getattr(fn, '__name__', fn)}{inspect.signature(fn)}: {e}",
+                f"def _{inspect.signature(fn)}: {e}",
                 "take the three arguments that 'expected' lists",
             )
             raise error("SL110", where=spec.name, got=got, expected="def _(grad, saved, needs)", fix=fix) from None

@@ -219,8 +219,8 @@ def read_terms(
 def require_device_type(spec: OpSpec, device: object) -> None:
     """SL122 unless ``device`` is a text; ``@op.kernel`` without its parentheses is handed the function."""
     if not isinstance(device, str):
-        got = getattr(device, "__name__", None) or repr(device)
-        raise error("SL122", where=f"{spec.name}, kernel", got=f"{got} as the device type", expected='such as "cpu"')
+        got, expected = f"a {type(device).__name__} as the device type", 'a text such as "cpu"'
+        raise error("SL122", where=f"{spec.name}, kernel", got=got, expected=expected)
 
 
 # By language of a template: what makes a kernel of its own of one. Set by ``shiplap``.
