@@ -156,10 +156,7 @@ class Backward:
         try:
             inspect.signature(fn).bind("grad", "saved", "needs")
         except TypeError as e:
-            got, fix = (
-                f"def _{inspect.signature(fn)}: {e}",
-                "take the three arguments that 'expected' lists",
-            )
+            got, fix = f"def _{inspect.signature(fn)}: {e}", "take the three arguments that 'expected' lists"
             raise error("SL110", where=spec.name, got=got, expected="def _(grad, saved, needs)", fix=fix) from None
         source = source_digest(fn)
         if surrogate is None:
