@@ -49,7 +49,7 @@ Every verb accepts `--json`. It then prints exactly one JSON value on stdout, an
 fails, it prints the error on stderr in the form of the [catalogue](errors.md), and ends with exit status 2. With
 `--json` it also prints `{"error": {"id", "what", "where", "got", "expected", "fix"}}` on stdout; `id` is null for a
 wrong option and for a defect of Shiplap. `shiplap --traceback VERB ...` shows where the error was raised, and prints no
-JSON for it.
+JSON for it. A verb whose output nobody reads any more, as in `shiplap env | head -1`, ends with exit status 141.
 
 A `TARGET` is one of the following:
 
@@ -149,8 +149,10 @@ def cli_page() -> str:
         )
         return f"```text\n{result.stdout.strip()}\n```"
 
-    verbs = [command.name or "" for command in app.registered_commands]
-    parts = [NOTE, CLI, shown(), *(part for verb in verbs for part in (f"## shiplap {verb}", shown(verb)))]
+    verbs = [[command.name or ""] for command in app.registered_commands]
+    for group in app.registered_groups:  # a verb with verbs of its own
+        verbs += [[group.name or "", command.name or ""] for command in group.typer_instance.registered_commands]
+    parts = [NOTE, CLI, shown(), *(part for verb in verbs for part in (f"## shiplap {' '.join(verb)}", shown(*verb)))]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

@@ -52,7 +52,7 @@ def hold(directory: Path, wrappers: Sequence[Wrapper]) -> None:
 
 def _definitions(path: Path) -> Iterator[_Definition]:
     """Functions defined in ``path``: a name, a list in parentheses and a body. Lines stay where they are."""
-    text = uncommented(path.read_text(encoding="utf-8"), keep_lines=True)
+    text = uncommented(path.read_text(encoding="utf-8"), quoted=False)
     for m in re.finditer(r"([\w:<>,&*\s]*(?:[&*]|[\w>]\s))\s*((?:\w+::)*)(\w+)\s*\(", text):
         try:
             end = balanced(text, m.end() - 1, "()")

@@ -115,12 +115,13 @@ class VendorFunction:
 Functions = Mapping[str, tuple[VendorFunction, ...]]
 
 
-def uncommented(text: str, *, keep_lines: bool = False) -> str:
-    """``text`` without comments. With ``keep_lines`` also without quoted text, each line in its place."""
-    if not keep_lines:
-        return re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", text), flags=re.S)
-    quoted = r'"(?:\\.|[^"\\\n])*"'
-    return re.sub(rf"{quoted}|//[^\n]*|/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
+def uncommented(text: str, *, quoted: bool = True) -> str:
+    """``text`` without comments, and without quoted text unless ``quoted``; each line stays in its place."""
+
+    def left(m: re.Match[str]) -> str:
+        return m[0] if quoted and m[0].startswith('"') else "\n" * m[0].count("\n")
+
+    return re.sub(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', left, text, flags=re.S)
 
 
 def split(text: str) -> list[str]:
@@ -226,13 +227,13 @@ def free_functions(header: Path, namespace: str, include: str, enums: Collection
     by_name: dict[str, list[VendorFunction]] = {}
     written = header.read_text(encoding="utf-8")
     text, about = uncommented(written), dict(_comments(written))
-    for m in re.finditer(r"^(?:inline|extern) ([\w:<>, ]+?) (\w+)\(", text, re.M):
+    for m in re.finditer(r"^(?:inline|extern)\s+([\w:<>,\s]+?)\s+(\w+)\(", text, re.M):
         declared = split(text[m.end() : balanced(text, m.end() - 1, "()") - 1])
-        returns = _KINDS.get(_NAMESPACES.sub("", m[1]).replace(" ", ""))
+        returns = _KINDS.get(re.sub(r"\s", "", _NAMESPACES.sub("", m[1])))
         parsed = [_parameter(p) for p in declared]
         strange = [d for d, p in zip(declared, parsed, strict=True) if p is None or _unknown(p, enums)]
         if returns is not None and (not strange or enums is not None):
-            call, line = f"{namespace}::{m[2]}", written.count("\n", 0, written.find(m[0])) + 1
+            call, line = f"{namespace}::{m[2]}", text.count("\n", 0, m.start(2)) + 1
             why = (
                 f"{header}:{line}: metadata cannot call it, since no expression gives {strange[0]!r}" if strange else ""
             )
@@ -250,7 +251,7 @@ def _unknown(parameter: Parameter, enums: Collection[str] | None) -> bool:
 
 def _comments(text: str) -> Iterator[tuple[str, str]]:
     """Names of functions, each with the comment of the lines above it."""
-    for m in re.finditer(r"^((?://[^\n]*\n)+)(?:inline|extern) [^(\n]*?(\w+)\(", text, re.M):
+    for m in re.finditer(r"^((?://[^\n]*\n)+)(?:inline|extern)\s[^(;]*?(\w+)\(", text, re.M):
         yield m[2], " ".join(line.removeprefix("//").strip() for line in m[1].splitlines())
 
 

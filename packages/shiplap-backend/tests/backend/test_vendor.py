@@ -54,6 +54,21 @@ def test_free_functions(tmp_path: Path) -> None:
     assert (functions["axes"][0].returns, functions["cast"][0].returns) == ("ints", "node")
 
 
+def test_the_result_type_may_stand_on_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "functions.h"
+    path.write_text(
+        "/* A comment of\n   two lines: http://example.org */\n"
+        "// Twice.\n"
+        "inline std::vector<Node>\n"
+        "twice(Node a) { return {a, a}; }\n"
+        "inline\nNode job(job_kind kind) { return {}; }\n"
+    )
+    functions = free_functions(path, "functions", "functions.h", ())
+    twice, job = functions["twice"][0], functions["job"][0]
+    assert (str(twice), twice.returns, twice.about) == ("twice(a)", "nodes", "Twice.")
+    assert job.unusable.startswith(f"{path}:7: metadata cannot call it")
+
+
 def test_a_function_that_no_expression_can_call_says_why(tmp_path: Path) -> None:
     path = tmp_path / "functions.h"
     path.write_text(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -149,3 +151,27 @@ def test_a_full_disk_is_no_defect(options: list[str]) -> None:
         "  where    stdout",
         "  got      No space left on device",
     ]
+
+
+@pytest.mark.parametrize("command", ["--version", "env", "header --include --json"])
+def test_a_closed_pipe_ends_a_verb_quietly(command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        started = [sys.executable, "-m", "shiplap.cli", *command.split()]
+        done = subprocess.run(started, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 128 + signal.SIGPIPE  # what a shell reports for `yes | true`
+    assert "Broken pipe" not in done.stderr
+
+
+def test_a_broken_pipe_of_a_childs_is_a_defect(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shiplap.cli import env
+
+    def broken() -> None:
+        raise BrokenPipeError("the child has ended")
+
+    monkeypatch.setattr(env, "report", broken)
+    monkeypatch.setattr(console, "nobody_reads", lambda: False)  # the streams of this test are no pipes
+    result = run("env")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[0] == "unexpected BrokenPipeError: the child has ended"

@@ -71,10 +71,11 @@ def given():
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("examples/fuse.py", "SL501: no function has this name"),
+        ("examples/fuse.py", "SL501: no function or model has this name"),
         ("examples/fuse.py:leyer", "expected did you mean 'layer'?"),
+        ("examples/fuse.py", "got      no name, and no 'model' in it"),
         ("examples/none.py:layer", "SL501: the file does not exist"),
-        ("tests.cli.targets:nothing", "SL501: no function has this name"),
+        ("tests.cli.targets:nothing", "SL501: no function or model has this name"),
         ("examples/first_op.py:rms_norm", "SL613: the arguments do not fit the command"),
     ],
 )

@@ -63,7 +63,8 @@ def test_exit_status_1_where_nothing_matched(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["{file}:nothing"], "SL501: no function or module has this name"),
+        (["{file}:nothing"], "SL501: no function or model has this name"),
+        (["{file}", "--inputs", "none"], "fix      define the function, or name another one with --inputs"),
         (["{file}:netwrok"], "expected did you mean 'network'?"),
         (["{file}", "--inputs", "none"], "SL613"),
         (["{file}", "--with", "{file}:other"], "SL501: no rewrite has this name"),

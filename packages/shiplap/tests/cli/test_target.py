@@ -103,6 +103,7 @@ def test_imported_ops_are_not_the_module_s_own(tmp_path: Path) -> None:
         ("tests.cli.targets:zzz", "SL501", "no op has this name", "one of scale, shift"),
         ("tests.cli.targets:not_an_op", "SL501", "no op has this name", "one of scale, shift"),
         ("tests.cli.test_app", "SL501", "the target declares no op", "a module that uses sl.op or sl.adopt"),
+        ("README.md", "SL501", "the file holds no Python", "a file whose name ends in .py"),
         ("a:b:c", "SL501", "the target cannot be understood", "module:op, path/to/file.py[:op] or namespace::name"),
     ],
 )

@@ -88,7 +88,8 @@ def test_a_program_that_compiles_nothing() -> None:
     done = run("--json", "--", sys.executable, "-c", "raise SystemExit(5)")
     assert (done.exit_code, json.loads(done.stdout)["error"]["id"]) == (2, "SL702")
     assert done.stderr.startswith("SL702: nothing was compiled\n")
-    assert "no compiled function was called (exit status 5)" in done.stderr
+    assert "no compiled function was called; the program failed with exit status 5" in done.stderr
+    assert "fix      correct the error that the program shows above" in done.stderr
 
 
 @pytest.mark.parametrize(

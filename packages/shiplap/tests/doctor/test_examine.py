@@ -73,6 +73,13 @@ def test_no_such_program() -> None:
     assert e.value.got == "No such file or directory"
 
 
+def test_a_file_of_python_is_no_program(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text("")
+    with pytest.raises(ShiplapError, match="SL701") as e:
+        examine([str(script), "--quick"])
+    assert e.value.fix == f"let Python run the file: shiplap doctor -- python {script} --quick"
+
+
 # --- in this process ----------------------------------------------------------------------------------------------
 
 

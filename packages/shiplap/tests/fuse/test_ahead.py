@@ -87,7 +87,7 @@ def test_equal_layers_are_proven_once_also_by_the_next_process(proofs):
 
 def test_a_proof_is_of_one_code(proofs, monkeypatch):
     lowered(70)
-    monkeypatch.setattr(kept, "_engine", lambda: "other code of the referee")
+    monkeypatch.setattr(kept, "code_of", lambda *rooms: "other code of the referee")
     lowered(70)
     assert len(proofs) == 2
     qmm.templates["cpu"] = [dataclasses.replace(t, source=t.source + "\n// edited") for t in qmm.templates["cpu"]]

@@ -252,6 +252,15 @@ def test_a_backward_that_breaks_its_contract(ns, result, id, got, expected):
         f(*tensors((2, 3))).sum().backward()
 
 
+def test_a_backward_takes_three_arguments(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: M) -> M:
+        return x * 2
+
+    with fails("SL110", got="def _(grad): too many positional arguments", expected="def _(grad, saved, needs)"):
+        f.backward(lambda grad: {"x": grad})
+
+
 def test_a_gradient_list_of_wrong_shapes(stack, ns):
     @sl.op(f"{ns}::f")
     def f(xs: list[V]) -> V:

@@ -1,5 +1,7 @@
 """From a bound call to outputs that fit: kernel styles, workspace, and kernels or references that break a promise."""
 
+import linecache
+
 import pytest
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -103,6 +105,57 @@ def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, 
         kernel.into(call, outs, None)
     assert devices == seen
     assert entered == ["current"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "got"),
+    [
+        ("x, y, *, out", "missing a required argument: 'y'"),
+        ("*, out", "too many positional arguments"),
+        ("x, *, result", "missing a required argument: 'result'"),
+        ("x, *, out, BLOCK", "missing a required argument: 'BLOCK'"),
+    ],
+)
+def test_a_kernel_takes_the_arguments_of_the_op(ns, parameters, got):
+    @sl.op(f"{ns}::f")
+    def f(x: V) -> V:
+        return x + 1
+
+    kernel = eval(f"lambda {parameters}: None")
+    shown = f"k({parameters}): {got}"
+    with fails("SL122", where=f"{ns}::f, kernel k", got=shown, expected="k(x, *, out)"):
+        f.kernel("cpu", kernel, name="k")
+    f.kernel("cpu", lambda x, *, out, BLOCK: out.copy_(x + BLOCK), configs=[{"BLOCK": 1}])
+    f.kernel("cpu", lambda x, BLOCK: x + BLOCK, configs=lambda sizes: [{"BLOCK": sizes["n"]}])
+    assert f(torch.zeros(3)).tolist() == [3, 3, 3]
+
+
+def test_a_kernel_is_bound_for_a_device_type(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: V) -> V:
+        return x + 1
+
+    with fails("SL122", where=f"{ns}::f, kernel", got="a function as the device type", expected='a text such as "cpu"'):
+
+        @f.kernel
+        def bare(x):
+            return x
+
+    f.kernel("cuad", lambda x: x)
+    with pytest.warns(sl.ShiplapNotice, match="runs its reference .no kernel for cpu, only for cuad."):
+        f(torch.ones(2))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_notice_points_at_the_line_that_called_the_op(ns, trained):
+    @sl.op(f"{ns}::f")
+    def f(x: V) -> V:
+        return x + 1
+
+    x = torch.ones(2, requires_grad=trained)
+    with pytest.warns(sl.ShiplapNotice) as notices:
+        f(x)
+    assert [(n.filename, linecache.getline(n.filename, n.lineno)) for n in notices] == [(__file__, "        f(x)\n")]
 
 
 def test_no_kernel_runs_the_reference_and_says_so_once(ns, monkeypatch):

@@ -79,7 +79,7 @@ def test_other_modes_or_versions_are_another_proof(monkeypatch: pytest.MonkeyPat
     prove(made())
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
     prove(made())
-    monkeypatch.setattr(importlib.import_module("shiplap.rewrite.kept"), "_engine", lambda: "another Shiplap")
+    monkeypatch.setattr(importlib.import_module("shiplap.rewrite.kept"), "code_of", lambda *rooms: "another Shiplap")
     prove(made())
     assert len(RUNS) == 3
 

@@ -273,6 +273,9 @@ def test_a_file_that_is_no_wheel_is_refused(tmp_path):
         archive.writestr("../mylib/__init__.py", "")
     with fails("SL310", got="the name '../mylib/__init__.py' in it"):
         package(Request(path))
+    with fails("SL310", got="No such file or directory"):
+        package(Request(tmp_path / "dist" / "*.whl"))  # a shell passes a pattern on that fits no file
+    path.rename(tmp_path / "mylib.zip")
     with fails("SL310", got="the name mylib.zip"):
         package(Request(tmp_path / "mylib.zip"))
 

@@ -50,7 +50,7 @@ def command(
     no_audit: Annotated[bool, typer.Option("--no-audit", help="Do not audit the ops that were used.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: everything measured.")] = False,
 ) -> None:
-    """Train a compiled sparse U-Net on a real laser scan and report what was measured.
+    """Train a compiled sparse U-Net on a laser scan, and report what was measured.
 
     Reads a scan that comes with shiplap, or one of yours, learns which points are ground, judges itself on a part it
     has not seen, against the best rules of two numbers, counts graphs, breaks and recompiles, compares compiled with

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from shiplap.op import Op
+from shiplap.op.source import names_in
 
 __all__ = ["deep_digest", "libraries", "packages"]
 
@@ -96,7 +97,7 @@ def _function(fn: FunctionType, seen: dict[int, int], depth: int) -> Iterator[st
             yield from _walk(cell.cell_contents, seen, depth - 1)
         except ValueError:  # not assigned yet
             continue
-    names = _names(fn.__code__)
+    names = names_in(fn.__code__)
     for name in sorted(names):
         if name not in fn.__globals__:
             continue
@@ -141,17 +142,13 @@ def _sibling(module: ModuleType, fn: FunctionType) -> bool:
     return file is not None and Path(file).parent == Path(fn.__code__.co_filename).parent
 
 
-def _names(code: CodeType) -> set[str]:
-    return set(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
-
-
 def packages(op: Op) -> dict[str, str]:
     """Distribution → version, for the packages that the op's functions name."""
     functions = [op.reference, op.sampler, op.gradient.fn if op.gradient else None]
     functions += [k.function for ks in op.kernels.values() for k in ks]
     modules: set[str] = set()
     for fn in (f for f in functions if isinstance(f, FunctionType)):
-        used = [fn, *(fn.__globals__.get(name) for name in _names(fn.__code__))]
+        used = [fn, *(fn.__globals__.get(name) for name in names_in(fn.__code__))]
         for value in used:
             name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
             modules.add(str(name or "").partition(".")[0])

@@ -73,13 +73,7 @@ def make_plan(op: Op) -> Plan:
     """Everything about the library that ``op`` shares with the other ops of its kernel libraries; compiles nothing."""
     forms = _forms(op)
     if not forms:
-        raise error(
-            "SL404",
-            where=op.spec.name,
-            got="no kernel, several, or one that asks supports=",
-            expected="one C ABI kernel on the CPU or on CUDA",
-            fix="use dtypes= instead of supports=",
-        )
+        raise _without_form(op, "the CPU or on CUDA")
     reasons = [_native(op, device, form).unfit for device, form in forms.items()]
     if all(reasons):
         raise error(
@@ -149,14 +143,13 @@ def bound(op: Op, device: str) -> tuple[Native, NativeForm]:
     """The one C ABI kernel of ``op`` on ``device`` and what is generated for it. SL404 if there are others or none."""
     form = _forms(op).get(device)
     if form is None:
-        raise error(
-            "SL404",
-            where=op.spec.name,
-            got="no kernel, several, or one that asks supports=",
-            expected=f"one C ABI kernel on {device}",
-            fix="use dtypes= instead of supports=",
-        )
+        raise _without_form(op, device)
     return _native(op, device, form), form
+
+
+def _without_form(op: Op, device: str) -> ShiplapError:
+    got, expected = "no kernel, several, or one that asks supports=", f"one C ABI kernel on {device}"
+    return error("SL404", where=op.spec.name, got=got, expected=expected, fix="use dtypes= instead of supports=")
 
 
 def _forms(op: Op) -> dict[str, NativeForm]:

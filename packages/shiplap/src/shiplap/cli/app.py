@@ -6,11 +6,14 @@ A module of this folder that defines ``command`` and ``EPILOG`` is a verb of tha
 from __future__ import annotations
 
 import difflib
+import os
 import pkgutil
+import sys
 from collections.abc import Iterator
 from errno import ENOSPC
 from importlib import import_module
 from pathlib import Path
+from signal import SIGPIPE
 from types import ModuleType
 from typing import Annotated, Any
 
@@ -24,6 +27,7 @@ __all__ = ["app", "main"]
 
 
 ASKED = "shiplap.json"  # whether the verb was called with --json
+UNREAD = 128 + SIGPIPE  # what a shell reports for a tool that wrote to a pipe without a reader
 USAGE: type[Any] = typer.BadParameter.__mro__[1]  # click's UsageError, of the click that typer has
 
 
@@ -50,12 +54,15 @@ class Verbs(TyperGroup):
         except ShiplapError as failure:
             if ctx.params.get("traceback"):
                 raise
+            failure.fix = failure.fix.replace("VERB", str(ctx.invoked_subcommand))
             console.show_error(failure, as_json=ctx.meta.get(ASKED, False))
         except USAGE as usage:
             if ctx.meta.get(ASKED):
                 console.emit_failure(what=usage.format_message())
             raise  # click prints it
         except Exception as failure:
+            if isinstance(failure, BrokenPipeError) and console.nobody_reads():
+                raise
             if ctx.params.get("traceback") or type(failure).__module__.split(".")[0] in ("click", "typer"):
                 raise  # Exit and Abort have their own way out
             if isinstance(failure, OSError) and failure.errno == ENOSPC:
@@ -118,5 +125,15 @@ for name, module in families.verbs():
 
 
 def main() -> None:
-    """The console script."""
-    app(prog_name="shiplap")
+    """The console script. It ends quietly when the reader of its output has, as of ``shiplap env | head -1``."""
+    try:
+        try:
+            app(prog_name="shiplap")
+        finally:
+            sys.stdout.flush()
+    except (SystemExit, BrokenPipeError) as end:
+        # Typer and rich turn the exception into exit status 1, which says that the verb found something wrong.
+        if not any(isinstance(e, BrokenPipeError) for e in (end, end.__context__)):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes once more when it ends
+        sys.exit(UNREAD)

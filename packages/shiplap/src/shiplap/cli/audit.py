@@ -135,7 +135,7 @@ def command(
     budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Seconds for one op.")] = 300.0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Ops audited at once.")] = 1,
 ) -> None:
-    """Hold declared ops to their declarations: values, gradients, strides, aliasing, bounds, compilation.
+    """Run every check on declared ops, and report what each check found.
 
     Samples are generated from the declaration: empty and odd sizes, strides, dtypes, adversarial values. A finding
     names the sample that shows it, and one fix.

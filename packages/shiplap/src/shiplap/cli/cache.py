@@ -54,9 +54,10 @@ def command(
     ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
 ) -> None:
-    """Look into the store of tuned choices: one readable JSON file per entry, in SHIPLAP_CACHE_DIR/tuned.
+    """List, explain, move and remove tuned choices and the files beside them.
 
-    Compiled bindings lie beside it in native, proofs of rewrites in proofs, and proofs of templates in templates.
+    Each choice is a readable JSON file in SHIPLAP_CACHE_DIR/tuned. Compiled bindings lie beside that directory in
+    native, proofs of rewrites in proofs, and proofs of templates in templates.
 
     Entries are compared with this machine, its driver and its library versions, and with the op's kernels where the op
     can be imported.

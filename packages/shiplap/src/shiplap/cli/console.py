@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import re
+import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ __all__ = [
     "emit_failure",
     "emit_json",
     "err",
+    "nobody_reads",
     "note",
     "out",
     "own_stdout",
@@ -65,6 +67,14 @@ def _console(*, stderr: bool) -> Console:
 def note(message: str) -> None:
     """One line for the person in front of the terminal; stdout stays clean."""
     err().print(message, markup=False)
+
+
+def nobody_reads() -> bool:
+    """Whether stdout or stderr is a pipe whose reader has ended."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        poll.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 _answered = False  # whether the verb that runs has written its JSON value

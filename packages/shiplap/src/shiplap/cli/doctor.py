@@ -54,12 +54,13 @@ def command(
         console.require_file(html)
     diagnosis = examine(program, stdout=STDERR if json else None)
     if not diagnosis.compiled:
-        status = f" (exit status {diagnosis.exit_code})" if diagnosis.exit_code else ""
+        status = f"; the program failed with exit status {diagnosis.exit_code}" if diagnosis.exit_code else ""
         raise error(
             "SL702",
             where=diagnosis.target,
             got=f"no compiled function was called{status}",
             expected="a program that calls torch.compile",
+            fix="correct the error that the program shows above" if status else "",
         )
     _show(diagnosis, json, html, facts(program=diagnosis.target))
     if diagnosis.exit_code or (fail_on_break and diagnosis.breaks):

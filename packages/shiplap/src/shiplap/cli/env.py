@@ -43,7 +43,7 @@ PACKAGES = ("torch", "triton", "numpy", "jaxtyping", "typer", "rich", "Jinja2", 
 def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show versions, devices, capabilities of this torch, settings and kernel libraries.
+    """Show versions, devices, settings, kernel libraries and what this torch can do.
 
     Put its output into a bug report. Devices are queried here and nowhere at import.
     """

@@ -32,7 +32,9 @@ def command(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: the choices written.")] = False,
 ) -> None:
-    """Write the choices of the store that hold for this device, these library versions and these kernels.
+    """Write the tuned choices that are valid on this machine to a file.
+
+    A choice is valid for this device, these library versions and these kernels.
 
     A program that is given the file measures nothing. A call that is not in it runs its declared default and says so
     once; with SHIPLAP_STRICT=1 it raises SL607.

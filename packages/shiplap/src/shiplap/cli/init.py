@@ -58,7 +58,9 @@ def command(
         bool, typer.Option("--json", help="Print one JSON object: file, origin, ops, lines to fill.")
     ] = False,
 ) -> None:
-    """Draft declarations from a function, a compiled extension, a registered torch op, or all ops of a package.
+    """Draft the declarations of functions, ops or packages that exist.
+
+    The source is a Python function, a function of a compiled extension, a registered torch op, or a package of ops.
 
     Names, types and defaults are read; sizes, writes and the reference are yours to fill in. The draft imports, and a
     call raises SL113 until it is finished: nothing in it pretends to be right. With --package, sizes are inferred from

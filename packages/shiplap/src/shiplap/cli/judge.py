@@ -30,18 +30,25 @@ Exit status:
 
 def command(
     reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="file.py[:name] or module[:name]; trusted.")],
-    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="The same; imported in a sandbox only.")],
-    inputs: Annotated[str | None, typer.Option("--inputs", metavar="TARGET", help="Makes the arguments.")] = None,
+    candidate: Annotated[
+        str, typer.Argument(metavar="CANDIDATE", help="In the same form; imported in a sandbox only.")
+    ],
+    inputs: Annotated[
+        str | None,
+        typer.Option("--inputs", metavar="TARGET", help="Function that returns the arguments; by default get_inputs."),
+    ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="How long the whole judgement may take.")] = 60.0,
     rounds: Annotated[int, typer.Option("--rounds", help="Timed calls of each shape, each on new values.")] = 12,
     sizes: Annotated[
         list[str] | None, typer.Option("--sizes", metavar="N=V,...", help="Sizes to time an op at; repeatable.")
     ] = None,
     tolerance: Annotated[float, typer.Option("--tolerance", help="Relative error to admit beyond rounding.")] = 0.0,
-    fixed_shapes: Annotated[bool, typer.Option("--fixed-shapes", help="Shapes are part of the contract.")] = False,
+    fixed_shapes: Annotated[
+        bool, typer.Option("--fixed-shapes", help="Judge no other shapes than those of get_inputs.")
+    ] = False,
     compiled: Annotated[bool, typer.Option("--compiled", help="Time torch.compile of the reference, too.")] = False,
     gradients: Annotated[bool, typer.Option("--gradients", help="Compare gradients, too.")] = False,
-    device: Annotated[str, typer.Option("--device", help="Where the arguments lie.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", help="Device of the arguments.")] = "cpu",
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the verdict as one page.")] = None,
     write: Annotated[Path | None, typer.Option("--write", metavar="FILE", help="Write the verdict as JSON.")] = None,
     sign: Annotated[
@@ -51,7 +58,7 @@ def command(
 ) -> None:
     """Judge a kernel that is not trusted: right, honest, and how fast.
 
-    The candidate runs in a locked process of its own. Seeds, inputs, clock and comparison stay here.
+    The candidate runs in a sandboxed process. Seeds, inputs, clock and comparison stay outside of that process.
     """
     if seconds <= 0 or rounds < 1 or tolerance < 0:
         raise error("SL613", where="shiplap judge", got="a number that is not positive", expected="positive numbers")

@@ -36,27 +36,30 @@ Exit status:
 def command(
     wheels: Annotated[list[Path], typer.Argument(metavar="WHEEL", help="Wheels whose packages declare ops.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder to write to; else beside WHEEL.")
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder to write to; by default that of WHEEL.")
     ] = None,
     ops: Annotated[
         list[str] | None, typer.Option("--ops", metavar="MODULE", help="A module that declares ops; may be repeated.")
     ] = None,
     platform: Annotated[
-        str, typer.Option("--platform", metavar="TAG", help="Platform tag; else what the libraries need.")
+        str, typer.Option("--platform", metavar="TAG", help="Platform tag; by default what the libraries need.")
     ] = "",
     tuned: Annotated[
-        Path | None, typer.Option("--tuned", metavar="FILE", help="Choices that 'shiplap freeze' wrote, to go along.")
+        Path | None, typer.Option("--tuned", metavar="FILE", help="Add the choices that 'shiplap freeze' wrote.")
     ] = None,
     cubins: Annotated[
         list[int] | None,
         typer.Option("--cubins", metavar="ARCH", help="Compile sl.triton kernels for 90, 100, ...; may be repeated."),
     ] = None,
     calls: Annotated[
-        Path | None, typer.Option("--calls", metavar="FILE", help="For these calls: a file of SHIPLAP_RECORD.")
+        Path | None,
+        typer.Option(
+            "--calls", metavar="FILE", help="A file that SHIPLAP_RECORD wrote: --cubins compiles for its calls."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON array, an object per wheel.")] = False,
 ) -> None:
-    """Put the native bindings of C ABI kernels into wheels, for users without a compiler.
+    """Put native bindings into wheels, for users without a compiler.
 
     The bindings keep to torch's stable ABI and hold no Python: one wheel serves torch from 2.11 on and every Python. A
     wheel for any platform becomes one for this platform, and is renamed.

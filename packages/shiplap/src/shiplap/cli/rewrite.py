@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shiplap.cli import console
-from shiplap.cli.target import callables, import_home, near_miss, split
+from shiplap.cli.model import load_model
+from shiplap.cli.target import import_home, near_miss, split
 from shiplap.errors import error
 
 if TYPE_CHECKING:
@@ -42,12 +43,10 @@ def command(
     ] = None,
     inputs: Annotated[
         str,
-        typer.Option(
-            "--inputs", metavar="NAME", help="The function beside it that returns its arguments: a tuple, or a dict."
-        ),
+        typer.Option("--inputs", metavar="NAME", help="The function in the same file that returns the arguments."),
     ] = "example_inputs",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look: measure nothing.")] = False,
-    train: Annotated[bool, typer.Option("--train", help="With a backward pass.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the matches; measure nothing.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="Include a backward pass.")] = False,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for varying sizes.")] = False,
     graphs: Annotated[bool, typer.Option("--graphs", help="Show what changed in each graph.")] = False,
     html: Annotated[
@@ -68,9 +67,7 @@ def command(
     if html is not None:
         console.require_file(html)
     with console.own_stdout():
-        home, name = split(model)
-        module = import_home(home or model)
-        fn, args = _model(module, name), _arguments(module, inputs)
+        module, fn, args = load_model(model, inputs)
         chosen = _rewrites(module, rewrites or [])
         surveyed = survey(
             fn, args, chosen, train=train, measure=not dry_run, target=model, dynamic=dynamic or None, say=console.note
@@ -84,38 +81,6 @@ def command(
     _show(surveyed, json, graphs, about)
     if not surveyed.matches:
         raise typer.Exit(console.FAILED)
-
-
-def _model(module: ModuleType, name: str) -> Any:
-    wanted = name or "model"
-    fn = getattr(module, wanted, None)
-    if callable(fn):
-        return fn
-    names = callables(module)
-    raise error(
-        "SL501",
-        where=module.__name__,
-        what="no function or module has this name",
-        got=wanted,
-        expected=near_miss(wanted, names) if names else "a function or a module; none is defined here",
-        fix="pass file.py:name, with the name of the model there",
-    )
-
-
-def _arguments(module: ModuleType, name: str) -> tuple[Any, ...] | dict[str, Any]:
-    made = getattr(module, name, None)
-    if not callable(made):
-        raise error(
-            "SL613",
-            where=module.__name__,
-            got=f"no function {name!r}",
-            expected=f"def {name}(): return the arguments to compile for, a tuple or a dict of names",
-            fix="define the function, or name another one with --inputs",
-        )
-    arguments = made()
-    if isinstance(arguments, dict):
-        return arguments
-    return tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)
 
 
 def _rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:

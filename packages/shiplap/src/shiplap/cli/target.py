@@ -18,7 +18,7 @@ from shiplap.errors import ShiplapError, error
 if TYPE_CHECKING:
     from shiplap.op import Op
 
-__all__ = ["OWN_NAME", "callables", "import_home", "near_miss", "ops_of", "resolve", "split"]
+__all__ = ["OWN_NAME", "import_home", "near_miss", "ops_of", "resolve", "split"]
 
 _FORM = re.compile(r"^(?P<home>[^:]+)(?::(?P<name>[^:]+(?:::[^:]+)?))?$")
 OWN_NAME = "shiplap_target_"
@@ -117,15 +117,6 @@ def _refuse_drafts(values: Iterable[Any]) -> None:
             raise error("SL113", where=value.name, got="a draft of 'shiplap init'", expected="a finished declaration")
 
 
-def callables(module: ModuleType) -> list[str]:
-    """The functions and the models that ``module`` defines, by name; a model may be of a class from elsewhere."""
-    from torch.nn import Module
-
-    own = {n: v for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__}
-    models = {n: v for n, v in vars(module).items() if isinstance(v, Module)}
-    return [n for n, v in (models | own).items() if not isinstance(v, type)]
-
-
 def near_miss(wanted: str, names: Sequence[str]) -> str:
     """What was probably meant, or what there is."""
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
@@ -168,6 +159,9 @@ def _import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as e:
         if e.name is None or not _within(name, e.name):
             raise _not_imported(name, e) from None
+        if Path(name).is_file():
+            what, expected = "the file holds no Python", "a file whose name ends in .py"
+            raise error("SL501", where=name, what=what, got=name, expected=expected) from None
         raise error(
             "SL501",
             where=name,

@@ -52,7 +52,9 @@ def command(
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="Dtype of the calls that --sizes describes.")] = "float32",
     device: Annotated[str | None, typer.Option("--device", help="Device; by default the CPU, or as recorded.")] = None,
-    budget: Annotated[str | None, typer.Option("--budget", metavar="TIME", help="For all of it: 90s, 5m, 1h.")] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="TIME", help="Time for the whole tuning: 90s, 5m, 1h.")
+    ] = None,
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure what is in the store, too.")] = False,
     under_capture: Annotated[
         bool, typer.Option("--under-capture", help="Time CUDA graph replays; drop what cannot be captured.")
@@ -60,15 +62,17 @@ def command(
     in_process: Annotated[bool, typer.Option("--in-process", help="Run candidates in this process.")] = False,
     compiled: Annotated[
         bool | None,
-        typer.Option("--compiled/--eager-only", help="Measure templates in compiled code, too; or not at all there."),
+        typer.Option("--compiled/--eager-only", help="Measure templates in compiled code as well, or never there."),
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the frozen tables TARGET (files or folders).")] = False,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="With --merge.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="With --merge: the file to write.")
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON value: all choices, or what was merged.")
     ] = False,
 ) -> None:
-    """Choose kernel and config for given calls: verified against the reference, timed, stored.
+    """Verify and time the kernels for given calls, and store the fastest choice.
 
     Each candidate runs in a process of its own. What the store has is not measured again; see 'shiplap cache'.
 

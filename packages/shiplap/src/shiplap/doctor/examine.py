@@ -18,7 +18,7 @@ from shiplap.doctor.places import chain, innermost, own, place
 from shiplap.doctor.recompiles import recompiles
 from shiplap.doctor.sightings import Compilation, Sighting, compilations, sightings
 from shiplap.doctor.trace import Trace, read, recording
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 
 __all__ = ["diagnose", "doctor", "examine"]
 
@@ -34,13 +34,19 @@ def examine(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diag
         try:
             process = subprocess.Popen(command, stdout=stdout, env={**os.environ, "TORCH_TRACE": str(directory)})
         except OSError as e:
-            raise error(
-                "SL701", where=" ".join(command), got=e.strerror or e, expected="a program, such as 'python script.py'"
-            ) from None
+            raise _not_started(command, e) from None
         status = _wait(process)
         trace = read(directory)
     scripts = [Path(a).resolve().parent for a in command[1:] if a.endswith(".py") and Path(a).is_file()]
     return diagnose(trace, " ".join(command), exit_code=status, paths=(*scripts[:1], Path.cwd()))
+
+
+def _not_started(command: Sequence[str], e: OSError) -> ShiplapError:
+    where, expected = " ".join(command), "a program, such as 'python script.py'"
+    if command[0].endswith(".py") and Path(command[0]).is_file():
+        fix = f"let Python run the file: shiplap doctor -- python {where}"
+        return error("SL701", where=where, got=f"{command[0]}, which no shell can start", expected=expected, fix=fix)
+    return error("SL701", where=where, got=e.strerror or e, expected=expected)
 
 
 @contextlib.contextmanager

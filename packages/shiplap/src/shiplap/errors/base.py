@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 
 __all__ = ["CATALOGUE", "Entry", "ShiplapError", "ShiplapNotice", "error", "notice", "register"]
 
@@ -85,4 +86,20 @@ def notice(key: str, message: str) -> None:
     """Warn once per process about ``key``: every slow or narrow path says so, none repeats itself."""
     if key not in _announced:
         _announced.add(key)
-        warnings.warn(message, ShiplapNotice, stacklevel=3)
+        frame = _of_the_user(sys._getframe(1))
+        module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(message, ShiplapNotice, frame.f_code.co_filename, frame.f_lineno, module, seen)
+
+
+def _of_the_user(frame: FrameType) -> FrameType:
+    """The innermost frame at or around ``frame`` that is neither Shiplap's nor torch's; else the outermost.
+
+    A call of an op passes through torch's dispatcher and generated functions, so that no fixed number of frames lies
+    between a notice and the line that it is about. Generated functions have no module.
+    """
+    while frame.f_back is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("", "torch", "shiplap") and not package.startswith("shiplap_"):
+            break
+        frame = frame.f_back
+    return frame

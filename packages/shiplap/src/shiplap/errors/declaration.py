@@ -180,6 +180,15 @@ register(
             "name results with a first dim that is the same for all",
         ),
         (
+            "SL122",
+            "the kernel does not fit the op",
+            (
+                "A kernel of a device type takes the arguments of the op in declared order. It may take the outputs by "
+                "their names, the values of its configs and the workspace as keywords."
+            ),
+            'give the kernel the parameters of the op, and bind it with @op.kernel("cpu")',
+        ),
+        (
             "SL130",
             "aliases= does not fit the results",
             (

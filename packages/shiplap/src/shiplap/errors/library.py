@@ -18,7 +18,7 @@ register(
             "SL401",
             "the kernel library cannot be loaded",
             "A C ABI kernel is a function in a shared library, which Shiplap opens by its path.",
-            "build the library (make install), or set SHIPLAP_LIBRARY_PATH to its directory",
+            "build the library, or set SHIPLAP_LIBRARY_PATH to its directory",
         ),
         (
             "SL402",

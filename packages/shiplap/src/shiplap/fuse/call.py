@@ -12,6 +12,7 @@ from torch import Tensor
 from shiplap.cached import cached_property
 from shiplap.codegen.triton import constants
 from shiplap.compat import lowering
+from shiplap.compat.sizes import is_size
 from shiplap.op import Op
 from shiplap.op.template import Template, Traced
 from shiplap.referee.recipe import Recipe
@@ -122,7 +123,7 @@ class Call:
 
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
         """``K_ALIGN`` is a power of two that always divides the size. ``A_INNER`` is the axis with stride 1, or -1."""
-        alignments = {f"{k.upper()}_ALIGN": lowering.alignment(v) for k, v in self.env.items() if _is_size(v)}
+        alignments = {f"{k.upper()}_ALIGN": lowering.alignment(v) for k, v in self.env.items() if is_size(v)}
         return alignments | {f"{name.upper()}_INNER": lowering.inner_axis(node) for name, node in buffers.items()}
 
     def buffers(self, template: Template) -> dict[str, Any]:
@@ -163,10 +164,6 @@ class Call:
             sizes, strides = ([lowering.hint(s) for s in of] for of in (value.shape, value.stride()))
             layouts[name] = layout_name(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
         return {name: layout for name, layout in layouts.items() if layout}
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> Any:

@@ -8,8 +8,6 @@ by this process only.
 
 from __future__ import annotations
 
-import hashlib
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +15,7 @@ import torch
 
 from shiplap.fuse.choice import Verdict
 from shiplap.op.source import source_digest
-from shiplap.selection.key import Key, environment
+from shiplap.selection.key import Key, code_of, environment
 from shiplap.selection.store import Store, Stored
 from shiplap.settings import settings
 
@@ -59,7 +57,7 @@ def entries() -> list[tuple[Stored, str]]:
     listed = []
     for entry in _store().entries():
         held = entry.key.as_dict() if entry.key is not None else {}
-        engine = "" if held.get("extra.engine") == _engine() else "other code of shiplap"
+        engine = "" if held.get("extra.engine") == code_of(*ROOMS) else "other code of shiplap"
         listed.append((entry, entry.problem or engine))
     return listed
 
@@ -88,7 +86,7 @@ def _key(candidate: TemplateCandidate) -> Key | None:
         "extra.kernel": rendered,
         "extra.recipe": str(call.recipe),
         "extra.samples": "" if sampler is None else source_digest(sampler),
-        "extra.engine": _engine(),
+        "extra.engine": code_of(*ROOMS),
         "extra.torch": str(torch.version.git_version),
         "extra.modes": _modes(),
         **environment(str(call.device)),
@@ -100,11 +98,3 @@ def _modes() -> str:
     """What the reference computes differently by."""
     words = torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     return " ".join(map(str, (*words, torch.are_deterministic_algorithms_enabled())))
-
-
-@cache
-def _engine() -> str:
-    """Of the code that renders, draws, runs and compares."""
-    package = Path(__file__).parents[1]
-    files = sorted(f for room in ROOMS for f in (package / room).rglob("*.py"))
-    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:32]

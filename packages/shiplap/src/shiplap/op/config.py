@@ -33,6 +33,10 @@ class Config:
     def as_dict(self) -> dict[str, Scalar]:
         return dict(self.items)
 
+    def label(self, kernel: str) -> str:
+        """``tiled(BLOCK=64)``: the name of a kernel that runs with these values."""
+        return f"{kernel}({self})" if self.items else kernel
+
     def __str__(self) -> str:
         return ", ".join(f"{k}={v}" for k, v in self.items)
 

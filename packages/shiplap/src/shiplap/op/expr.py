@@ -135,7 +135,8 @@ class Expr:
         try:
             tree = ast.parse(expr.source, mode="eval")
         except SyntaxError as e:
-            raise error("SL105", where=where, got=source, expected=str(e.msg)) from None
+            got, expected = f"{source!r}: {e.msg}", "an expression, such as 2 * n + 1"
+            raise error("SL105", where=where, got=got, expected=expected) from None
         for node in ast.walk(tree):
             outside = not isinstance(node, _GRAMMAR)
             literal = isinstance(node, ast.Constant) and not isinstance(node.value, (int, str))

@@ -153,6 +153,11 @@ class Backward:
                 raise error(
                     "SL110", where=spec.name, got=f"saves {name!r}", expected=f"one of {', '.join(sorted(known))}"
                 )
+        try:
+            inspect.signature(fn).bind("grad", "saved", "needs")
+        except TypeError as e:
+            got, fix = f"def _{inspect.signature(fn)}: {e}", "take the three arguments that 'expected' lists"
+            raise error("SL110", where=spec.name, got=got, expected="def _(grad, saved, needs)", fix=fix) from None
         source = source_digest(fn)
         if surrogate is None:
             return cls(fn, names, source)

@@ -16,6 +16,7 @@ from typing import ClassVar, Self, TypeAlias, TypedDict
 
 from torch import Tensor
 
+from shiplap.errors import error
 from shiplap.op.binding import Binding
 from shiplap.op.config import NO_CONFIG, Config, Configs, Default, Prior, Space, Values, read_space
 from shiplap.op.declare import read_workspace
@@ -34,6 +35,7 @@ __all__ = [
     "Terms",
     "makers",
     "read_terms",
+    "require_device_type",
     "template_kernel",
 ]
 
@@ -212,6 +214,13 @@ def read_terms(
     space = read_space(spec, label, configs, default, prior, keywords=keywords, native=native)
     identity = f"{implementation.identity}/{workspace}/{taken}" + (f"/{space.identity}" if space else "")
     return Terms(label, device.partition(":")[0], identity, taken, supports, scratch, space)
+
+
+def require_device_type(spec: OpSpec, device: object) -> None:
+    """SL122 unless ``device`` is a text; ``@op.kernel`` without its parentheses is handed the function."""
+    if not isinstance(device, str):
+        got, expected = f"a {type(device).__name__} as the device type", 'a text such as "cpu"'
+        raise error("SL122", where=f"{spec.name}, kernel", got=got, expected=expected)
 
 
 # By language of a template: what makes a kernel of its own of one. Set by ``shiplap``.

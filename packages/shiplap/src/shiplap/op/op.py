@@ -31,7 +31,7 @@ from shiplap.op.batch import read_batching
 from shiplap.op.bucket import read_rule
 from shiplap.op.declare import Declaration, check_name, read_spec
 from shiplap.op.gradient import Backward, GradientFn, Surrogate
-from shiplap.op.kernel import Implementation, Kernel, KernelKeywords, read_terms, template_kernel
+from shiplap.op.kernel import Implementation, Kernel, KernelKeywords, read_terms, require_device_type, template_kernel
 from shiplap.op.launch import workspace_size
 from shiplap.op.python import PythonFunction
 from shiplap.op.registration import Registered
@@ -146,6 +146,7 @@ class Op(calls.ShortCut[P, R], Registered):
                 with the lowest estimates.
         """
         self._extend("kernels are")
+        require_device_type(self.spec, device)
         if implementation is None:
 
             def decorate(function: Function) -> Function:

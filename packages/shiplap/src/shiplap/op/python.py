@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from shiplap.errors import error
 from shiplap.op.binding import Binding
 from shiplap.op.config import Values
 from shiplap.op.kernel import Implementation, Kernel, Refill, Rerun, Terms
@@ -42,7 +43,9 @@ class PythonFunction(Implementation):
         return source_digest(self.function)
 
     def bind(self, spec: OpSpec, terms: Terms) -> PythonKernel:
-        return PythonKernel(spec, terms, self.function)
+        kernel = PythonKernel(spec, terms, self.function)
+        kernel.require_parameters()
+        return kernel
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
         """The keywords that the function has left for a config. None where it takes any."""
@@ -69,6 +72,21 @@ class PythonKernel(Kernel):
         self.wants_workspace = self.scratch in keywords
         self.named = [a.name for a in spec.args if a.keyword_only]  # the last ones
         self.values: Values = {}
+
+    def require_parameters(self) -> None:
+        """SL122 unless the function can be called as :meth:`_call` calls it."""
+        positional = [a.name for a in self.spec.args if not a.keyword_only]
+        keywords = [*self.named, *(self.outputs if self.out_style else ()), *([self.scratch] * self.wants_workspace)]
+        if self.space is not None:  # where sizes decide about the configs, they may give whatever the function takes
+            keywords += self.space.names or self.space.keywords or ()
+        takes = inspect.signature(self.function)
+        try:
+            takes.bind(*positional, **dict.fromkeys(keywords))
+        except TypeError as e:
+            named = [*self.named, *(() if self.spec.dynamic else self.outputs)]
+            expected = ", ".join([*positional, *(["*"] if named else []), *named])
+            where, got = f"{self.spec.name}, kernel {self.name}", f"{self.name}{takes}: {e}"
+            raise error("SL122", where=where, got=got, expected=f"{self.name}({expected})") from None
 
     def configure(self, values: Values) -> None:
         """The function gets the values by keyword."""

@@ -70,7 +70,8 @@ class Served(OpState):
             reasons.append(f"{kernel.name}: {serving}")
         if device not in self.spec.library:
             names = [k.name for k in self.kernels.get(device, ())]  # the reason may hold sizes: it is no key
-            self._unserved(device, "; ".join(reasons) or f"no kernel for {device}", key=str(names))
+            others = f", only for {' and '.join(self.kernels)}" if self.kernels else ""
+            self._unserved(device, "; ".join(reasons) or f"no kernel for {device}{others}", key=str(names))
         return None
 
     def serve(self, call: Binding, kernel: Kernel | None) -> Result:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 
-__all__ = ["followed", "foreign", "home", "same_home", "source_digest", "used"]
+__all__ = ["followed", "foreign", "home", "names_in", "same_home", "source_digest", "used"]
 
 KNOWN = frozenset({"builtins", "math", "operator", "torch", "typing"})  # a version stands for what these hold
 
@@ -37,7 +37,7 @@ def foreign(fn: object, seen: set[int] | None = None) -> str:
     seen.add(id(fn))
     if not isinstance(fn, FunctionType):
         return repr(fn)[:80]
-    if "ops" in _names(fn.__code__):
+    if "ops" in names_in(fn.__code__):
         return "torch.ops"
     defaults = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
     for name, value in (*used(fn), *((f"default {i}", d) for i, d in enumerate(defaults))):
@@ -100,7 +100,7 @@ def used(fn: FunctionType) -> Iterator[tuple[str, object]]:
             yield name, cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    names = sorted(_names(fn.__code__))
+    names = sorted(names_in(fn.__code__))
     for name in names:
         if name in fn.__globals__:
             value = fn.__globals__[name]
@@ -109,8 +109,9 @@ def used(fn: FunctionType) -> Iterator[tuple[str, object]]:
                 yield from ((f"{name}.{n}", vars(value)[n]) for n in names if n in vars(value))
 
 
-def _names(code: CodeType) -> set[str]:
-    return set(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
+def names_in(code: CodeType) -> set[str]:
+    """Names of globals, attributes and modules in the code of a function, and of functions within it."""
+    return set(code.co_names).union(*(names_in(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
 def followed(value: object, user: FunctionType) -> bool:

@@ -10,6 +10,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from shiplap.op import Op
+from shiplap.op.source import names_in
 from shiplap.referee.values import AROUND
 
 __all__ = ["SOURCES", "Mined", "around", "mine", "numbers"]
@@ -150,7 +151,7 @@ def _function(fn: FunctionType, seen: set[int], depth: int) -> Iterator[Any]:
             yield from _constants(cell.cell_contents, seen, depth - 1)
         except ValueError:  # not assigned yet
             continue
-    names = _names(fn.__code__)
+    names = names_in(fn.__code__)
     for name in names & fn.__globals__.keys():
         value = fn.__globals__[name]
         if isinstance(value, ModuleType):  # what it uses of another module of its author
@@ -160,10 +161,6 @@ def _function(fn: FunctionType, seen: set[int], depth: int) -> Iterator[Any]:
                     yield from _constants(held[other], seen, depth - 1)
         else:
             yield from _constants(value, seen, depth - 1)
-
-
-def _names(code: CodeType) -> set[str]:
-    return set(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
 def _own(value: Any) -> bool:

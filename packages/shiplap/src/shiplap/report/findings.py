@@ -12,7 +12,7 @@ from shiplap.report.html import render_html
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["exit_code", "findings_html", "findings_json", "print_costs", "print_findings"]
+__all__ = ["exit_code", "findings_html", "findings_json", "in_ns", "print_costs", "print_findings"]
 
 COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
 FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer")
@@ -164,7 +164,7 @@ def print_costs(costs: Sequence[CostCard], console: Console | None = None, no_co
     for heading in ("raw", "eager", "compiled", "captured"):
         table.add_column(heading, justify="right")
     for c in costs:
-        times = [_ns(t) for t in (c.raw_ns, c.eager_ns, c.compiled_ns, c.captured_ns)]
+        times = [in_ns(t) for t in (c.raw_ns, c.eager_ns, c.compiled_ns, c.captured_ns)]
         table.add_row(Text(c.subject), Text(c.binding), *times)
     console.print(table)
     for note in dict.fromkeys(n for c in costs for n in c.notes):
@@ -172,7 +172,8 @@ def print_costs(costs: Sequence[CostCard], console: Console | None = None, no_co
     console.print()
 
 
-def _ns(time: float | None) -> str:
+def in_ns(time: float | None) -> str:
+    """A time in nanoseconds for a table; a dash for one that was not measured."""
     return "-" if time is None else f"{time:,.0f}"
 
 
@@ -224,5 +225,5 @@ def findings_html(
         costs=costs,
         no_costs=no_costs or NONE,
         heading=HEADING,
-        ns=_ns,
+        ns=in_ns,
     )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from shiplap.report.findings import in_ns
 from shiplap.report.html import render_html
 
 __all__ = ["passport_html"]
@@ -30,7 +31,7 @@ def passport_html(passport: Mapping[str, Any]) -> str:
         passport=passport,
         declaration={k: _shown(v) for k, v in passport["declaration"].items()},
         cost=cost,
-        times=[_ns(cost[name]) for name in CARD] if cost else [],
+        times=[in_ns(cost[name]) for name in CARD] if cost else [],
     )
 
 
@@ -38,7 +39,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k}: {v}" for k, v in value.items())
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _ns(time: float | None) -> str:
-    return "-" if time is None else f"{time:,.0f}"

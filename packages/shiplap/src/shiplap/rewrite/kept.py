@@ -8,16 +8,14 @@ are read through ``shiplap.trust``: one that another user could have written, th
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shiplap.referee.finding import Finding
-from shiplap.selection.key import Key, environment
+from shiplap.selection.key import Key, code_of, environment
 from shiplap.selection.store import Store, Stored
 from shiplap.settings import settings
 
@@ -55,7 +53,7 @@ def proofs() -> list[tuple[Stored, str]]:
 
     Whether a rewrite has changed since only the process knows that has the rewrite.
     """
-    current = {"extra.engine": _engine(), "extra.torch": str(torch.version.git_version), **environment("cpu")}
+    current = {"extra.engine": code_of(*ROOMS), "extra.torch": str(torch.version.git_version), **environment("cpu")}
     listed = []
     for entry in _store().entries():
         held = entry.key.as_dict() if entry.key is not None else {}
@@ -77,7 +75,7 @@ def _key(rewrite: Provable, digest: str) -> Key:
     fields = {
         "op": f"rewrite {rewrite.name}",
         "source": digest,
-        "extra.engine": _engine(),
+        "extra.engine": code_of(*ROOMS),
         "extra.level": rewrite.level,
         "extra.torch": str(torch.version.git_version),
         "extra.modes": _modes(),
@@ -105,11 +103,3 @@ def _finding(given: Any) -> Finding | None:
     if given["verdict"] not in GOOD or not all(isinstance(v, str) for v in given.values()):
         return None
     return Finding(**given)
-
-
-@cache
-def _engine() -> str:
-    """Of the code that captures, rewrites, runs and compares."""
-    package = Path(__file__).parents[1]
-    files = sorted(f for room in ROOMS for f in (package / room).rglob("*.py"))
-    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:32]

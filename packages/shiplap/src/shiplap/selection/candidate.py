@@ -76,7 +76,7 @@ class Candidate(ABC):
 
 def label(candidate: Candidate) -> str:
     """``tiled(BLOCK=64)``."""
-    return f"{candidate.kernel}({candidate.config})" if candidate.config.items else candidate.kernel
+    return candidate.config.label(candidate.kernel)
 
 
 @dataclass(frozen=True)

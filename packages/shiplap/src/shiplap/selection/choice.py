@@ -63,7 +63,7 @@ class Choice:
 
     @property
     def label(self) -> str:
-        return f"{self.kernel}({self.config})" if self.config.items else self.kernel
+        return self.config.label(self.kernel)
 
     def but(self, **changes: Any) -> Choice:
         return replace(self, **changes)

@@ -17,7 +17,7 @@ from shiplap import compat
 from shiplap.op import Op
 from shiplap.selection.inputs import Inputs
 
-__all__ = ["CALL", "MACHINE", "VERSIONS", "Key", "differences", "environment", "key_for"]
+__all__ = ["CALL", "MACHINE", "VERSIONS", "Key", "code_of", "differences", "environment", "key_for"]
 
 CALL = ("op", "device", "bucket", "dtypes", "layout")
 MACHINE = ("device_name", "capability", "threads")
@@ -45,6 +45,14 @@ class Key:
     @property
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.fields).encode()).hexdigest()[:32]
+
+
+@cache
+def code_of(*rooms: str) -> str:
+    """The digest of Shiplap's own code in these packages, such as ``"op"``, for what an edit of it makes stale."""
+    package = Path(__file__).parents[1]
+    files = sorted(f for room in rooms for f in (package / room).rglob("*.py"))
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:32]
 
 
 def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> Key:

@@ -105,15 +105,16 @@ def search(
     """Rank ``candidates`` (the reference first, then the declared default) within about ``seconds``."""
     work = _Search(op, candidates, bench, inputs, seconds, report)
     try:
-        ranking = _ranked(work, candidates, inputs, plan)
+        ranking = _ranked(work, plan)
         _confirm(work, plan)
         return ranking
     finally:
         bench.quiet()
 
 
-def _ranked(work: _Search, candidates: Sequence[Candidate], inputs: Inputs, plan: Plan) -> Ranking:
-    first = _seeds(candidates, inputs)
+def _ranked(work: _Search, plan: Plan) -> Ranking:
+    candidates = work.candidates
+    first = _seeds(candidates, work.inputs)
     right = work.verify(first)
     if len(right) > WHOLE // 2 and len(candidates) > WHOLE:
         right = _halve(work, right, plan)

@@ -21,7 +21,7 @@ from shiplap.errors import notice
 from shiplap.selection.key import Key
 from shiplap.settings import settings
 
-__all__ = ["FORMAT", "Store", "Stored", "seal", "unseal"]
+__all__ = ["FORMAT", "Store", "Stored", "checksum", "seal", "unseal"]
 
 FORMAT = "shiplap-choice/1"
 LIMIT = 1 << 20  # bytes: no entry of ours comes near
@@ -40,7 +40,7 @@ class Stored:
 def seal(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
     """The content of an entry, with its checksum."""
     body = {"format": FORMAT, "key": key.as_dict(), "value": dict(value)}
-    return {**body, "sha256": _checksum(body)}
+    return {**body, "sha256": checksum(body)}
 
 
 def unseal(content: Any) -> tuple[Key, Mapping[str, Any]]:
@@ -48,7 +48,7 @@ def unseal(content: Any) -> tuple[Key, Mapping[str, Any]]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
     body = {name: content.get(name) for name in ("format", "key", "value")}
-    if content.get("sha256") != _checksum(body):
+    if content.get("sha256") != checksum(body):
         raise ValueError("its checksum does not fit")
     key, value = body["key"], body["value"]
     if not isinstance(key, dict) or not isinstance(value, dict) or not all(isinstance(v, str) for v in key.values()):
@@ -56,7 +56,7 @@ def unseal(content: Any) -> tuple[Key, Mapping[str, Any]]:
     return Key.of(key), value
 
 
-def _checksum(body: Mapping[str, Any]) -> str:
+def checksum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from shiplap.errors import error, notice, writing
 from shiplap.op import Op, choices, digest, registry
 from shiplap.selection.choice import Choice, entry_of, from_json
 from shiplap.selection.key import MACHINE, VERSIONS, Key, differences, environment
-from shiplap.selection.store import Store, seal, unseal
+from shiplap.selection.store import Store, checksum, seal, unseal
 from shiplap.settings import settings
 
 __all__ = ["dump", "environments", "frozen", "keep", "read", "thaw", "write"]
@@ -67,7 +66,7 @@ def environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
 def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
     """Write a table of choices, whole or not at all. SL602 when it cannot be written."""
     body = {"format": FORMAT, "entries": [seal(key, value) for key, value in entries]}
-    text = json.dumps({**body, "sha256": _checksum(body)}, indent=1) + "\n"
+    text = json.dumps({**body, "sha256": checksum(body)}, indent=1) + "\n"
     with writing(path):
         trust.write_whole(Path(path), text.encode())
 
@@ -88,7 +87,7 @@ def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
         content = trust.parse_json(raw)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"not of format {FORMAT}")
-        if content.get("sha256") != _checksum({n: content.get(n) for n in ("format", "entries")}):
+        if content.get("sha256") != checksum({n: content.get(n) for n in ("format", "entries")}):
             raise ValueError("its checksum does not fit")
         listed = content.get("entries")
         if not isinstance(listed, list):
@@ -110,10 +109,6 @@ def _device_of(key: Key) -> None:
         known = False
     if not known:
         raise ValueError(f"no device type: {key['device'][:40]!r}")
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def frozen(path: str | os.PathLike[str]) -> list[Choice]:

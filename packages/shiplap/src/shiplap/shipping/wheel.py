@@ -89,6 +89,9 @@ def package(request: Request, say: Callable[[str], None] = lambda line: None) ->
         CommandError: SL601 if a module cannot be imported, SL602 if the new wheel cannot be written.
         LibraryError: what :func:`shiplap.shipping.contents.fill` raises.
     """
+    if not request.wheel.exists():
+        fix = "pass the path of a wheel, such as one that 'python -m build' wrote to dist/"
+        raise error("SL310", where=str(request.wheel), got="No such file or directory", expected="a wheel", fix=fix)
     name = _NAME.fullmatch(request.wheel.name)
     if name is None:
         raise _unfit(request.wheel, f"the name {request.wheel.name}")

@@ -1,0 +1,68 @@
+"""What ``explain`` and ``rewrite`` compile: a function or a model of a file, and the arguments of its call."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from shiplap.cli.target import import_home, near_miss, split
+from shiplap.errors import error
+
+__all__ = ["DEFAULT", "load_model"]
+
+DEFAULT = "model"  # the name that is looked for where the target has none
+
+
+def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ...] | dict[str, Any]]:
+    """The module of ``target``, the function or model that it names there, and what the function ``inputs`` returns.
+
+    ``target`` is ``module[:name]`` or ``path/to/file.py[:name]``. Arguments by name are a dict, others a tuple.
+
+    Raises:
+        ShiplapError: SL501 or SL601 if there is no such function or model, SL613 if there is no function ``inputs``.
+    """
+    home, name = split(target)
+    module = import_home(home or target)
+    return module, _callable(module, name, home or target), _arguments(module, inputs, home or target)
+
+
+def _callable(module: ModuleType, name: str, where: str) -> Any:
+    value = getattr(module, name or DEFAULT, None)
+    if callable(value):
+        return value
+    names = _callables(module)
+    got = name or f"no name, and no {DEFAULT!r} in it"
+    raise error(
+        "SL501",
+        where=where,
+        what="no function or model has this name",
+        got=f"{name or DEFAULT} is {type(value).__name__}" if value is not None else got,
+        expected=near_miss(name or DEFAULT, names) if names else "a function or a model; none is defined here",
+        fix="pass module:name or path/to/file.py:name, with the name of a function or a model there",
+    )
+
+
+def _callables(module: ModuleType) -> list[str]:
+    """The functions and the models that ``module`` defines, by name; a model may be of a class from elsewhere."""
+    from torch.nn import Module
+
+    own = {n: v for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__}
+    models = {n: v for n, v in vars(module).items() if isinstance(v, Module)}
+    return [n for n, v in (models | own).items() if not isinstance(v, type) and not n.startswith("_")]
+
+
+def _arguments(module: ModuleType, name: str, where: str) -> tuple[Any, ...] | dict[str, Any]:
+    """What ``name()`` of the module returns; a single value is the only argument."""
+    made = getattr(module, name, None)
+    if not callable(made):
+        raise error(
+            "SL613",
+            where=where,
+            got=f"no function {name!r}",
+            expected=f"def {name}(): return the arguments to compile for, a tuple or a dict of names",
+            fix="define the function, or name another one with --inputs",
+        )
+    arguments = made()
+    if isinstance(arguments, dict):
+        return arguments
+    return tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)
