@@ -13,6 +13,7 @@ from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.referee.case import Case
 from shiplap.referee.compare import bitwise
+from shiplap.referee.effort import on_one_thread
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import last_line, reference, run, unwritten
 from shiplap.referee.samples import Samples
@@ -24,13 +25,15 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 def observe(op: Op, case: Case) -> Observation:
     try:
-        own = reference(op, case.args)
+        with on_one_thread():
+            own = reference(op, case.args)
     except Exception as e:  # sizes that the declaration admits and a builder or the reference does not
         if unwritten(e):
             raise
         return Observation(skip=f"the reference refuses it: {last_line(e)}")
     got = run(op, case)
-    difference = against_reference(op, case, got, own)
+    with on_one_thread():
+        difference = against_reference(op, case, got, own)
     if not difference.problem and (problem := bitwise(run(op, case), got, "the first time")):
         return Observation(f"the same call again: {problem}", fix="fix the order of accumulation")
     return Observation(difference.problem, error=difference.error)
