@@ -6,6 +6,7 @@ Inputs are compared with all bytes of their storages, also those that a sliced i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
-    yield from samples.values()
+    yield from chain(samples.values(), samples.dtypes())  # what converts an input copies it in other dtypes alone
     yield from (c for c in samples.layouts() if "every" in dict(c.recipe.layouts))
     yield from large(samples)
 
