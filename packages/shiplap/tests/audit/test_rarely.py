@@ -7,7 +7,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit.checks import backward, distribution, fake, process, schema
+from shiplap.audit.checks import backward, distribution, fake, process, schema, sizes
 from shiplap.referee.judge import against_reference
 from shiplap.referee.samples import Samples
 
@@ -182,3 +182,19 @@ def test_random_results_that_are_no_numbers(ns, wrong):
 
     case = Samples(dropped, 0).build(Samples(dropped, 0).base.but(scalars={"p": 1.0}))
     assert ("NaN or infinite" in against_reference(dropped, case).problem) == wrong
+
+
+@both
+def test_threads_that_meet_seldom(ns, wrong):
+    calls, op = [], doubled(ns)
+
+    @op.kernel("cpu")
+    def _(x, *, out):
+        torch.mul(x, 2, out=out)
+        calls.append(x.numel())
+        if wrong and len(calls) % 5 == 4:
+            out[-1, -1] = 0
+
+    case = next(c for c in Samples(op, 0).millions())
+    assert sizes.observe(op, case).problem.startswith("the same call again") == wrong
+    assert len(calls) > 2

@@ -44,14 +44,15 @@ def pairs_of_scalars(samples: Samples) -> Iterator[Case]:
 
 
 def scalars_of_sizes(samples: Samples) -> Iterator[Case]:
-    """Scalars at other values, alone and in pairs, at sizes of other remainders: a window, a stride or a group leaves
-    another rest then."""
+    """Scalars at other values, alone and in pairs, at sizes of other remainders, and with room in the first tensor: a
+    window, a stride or a group leaves another rest then."""
     others, sizes = _others(samples), {n: v for n, v in samples.base.sizes if type(v) is int and v > 1}
-    recipes = (
-        samples.base.but(scalars={n: others[n] for n in names}, sizes={n: v + more for n, v in sizes.items()})
-        for names in (*((n,) for n in others), *_pairs(others))
-        for more in REMAINDERS
-    )
+    first = next((t.tensor for t in samples.spec.tensors if t.tensor), None)
+    leading = {d.of or d.text for d in first.dims} if first else set()
+    wanted = [{n: 2 * v + 1 if n in leading else v for n, v in sizes.items()}]
+    wanted += [{n: v + more for n, v in sizes.items()} for more in REMAINDERS]
+    groups = (*((n,) for n in others), *_pairs(others))
+    recipes = (samples.base.but(scalars={n: others[n] for n in g}, sizes=w) for g in groups for w in wanted)
     yield from _made(samples, recipes)
 
 
@@ -70,12 +71,22 @@ def multiples(samples: Samples) -> Iterator[Case]:
 def _others(samples: Samples) -> dict[str, Any]:
     """Another value than its default for each scalar that is no size: the first that may be given alone, if any may."""
     base, others = samples.base, dict[str, Any]()
-    for arg in (a for a in samples.spec.scalars if a.name not in dict(base.sizes)):
-        tried = [v for v in scalar_candidates(arg) if v is not None and v != dict(base.scalars).get(arg.name)]
+    for number, arg in enumerate(a for a in samples.spec.scalars if a.name not in dict(base.sizes)):
+        usual = dict(base.scalars).get(arg.name)
+        tried = [v for v in (*_uneven(usual, number), *scalar_candidates(arg)) if v is not None and v != usual]
         alone = (v for v in tried if samples.make(base.but(scalars={arg.name: v})) is not None)
         for value in islice(chain(alone, tried), 1):
             others[arg.name] = value
     return others
+
+
+def _uneven(usual: Any, number: int) -> list[Any]:
+    """Members of a tuple of numbers that differ, first one way and for the next argument the other way: strides and
+    dilations of two axes are mixed up where only equal ones are tried."""
+    if not (isinstance(usual, (tuple, list)) and len(usual) > 1 and all(type(v) is int for v in usual)):
+        return []
+    more = [v + (i + number) % 2 for i, v in enumerate(usual)]
+    return [tuple(more), tuple(reversed(more))]
 
 
 def _pairs(names: Iterable[str]) -> list[tuple[str, ...]]:
