@@ -51,8 +51,8 @@ def test_numpys_handling_of_errors(ns, wrong, monkeypatch):
             np.seterr(**kept)
 
     with np.errstate(all="warn"):
-        found = problem(process, op)
-    assert found.startswith("each call changes NumPy's floating point errors") == wrong
+        message = problem(process, op)
+    assert message.startswith("each call changes NumPy's floating point errors") == wrong
 
 
 @both
@@ -101,8 +101,8 @@ def test_an_input_that_is_written_to_in_one_dtype(ns, wrong):
     def adopted(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         return x - x.mean(-1, keepdim=True)
 
-    found = [schema.observe(adopted, c).problem for c in Samples(adopted, 0).dtypes()]
-    assert any(found) == wrong
+    problems = [schema.observe(adopted, c).problem for c in Samples(adopted, 0).dtypes()]
+    assert any(problems) == wrong
     assert {c.recipe.dtypes for c in Samples(adopted, 0).dtypes()} <= {
         c.recipe.dtypes for c in schema.cases(Samples(adopted, 0))
     }

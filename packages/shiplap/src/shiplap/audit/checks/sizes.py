@@ -39,12 +39,12 @@ def observe(op: Op, case: Case) -> Observation:
     got = run(op, case)
     with on_one_thread():
         difference = against_reference(op, case, got, own)
-    if not difference.problem and (problem := _again(op, case, got)):
+    if not difference.problem and (problem := _repeated(op, case, got)):
         return Observation(f"the same call again: {problem}", fix="fix the order of accumulation")
     return Observation(difference.problem, error=difference.error)
 
 
-def _again(op: Op, case: Case, got: tuple[Tensor, ...]) -> str:
+def _repeated(op: Op, case: Case, got: tuple[Tensor, ...]) -> str:
     """Once more; several times where threads share the work, which do not meet each time, and a call is quick."""
     end = time.process_time() + AGAIN_S
     for _ in range(TIMES if case.numel > SHARED else 1):
