@@ -144,7 +144,7 @@ def test_a_fake_that_pads_rows_of_some_sizes(ns, wrong):
     def adopted(x: M) -> M:
         return x * 1
 
-    wide = [c for c in fake.cases(Samples(adopted, 0)) if dict(c.recipe.sizes)["c"] in (32, 64)]
+    wide = [c for c in fake.cases(Samples(adopted, 0)) if dict(c.recipe.sizes)["c"] == 64]
     assert bool(wide)
     assert any(fake.observe(adopted, c).problem for c in wide) == wrong
 

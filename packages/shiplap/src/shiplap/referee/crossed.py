@@ -32,7 +32,7 @@ PER_DTYPE = ("transposed", "padded", "strided", "offset")
 OF_ONES = ("strided", "column_major", "padded", "gaps")
 DIMS, PAIRS = 3, 6  # how many dims and pairs of scalars are tried
 REMAINDERS = (1, 2, 3)  # by how much sizes grow where scalars divide them
-MULTIPLES = (32, 64)  # sizes to which rows are padded
+PADDED = 64  # a multiple of what rows are padded to
 POWERS = 256  # elements along one dim: most of the powers of two that a dtype has, and their neighbours
 AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many elements
 
@@ -65,7 +65,7 @@ def scalars_of_ties(samples: Samples) -> Iterator[Case]:
 def multiples(samples: Samples) -> Iterator[Case]:
     """Each dim at a multiple of what rows are padded to."""
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
-        yield from _made(samples, (samples.base.but(sizes={name: size}) for size in MULTIPLES))
+        yield from _made(samples, [samples.base.but(sizes={name: PADDED})])
 
 
 def _others(samples: Samples) -> dict[str, Any]:
