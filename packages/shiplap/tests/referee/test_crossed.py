@@ -50,3 +50,37 @@ def test_large_samples_end_in_time(ns, monkeypatch):
     clock = iter([0.0, 3.0])
     monkeypatch.setattr(crossed.time, "process_time", lambda: next(clock))
     assert len(list(crossed.afforded(cases))) == 1
+
+
+def test_scalars_that_only_some_values_admit(ns):
+    @sl.op(f"{ns}::pooled", requires=("k >= 2",))
+    def pooled(x: Float[Tensor, "n c"], k: int = 2, ceil: bool = False) -> Float[Tensor, "n c"]:
+        return x * k + ceil
+
+    pairs = [dict(c.recipe.scalars) for c in crossed.pairs_of_scalars(Samples(pooled, 0))]
+    assert pairs == [{"k": 3, "ceil": True}]
+    sized = [(dict(c.recipe.scalars), dict(c.recipe.sizes)["c"]) for c in crossed.scalars_of_sizes(Samples(pooled, 0))]
+    assert {c for scalars, c in sized if scalars == {"k": 3, "ceil": True}} == {4, 5, 6, 7}
+    assert {"k": 3, "ceil": False} in [scalars for scalars, _ in sized]
+
+
+def test_scalars_and_equal_numbers(ns):
+    tied = [dict(c.recipe.scalars) for c in crossed.scalars_of_ties(Samples(op(ns), 0)) if c.recipe.values == "ties"]
+    assert {"s": 2, "d": 1} in tied
+    assert {"s": 1, "d": 2} in tied
+
+
+def test_multiples_of_what_rows_are_padded_to(ns):
+    sizes = [dict(c.recipe.sizes) for c in crossed.multiples(Samples(op(ns), 0))]
+    assert sizes == [{"n": 64, "c": 3}, {"n": 5, "c": 64}]
+
+
+def test_members_of_tuples_that_differ_where_there_is_room(ns):
+    @sl.op(f"{ns}::convolved", requires=("n >= (k - 1) * d[0] + 1",), sizes="reference")
+    def convolved(
+        x: Float[Tensor, "n c"], w: Float[Tensor, "k"], s: tuple[int, int] = (1, 1), d: tuple[int, int] = (1, 1)
+    ) -> Float[Tensor, "m c"]:
+        return x[(len(w) - 1) * d[0] :: s[0]] * 1
+
+    tried = [dict(c.recipe.scalars) for c in crossed.scalars_of_sizes(Samples(convolved, 0))]
+    assert {"s": (1, 2), "d": (2, 1)} in tried

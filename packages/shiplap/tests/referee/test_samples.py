@@ -12,7 +12,9 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.audit import Samples, sample
 from shiplap.errors import AuditError
+from shiplap.referee import lengths
 from shiplap.referee.layouts import LAYOUTS, apply_layout, clone_exactly
+from shiplap.referee.mine import mine
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.samples import MOST
 from shiplap.referee.sizes import search
@@ -295,3 +297,37 @@ def test_a_builder_that_is_slow_is_asked_for_less(monkeypatch):
 
     assert list(Samples(op, 3).tiles())
     assert 4096 < max(asked) < 900_000  # a million would take ten times what is slow here
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_nans_have_several_bit_patterns(dtype):
+    drawn = draw((40, 40), dtype, "nan", 1, torch.Generator().manual_seed(0))
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    patterns = drawn.view(whole)[torch.isnan(drawn)].unique().tolist()
+    assert {torch.iinfo(whole).max, -1} <= set(patterns)
+    assert drawn.isfinite().sum() > 1000
+
+
+def test_lists_of_many_tensors(ns):
+    @sl.op(f"{ns}::doubled", mutates="xs")
+    def doubled(xs: list[Float[Tensor, "_"]]) -> None:
+        for x in xs:
+            x.mul_(2)
+
+    assert max(len(c.args[0]) for c in Samples(doubled, 0).lists()) > 110  # of a launch of multi_tensor_apply
+
+
+def test_sizes_of_heads_that_no_constant_tells_and_more_rows_than_sixteen_bits_count(ns):
+    @sl.op(f"{ns}::doubled")
+    def doubled(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        return x * 2
+
+    cases = list(Samples(doubled, 0).tiles())
+    assert {96, 180, 768, 1 << 16} <= {dict(c.recipe.sizes)["d"] for c in cases}
+    assert all(c.recipe.values == "normal" for c in cases if 180 in dict(c.recipe.sizes).values())
+
+
+def test_lists_of_numbers_beyond_small_sizes():
+    values = lengths.odd_values(window.spec.arg("kernel"), mine(window))
+    assert (9, 10) in values
+    assert (-9, -8) in values

@@ -9,29 +9,89 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from itertools import chain, combinations, islice
+from typing import Any
 
 from shiplap.referee.case import Case
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.samples import Samples
 from shiplap.referee.sizes import free_dims, scalar_candidates
 
-__all__ = ["afforded", "large", "layouts_of_dtypes", "layouts_of_ones", "pairs_of_scalars", "powers"]
+__all__ = [
+    "afforded",
+    "large",
+    "layouts_of_dtypes",
+    "layouts_of_ones",
+    "multiples",
+    "pairs_of_scalars",
+    "powers",
+    "scalars_of_sizes",
+    "scalars_of_ties",
+]
 
 PER_DTYPE = ("transposed", "padded", "strided", "offset")
 OF_ONES = ("strided", "column_major", "padded", "gaps")
 DIMS, PAIRS = 3, 6  # how many dims and pairs of scalars are tried
+REMAINDERS = (1, 2, 3)  # by how much sizes grow where scalars divide them
+PADDED = 64  # a multiple of what rows are padded to
 POWERS = 256  # elements along one dim: most of the powers of two that a dtype has, and their neighbours
 AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many elements
 
 
 def pairs_of_scalars(samples: Samples) -> Iterator[Case]:
     """Two scalars at a time at other values than their defaults, and all at once."""
-    spec, base = samples.spec, samples.base
-    values = {a.name: list(scalar_candidates(a)) for a in spec.scalars if a.name not in dict(base.sizes)}
-    given = {n: next((v for v in c if v != dict(base.scalars).get(n)), None) for n, c in values.items()}
-    others = {n: v for n, v in given.items() if v is not None}
-    groups = [*islice(combinations(others, 2), PAIRS), *([tuple(others)] if len(others) > 2 else [])]
-    yield from _made(samples, (base.but(scalars={n: others[n] for n in names}) for names in groups))
+    others = _others(samples)
+    yield from _made(samples, (samples.base.but(scalars={n: others[n] for n in names}) for names in _pairs(others)))
+
+
+def scalars_of_sizes(samples: Samples) -> Iterator[Case]:
+    """Scalars at other values, alone and in pairs, at sizes of other remainders, and with room in the first tensor: a
+    window, a stride or a group leaves another rest then."""
+    others, sizes = _others(samples), {n: v for n, v in samples.base.sizes if type(v) is int and v > 1}
+    first = next((t.tensor for t in samples.spec.tensors if t.tensor), None)
+    leading = {d.of or d.text for d in first.dims} if first else set()
+    wanted = [{n: 2 * v + 1 if n in leading else v for n, v in sizes.items()}]
+    wanted += [{n: v + more for n, v in sizes.items()} for more in REMAINDERS]
+    groups = (*((n,) for n in others), *_pairs(others))
+    recipes = (samples.base.but(scalars={n: others[n] for n in g}, sizes=w) for g in groups for w in wanted)
+    yield from _made(samples, recipes)
+
+
+def scalars_of_ties(samples: Samples) -> Iterator[Case]:
+    """One scalar at another value, and equal numbers: which of them counts is often an option."""
+    others = _others(samples)
+    yield from _made(samples, (samples.base.but(scalars={n: v}, values="ties") for n, v in others.items()))
+
+
+def multiples(samples: Samples) -> Iterator[Case]:
+    """Each dim at a multiple of what rows are padded to."""
+    for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
+        yield from _made(samples, [samples.base.but(sizes={name: PADDED})])
+
+
+def _others(samples: Samples) -> dict[str, Any]:
+    """Another value than its default for each scalar that is no size: the first that may be given alone, if any may."""
+    base, others = samples.base, dict[str, Any]()
+    for number, arg in enumerate(a for a in samples.spec.scalars if a.name not in dict(base.sizes)):
+        usual = dict(base.scalars).get(arg.name)
+        tried = [v for v in (*_uneven(usual, number), *scalar_candidates(arg)) if v is not None and v != usual]
+        alone = (v for v in tried if samples.make(base.but(scalars={arg.name: v})) is not None)
+        for value in islice(chain(alone, tried), 1):
+            others[arg.name] = value
+    return others
+
+
+def _uneven(usual: Any, number: int) -> list[Any]:
+    """Members of a tuple of numbers that differ, first one way and for the next argument the other way: strides and
+    dilations of two axes are mixed up where only equal ones are tried."""
+    if not (isinstance(usual, (tuple, list)) and len(usual) > 1 and all(type(v) is int for v in usual)):
+        return []
+    more = [v + (i + number) % 2 for i, v in enumerate(usual)]
+    return [tuple(more), tuple(reversed(more))]
+
+
+def _pairs(names: Iterable[str]) -> list[tuple[str, ...]]:
+    names = tuple(names)
+    return [*islice(combinations(names, 2), PAIRS), *([names] if len(names) > 2 else [])]
 
 
 def layouts_of_dtypes(samples: Samples) -> Iterator[Case]:

@@ -30,7 +30,7 @@ def against_reference(
     own = reference(op, case.args) if own is None else own
     got = run(op, case) if got is None else got
     if op.spec.random:  # the check `distribution` compares values
-        return Difference(unlike(got, own))
+        return Difference(unlike(got, own) or _unbounded(got, own))
     wide = reference64(op, case.args)
     if op.spec.unordered:
         got, wide = matched(op.spec, canonical(op.spec, tuple(got)), own), matched(op.spec, wide, own)
@@ -67,6 +67,16 @@ def unlike(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
     """Why results are of another kind than those of the reference, whatever their values; empty if they are not."""
     mine, theirs = ([(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in ts] for ts in (got, own))
     return "" if mine == theirs else f"results {mine}, those of the reference are {theirs}"
+
+
+def _unbounded(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
+    """Whether random results are no numbers where all of the reference's are: a draw seldom decides on that."""
+    for index, (g, o) in enumerate(zip(got, own, strict=True)):
+        if (g.is_floating_point() or g.is_complex()) and bool(torch.isfinite(o).all()):
+            lost = int((~torch.isfinite(g)).sum())
+            if lost:
+                return f"result {index}: {lost} of {g.numel()} are NaN or infinite, none of the reference's is"
+    return ""
 
 
 def settle(

@@ -18,14 +18,16 @@ __all__ = [
     "MILLION",
     "ORDERS",
     "RICH",
+    "USUAL",
+    "joint",
     "leading",
     "lengths",
     "odd_values",
-    "together",
     "uneven",
 ]
 
 LADDER = (63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097)
+USUAL = (80, 96, 160, 180, 192, 210, 384, 768, 1536, 3072, 1 << 16)  # of heads and layers; where 16 bits wrap
 LONGEST, MOST = 1 << 17, 48  # a size that a sample may have, and how many are derived
 LONG = 4096  # terms of a long sum
 GRAIN = 70_001  # elements: two pieces of a parallel loop, and a rest
@@ -38,15 +40,16 @@ FEW = 33  # sizes up to this are all tried elsewhere, or hardly worth it
 
 
 def lengths(mined: Mined) -> list[int]:
-    """Sizes of one dim, small ones first: around each mined constant and its double, and around powers of two."""
+    """Sizes of one dim, small ones first: around each mined constant and its double, around powers of two, and usual
+    sizes of heads and layers: native code may branch on any of them, and shows no constants."""
     sizes: list[int] = []
     for value in (v for v in mined.ints if 3 < v <= LONGEST // 2):
         sizes += [value, value + 1, value - 1, 2 * value + 1, 3 * value + 2]
     own = [v for v in dict.fromkeys(sizes) if 1 < v <= LONGEST and v not in (15, 16, 17, 31, 33)]
-    return sorted({*LADDER, *own[:MOST]})
+    return sorted({*LADDER, *USUAL, *own[:MOST]})
 
 
-def together(names: list[str]) -> Iterator[dict[str, int]]:
+def joint(names: list[str]) -> Iterator[dict[str, int]]:
     """Sizes of several dims at once: beyond one tile in all, far beyond in one, and one of them single."""
     if len(names) < 2:
         return
@@ -101,6 +104,7 @@ def _lists(kind: str, arg: Arg, ints: Sequence[int], mined: Mined) -> list[Any]:
             t for n in lengths_ for t in (tuple(range(1, n + 1)), tuple(range(n, 0, -1)), (0,) * n)
         ]
         rows += [(-1,) * n for n in lengths_] + [(2, *(1,) * (n - 1)) for n in lengths_ if n]
+        rows += [t for n in lengths_ if n for t in ((*range(9, 9 + n),), (*range(-9, n - 9),))]  # beyond small sizes
         return _unique(rows)
     if kind == "list[float]":
         return _unique([t for n in lengths_ for t in (tuple(0.5 * i - 1 for i in range(n)), (0.0,) * n, (-2.0,) * n)])

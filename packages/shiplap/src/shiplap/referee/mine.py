@@ -18,6 +18,7 @@ __all__ = ["SOURCES", "Mined", "around", "mine", "numbers"]
 DEEP, MANY = 6, 400  # how far values and helpers are followed, and how many functions
 FAR, MOST = 1e4, 8  # what is no threshold of values, and how many are
 MEMBERS = 128  # of the longest list
+MANY_MEMBERS = 130  # more than a launch takes: that number may stand where nothing can be mined, in native code
 LONGEST = 40  # characters of a string that may be a mode
 SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 LARGEST_FILE = 200_000
@@ -39,8 +40,8 @@ class Mined:
 
     @property
     def members(self) -> list[int]:
-        """Lengths of lists of tensors: few, and one more than a kernel may take at once."""
-        return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= MEMBERS][:3])))
+        """Lengths of lists of tensors: few, one more than a kernel may take at once, and many."""
+        return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= MEMBERS][:3], MANY_MEMBERS)))
 
 
 def mine(op: Op) -> Mined:

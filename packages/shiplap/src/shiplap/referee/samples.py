@@ -25,7 +25,7 @@ from shiplap.op.opaque import sample as sample_object
 from shiplap.referee.builder import built, takes_values
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
-from shiplap.referee.lengths import FEW, GRAIN, LONG, MILLION, ORDERS, RICH, leading, lengths, odd_values, together
+from shiplap.referee.lengths import FEW, GRAIN, LONG, MILLION, ORDERS, RICH, USUAL, joint, leading, lengths, odd_values
 from shiplap.referee.lengths import uneven as uneven_lists
 from shiplap.referee.mine import Mined, around, mine
 from shiplap.referee.recipe import Recipe
@@ -253,14 +253,14 @@ class Samples:
         """Dims around tiles, thresholds and powers of two up to 4,096, each until it is ``SLOW``, and all at once."""
         kinds = free_dims(self.spec)
         fixed = [name for name, kind in kinds.items() if kind != "variadic"]
-        first: Iterator[dict[str, Any]] = chain(islice(together(fixed), 2), leading(n for n in kinds if n not in fixed))
+        first: Iterator[dict[str, Any]] = chain(islice(joint(fixed), 2), leading(n for n in kinds if n not in fixed))
         for wanted in first:
             yield from self._afforded(self._resized(wanted))  # whatever time the rest takes
         orders, turns, end = cycle(ORDERS), cycle(range(max(2, len(kinds)))), time.process_time() + RICH
         for size in lengths(self.mined):
             next(turns)  # so that each dim has its turn
             for name, kind in kinds.items():
-                ordered = (len(kinds) < 3 or next(turns) == 0) and time.process_time() < end
+                ordered = size not in USUAL and (len(kinds) < 3 or next(turns) == 0) and time.process_time() < end
                 if size > self._slow_from.get(name, size):
                     continue
                 began = time.process_time()
@@ -268,7 +268,7 @@ class Samples:
                     yield from self._afforded(chain([case], self._ordered(case, next(orders)) if ordered else ()))
                 if time.process_time() - began > 2 * SLOW:
                     self._slow_from[name] = size
-        for wanted in together(fixed):
+        for wanted in joint(fixed):
             for case in self._resized(wanted) if time.process_time() < end else ():
                 turned = self._ordered(case, next(orders)) if min(wanted.values()) > 1 else ()
                 yield from self._afforded(chain([case], turned))

@@ -60,7 +60,17 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng:
         parts = (values, torch.randn(shape, generator=rng, dtype=torch.float64))
         real = torch.float32 if dtype == torch.complex64 else torch.float64
         return torch.complex(*(_floats(part, real, kind, rng) for part in parts)).to(dtype)
-    return _floats(values, dtype, kind, rng).to(dtype)
+    drawn = _floats(values, dtype, kind, rng).to(dtype)
+    return _patterned(drawn, rng) if kind == "nan" and dtype.itemsize > 1 else drawn
+
+
+def _patterned(t: Tensor, rng: torch.Generator) -> Tensor:
+    """``t`` whose NaNs are of several bit patterns: all bits of the payload set, too, and of either sign. A conversion
+    that rounds by adding to the bits carries such a payload into the sign."""
+    bits = t.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[t.itemsize])
+    full = torch.tensor([torch.iinfo(bits.dtype).max, -1], dtype=bits.dtype)
+    drawn = torch.cat((full, bits.new_zeros(1)))[torch.randint(0, 3, t.shape, generator=rng)]
+    return torch.where(torch.isnan(t) & (drawn != 0), drawn, bits).view(t.dtype)
 
 
 def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator) -> Tensor:

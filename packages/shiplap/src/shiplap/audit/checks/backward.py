@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
@@ -42,7 +43,7 @@ def observe(op: Op, case: Case) -> Observation:
         return Observation(skip=reason)
     names = floating_args(op, case)
     otherwise = drawn_otherwise(op, case)
-    looks = [_repeated, _interleaved, _threaded, _overwritten]
+    looks = [_repeated, _interleaved, _threaded, _overwritten, _checkpointed]
     for look in looks if otherwise else [*looks, _single_outputs, _twice_one]:
         observation = look(op, case, names)
         if observation.problem:
@@ -144,6 +145,22 @@ def _overwritten(op: Op, case: Case, names: list[str]) -> Observation:
         if problem := bitwise(got, expected, "with the input left alone"):
             return Observation(f"{name} was overwritten after the forward, unnoticed by autograd: {problem}", fix=SAVE)
     return Observation()
+
+
+def _checkpointed(op: Op, case: Case, names: list[str]) -> Observation:
+    """A call that a checkpoint repeats in the backward; each saved tensor is given back once."""
+    if op.spec.random:
+        return Observation()  # a generator is not where it was
+    expected = _pull(*_graph(op, case, names), case.seed)
+    args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
+    wanted = [v for a, v in zip(op.spec.args, args, strict=True) if a.name in names]
+    outs = checkpoint(lambda *given: call(op, given), *args, use_reentrant=False)
+    try:
+        got = _pull([o for o in outs if o.requires_grad], wanted, case.seed)
+    except CheckpointError as e:
+        return Observation(f"under torch.utils.checkpoint: {last_line(e)}", fix="read ctx.saved_tensors once")
+    problem = bitwise(got, expected, "without")
+    return Observation(f"under torch.utils.checkpoint: {problem}" if problem else "", fix=SAVE)
 
 
 def _by_reference(op: Op, args: tuple[Any, ...]) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import chain, islice
+from itertools import chain, combinations, islice
 from typing import Any
 
 import torch
@@ -47,7 +47,17 @@ def observe(op: Op, case: Case) -> Observation:
             mine, theirs = _sizes(mine), _sizes(theirs)
         if problem := different(list(mine), list(theirs)):
             return Observation(f"result {index}: {problem}", fix="draw as the reference does")
+    for (i, mine), (j, more) in combinations(enumerate(zip(*got, strict=True)), 2):
+        theirs = [_product(run[i], run[j]) for run in wanted]
+        together = [_product(a, b) for a, b in zip(mine, more, strict=True)]
+        if len({t.shape for t in (*together, *theirs)}) == 1 and (problem := different(together, theirs)):
+            return Observation(f"results {i} and {j}, multiplied: {problem}", fix="draw each number once")
     return Observation(note=f"{RUNS} seeds of each")
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Of the magnitudes: results that draw the same numbers are large together. Nothing where their shapes differ."""
+    return a.abs().double() * b.abs().double() if a.shape == b.shape else torch.zeros(0, dtype=torch.float64)
 
 
 def _sizes(runs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

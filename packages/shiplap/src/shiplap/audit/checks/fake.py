@@ -19,13 +19,14 @@ from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.op.returned import made_of
 from shiplap.referee.case import Case, tree_map
+from shiplap.referee.crossed import multiples
 from shiplap.referee.run import call, outputs, split, tensors
 from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
     yield from chain(samples.plain(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.layouts())
-    yield from chain(samples.edges(), samples.grown(2))
+    yield from chain(samples.edges(), multiples(samples), samples.grown(2))
 
 
 def observe(op: Op, case: Case) -> Observation:

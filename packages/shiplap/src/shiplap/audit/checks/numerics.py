@@ -8,7 +8,7 @@ from itertools import chain, islice
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.referee.case import Case
-from shiplap.referee.crossed import pairs_of_scalars
+from shiplap.referee.crossed import pairs_of_scalars, scalars_of_sizes, scalars_of_ties
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import last_line, reference
 from shiplap.referee.samples import Samples, other
@@ -17,7 +17,7 @@ from shiplap.referee.samples import Samples, other
 def cases(samples: Samples) -> Iterable[Case]:
     big = list(islice(samples.grown(2), 2))
     yield from chain(samples.values(), samples.dtypes(), samples.optionals(), samples.scalars(), big)
-    yield from pairs_of_scalars(samples)
+    yield from chain(pairs_of_scalars(samples), scalars_of_sizes(samples), scalars_of_ties(samples))
     yield from (other(samples.op, c) for c in big)
 
 

@@ -73,7 +73,7 @@ def observe(op: Op, case: Case) -> Observation:
         if named:
             shown = "; ".join(f"{n} from {_brief(before[n])} to {_brief(after[n])}" for n in named)
             return Observation(f"{what} changes {shown}")
-    return _leaks(lambda: call(op, case.fresh())) if not case.recipe.absent else Observation()
+    return _leaks(*runs[-1]) if not case.recipe.absent else Observation()
 
 
 def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
@@ -122,6 +122,7 @@ WRITTEN: dict[str, Callable[[Any], object]] = {
     "signal handlers": _set_handlers,
     "locale": partial(locale.setlocale, locale.LC_ALL),
     "the module search path": partial(sys.path.__setitem__, slice(None)),
+    "NumPy's floating point errors": lambda kept: sys.modules["numpy"].seterr(**kept),
 }
 
 
@@ -194,7 +195,7 @@ SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, .
 
 
 def _flushed() -> bool:
-    return bool((torch.tensor([1e-39]) * 1.0 == 0).item())
+    return bool((torch.tensor([1e-39], dtype=torch.float32) * 1.0 == 0).item())  # whatever the default dtype is
 
 
 def _draw() -> None:
@@ -288,23 +289,23 @@ def _brief(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:20]}... ({hash(text) & 0xFFFF:04x})"
 
 
-def _leaks(run: Callable[[], Any]) -> Observation:
-    """Memory that grows with every call, in each of several rounds: resident bytes, and Python's objects."""
+def _leaks(what: str, run: Callable[[], Any]) -> Observation:
+    """Memory that grows with every run, in each of several rounds: resident bytes, and Python's objects."""
     began = time.monotonic()
     run()
     if (took := time.monotonic() - began) > SLOW:
-        return Observation(note=f"memory is not watched where a call takes {took:.1f} s")
+        return Observation(note=f"memory is not watched where {what} takes {took:.1f} s")
     gc.freeze()  # what is there already need not be looked through each time
     for _ in range(WARM):
         run()
     calls = min(CALLS, max(WARM, int(SECONDS / (took + 1e-9))))
     try:
         growths = [_growth(run, calls) for _ in range(ROUNDS)]
-        if _grown(growths, calls):
+        if _grown(growths, calls, what):
             growths += [_growth(run, calls) for _ in range(MORE)]
     finally:
         gc.unfreeze()
-    return Observation(_grown(growths, calls))
+    return Observation(_grown(growths, calls, what))
 
 
 def _growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
@@ -315,12 +316,12 @@ def _growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
     return objects - before[0], resident - before[1]
 
 
-def _grown(growths: list[tuple[float, float]], calls: int) -> str:
+def _grown(growths: list[tuple[float, float]], calls: int, what: str) -> str:
     """What every one of the rounds has left behind."""
     for at, (kind, limit) in enumerate((("Python objects", calls * 0.9), ("bytes of resident memory", calls * BYTES))):
         least = min(growth[at] for growth in growths)
         if least >= limit:
-            return f"{calls} calls of one size leave {least:.0f} {kind} behind, each time again"
+            return f"{what}, {calls} times with one size, leaves {least:.0f} {kind} behind, each time again"
     return ""
 
 

@@ -6,6 +6,7 @@ Inputs are compared with all bytes of their storages, also those that a sliced i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Arg, Op
 from shiplap.referee.case import Case
+from shiplap.referee.compare import bitwise
 from shiplap.referee.crossed import large
-from shiplap.referee.run import call, is_adopted, tensors
+from shiplap.referee.run import call, carries, is_adopted, summed, tensors
 from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
-    yield from samples.values()
+    yield from chain(samples.values(), samples.dtypes())  # what converts an input copies it in other dtypes alone
     yield from (c for c in samples.layouts() if "every" in dict(c.recipe.layouts))
     yield from large(samples)
 
@@ -37,6 +39,29 @@ def observe(op: Op, case: Case) -> Observation:
             if changed:
                 label = f"{arg.name}[{index}]" if arg.many else arg.name
                 return Observation(f"{label} {changed}")
+    plain = op.spec.mutated and case.recipe == Samples(op, case.seed, case.device).base
+    return _unnoticed(op, case) if plain else Observation()
+
+
+def _unnoticed(op: Op, case: Case) -> Observation:
+    """Autograd refuses to use a saved tensor that was written to since: it has to know that the op writes."""
+    args = case.fresh()
+    for arg, value in zip(op.spec.args, args, strict=True):
+        for t in _each(value) if arg.mutated else ():
+            if not carries(t):
+                continue
+            before, factor = t.clone(), torch.ones_like(t, requires_grad=True)
+            product = factor * t  # saves t
+            call(op, args)
+            try:
+                summed(product).backward()
+            except RuntimeError:
+                continue  # noticed
+            if bitwise([t], [before], "before"):
+                return Observation(
+                    f"{arg.name} is written to unnoticed by autograd: what saved it for a backward uses the new values",
+                    fix="write by torch's operators, or call torch.autograd.graph.increment_version",
+                )
     return Observation()
 
 
