@@ -133,7 +133,7 @@ def test_a_graph_expects_what_a_layer_has_met():
         return layer(spconv.SparseConvTensor(features, indices, GRIDS[3], 2)).features
 
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
-    with pytest.raises(ShiplapError, match="SL211(.|\n)*duplicate"):
+    with pytest.raises(ShiplapError, match=r"SL211(.|\n)*duplicate"):
         compiled(features)
     expected = run(features)
     torch.testing.assert_close(compiled(features), expected)
