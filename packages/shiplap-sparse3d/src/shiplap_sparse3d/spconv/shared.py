@@ -70,8 +70,8 @@ class SharedPlan(Plan):
         """As of a plan: ``[n, co]``."""
         assert self.first is not None
         of_cells = super().conv(feats, weight, bias, groups, tf32).index_select(0, self.first)
-        apart = feats - feats.index_select(0, self.first)
-        return of_cells + _grouped(apart, weight[:, self.centre], groups).to(of_cells.dtype)
+        difference = feats - feats.index_select(0, self.first)
+        return of_cells + _grouped(difference, weight[:, self.centre], groups).to(of_cells.dtype)
 
     @property
     def by_row(self) -> Tensor:
