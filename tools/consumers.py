@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import runpy
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +43,14 @@ def networks_of(folder: str) -> Networks:
     """Those of a checkout, with the same weights and scenes in each process."""
     sys.path.insert(0, folder)
     torch.manual_seed(0)
-    made: Networks = runpy.run_path(str(Path(folder) / "consumer.py"))["networks"]()
+    # A module that can be found by its name: Dynamo imports it for the globals of a function that it traces into.
+    name = re.sub(r"\W", "_", f"consumer of {Path(folder).resolve()}")
+    spec = spec_from_file_location(name, Path(folder) / "consumer.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: Networks = module.networks()
     sys.path.remove(folder)
     return made
 

@@ -6,7 +6,9 @@ In a program, before its first import of either::
 
     drop_in("spconv", "flex_gemm")
 
-For a program that nobody edits: ``python -m shiplap_sparse3d.drop_in train.py --its --arguments``.
+For a program that nobody edits: ``python -m shiplap_sparse3d.drop_in train.py --its --arguments``. With
+``duplicates=True``, or ``--duplicates`` in front of the program, submanifold layers take voxels that share a cell on a
+GPU and in graphs, as they always do on the CPU.
 
 Graphs of ``torch.compile`` take values of ``fractions.Fraction`` as constants meanwhile: TRELLIS.2 keeps the scale of a
 tensor in a tuple of them and looks caches up by its text, which Dynamo cannot write before torch 2.15 otherwise.
@@ -26,6 +28,7 @@ from types import ModuleType, TracebackType
 
 from shiplap.extend import error
 from shiplap.extend.containers import register_constant
+from shiplap_sparse3d.spconv.shared import expect_duplicates
 
 __all__ = ["DropIn", "drop_in"]
 
@@ -59,8 +62,10 @@ class DropIn:
         self.undo()
 
 
-def drop_in(*names: str) -> DropIn:
+def drop_in(*names: str, duplicates: bool = False) -> DropIn:
     """Let ``import spconv`` and ``import flex_gemm`` find shiplap's facades (default: both) from now on.
+
+    ``duplicates``: submanifold layers take voxels that share a cell on a GPU and in graphs, too, until ``undo()``.
 
     Raises:
         ArgumentError: SL208 for another name, and where the real package is loaded already: part of the program would
@@ -82,7 +87,16 @@ def drop_in(*names: str) -> DropIn:
             )
     new = {name: module for name, module in placed.items() if name not in sys.modules}
     sys.modules.update(new)
-    return DropIn(new, register_constant(Fraction))
+    forget = register_constant(Fraction)
+    if not duplicates:
+        return DropIn(new, forget)
+    before = expect_duplicates()
+
+    def undone() -> None:
+        forget()
+        expect_duplicates(before)
+
+    return DropIn(new, undone)
 
 
 def _modules(name: str) -> dict[str, ModuleType]:
@@ -109,15 +123,17 @@ def _refused(got: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """``script.py [argument ...]``, or ``-m module [argument ...]``, with both facades in place."""
+    """``[--duplicates] script.py [argument ...]``, or ``-m module [argument ...]``, with both facades in place."""
+    duplicates = [*arguments[:1]] == ["--duplicates"]
+    arguments = arguments[1:] if duplicates else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: python -m shiplap_sparse3d.drop_in (SCRIPT | -m MODULE) [ARGUMENT ...]")
+        print("usage: python -m shiplap_sparse3d.drop_in [--duplicates] (SCRIPT | -m MODULE) [ARGUMENT ...]")
         raise SystemExit(0 if arguments else 2)
     if arguments[0] == "-m" and len(arguments) == 1:
         raise SystemExit(_refused("no module after -m"))
     if arguments[0] != "-m" and not Path(arguments[0]).exists():
         raise SystemExit(_refused(f"no file {arguments[0]}"))
-    with drop_in():
+    with drop_in(duplicates=duplicates):
         if arguments[0] == "-m":
             sys.argv = list(arguments[1:])
             sys.path[0] = str(Path.cwd())

@@ -153,7 +153,11 @@ class Geometry:
         coords: ``int32 [n, 4]``; like ``spatial_shape`` it has three axes, whatever ``ndim`` is.
         ndim: axes of the voxels, 1 to 3.
         parent: the step that led here, for the way back.
+        shared: of voxels that share cells, which ``spconv`` allows in submanifold layers: for each row the first one of
+            its cell, and the voxels with padding in place of the other rows. Found when it is asked for.
     """
+
+    shared: tuple[Tensor, Geometry] | None = None
 
     def __init__(self, coords: Tensor, spatial_shape: Axes, batch_size: int, *, padded: bool = False) -> None:
         if coords.dim() != 2 or coords.dtype != torch.int32:

@@ -15,6 +15,7 @@ from shiplap_sparse3d.spconv import (
     modules,
     ops,
     pool,
+    shared,
     spatial,
     tables,
     tensorview,
@@ -63,6 +64,7 @@ from shiplap_sparse3d.spconv.pool import (
     SparseMaxPool3d,
     SparseMaxPool4d,
 )
+from shiplap_sparse3d.spconv.shared import expect_duplicates
 from shiplap_sparse3d.spconv.tables import AddTable, AddTableMisaligned, ConcatTable, JoinTable
 
 __all__ = [
@@ -114,12 +116,14 @@ __all__ = [
     "conv",
     "core",
     "cppcore",
+    "expect_duplicates",
     "functional",
     "hash",
     "identity",
     "modules",
     "ops",
     "pool",
+    "shared",
     "spatial",
     "tables",
     "tensorview",

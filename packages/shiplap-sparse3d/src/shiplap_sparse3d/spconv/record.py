@@ -12,6 +12,7 @@ from torch.compiler import is_compiling
 from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d.geometry import Geometry, Strided
 from shiplap_sparse3d.plan import Plan
+from shiplap_sparse3d.spconv.shared import SharedPlan, plan_of, refuse_shared
 from shiplap_sparse3d.steps import Window as Step
 
 __all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "Window"]
@@ -81,7 +82,7 @@ class IndiceData:
         plan = self.known_plan
         if plan is None or (torch.is_grad_enabled() and not plan.whole):
             if self.is_subm:
-                plan = self.geometry.subm(self.ksize, self.dilation)
+                plan = plan_of(self.geometry, self.ksize, self.dilation)
             else:
                 plan = self.window.step(self.geometry).plan
             self.known_plan = plan
@@ -104,6 +105,7 @@ class IndiceData:
     def pool_plan(self) -> Plan:
         """The plan with tables that are not sorted, for pooling."""
         if self.is_subm:
+            refuse_shared(self.plan, "a pool over the voxels of a submanifold layer")
             return Plan(by_output(self.plan), self.plan.rows)
         return self.window.step(self.geometry, pooled=True).plan
 
@@ -133,11 +135,18 @@ class IndiceData:
 
     @property
     def indice_pairs(self) -> Tensor:
-        return compact(self.pair_bwd)[0]
+        return self._pairs[0]
 
     @property
     def indice_pair_num(self) -> Tensor:
-        return compact(self.pair_bwd)[1]
+        return self._pairs[1]
+
+    @property
+    def _pairs(self) -> tuple[Tensor, Tensor]:
+        if not isinstance(self.plan, SharedPlan):
+            return compact(self.pair_bwd)
+        pairs, counts = compact(self.pair_fwd)  # an input may be read more than once: listed by outputs
+        return pairs.flip(0), counts
 
 
 ImplicitGemmIndiceData = IndiceData  # one record serves both: a table is either form
@@ -145,7 +154,7 @@ ImplicitGemmIndiceData = IndiceData  # one record serves both: a table is either
 
 def by_output(plan: Plan) -> Tensor:
     """The table of ``plan`` with one row per output, in their order."""
-    return plan.unsorted().table
+    return plan.by_row if isinstance(plan, SharedPlan) else plan.unsorted().table
 
 
 def compact(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:

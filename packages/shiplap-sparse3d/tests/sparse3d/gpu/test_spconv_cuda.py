@@ -94,3 +94,24 @@ def test_records_and_utilities_on_the_gpu():
     table.insert(torch.tensor([5, 3, 5], device="cuda"), torch.tensor([1, 2, 3], dtype=torch.int32, device="cuda"))
     values, missing = table.query(torch.tensor([3, 5, 7], device="cuda"))
     assert (values.tolist()[:2], missing.tolist()) == ([2, 3], [False, False, True])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_voxels_that_share_a_cell_on_the_gpu(compiled):
+    torch.manual_seed(0)
+    columns = [torch.randint(0, size, (900,)) for size in (2, 16, 18)]
+    indices, features = torch.stack(columns, 1).int(), torch.randn(900, 16)
+    layers = spconv.SubMConv2d(16, 32, 3, indice_key="a"), nn.ReLU(), spconv.SubMConv2d(32, 32, 3, indice_key="a")
+    net, results, before = spconv.SparseSequential(*layers), [], spconv.expect_duplicates()
+    try:
+        for device in ("cpu", "cuda"):
+            ours = copy.deepcopy(net).to(device)
+            run = torch.compile(ours) if compiled and device == "cuda" else ours
+            there = features.to(device).requires_grad_()
+            out = run(spconv.SparseConvTensor(there, indices.to(device), [16, 18], 2)).features
+            out.square().mean().backward()
+            results.append([t.detach().cpu() for t in (out, there.grad, *(p.grad for p in ours.parameters()))])
+    finally:
+        spconv.expect_duplicates(before)
+    for mine, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=2e-3, atol=2e-3 * float(wanted.abs().max()))

@@ -1,0 +1,139 @@
+"""Voxels that share a cell, in submanifold layers: each row is a voxel of its own, and its neighbours are found.
+
+Models project voxels onto an image, or give each Gaussian the cell it lies in, and convolve over the result. spconv
+takes that, and what it computes depends on the order in which its threads write to a hash table. Here row ``i`` reads
+itself and, in each other cell of the window, the first row of that cell. So over the first rows it is a convolution of
+distinct voxels, of which each other row of a cell gets a copy, and beside it the difference between itself and the
+first one under the weight of the centre. Both are sums of ops that have gradients.
+
+Whether rows share a cell only the data knows. On the CPU the op that builds a table says so, and the layer goes on from
+there. A GPU would have to be waited for, and a graph has no other branch: both expect it when they were told
+(:func:`expect_duplicates`), and a graph also where layers outside of graphs have met it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from shiplap import ShiplapError
+from shiplap.extend import error
+from shiplap_sparse3d.coords import keys_of
+from shiplap_sparse3d.geometry import Geometry
+from shiplap_sparse3d.plan import Plan
+
+__all__ = ["SharedPlan", "expect_duplicates", "first_rows", "plan_of"]
+
+_expected = False
+
+
+def expect_duplicates(expected: bool = True) -> bool:
+    """Whether submanifold layers on a GPU, and those in graphs that are made from now on, allow voxels in one cell.
+
+    On the CPU, layers outside of graphs always do. A layer whose voxels a strided layer made never asks: they are
+    distinct. Returns what was set before.
+    """
+    global _expected
+    before, _expected = _expected, expected
+    return before
+
+
+def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
+    """``int64 [n]``: for each row of ``int32 [n, 4]`` the first one with the same numbers."""
+    order = keys_of(coords, shape).argsort(stable=True)
+    ordered = coords.index_select(0, order)
+    places = torch.arange(order.shape[0], device=coords.device)
+    begins = (ordered != ordered.roll(1, 0)).any(1)  # of one row, or of equal ones alone, no begin is seen
+    start = torch.where(begins, places, 0).cummax(0).values
+    return torch.empty_like(order).scatter(0, order, order.index_select(0, start))
+
+
+@dataclass(frozen=True)
+class SharedPlan(Plan):
+    """The plan of a submanifold layer whose voxels share cells: that of the first rows, and what the others add.
+
+    Attributes:
+        first: ``int64 [n]``, the first row in the cell of each row.
+        centre: the tap at which a voxel reads itself.
+    """
+
+    first: Tensor | None = None
+    centre: int = 0
+
+    def conv(
+        self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
+    ) -> Tensor:
+        """As of a plan: ``[n, co]``."""
+        assert self.first is not None
+        of_cells = super().conv(feats, weight, bias, groups, tf32).index_select(0, self.first)
+        difference = feats - feats.index_select(0, self.first)
+        return of_cells + _grouped(difference, weight[:, self.centre], groups).to(of_cells.dtype)
+
+    @property
+    def by_row(self) -> Tensor:
+        """``int32 [n, k]``: the row that each row reads under each tap, or -1."""
+        assert self.first is not None
+        table = self.unsorted().table.index_select(0, self.first)
+        own = torch.arange(table.shape[0], dtype=table.dtype, device=table.device)
+        return torch.cat([table[:, : self.centre], own[:, None], table[:, self.centre + 1 :]], 1)
+
+
+def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """``rows [n, ci]`` under ``weight [co, ci / groups]``."""
+    if groups == 1:
+        return torch.nn.functional.linear(rows, weight)
+    split = rows.unflatten(1, (groups, -1)).transpose(0, 1)  # [groups, n, ci / groups]
+    return torch.bmm(split, weight.unflatten(0, (groups, -1)).transpose(1, 2)).transpose(0, 1).flatten(1)
+
+
+def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
+    """The plan of a submanifold layer, for voxels that may share cells as far as that is allowed.
+
+    Raises SL211 where they do and it is not, and for rows outside the grid.
+    """
+    if geometry.parent is not None:
+        return geometry.subm(kernel, dilation)
+    if is_compiling():
+        return _shared(geometry, kernel, dilation) if _expected else geometry.subm(kernel, dilation)
+    if geometry.shared is not None or (_expected and geometry.coords.is_cuda and _has_twins(geometry)):
+        return _shared(geometry, kernel, dilation)
+    try:
+        return geometry.subm(kernel, dilation)
+    except ShiplapError as wrong:
+        if wrong.id != "SL211" or geometry.coords.is_cuda or not _has_twins(geometry):
+            raise
+    expect_duplicates()
+    return _shared(geometry, kernel, dilation)
+
+
+def _has_twins(geometry: Geometry) -> bool:
+    first = first_rows(geometry.coords, geometry.spatial_shape)
+    return not torch.equal(first, torch.arange(first.shape[0], device=first.device))
+
+
+def _shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> SharedPlan:
+    """The plan of voxels of which several may be in one cell. What they share is found once for all kernels."""
+    if geometry.shared is None:
+        first = first_rows(geometry.coords, geometry.spatial_shape)
+        alone = first == torch.arange(first.shape[0], device=first.device)
+        coords = torch.where(alone[:, None], geometry.coords, -1)
+        distinct = Geometry.unchecked(coords, geometry.spatial_shape, geometry.batch_size, False, geometry.ndim)
+        geometry.shared = first, distinct
+    first, distinct = geometry.shared
+    plan = distinct.subm(kernel, dilation)
+    centre = 0
+    for size in kernel:
+        centre = centre * size + size // 2
+    return SharedPlan(
+        plan.table, plan.rows, plan.order, plan.masks, plan.reflect, plan.symmetric, plan.back, first, centre
+    )
+
+
+def refuse_shared(plan: Plan, where: str) -> None:
+    """SL211 for what has no meaning where voxels share a cell."""
+    if isinstance(plan, SharedPlan):
+        raise error("SL211", where=where, got="voxels that share a cell", expected="distinct voxels")
