@@ -48,8 +48,11 @@ def standing() -> dict[str, Any]:
             torch.backends.cuda.flash_sdp_enabled(),
             torch.backends.cuda.mem_efficient_sdp_enabled(),
             torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
             torch.backends.opt_einsum.enabled,
+            torch.backends.opt_einsum.strategy,
         ),
+        "torch.set_printoptions": tuple(vars(torch._tensor_str.PRINT_OPTS).items()),
         "torch.utils.deterministic": (
             torch.is_deterministic_algorithms_warn_only_enabled(),
             deterministic.fill_uninitialized_memory,

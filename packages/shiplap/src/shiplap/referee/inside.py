@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.referee.dice import Dice
 from shiplap.referee.intact import Snapshot
 from shiplap.referee.loading import ready, renew
 from shiplap.referee.queued import queued
@@ -85,6 +86,7 @@ class Host:
         self._last: Any = ()  # what the answer tells of lives until the next one
         self._intact, self._watch = Snapshot(_known), Watch()
         self._batches: dict[int, Any] = {}
+        self._dice = Dice()
 
     def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
         """One request → one reply."""
@@ -175,7 +177,9 @@ class Host:
 
     def _operators(self, args: list[Any]) -> dict[str, Any]:
         self._last = ()  # nothing of an earlier call ends, and works, after this one
+        self._dice.throw()
         ops, result, between = _ops(self._target, args, self._intact)
+        between["left"] += self._dice.stuck()
         self._last = args, result, [_home(o) for o in result]
         return {"ops": ops, "outs": [_place(o) for o in self._last[-1]], **between}
 

@@ -156,7 +156,7 @@ class _Owner(NamedTuple):
             now = vars(self.value).get(name)
             if type(now) is not dict or (len(now) == len(before) and all(map(is_, now.values(), before.values()))):
                 continue
-            other = [k for k, v in list(now.items()) if v is not before.get(k) and _works(v) and not is_theirs(v)]
+            other = [k for k, v in list(now.items()) if v is not before.get(k) and _is_function(v) and not is_theirs(v)]
             told += [f"{self.name}.{name}[{str(k)[:40]}]" for k in other if k in before or _is_shared(k)]
         return told
 
@@ -223,6 +223,10 @@ def _is_special(name: str) -> bool:
 def _works(value: Any) -> bool:
     """Whether it is called, or called when it is looked up."""
     return callable(value) or isinstance(value, DESCRIPTORS)
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
 
 
 def _is_another(name: str, now: Any, before: Any) -> bool:

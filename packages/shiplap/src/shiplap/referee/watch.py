@@ -6,8 +6,11 @@ were put together from. As everything in the process that is judged, this can be
 
 from __future__ import annotations
 
+import decimal
+import faulthandler
 import gc
 import inspect
+import locale
 import logging
 import os
 import resource
@@ -50,7 +53,7 @@ FLAGS = (  # of torch.backends: which algorithms others get
     *(f"cuda.matmul.allow_{name}" for name in ("tf32", "fp16_accumulation")),
     *(f"cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("fp16", "bf16")),
     *(f"{name}.fp32_precision" for name in ("cuda.matmul", "cudnn.conv", "mkldnn.matmul", "mkldnn.conv")),
-    "mkldnn.enabled",
+    *(f"mkldnn.{name}" for name in ("enabled", "deterministic")),
 )
 
 
@@ -84,6 +87,13 @@ def _folder() -> str:
         return ""
 
 
+def _umask() -> int:
+    """It can be read only by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def _finds(finder: Any) -> bool:
     """Whether what finds modules is Python's, or of an installed package."""
     find = getattr(finder, "find_spec", None) or finder
@@ -101,7 +111,7 @@ def state() -> dict[str, Any]:
         "torch.initial_seed": torch.initial_seed(),
         "operators of torch": replaced_operators(is_trusted),
         "torch.backends": tuple(_flag(path) for path in FLAGS),
-        "garbage collection": (gc.isenabled(), list(gc.callbacks)),
+        "garbage collection": (gc.isenabled(), gc.get_threshold(), list(gc.callbacks)),
         "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled(),
         "torch.is_grad_enabled": torch.is_grad_enabled(),
         "modes, autocast or tracers of torch": untouched(),
@@ -110,8 +120,14 @@ def state() -> dict[str, Any]:
         "sys.monitoring": _monitors(),
         "tracemalloc": tracemalloc.is_tracing(),
         "signal handlers": handlers,
+        "signals that are blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "faulthandler": faulthandler.is_enabled(),
         "limits": tuple(resource.getrlimit(limit) for limit in LIMITS),
+        "sys.setrecursionlimit": sys.getrecursionlimit(),
         "current folder": _folder(),
+        "os.umask": _umask(),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "decimal": (decimal.getcontext().prec, decimal.getcontext().rounding),
         "sys.meta_path or sys.path_hooks": [f for f in (*sys.meta_path, *sys.path_hooks) if not _finds(f)],
         "rounding": tuple(float(np.float32(1.0) + np.float32(by)) for by in (2.0**-25, -(2.0**-26))),
         "numpy.seterr": np.geterr(),
@@ -135,7 +151,7 @@ class Watch:
     def __init__(self) -> None:
         self._looked: dict[str, None] = {}
         self._busy = False
-        self._before = state()
+        self._before, self._frozen = state(), gc.get_freeze_count()
         sys.addaudithook(self._hear)
 
     def reset(self) -> None:
@@ -149,7 +165,8 @@ class Watch:
 
     def told(self) -> dict[str, list[str]]:
         """``looked``: what was asked for; ``left``: what is not as it was."""
-        return {"looked": list(self._looked), "left": changed(self._before)}
+        frozen = ["gc.freeze"] if gc.get_freeze_count() > self._frozen else []
+        return {"looked": list(self._looked), "left": changed(self._before) + frozen}
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if event in EVENTS:
