@@ -178,7 +178,8 @@ class Host:
     def _operators(self, args: list[Any]) -> dict[str, Any]:
         self._last = ()  # nothing of an earlier call ends, and works, after this one
         self._dice.throw()
-        ops, result, between = _ops(self._target, args, self._intact)
+        with self._watch.listening():
+            ops, result, between = _ops(self._target, args, self._intact)
         between["left"] += self._dice.stuck()
         self._last = args, result, [_home(o) for o in result]
         return {"ops": ops, "outs": [_place(o) for o in self._last[-1]], **between}
@@ -236,7 +237,10 @@ def _ops(
     """
     from torch.autograd.profiler import profile
 
-    with torch.no_grad(), profile(use_cpu=True, record_shapes=True) as seen:
+    from shiplap.compat.profiling import of_all_threads
+
+    config = of_all_threads()
+    with torch.no_grad(), profile(use_cpu=True, record_shapes=True, experimental_config=config) as seen:
         before = state()
         result = bare(target(*args))
         gc.collect()

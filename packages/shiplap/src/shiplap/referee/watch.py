@@ -19,6 +19,9 @@ import sys
 import threading
 import traceback
 import tracemalloc
+import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os.path import realpath  # as it is now: what is judged may put another function in its place
 from types import FrameType, FunctionType
 from typing import Any
@@ -30,7 +33,7 @@ from shiplap.compat.calls import untouched
 from shiplap.compat.library import replaced_operators
 from shiplap.compat.standing import standing
 from shiplap.referee.genuine import is_genuine, is_theirs, is_trusted, is_trusted_module
-from shiplap.referee.source import LOOKS
+from shiplap.referee.source import HIDES, LOOKS
 
 __all__ = ["Watch", "changed", "state"]
 
@@ -44,8 +47,16 @@ EVENTS = frozenset(
 )
 NAMED = frozenset({"object.__getattr__", "ctypes.dlsym"})  # events with a name as the second argument
 FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
+TORCH = os.path.dirname(realpath(torch.__file__))
 WHOLE = frozenset(map(realpath, (inspect.__file__, traceback.__file__, sys.modules["ctypes"].__file__ or "")))
-IN_PART = {realpath(logging.__file__): {"findCaller", "currentframe", "<lambda>"}}
+IN_PART = {  # functions that look at frames for whoever calls them
+    realpath(logging.__file__): {"findCaller", "currentframe", "<lambda>"},
+    realpath(typing.__file__): {"_caller"},
+    os.path.join(TORCH, "_jit_internal.py"): {"createResolutionCallbackFromFrame"},
+    os.path.join(TORCH, "_library", "utils.py"): {"get_source"},
+    os.path.join(TORCH, "_ops.py"): {"redispatch"},
+}
+CALLED = LOOKS | HIDES
 LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
 SUBNORMAL = 1e-40
 FLAGS = (  # of torch.backends: which algorithms others get
@@ -183,6 +194,23 @@ class Watch:
                 self._looked[what] = None
         finally:
             self._busy = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear also of functions in C that raise no audit event, whatever the names were put together from."""
+        before = sys.getprofile()
+        sys.setprofile(self._called)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def _called(self, frame: FrameType, event: str, function: Any) -> None:
+        if event not in ("call", "c_call"):
+            return
+        name = frame.f_code.co_name if event == "call" else function.__name__
+        if name in CALLED and (event == "c_call" or is_genuine(frame.f_code)) and self._is_foreign(frame):
+            self._looked[name] = None
 
     def _is_foreign(self, frame: FrameType | None) -> bool:
         """Whether code of the candidate asks, by itself or through a module that looks at frames for others."""

@@ -29,7 +29,7 @@ PADDED = 256 << 20  # bytes, or in twice its own length if that is more
 
 INTACT = (
     ("changed", "patched", "replaces"),
-    ("looked", "source", "looks at its callers or at objects of others:"),
+    ("looked", "source", "looks at its callers or at objects of others, or hides what it runs:"),
     ("left", "state", "leaves changed for its caller:"),
 )
 
