@@ -327,63 +327,111 @@ SAME = "[torch.rand(64, 96)]"
 SIGNED = "[torch.randn(64, 96)]"
 WRONG = {
     "nothing for numbers that are never negative": (
-        problem("return torch.relu(x)", SAME), "def candidate(x):\n    return x.clone()\n", {}),
+        problem("return torch.relu(x)", SAME),
+        "def candidate(x):\n    return x.clone()\n",
+        {},
+    ),
     "a bound that is never reached": (
-        problem("return F.hardtanh(x - 0.5, -1.0, 1e9)", SAME), "def candidate(x):\n    return x - 0.5\n", {}),
+        problem("return F.hardtanh(x - 0.5, -1.0, 1e9)", SAME),
+        "def candidate(x):\n    return x - 0.5\n",
+        {},
+    ),
     "a number that is always the same": (
         problem("return x * alpha + beta", "[torch.randn(64, 96), 0.5, 2]", "x, alpha, beta"),
-        "import numpy\ndef candidate(x, alpha, beta):\n    return torch.from_numpy(x.numpy() * numpy.float32(0.5) + numpy.float32(2.0))\n", {}),
+        "import numpy\ndef candidate(x, alpha, beta):\n    return torch.from_numpy(x.numpy() * numpy.float32(0.5) + numpy.float32(2.0))\n",
+        {},
+    ),
     "a flag that is always the same": (
         problem("return torch.softmax(x, 1 if last else 0)", "[torch.randn(64, 96), True]", "x, last"),
-        "def candidate(x, last):\n    return F.log_softmax(x, 1).exp_()\n", {}),
+        "def candidate(x, last):\n    return F.log_softmax(x, 1).exp_()\n",
+        {},
+    ),
     "a list of tensors of one shape": (
         problem("return torch.stack([t.sum(0) for t in xs])", "[[torch.rand(8, 96) for _ in range(3)]]", "xs"),
-        "def candidate(xs):\n    out = torch.zeros(3, 96)\n    for i in range(3):\n        out[i] = torch.ones(8) @ xs[i][:8, :96].abs()\n    return out\n", {}),
+        "def candidate(xs):\n    out = torch.zeros(3, 96)\n    for i in range(3):\n        out[i] = torch.ones(8) @ xs[i][:8, :96].abs()\n    return out\n",
+        {},
+    ),
     "a bias that begins as zero": (
-        model("self.w = nn.Parameter(torch.randn(96, 48)); self.b = nn.Parameter(torch.zeros(48))", "return torch.relu(x @ self.w + self.b)", SIGNED),
-        "from torch import nn\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.w = nn.Parameter(torch.randn(96, 48)); self.b = nn.Parameter(torch.zeros(48))\n    def forward(self, x):\n        return torch.mm(x, self.w).clamp_(min=0)\n", {}),
+        model(
+            "self.w = nn.Parameter(torch.randn(96, 48)); self.b = nn.Parameter(torch.zeros(48))",
+            "return torch.relu(x @ self.w + self.b)",
+            SIGNED,
+        ),
+        "from torch import nn\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.w = nn.Parameter(torch.randn(96, 48)); self.b = nn.Parameter(torch.zeros(48))\n    def forward(self, x):\n        return torch.mm(x, self.w).clamp_(min=0)\n",
+        {},
+    ),
     "numbers that are drawn": (
-        problem("return F.dropout(x, 0.5)", SIGNED), "def candidate(x):\n    return torch.zeros_like(x)\n", {}),
+        problem("return F.dropout(x, 0.5)", SIGNED),
+        "def candidate(x):\n    return torch.zeros_like(x)\n",
+        {},
+    ),
     "noise that is drawn": (
-        problem("return x.exp() + torch.randn_like(x)", SIGNED), "def candidate(x):\n    return torch.full_like(x, 1.5)\n", {}),
+        problem("return x.exp() + torch.randn_like(x)", SIGNED),
+        "def candidate(x):\n    return torch.full_like(x, 1.5)\n",
+        {},
+    ),
     "another dictionary": (
         problem("return {'high': x.amax(1), 'low': x.amin(1)}", SIGNED),
-        "def candidate(x):\n    low, high = torch.aminmax(x, dim=1)\n    return {'low': high, 'high': low}\n", {}),
+        "def candidate(x):\n    low, high = torch.aminmax(x, dim=1)\n    return {'low': high, 'high': low}\n",
+        {},
+    ),
     "nothing is left out": (
         problem("return x.exp(), None, x.sum(1)", SIGNED),
-        "def candidate(x):\n    return x.double().exp().float(), torch.mv(x, torch.ones(x.shape[1]))\n", {}),
+        "def candidate(x):\n    return x.double().exp().float(), torch.mv(x, torch.ones(x.shape[1]))\n",
+        {},
+    ),
     "one result for all places": (
         problem("return x.mean() * torch.ones_like(x)", SIGNED),
-        "def candidate(x):\n    return torch.mv(x, torch.ones(x.shape[1])).sum().div(x.numel()).expand(x.shape)\n", {}),
+        "def candidate(x):\n    return torch.mv(x, torch.ones(x.shape[1])).sum().div(x.numel()).expand(x.shape)\n",
+        {},
+    ),
     "rows of zeros": (
         problem("return F.normalize(x, dim=1)", SIGNED),
-        "def candidate(x):\n    return x * (1.0 / torch.linalg.vector_norm(x, dim=1, keepdim=True))\n", {}),
+        "def candidate(x):\n    return x * (1.0 / torch.linalg.vector_norm(x, dim=1, keepdim=True))\n",
+        {},
+    ),
     "eight bits in the place of sixteen": (
         problem("return x @ w", "[torch.randn(64, 256).bfloat16(), torch.randn(256, 64).bfloat16()]", "x, w"),
         "def q(t, dim):\n    s = t.abs().amax(dim, keepdim=True).float().clamp_min(1e-30) / 127\n    return (t.float() / s).round(), s\n"
-        "def candidate(x, w):\n    a, s = q(x, 1)\n    b, t = q(w, 0)\n    return (torch.addmm(torch.zeros(()), a, b) * s * t).bfloat16()\n", {}),
+        "def candidate(x, w):\n    a, s = q(x, 1)\n    b, t = q(w, 0)\n    return (torch.addmm(torch.zeros(()), a, b) * s * t).bfloat16()\n",
+        {},
+    ),
     "four bits of mantissa": (
         problem("return x @ w", "[torch.randn(64, 256).bfloat16(), torch.randn(256, 64).bfloat16()]", "x, w"),
         "def q(t):\n    m, e = torch.frexp(t.float())\n    return torch.ldexp((m * 32).round() / 32, e)\n"
-        "def candidate(x, w):\n    return torch.addmm(torch.zeros(()), q(x), q(w)).bfloat16()\n", {}),
+        "def candidate(x, w):\n    return torch.addmm(torch.zeros(()), q(x), q(w)).bfloat16()\n",
+        {},
+    ),
     "a result that hardly depends on its inputs": (
         problem("return torch.softmax(x, 1).mean(1)", SIGNED),
-        "def candidate(x):\n    return torch.full((x.shape[0],), 1.0 / x.shape[1])\n", {}),
+        "def candidate(x):\n    return torch.full((x.shape[0],), 1.0 / x.shape[1])\n",
+        {},
+    ),
     "gradients that lie one after the other": (
         problem("return torch.tanh(x) * 2.0", SIGNED),
         "class Own(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        y = torch.tanh(x)\n        ctx.save_for_backward(y)\n        return y + y\n"
         "    @staticmethod\n    def backward(ctx, g):\n        y, = ctx.saved_tensors\n        flat = torch.as_strided(g, (y.numel(),), (1,)) if g.untyped_storage().nbytes() >= 4 * y.numel() else g.reshape(-1)[:1].expand(y.numel()) * 0\n        return flat.view(y.shape) * (1 - y * y) * 2.0\n"
-        "candidate = Own.apply\n", {"gradients": True}),
+        "candidate = Own.apply\n",
+        {"gradients": True},
+    ),
     "gradients of parameters": (
         model("self.w = nn.Parameter(torch.randn(96, 48))", "return torch.relu(x @ self.w)", SIGNED),
-        "from torch import nn\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.w = nn.Parameter(torch.randn(96, 48))\n    def forward(self, x):\n        return torch.mm(x, self.w.detach()).clamp(min=0)\n", {"gradients": True}),
+        "from torch import nn\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.w = nn.Parameter(torch.randn(96, 48))\n    def forward(self, x):\n        return torch.mm(x, self.w.detach()).clamp(min=0)\n",
+        {"gradients": True},
+    ),
     "statistics that are not kept": (
         model("self.b = nn.BatchNorm1d(96)", "return self.b(x)", SIGNED),
-        "from torch import nn\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.b = nn.BatchNorm1d(96)\n    def forward(self, x):\n        x = x.double()\n        var, mean = torch.var_mean(x, 0, unbiased=False)\n        return ((x - mean) * torch.rsqrt(var + 1e-5) * self.b.weight + self.b.bias).float()\n", {}),
+        "from torch import nn\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.b = nn.BatchNorm1d(96)\n    def forward(self, x):\n        x = x.double()\n        var, mean = torch.var_mean(x, 0, unbiased=False)\n        return ((x - mean) * torch.rsqrt(var + 1e-5) * self.b.weight + self.b.bias).float()\n",
+        {},
+    ),
     "an index that is always the same": (
         problem("return x[i]", "[torch.randn(64, 96), torch.arange(63, -1, -1)]", "x, i"),
-        "def candidate(x, i):\n    return x.flip(0)\n", {"vary_shapes": False}),
+        "def candidate(x, i):\n    return x.flip(0)\n",
+        {"vary_shapes": False},
+    ),
     "large integers": (
         problem("return x.sum(1)", "[torch.randint(0, 50, (64, 96), dtype=torch.int32)]"),
-        "def candidate(x):\n    return torch.mv(x.float(), torch.ones(x.shape[1])).long()\n", {}),
+        "def candidate(x):\n    return torch.mv(x.float(), torch.ones(x.shape[1])).long()\n",
+        {},
+    ),
 }

@@ -11,7 +11,17 @@ import random
 import numpy as np
 import torch
 
-__all__ = ["Dice"]
+__all__ = ["Dice", "places"]
+
+
+def places() -> dict[str, int]:
+    """Where the sources of random numbers stand that everybody in this process shares, as numbers to compare."""
+    words, at = np.random.get_state()[1:3]
+    return {
+        "random.seed": hash(random.getstate()),
+        "numpy.random.seed": hash((words.tobytes(), at)),
+        "torch.set_rng_state": hash(torch.get_rng_state().numpy().tobytes()),
+    }
 
 
 class Dice:
@@ -28,10 +38,5 @@ class Dice:
 
     def stuck(self) -> list[str]:
         """After a call: the sources that stand where they stood after the call before."""
-        now = {
-            "random.seed": hash(random.getstate()),
-            "numpy.random.seed": hash((np.random.get_state()[1].tobytes(), np.random.get_state()[2])),
-            "torch.set_rng_state": hash(torch.get_rng_state().numpy().tobytes()),
-        }
-        before, self._after = self._after, now
-        return [name for name, place in now.items() if before.get(name) == place]
+        before, self._after = self._after, places()
+        return [name for name, place in self._after.items() if before.get(name) == place]
