@@ -74,7 +74,7 @@ def forms_of(
         form = replace(plain, kind="about", scale=scale, label=_label(own, f"values about {scale:.3g}"))
         own_forms += [form] if runs(form) else []
     wanted = ("normal", "scaled") if constant and len(own_forms) > 1 else ("drawn", "normal")
-    own_forms = [replace(f, timed=f.kind in wanted) for f in own_forms]
+    own_forms = [replace(f, timed=f.kind in wanted and not f.whole) for f in own_forms]
     whole = [int(v) for v in numbers if v == int(v)]
     others = _others(own, most, whole, runs) if most else []
     usual = [f for f in others if _elements(f.shapes) <= 2 * _elements(own)]
@@ -101,7 +101,7 @@ def _unlike(first: tuple[Any, ...], plain: Form, varied: bool) -> Iterator[Form]
     never = [i for i, t in enumerate(all_of) if t.is_floating_point() and t.numel() and float(t.min()) >= 0]
     alone = [(i,) for i in CHANCE.sample(never, min(SIGNED, len(never)))]
     for which in dict.fromkeys((tuple(never), *alone) if never else ()):
-        yield form("normal", f"negative numbers in tensor {', '.join(map(str, which))}", signed=which)
+        yield form("signed", f"negative numbers in tensor {', '.join(map(str, which))}", signed=which)
     numbers = [i for i, v in enumerate(first) if type(v) in (bool, int, float)] if varied else []
     for at in CHANCE.sample(numbers, min(PLAIN, len(numbers))):
         yield form("drawn", f"another value of argument {at}", plain=at)
@@ -251,7 +251,7 @@ def _floats(t: Tensor, form: Form, noise: Tensor, rng: torch.Generator) -> Tenso
         return noise * 10.0 ** (low + (high - low) * float(uniform()))
     if kind == "about":
         return noise * form.scale
-    scale = {"normal": 1.0, "wide": 30.0, "tiny": 1e-3, "shifted": 1.0}[kind]
+    scale = {"normal": 1.0, "wide": 30.0, "tiny": 1e-3, "shifted": 1.0, "signed": 1.0}[kind]
     return noise * scale + (20.0 if kind == "shifted" else 0.0)
 
 

@@ -132,7 +132,7 @@ class _Owner(NamedTuple):
         """Whether what was there was replaced by something of somebody else."""
         before = self.held[name]
         if isinstance(before, ModuleType):
-            return now is not None and not is_module(now)
+            return now is not None and not (is_module(now) and now.__name__ == before.__name__)
         if self.name.startswith(REFEREES) and isinstance(before, SETTLED) and not isinstance(self.value, type):
             return True
         if isinstance(before, CONSTANTS):

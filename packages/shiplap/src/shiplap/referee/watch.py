@@ -134,7 +134,6 @@ def state() -> dict[str, Any]:
         "signals that are blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "faulthandler": faulthandler.is_enabled(),
         "limits": tuple(resource.getrlimit(limit) for limit in LIMITS),
-        "sys.setrecursionlimit": sys.getrecursionlimit(),
         "current folder": _folder(),
         "os.umask": _umask(),
         "locale": locale.setlocale(locale.LC_ALL),
