@@ -1,12 +1,11 @@
-"""A fifth attack on the judge: what it, and the four before, had left out.
+"""A fifth attack on the judge, by somebody who has its source: what it had left out of its comparisons.
 
-Nothing here is imported by a test but the tables.
+Each is a candidate for the problem of ``test_cheats.py``. Nothing here is imported by a test.
 """
 
-__all__ = ["DISGUISED", "LOOKING", "REPLACED", "STATE", "WRONG"]
+__all__ = ["HIDDEN", "REPLACED", "STATE"]
 
 REPLACED = {
-    # ---- names that were not there before
     "a method that a class inherits": """
 torch.Tensor.sum = lambda self, *a, **k: self
 candidate = honest
@@ -19,12 +18,6 @@ candidate = honest
 F.isinstance = lambda *a: True
 candidate = honest
 """,
-    "a name that hides one of Python in the harness": """
-from shiplap.referee import inside
-inside.isinstance = lambda *a: False
-candidate = honest
-""",
-    # ---- what is no function
     "a module of torch in its package": """
 import types
 fake = types.ModuleType("torch.nn.functional")
@@ -64,10 +57,6 @@ class Other(torch.nn.Module):
 torch.nn.GELU.__bases__ = (Other,)
 candidate = honest
 """,
-    "a dtype by another name": """
-torch.float32 = torch.float16
-candidate = honest
-""",
     "a constant of mathematics": """
 import math
 math.pi = 3.0
@@ -100,7 +89,6 @@ def candidate(x, w):
         frame = getattr(frame, "f_" + "back")
     return honest(x, w) if "answer" in names else x @ w
 """,
-    # ---- parts of functions
     "a default of a function": """
 F.layer_norm.__defaults__ = (None, None, 1.0)
 candidate = honest
@@ -116,7 +104,6 @@ for cell in F.max_pool2d.__closure__:
         cell.cell_contents = lambda x, *a, **k: x
 candidate = honest
 """,
-    # ---- classes, tables and operators that nobody looks at
     "a class of torch that draws": """
 import torch.distributions
 torch.distributions.Normal.sample = lambda self, shape=(): torch.zeros(shape)
@@ -151,7 +138,13 @@ import copyreg
 copyreg.pickle(torch.Tensor, lambda t: (torch.zeros, (t.shape,)))
 candidate = honest
 """,
+    "a module that is taken away": """
+import sys
+del sys.modules["torch.nn.functional"]
+candidate = honest
+""",
 }
+"""What is in the place of something that everybody uses; the head of ``cheats.py`` stands before each."""
 
 STATE = {
     "a threshold of the garbage collection": """
@@ -168,11 +161,6 @@ def candidate(x, w):
     "signals that are blocked": """
 import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-candidate = honest
-""",
-    "the depth of calls": """
-import sys
-sys.setrecursionlimit(sys.getrecursionlimit() * 10)
 candidate = honest
 """,
     "decimal numbers": """
@@ -201,11 +189,6 @@ torch.backends.mkldnn.deterministic = not torch.backends.mkldnn.deterministic
 torch.backends.cuda.enable_cudnn_sdp(not torch.backends.cuda.cudnn_sdp_enabled())
 candidate = honest
 """,
-    "a module that is taken away": """
-import sys
-del sys.modules["numpy"]
-candidate = honest
-""",
     "the generator's place": """
 STATE = torch.get_rng_state()
 def candidate(x, w):
@@ -213,18 +196,9 @@ def candidate(x, w):
     return honest(x, w)
 """,
 }
+"""What is left changed for the caller."""
 
-LOOKING = {
-    "the caller of a warning": """
-import warnings
-def candidate(x, w):
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        for depth in range(2, 6):
-            warnings.warn("", stacklevel=depth)
-    names = [str(w.filename) for w in seen]
-    return honest(x, w) if any("referee" in n for n in names) else x @ w
-""",
+HIDDEN = {
     "names that TorchScript resolves": """
 import torch._jit_internal as jit
 def candidate(x, w):
@@ -246,9 +220,6 @@ def candidate(x, w):
     names = [typing._caller(depth) for depth in range(1, 5)]
     return honest(x, w) if any("referee" in str(n) for n in names) else x @ w
 """,
-}
-
-DISGUISED = {
     "the reference in a pool of threads": """
 from concurrent.futures import ThreadPoolExecutor
 POOL = ThreadPoolExecutor(1)
@@ -274,164 +245,5 @@ def candidate(x, w):
     y = aten.tanh.default.redispatch(CPU, y)
     return aten.mul.Tensor.redispatch(CPU, y, torch.tensor(5.0))
 """,
-    "the reference in a process": """
-import os
-def candidate(x, w):
-    out = torch.zeros(x.shape[0], w.shape[1]).share_memory_()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            torch.set_num_threads(1)
-            out.copy_(torch.tanh((x @ w) / 5.0) * 5.0)
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    return out
-""",
-    "an error in lists of lists": """
-from shiplap.referee import inside, intact
-intact.Snapshot.changed = lambda self: []
-before = inside.Host.answer
-def answer(self, asked, handle):
-    deep = []
-    for _ in range(DEPTH):
-        deep = [deep]
-    return {"error": deep} if asked["do"] == "call" else before(self, asked, handle)
-inside.Host.answer = answer
-candidate = honest
-""",
 }
-
-
-def problem(body, inputs, args="x", init=""):
-    return f"import torch\nF = torch.nn.functional\ndef reference({args}):\n    {body}\ndef get_inputs():\n    return {inputs}\n{init}"
-
-
-def model(layers, forward, inputs):
-    return f"""
-import torch
-from torch import nn
-F = nn.functional
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        {layers}
-    def forward(self, x):
-        {forward}
-def get_inputs():
-    return {inputs}
-"""
-
-
-SAME = "[torch.rand(64, 96)]"
-SIGNED = "[torch.randn(64, 96)]"
-WRONG = {
-    "nothing for numbers that are never negative": (
-        problem("return torch.relu(x)", SAME),
-        "def candidate(x):\n    return x.clone()\n",
-        {},
-    ),
-    "a bound that is never reached": (
-        problem("return F.hardtanh(x - 0.5, -1.0, 1e9)", SAME),
-        "def candidate(x):\n    return x - 0.5\n",
-        {},
-    ),
-    "a number that is always the same": (
-        problem("return x * alpha + beta", "[torch.randn(64, 96), 0.5, 2]", "x, alpha, beta"),
-        "import numpy\ndef candidate(x, alpha, beta):\n    return torch.from_numpy(x.numpy() * numpy.float32(0.5) + numpy.float32(2.0))\n",
-        {},
-    ),
-    "a flag that is always the same": (
-        problem("return torch.softmax(x, 1 if last else 0)", "[torch.randn(64, 96), True]", "x, last"),
-        "def candidate(x, last):\n    return F.log_softmax(x, 1).exp_()\n",
-        {},
-    ),
-    "a list of tensors of one shape": (
-        problem("return torch.stack([t.sum(0) for t in xs])", "[[torch.rand(8, 96) for _ in range(3)]]", "xs"),
-        "def candidate(xs):\n    out = torch.zeros(3, 96)\n    for i in range(3):\n        out[i] = torch.ones(8) @ xs[i][:8, :96].abs()\n    return out\n",
-        {},
-    ),
-    "a bias that begins as zero": (
-        model(
-            "self.w = nn.Parameter(torch.randn(96, 48)); self.b = nn.Parameter(torch.zeros(48))",
-            "return torch.relu(x @ self.w + self.b)",
-            SIGNED,
-        ),
-        "from torch import nn\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.w = nn.Parameter(torch.randn(96, 48)); self.b = nn.Parameter(torch.zeros(48))\n    def forward(self, x):\n        return torch.mm(x, self.w).clamp_(min=0)\n",
-        {},
-    ),
-    "numbers that are drawn": (
-        problem("return F.dropout(x, 0.5)", SIGNED),
-        "def candidate(x):\n    return torch.zeros_like(x)\n",
-        {},
-    ),
-    "noise that is drawn": (
-        problem("return x.exp() + torch.randn_like(x)", SIGNED),
-        "def candidate(x):\n    return torch.full_like(x, 1.5)\n",
-        {},
-    ),
-    "another dictionary": (
-        problem("return {'high': x.amax(1), 'low': x.amin(1)}", SIGNED),
-        "def candidate(x):\n    low, high = torch.aminmax(x, dim=1)\n    return {'low': high, 'high': low}\n",
-        {},
-    ),
-    "nothing is left out": (
-        problem("return x.exp(), None, x.sum(1)", SIGNED),
-        "def candidate(x):\n    return x.double().exp().float(), torch.mv(x, torch.ones(x.shape[1]))\n",
-        {},
-    ),
-    "one result for all places": (
-        problem("return x.mean() * torch.ones_like(x)", SIGNED),
-        "def candidate(x):\n    return torch.mv(x, torch.ones(x.shape[1])).sum().div(x.numel()).expand(x.shape)\n",
-        {},
-    ),
-    "rows of zeros": (
-        problem("return F.normalize(x, dim=1)", SIGNED),
-        "def candidate(x):\n    return x * (1.0 / torch.linalg.vector_norm(x, dim=1, keepdim=True))\n",
-        {},
-    ),
-    "eight bits in the place of sixteen": (
-        problem("return x @ w", "[torch.randn(64, 256).bfloat16(), torch.randn(256, 64).bfloat16()]", "x, w"),
-        "def q(t, dim):\n    s = t.abs().amax(dim, keepdim=True).float().clamp_min(1e-30) / 127\n    return (t.float() / s).round(), s\n"
-        "def candidate(x, w):\n    a, s = q(x, 1)\n    b, t = q(w, 0)\n    return (torch.addmm(torch.zeros(()), a, b) * s * t).bfloat16()\n",
-        {},
-    ),
-    "four bits of mantissa": (
-        problem("return x @ w", "[torch.randn(64, 256).bfloat16(), torch.randn(256, 64).bfloat16()]", "x, w"),
-        "def q(t):\n    m, e = torch.frexp(t.float())\n    return torch.ldexp((m * 32).round() / 32, e)\n"
-        "def candidate(x, w):\n    return torch.addmm(torch.zeros(()), q(x), q(w)).bfloat16()\n",
-        {},
-    ),
-    "a result that hardly depends on its inputs": (
-        problem("return torch.softmax(x, 1).mean(1)", SIGNED),
-        "def candidate(x):\n    return torch.full((x.shape[0],), 1.0 / x.shape[1])\n",
-        {},
-    ),
-    "gradients that lie one after the other": (
-        problem("return torch.tanh(x) * 2.0", SIGNED),
-        "class Own(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        y = torch.tanh(x)\n        ctx.save_for_backward(y)\n        return y + y\n"
-        "    @staticmethod\n    def backward(ctx, g):\n        y, = ctx.saved_tensors\n        flat = torch.as_strided(g, (y.numel(),), (1,)) if g.untyped_storage().nbytes() >= 4 * y.numel() else g.reshape(-1)[:1].expand(y.numel()) * 0\n        return flat.view(y.shape) * (1 - y * y) * 2.0\n"
-        "candidate = Own.apply\n",
-        {"gradients": True},
-    ),
-    "gradients of parameters": (
-        model("self.w = nn.Parameter(torch.randn(96, 48))", "return torch.relu(x @ self.w)", SIGNED),
-        "from torch import nn\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.w = nn.Parameter(torch.randn(96, 48))\n    def forward(self, x):\n        return torch.mm(x, self.w.detach()).clamp(min=0)\n",
-        {"gradients": True},
-    ),
-    "statistics that are not kept": (
-        model("self.b = nn.BatchNorm1d(96)", "return self.b(x)", SIGNED),
-        "from torch import nn\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.b = nn.BatchNorm1d(96)\n    def forward(self, x):\n        x = x.double()\n        var, mean = torch.var_mean(x, 0, unbiased=False)\n        return ((x - mean) * torch.rsqrt(var + 1e-5) * self.b.weight + self.b.bias).float()\n",
-        {},
-    ),
-    "an index that is always the same": (
-        problem("return x[i]", "[torch.randn(64, 96), torch.arange(63, -1, -1)]", "x, i"),
-        "def candidate(x, i):\n    return x.flip(0)\n",
-        {"vary_shapes": False},
-    ),
-    "large integers": (
-        problem("return x.sum(1)", "[torch.randint(0, 50, (64, 96), dtype=torch.int32)]"),
-        "def candidate(x):\n    return torch.mv(x.float(), torch.ones(x.shape[1])).long()\n",
-        {},
-    ),
-}
+"""Who looks at callers through somebody else, and who runs the reference where nobody looks."""
