@@ -19,7 +19,7 @@ from tests.judge.honest_ways import WAYS
 from tests.judge.test_cheats import REFERENCE
 
 BOUNDS = Bounds(memory=1 << 29, seconds=20)
-AGAIN = "the reference in a pool of threads"  # no fault of its own: the list of its operators says what it is
+THREADED = "the reference in a pool of threads"  # no fault of its own: the list of its operators says what it is
 NOT_REFUSED = {  # nobody could compare, or nobody has other numbers to try
     "numbers that are drawn": "incomplete",
     "a result that hardly depends on its inputs": "incomplete",
@@ -68,8 +68,8 @@ def test_who_changes_what_is_shared_is_seen(witness, name):
 @pytest.mark.parametrize("name", rotating(HIDDEN, 2))
 def test_who_looks_at_callers_or_hides_operators_is_seen(witness, name):
     check, operators = looked_at(witness(HIDDEN[name]))
-    assert check == ("" if name == AGAIN else "source")
-    assert name != AGAIN or {"aten::mm", "aten::tanh"} <= {name for name, _ in operators}
+    assert check == ("" if name == THREADED else "source")
+    assert name != THREADED or {"aten::mm", "aten::tanh"} <= {name for name, _ in operators}
 
 
 @pytest.mark.parametrize("name", rotating([n for n in {**WAYS, **STYLES} if n not in COMPILED], 2))

@@ -39,6 +39,7 @@ LOOKING = 0.6  # share of the time after the first call that is for correctness
 ENDURING = 0.5  # share of what is then left that is for many calls
 COMPILING = 0.5  # and for torch.compile of the reference
 TIMING = 0.85  # and for times while the candidate lives
+OF_FUNCTIONS = ["layouts other than contiguous ones", "other dtypes, empty tensors, NaN and infinity"]
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 
 
@@ -118,7 +119,7 @@ def _shown(target: Target, given: Any) -> str:
 def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
     if case.candidate.file and case.candidate.file == case.reference.file:
         case.missing["separation"] = "reference and candidate are in one file: importing one runs the other"
-    case.unchecked += ["layouts other than contiguous ones"] if case.subject.kind != "reference" else []
+    case.unchecked += OF_FUNCTIONS if case.subject.kind != "reference" else []
     case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
     if names := suspicious(case.candidate.file):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
@@ -134,16 +135,8 @@ def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
         forms = case.problem.forms(constants(case.candidate.file), most=_most(case))
         if case.problem.hurried:
             case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
-        if case.problem.constant:
-            case.unchecked.append("times on the inputs that come with the reference: some are always the same")
-        for number in case.problem.always:
-            case.unchecked.append(f"other numbers in tensor argument {number}: get_inputs always gives the same")
-        case.problem.expect(forms[0], case.problem.draw(forms[0]))  # the first time loads much of torch
-        if case.problem.draws_numbers(forms[0]):
-            case.missing["values"] = "the reference draws random numbers, with which nobody can compare any others"
+        if not _is_fit(case, forms):
             return
-        if all(case.problem.hardly_depends(f) for f in forms if f.timed):
-            case.missing["results"] = "the reference has nearly the same results for all inputs: a constant would do"
         _look(case, witness, forms)
         if not case.reasons:
             renew(case, witness, forms[0])
@@ -153,6 +146,17 @@ def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
             compare_gradients(case, witness, forms, case.budget.part(ENDURING))
         if not case.reasons:
             _settle_timing(case, witness, forms, launcher, stack)
+
+
+def _is_fit(case: Case, forms: Sequence[Form]) -> bool:
+    """Whether the reference can be compared with; what its inputs and its results leave open is noted."""
+    if case.problem.constant:
+        case.unchecked.append("times on the inputs that come with the reference: some are always the same")
+    for number in case.problem.always:
+        case.unchecked.append(f"other numbers in tensor argument {number}: get_inputs always gives the same")
+    unfit = case.problem.unfit([f for f in forms if f.timed] or forms[:1])
+    case.missing.update([unfit] if unfit else [])
+    return "values" not in case.missing
 
 
 @contextmanager

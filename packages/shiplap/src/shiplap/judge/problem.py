@@ -109,23 +109,27 @@ class Problem:
         """Give the parameters of the reference these values. False if it has none."""
         return False
 
-    def draws_numbers(self, form: Form) -> bool:
-        """Whether the reference draws random numbers, and its results depend on them."""
-        args, results, moved = self.draw(form), [], False
-        for _ in range(2):
-            torch.manual_seed(secrets.randbits(62))
-            before = places()
-            with torch.no_grad():
-                results.append(self._run(self.call, args, ()))
-            moved = moved or before != places()
-        return moved and bool(bitwise(*results))
+    def unfit(self, timed: Sequence[Form]) -> tuple[str, str] | None:
+        """What no candidate can be judged by, and why: results that are drawn, or the same whatever the inputs are."""
+        args = self.draw(timed[0])
+        torch.manual_seed(secrets.randbits(62))
+        before = places()
+        first = self.expect(timed[0], args)
+        moved = places() != before
+        torch.manual_seed(secrets.randbits(62))
+        if moved and bitwise(first.own, self._own(args, first)):
+            return "values", "the reference draws random numbers, with which nobody can compare any others"
+        for form in timed:
+            if not all(o.is_floating_point() for o in first.own):
+                return None
+            expected = first if form is timed[0] else self.expect(form, self.draw(form))
+            if expected.against(self._own(self.draw(form), expected)).problem:
+                return None
+        return "results", "the reference has nearly the same results for all inputs: a constant would do"
 
-    def hardly_depends(self, form: Form) -> bool:
-        """Whether the results for other values are within the tolerance of these: a constant would do."""
-        first, second = (self.expect(form, self.draw(form)) for _ in range(2))
-        if not all(o.is_floating_point() for o in first.own):
-            return False
-        return not first.against(second.own).problem
+    def _own(self, args: Args, like: Expected) -> list[Tensor]:
+        with torch.no_grad():
+            return self._run(self.call, args, like.changed)
 
     def gives_numbers(self, args: Args) -> bool:
         """Whether the reference still computes something finite, with the parameters that it has now."""

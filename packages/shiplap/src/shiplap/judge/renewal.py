@@ -22,7 +22,7 @@ def renew(case: Case, witness: Witness, form: Form) -> None:
                     case.unchecked.append("other values of the parameters: the candidate has none of the same names")
                 return
             args = problem.draw(form)
-            if not problem.gives_numbers(args):  # a parameter has to be zero
+            if zeros and not problem.gives_numbers(args):  # a parameter has to be zero
                 continue
             kept = problem.kept_after(args)
             witness.call(args, problem.expect(form, args))

@@ -93,9 +93,7 @@ class Host:
         if asked["do"] == "intact":
             return {"changed": self._intact.changed()[:20], "threads": self._intact.threads(), **self._watch.told()}
         if asked["do"] == "kept":
-            state = self._target.state_dict() if isinstance(self._target, torch.nn.Module) else {}
-            self._last = [_home(state[name].detach()) for name in asked["names"]]
-            return {"outs": [_place(v) for v in self._last]}
+            return self._module_keeps(asked["names"])
         if asked["do"] == "device":
             torch.ones(1, device=asked["device"]).item()
             return {"ok": True}
@@ -130,6 +128,11 @@ class Host:
         if asked["do"] == "gradients":
             return self._gradients(args, list(unpack(asked["seeds"], memory)), asked["parameters"], memory)
         return self._call(args, memory)
+
+    def _module_keeps(self, names: list[str]) -> dict[str, Any]:
+        state = self._target.state_dict() if isinstance(self._target, torch.nn.Module) else {}
+        self._last = [_home(state[name].detach()) for name in names]
+        return {"outs": [_place(v) for v in self._last]}
 
     def _call(self, args: list[Any], memory: Any) -> dict[str, Any]:
         with torch.no_grad():
