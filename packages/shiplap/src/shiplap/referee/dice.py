@@ -16,10 +16,10 @@ __all__ = ["Dice", "places"]
 
 def places() -> dict[str, int]:
     """Where the sources of random numbers stand that everybody in this process shares, as numbers to compare."""
-    words, at = np.random.get_state()[1:3]
+    place = np.random.get_state(legacy=False)["state"]
     return {
         "random.seed": hash(random.getstate()),
-        "numpy.random.seed": hash((words.tobytes(), at)),
+        "numpy.random.seed": hash((place["key"].tobytes(), place["pos"])),
         "torch.set_rng_state": hash(torch.get_rng_state().numpy().tobytes()),
     }
 

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Set
+from itertools import islice
 from operator import is_
 from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float)
 DESCRIPTORS = (property, staticmethod, classmethod)
 INHERITED = (*DESCRIPTORS, GetSetDescriptorType, MemberDescriptorType)
 TABLE = 5000  # entries of the largest table that is looked at
+FIRST = 16  # entries by which a table of functions is known
 HEAP = 1 << 9  # flag of a class that is written in Python
 
 
@@ -96,7 +98,7 @@ class _Owner(NamedTuple):
         is_class = isinstance(value, type)
         parts = {k: Parts.of(v) for k, v in held.items() if type(v) is FunctionType}
         if is_class:
-            inner = {k: getattr(v, "fget", None) or getattr(v, "__func__", None) for k, v in _descriptors(held)}
+            inner = {k: v.fget if type(v) is property else v.__func__ for k, v in _descriptors(held)}
             parts |= {k: Parts.of(v) for k, v in inner.items() if type(v) is FunctionType}
         tables = {} if is_class else {k: dict(v) for k, v in held.items() if type(v) is dict and _is_table(v)}
         return cls(name, value, type(value), value.__bases__ if is_class else (), held, parts, tables)
@@ -208,7 +210,7 @@ def _descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _is_table(value: dict[Any, Any]) -> bool:
     """Whether a dictionary says which function is for what."""
-    return 0 < len(value) < TABLE and any(type(v) is FunctionType for v in value.values())
+    return 0 < len(value) < TABLE and any(type(v) is FunctionType for v in islice(value.values(), FIRST))
 
 
 def _is_shared(key: Any) -> bool:

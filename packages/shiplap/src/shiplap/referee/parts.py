@@ -15,7 +15,7 @@ __all__ = ["Parts"]
 class Parts(NamedTuple):
     """These parts at one time. Anybody may exchange them, and the function stays the same object."""
 
-    function: FunctionType
+    function: Any  # mypy takes a function for a method
     code: CodeType
     defaults: tuple[Any, ...] | None
     keywords: dict[str, Any] | None
@@ -31,6 +31,8 @@ class Parts(NamedTuple):
     def changed(self) -> bool:
         """Whether a part is another one now. Functions that it holds may be replaced by others of Python or torch."""
         now = self.function
+        if now.__code__ is self.code and now.__defaults__ is self.defaults and not (self.keywords or self.held):
+            return False  # as most of them
         if now.__code__ is not self.code or now.__defaults__ is not self.defaults:
             return code_of(now) is not self.code or not _alike(self.defaults or (), now.__defaults__ or ())
         if self.keywords is not None and not _same_items(self.keywords, now.__kwdefaults__ or {}):
