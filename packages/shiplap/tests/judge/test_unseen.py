@@ -13,6 +13,7 @@ from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Timed
 from shiplap.referee import witness
+from shiplap.referee.outcome import of_a_process
 from shiplap.referee.process import Bounds, Late
 from shiplap.referee.source import LARGEST, constants, suspicious
 from shiplap.referee.wire import is_operator
@@ -76,8 +77,8 @@ def test_nobody_parses_a_source_without_end(tmp_path):
 @pytest.mark.parametrize("reply", [{"raced": True}, {"left": ["signal handlers"]}, {"threads": 2}])
 def test_what_a_process_tells_of_a_call_on_a_device_counts(reply):
     with pytest.raises(Wrong):
-        witness._of_a_process(reply)
-    witness._of_a_process(dict.fromkeys(reply, 0))
+        of_a_process(reply)
+    of_a_process(dict.fromkeys(reply, 0))
 
 
 @pytest.mark.parametrize(

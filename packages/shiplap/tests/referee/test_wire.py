@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from shiplap.referee.wire import Arena, leaves
+from shiplap.referee.wire import Arena, leaves, nested, overlaps
 
 HELD = torch.ones(1)
 
@@ -57,3 +57,26 @@ def test_nobody_changes_the_length_of_a_file_with_arguments():
         arena.write(handle)
     finally:
         os.close(handle)
+
+
+def test_how_results_lie_in_each_other():
+    assert nested([HELD, None, {"b": HELD, "a": (HELD,)}]) == "(.,None,{a:(.),b:.})"
+    assert nested(Named(HELD, [])) == nested((HELD, ())) == "(.,())"
+    assert nested(Mapped(out=HELD)) == "{out:.}"
+    assert leaves({"b": 1, "a": 2}) == leaves({"a": 2, "b": 1}) == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "same"),
+    [
+        ((3, 4), (4, 1), False),
+        ((3, 4), (1, 3), False),
+        ((3, 4), (0, 1), True),
+        ((3, 4), (2, 1), True),
+        ((1, 4), (0, 1), False),
+        ((0, 4), (0, 0), False),
+        ((), (), False),
+    ],
+)
+def test_elements_in_the_same_place(shape, stride, same):
+    assert overlaps(shape, stride) is same

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _imp  # Python's own, as importlib uses it
 import re
 from collections.abc import Callable, Mapping
-from types import CodeType
+from types import BuiltinFunctionType, CodeType
 from typing import Any
 
 import torch
@@ -13,7 +13,15 @@ from torch.nn.modules import module as modules
 
 deterministic: Any = torch.utils.deterministic  # torch gives it no types
 
-__all__ = ["fallbacks", "frozen_code", "operators_of_torch", "standing", "taken_over"]
+__all__ = [
+    "altered",
+    "fallbacks",
+    "frozen_code",
+    "operators_of_torch",
+    "overloads_of_torch",
+    "standing",
+    "taken_over",
+]
 
 _SHOWN = "aten::_cast_Byte"  # an operator that nobody has reason to register anything for
 _HOOKS = tuple(name for name in sorted(vars(modules)) if name.startswith("_global_"))
@@ -40,8 +48,11 @@ def standing() -> dict[str, Any]:
             torch.backends.cuda.flash_sdp_enabled(),
             torch.backends.cuda.mem_efficient_sdp_enabled(),
             torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
             torch.backends.opt_einsum.enabled,
+            torch.backends.opt_einsum.strategy,
         ),
+        "torch.set_printoptions": tuple(vars(torch._tensor_str.PRINT_OPTS).items()),
         "torch.utils.deterministic": (
             torch.is_deterministic_algorithms_warn_only_enabled(),
             deterministic.fill_uninitialized_memory,
@@ -57,9 +68,29 @@ def fallbacks() -> str:
 
 
 def operators_of_torch() -> dict[str, str]:
-    """What is registered for each of torch's own operators, as text (60 ms)."""
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
-    return {name: torch._C._dispatch_dump(name) for name in names}
+    """What is registered for each operator that there is, torch's own and others', as text (100 ms)."""
+    return {name: torch._C._dispatch_dump(name) for name in torch._C._dispatch_get_all_op_names()}
+
+
+def overloads_of_torch() -> dict[str, Any]:
+    """What each object in ``torch.ops.aten`` and ``torch.ops.prims`` calls, by the name of the object."""
+    called: dict[str, Any] = {}
+    for library in (torch.ops.aten, torch.ops.prims):
+        for name, packet in list(vars(library).items()):
+            if type(packet) is not torch._ops.OpOverloadPacket:
+                continue
+            called[f"{library.name}.{name}"] = packet._op
+            overloads = [v for v in vars(packet).values() if type(v) is torch._ops.OpOverload]
+            called |= {f"{library.name}.{name}.{v._overloadname}": v._op for v in overloads}
+    return called
+
+
+def altered(before: Mapping[str, Any], own: Callable[[Any], bool]) -> list[str]:
+    """Objects in ``torch.ops`` that call something else than they did, and is not ``own``."""
+    now = overloads_of_torch()
+    gone = [name for name in before if now.get(name) is not before[name]]
+    new = [name for name in now.keys() - before.keys() if type(now[name]) is not BuiltinFunctionType]
+    return [f"torch.ops.{name}" for name in (*gone, *new) if not own(now.get(name))]
 
 
 def taken_over(before: Mapping[str, str], own: Callable[[str], bool]) -> list[str]:

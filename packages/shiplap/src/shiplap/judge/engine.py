@@ -9,23 +9,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from shiplap.errors import error
 from shiplap.judge.case import Case, Report
 from shiplap.judge.clock import LEAST, Doubt, alone, measure
-from shiplap.judge.lasting import ENOUGH, Endurance, renewed
+from shiplap.judge.gradients import compare_gradients
+from shiplap.judge.lasting import ENOUGH, Endurance
 from shiplap.judge.options import Budget, Options, Pace
+from shiplap.judge.renewal import renew
 from shiplap.judge.resubmitted import resubmitted
 from shiplap.judge.target import Target, subject
-from shiplap.judge.variants import CHANCE, Form
+from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Reason, Ruling
-from shiplap.referee.compare import Reduction
-from shiplap.referee.judge import settle
 from shiplap.referee.loading import added
 from shiplap.referee.nudge import nudged
 from shiplap.referee.process import Ended, Late, Launcher
@@ -42,7 +39,7 @@ LOOKING = 0.6  # share of the time after the first call that is for correctness
 ENDURING = 0.5  # share of what is then left that is for many calls
 COMPILING = 0.5  # and for torch.compile of the reference
 TIMING = 0.85  # and for times while the candidate lives
-GRADIENTS = 4  # other forms on which gradients are compared
+OF_FUNCTIONS = ["layouts other than contiguous ones", "other dtypes, empty tensors, NaN and infinity"]
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 
 
@@ -122,7 +119,7 @@ def _shown(target: Target, given: Any) -> str:
 def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
     if case.candidate.file and case.candidate.file == case.reference.file:
         case.missing["separation"] = "reference and candidate are in one file: importing one runs the other"
-    case.unchecked += ["layouts other than contiguous ones"] if case.subject.kind != "reference" else []
+    case.unchecked += OF_FUNCTIONS if case.subject.kind != "reference" else []
     case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
     if names := suspicious(case.candidate.file):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
@@ -138,18 +135,28 @@ def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
         forms = case.problem.forms(constants(case.candidate.file), most=_most(case))
         if case.problem.hurried:
             case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
-        if case.problem.constant:
-            case.unchecked.append("times on the inputs that come with the reference: they are always the same")
-        case.problem.expect(forms[0], case.problem.draw(forms[0]))  # the first time loads much of torch
+        if not _is_fit(case, forms):
+            return
         _look(case, witness, forms)
         if not case.reasons:
-            _renew(case, witness, forms[0])
+            renew(case, witness, forms[0])
         if not case.reasons:
             _endure(case, witness, forms, case.budget.part(ENDURING))
         if not case.reasons:
-            _gradients(case, witness, forms)
+            compare_gradients(case, witness, forms, case.budget.part(ENDURING))
         if not case.reasons:
             _settle_timing(case, witness, forms, launcher, stack)
+
+
+def _is_fit(case: Case, forms: Sequence[Form]) -> bool:
+    """Whether the reference can be compared with; what its inputs and its results leave open is noted."""
+    if case.problem.constant:
+        case.unchecked.append("times on the inputs that come with the reference: some are always the same")
+    for number in case.problem.always:
+        case.unchecked.append(f"other numbers in tensor argument {number}: get_inputs always gives the same")
+    unfit = case.problem.unfit([f for f in forms if f.timed] or forms[:1])
+    case.missing.update([unfit] if unfit else [])
+    return "values" not in case.missing
 
 
 @contextmanager
@@ -263,57 +270,6 @@ def _endure(case: Case, witness: Witness, forms: Sequence[Form], ends: float) ->
             case.calls += many.made
     if not case.reasons and many.made < ENOUGH and many.own > 0.5 * (time.monotonic() - began):
         case.missing["calls"] = f"{many.made} of {ENOUGH} calls of the smallest shapes: the candidate takes too long"
-
-
-def _renew(case: Case, witness: Witness, form: Form) -> None:
-    """Other values of the parameters: what a candidate has computed from the first ones is no longer right."""
-    problem, pace = case.problem, Pace(case.budget.last)
-    with case.noting(f"{form.label}, other parameters"), pace.step(witness.prisoner):
-        if renewed(case.subject.state, lambda state: witness.renew(state) and problem.renew(state)):
-            args = problem.draw(form)
-            witness.call(args, problem.expect(form, args))
-            case.calls += 1
-        elif case.subject.state:
-            case.unchecked.append("other values of the parameters: the candidate has none of the same names")
-
-
-def _gradients(case: Case, witness: Witness, forms: Sequence[Form]) -> None:
-    """Gradients on the first form twice, on those that are timed, and on others that nobody can know."""
-    wanted = case.options.gradients
-    if not (case.subject.gradients if wanted is None else wanted):
-        case.unchecked.append("gradients")
-        return
-    others = [f for f in forms if (f.shapes, f.recipe) != (forms[0].shapes, forms[0].recipe)]
-    others = CHANCE.sample(others, min(GRADIENTS, len(others)))
-    ends, compared = case.budget.part(ENDURING), 0
-    for form in (forms[0], *(f for f in forms if f.timed), *others, forms[0]):
-        if compared and time.monotonic() > ends:
-            case.missing["gradients"] = f"only {compared} were reached in the time"
-            return
-        with case.noting(f"gradients of {form.label}"):
-            compared += _gradients_of(case, witness, form)
-        if case.reasons:
-            return
-    if not compared:
-        case.unchecked.append("gradients: the reference has none")
-
-
-def _gradients_of(case: Case, witness: Witness, form: Form) -> bool:
-    """Whether the reference has gradients for this form; the candidate's are then the same. Raises Wrong."""
-    args = case.problem.draw(form)
-    try:
-        outs = [o for o in case.problem.expect(form, args).own if o.is_floating_point()]
-        seeds = [torch.randn(o.shape, dtype=torch.float64).to(o.device, o.dtype) for o in outs]
-        own = case.problem.gradients(args, seeds, wide=False)
-        wide = case.problem.gradients(args, seeds, wide=True)
-    except Exception:  # it takes none of these, or has no gradient for them
-        return False
-    got = witness.gradients(args, seeds, own)
-    sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
-    recompute = partial(case.problem.gradients, args, seeds, wide=True)
-    if problem := settle(got, own, wide, sums, recompute, case.problem.tolerance).problem:
-        raise Wrong("gradients", problem)
-    return True
 
 
 def _settle_timing(case: Case, witness: Witness, forms: Sequence[Form], launcher: Launcher, stack: ExitStack) -> None:

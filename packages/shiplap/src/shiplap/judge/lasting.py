@@ -65,21 +65,24 @@ def leaked(before: Holds, after: Holds, calls: int) -> str:
     return ""
 
 
-def renewed(state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool]) -> bool:
+def renewed(state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True) -> bool:
     """Give the parameters other values, in ``state`` and wherever ``load`` puts them, if that is possible.
 
-    Each number is multiplied by one of its own, so that what has to be positive stays so.
+    Each number is multiplied by one of its own, so that what has to be positive stays so. ``zeros``: whether a
+    parameter that is nothing but zeros, as a bias often is at first, gets positive numbers.
     """
-    other = {k: _other(v) for k, v in state.items()}
+    other = {k: _other(v, zeros=zeros) for k, v in state.items()}
     if not other or not load(other):
         return False
     state.update(other)
     return True
 
 
-def _other(value: Tensor) -> Tensor:
+def _other(value: Tensor, *, zeros: bool) -> Tensor:
     if not value.is_floating_point():
         return value.clone()
     rng = torch.Generator().manual_seed(CHANCE.getrandbits(62))
+    if zeros and not value.any():
+        return (0.1 + 0.4 * torch.rand(value.shape, generator=rng)).to(value.device, value.dtype)
     factor = 0.5 + torch.rand(value.shape, generator=rng, dtype=torch.float64)
     return (value.double() * factor.to(value.device)).to(value.dtype)

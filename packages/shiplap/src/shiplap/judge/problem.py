@@ -20,16 +20,18 @@ from shiplap.judge.variants import CHANCE, Form, forms_of, vary
 from shiplap.op import Op
 from shiplap.referee.case import tree_map
 from shiplap.referee.compare import Difference, Reduction, bitwise, reduction
+from shiplap.referee.dice import places
 from shiplap.referee.judge import settle
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import last_line, split, tensors, widen
 from shiplap.referee.samples import Samples
 from shiplap.referee.sizes import free_dims
-from shiplap.referee.wire import leaves
-from shiplap.referee.witness import Expected
+from shiplap.referee.wire import leaves, nested, overlaps
+from shiplap.referee.witness import Expected, Wrong
 
 __all__ = ["Args", "FunctionProblem", "OpProblem", "Problem"]
 
+KEPT = 1e-5  # relative error of what a module keeps: reference and candidate may sum in another order
 LONGEST = 300  # a size of a declared op that is drawn
 
 Args = tuple[Any, ...]
@@ -48,6 +50,8 @@ class Problem:
     constant: bool = False  # whether every draw has the same values
     until: float = math.inf  # the time (``time.monotonic``) after which no more forms are looked for
     hurried: bool = False  # whether that time was over
+    always: list[int] = field(default_factory=list)  # tensors of integers that every draw has alike
+    compares_nesting: bool = False  # whether a result has to lie in the same containers
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
         """What the candidate is called with. ``numbers``: those at which it may branch; ``most``: of other shapes."""
@@ -70,6 +74,7 @@ class Problem:
             places = {t.untyped_storage().data_ptr() for t in after if t.numel()}
             outs = _tensors_of(result)
             aliased = any(o.untyped_storage().data_ptr() in places for o in outs if o.numel())
+            loose = any(overlaps(o.shape, o.stride()) for o in outs)
             own = [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
             precise = tree_map(widen, args)
             wide = self._wide(precise, changed, own)
@@ -83,7 +88,8 @@ class Problem:
         def against(got: Sequence[Tensor]) -> Difference:
             return settle(list(got), own, wide, sums, recompute, self.tolerance)
 
-        return Expected(own, against, changed, aliased)
+        lies = nested(result) if self.compares_nesting else ""
+        return Expected(own, against, changed, aliased, lies, loose)
 
     def _wide(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
         try:
@@ -103,6 +109,58 @@ class Problem:
         """Give the parameters of the reference these values. False if it has none."""
         return False
 
+    def unfit(self, timed: Sequence[Form]) -> tuple[str, str] | None:
+        """What no candidate can be judged by, and why: results that are drawn, or the same whatever the inputs are."""
+        args = self.draw(timed[0])
+        torch.manual_seed(secrets.randbits(62))
+        before = places()
+        first = self.expect(timed[0], args)
+        moved = places() != before
+        torch.manual_seed(secrets.randbits(62))
+        if moved and bitwise(first.own, self._own(args, first)):
+            return "values", "the reference draws random numbers, with which nobody can compare any others"
+        for form in timed:
+            if not all(o.is_floating_point() for o in first.own):
+                return None
+            expected = first if form is timed[0] else self.expect(form, self.draw(form))
+            if expected.against(self._own(self.draw(form), expected)).problem:
+                return None
+        return "results", "the reference has nearly the same results for all inputs: a constant would do"
+
+    def _own(self, args: Args, like: Expected) -> list[Tensor]:
+        with torch.no_grad():
+            return self._run(self.call, args, like.changed)
+
+    def gives_numbers(self, args: Args) -> bool:
+        """Whether the reference still computes something finite, with the parameters that it has now."""
+        with torch.no_grad():
+            try:
+                outs = _tensors_of(copy.deepcopy(self.call)(*tree_map(lambda t: t.detach().clone(), args)))
+            except Exception:
+                return False
+        return all(bool(torch.isfinite(o).all()) for o in outs if o.is_floating_point())
+
+    def kept_after(self, args: Args) -> dict[str, Tensor]:
+        """What a call leaves in the module of the reference, such as running means: only what is other than before."""
+        if not isinstance(self.call, torch.nn.Module):
+            return {}
+        before, module = self.call.state_dict(), copy.deepcopy(self.call)
+        with torch.no_grad():
+            module(*tree_map(lambda t: t.detach().clone(), args))
+        after = module.state_dict()
+        return {k: v for k, v in after.items() if k in before and bitwise([v], [before[k]])}
+
+    def compare_kept(self, expected: Mapping[str, Tensor], got: Sequence[Tensor]) -> None:
+        """Raises Wrong where a module keeps something else than the module of the reference after one call."""
+        own = [t.detach().clone() for t in expected.values()]
+        wide = [widen(t) for t in own]
+        largest = max(own, key=lambda t: t.numel(), default=None)
+        if largest is None:
+            return
+        sums = Reduction(max(self.terms.values(), default=1 << 10))
+        if problem := settle(list(got), own, wide, sums, lambda: wide, max(self.tolerance, KEPT)).problem:
+            raise Wrong("state", f"{', '.join(expected)} after a call: {problem}")
+
     def flops(self, args: Args) -> int:
         """Operations of the products in the reference."""
         given = tree_map(lambda t: t.detach().clone(), args)
@@ -110,12 +168,20 @@ class Problem:
             self.call(*given)
         return int(counter.get_total_flops())
 
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters of the reference that have gradients."""
+        module = self.call if isinstance(self.call, torch.nn.Module) else None
+        return [name for name, p in module.named_parameters() if p.requires_grad] if module is not None else []
+
     def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
-        """Gradients of the floating arguments for these gradients of the results."""
+        """Gradients of the floating arguments, then of the parameters, for these gradients of the results."""
         given = [widen(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
         given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in given]
-        outs = [o for o in _tensors_of((self.wide if wide else self.call)(*given)) if o.requires_grad]
+        call = self.wide if wide else self.call
+        outs = [o for o in _tensors_of(call(*given)) if o.requires_grad]
         wanted = [a for a in given if _floating(a)]
+        wanted += [dict(call.named_parameters())[name] for name in self.parameters] if self.parameters else []
         grads = torch.autograd.grad(
             outs, wanted, [s.to(o.dtype) for s, o in zip(seeds, outs, strict=True)], allow_unused=True
         )
@@ -187,7 +253,7 @@ class FunctionProblem(Problem):
     ) -> None:
         wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call
         super().__init__(name, call, wide, tolerance)
-        self.inputs, self.vary_shapes = inputs, vary_shapes
+        self.inputs, self.vary_shapes, self.compares_nesting = inputs, vary_shapes, True
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
         modules = [m for m in (self.call, self.wide) if isinstance(m, torch.nn.Module)]
@@ -215,10 +281,16 @@ class FunctionProblem(Problem):
         except Exception as e:
             raise error("SL616", where=self.name, got=last_line(e), expected="a result for its own inputs") from e
         self.takes = time.perf_counter() - began
-        second = tensors(self._made())
-        shapes = [t.shape for t in second] == [t.shape for t in tensors(made)]
-        self.constant = shapes and not any(t.is_meta for t in second) and not bitwise(second, tensors(made))
+        self._look_for_constants(tensors(made), tensors(self._made()))
         return made
+
+    def _look_for_constants(self, first: list[Tensor], second: list[Tensor]) -> None:
+        """Who knows an argument beforehand may have computed with it beforehand."""
+        if [t.shape for t in first] != [t.shape for t in second] or any(t.is_meta for t in second):
+            return
+        alike = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if not bitwise([a], [b])]
+        self.constant = len(alike) == len(first) or any(_floating(first[i]) and first[i].numel() > 1 for i in alike)
+        self.always = [i for i in alike if not _floating(first[i])]
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
         def runs(form: Form) -> bool:
@@ -230,8 +302,8 @@ class FunctionProblem(Problem):
                     outs = _tensors_of(self.call(*self.draw(form)))
                 except Exception:
                     return False
-            numbers = [o for o in outs if o.is_floating_point() and o.numel()]
-            return not numbers or any(float(torch.isfinite(o).float().mean()) > 0.5 for o in numbers)
+            shares = [float(torch.isfinite(o).float().mean()) for o in outs if o.is_floating_point() and o.numel()]
+            return min(shares, default=1.0) == 1.0 if form.whole else max(shares, default=1.0) > 0.5
 
         return forms_of(self.first, runs, most=most if self.vary_shapes else 0, constant=self.constant, numbers=numbers)
 

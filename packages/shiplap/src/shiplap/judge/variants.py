@@ -11,13 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.referee.case import tree_map
 from shiplap.referee.recipe import Recipe
+from shiplap.referee.run import tensors
 
 __all__ = ["KINDS", "Form", "forms_of", "vary"]
 
 KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled", "large", "small")
+WHOLE = ("blank", "whole")  # kinds for a reference that gives a number everywhere
 DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0)}  # of sizes that are drawn each time
 THRESHOLDS = 6  # numbers of the candidate's source around which values lie
+SIGNED = 4  # arguments without negative numbers that get some, each alone
+MOST_WHOLE = 1 << 20  # the largest number of an argument of integers: sums of these are no numbers of float32
+PLAIN = 6  # plain arguments that get another value
 LARGER, ROOM = 4, 1 << 14  # times the elements of the first shapes that others may have, or this many
 WINDOW = 7  # the largest size that may be one of a window
 FAR = 1e7  # what is no threshold of values
@@ -36,6 +42,13 @@ class Form:
     shapes: Shapes = ()
     kind: str = "drawn"
     scale: float = 0.0  # about the size of values of the kind "about"
+    signed: tuple[int, ...] = ()  # tensors that get negative numbers although none of their own is negative
+    plain: int = -1  # the argument, a number or a flag, that gets another value
+
+    @property
+    def whole(self) -> bool:
+        """Whether the reference has to give a number everywhere, as it may not be meant for such arguments."""
+        return self.kind in WHOLE or bool(self.signed) or self.plain >= 0
 
 
 def forms_of(
@@ -52,15 +65,16 @@ def forms_of(
     branch: as many shapes have these as sizes, and values lie around some of them. ``constant``: whether the values
     that come with the reference are always the same, so that times on them say nothing.
     """
-    own = tuple(tuple(v.shape) for v in first if isinstance(v, Tensor))
+    own = tuple(tuple(t.shape) for t in tensors(first))
     plain = Form(_label(own, "drawn"), shapes=own)
     kinds = [replace(plain, kind=kind, label=_label(own, kind)) for kind in KINDS]
     own_forms = [f for f in kinds if f.kind == "drawn" or runs(f)]
+    own_forms += [f for f in _unlike(first, plain, bool(most)) if runs(f)]
     for scale in _thresholds(numbers, min(THRESHOLDS, most or THRESHOLDS)):
         form = replace(plain, kind="about", scale=scale, label=_label(own, f"values about {scale:.3g}"))
         own_forms += [form] if runs(form) else []
     wanted = ("normal", "scaled") if constant and len(own_forms) > 1 else ("drawn", "normal")
-    own_forms = [replace(f, timed=f.kind in wanted) for f in own_forms]
+    own_forms = [replace(f, timed=f.kind in wanted and not f.whole) for f in own_forms]
     whole = [int(v) for v in numbers if v == int(v)]
     others = _others(own, most, whole, runs) if most else []
     usual = [f for f in others if _elements(f.shapes) <= 2 * _elements(own)]
@@ -68,6 +82,34 @@ def forms_of(
         largest = max(usual, key=lambda f: _elements(f.shapes))
         others = [replace(f, timed=f is largest) for f in others]
     return [*own_forms, *others]
+
+
+def _unlike(first: tuple[Any, ...], plain: Form, varied: bool) -> Iterator[Form]:
+    """Values that the arguments which come with the reference never have: blank rows, other signs, other numbers.
+
+    ``varied``: whether plain arguments may have other values too.
+    """
+    all_of = tensors(first)
+
+    def form(kind: str, what: str, **changes: Any) -> Form:
+        return replace(plain, kind=kind, label=_label(plain.shapes, what), **changes)
+
+    if any(t.is_floating_point() for t in all_of):
+        yield form("blank", "some rows of zeros")
+    if any(_is_data(t) for t in all_of):
+        yield form("whole", "large integers")
+    never = [i for i, t in enumerate(all_of) if t.is_floating_point() and t.numel() and float(t.min()) >= 0]
+    alone = [(i,) for i in CHANCE.sample(never, min(SIGNED, len(never)))]
+    for which in dict.fromkeys((tuple(never), *alone) if never else ()):
+        yield form("signed", f"negative numbers in tensor {', '.join(map(str, which))}", signed=which)
+    numbers = [i for i, v in enumerate(first) if type(v) in (bool, int, float)] if varied else []
+    for at in CHANCE.sample(numbers, min(PLAIN, len(numbers))):
+        yield form("drawn", f"another value of argument {at}", plain=at)
+
+
+def _is_data(t: Tensor) -> bool:
+    """Whether its integers are hardly the numbers of rows, which have 64 bits as a rule."""
+    return t.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def _thresholds(numbers: Sequence[float], most: int) -> Iterator[float]:
@@ -147,36 +189,70 @@ def _numbered(own: Shapes, numbers: Sequence[int]) -> Iterator[Shapes]:
 
 def vary(made: tuple[Any, ...], form: Form, seed: int) -> tuple[Any, ...]:
     """``made`` in the shapes and with the kind of values of ``form``, drawn where the tensors are."""
-    shapes = iter(form.shapes)
-    device = next((v.device for v in made if isinstance(v, Tensor) and v.device.type != "meta"), torch.device("cpu"))
+    listed = tensors(made)
+    device = next((t.device for t in listed if t.device.type != "meta"), torch.device("cpu"))
     rng = torch.Generator(device).manual_seed(seed)
-    return tuple(_varied(v, next(shapes), form, rng) if isinstance(v, Tensor) else v for v in made)
+    pairs = enumerate(zip(listed, form.shapes, strict=False))
+    drawn = iter([_varied(t, shape, form, rng, i in form.signed) for i, (t, shape) in pairs])
+    varied = tree_map(lambda t: next(drawn), made)
+    if form.plain < 0:
+        return varied
+    return (*varied[: form.plain], _other(varied[form.plain]), *varied[form.plain + 1 :])
 
 
-def _varied(t: Tensor, shape: tuple[int, ...], form: Form, rng: torch.Generator) -> Tensor:
+def _other(value: bool | int | float) -> bool | int | float:
+    """Another number of about the same size, or the other flag."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    return value * CHANCE.choice((0.5, 0.75, 1.5, 2.0)) if value else CHANCE.uniform(0.1, 1.0)
+
+
+def _varied(t: Tensor, shape: tuple[int, ...], form: Form, rng: torch.Generator, signed: bool = False) -> Tensor:
     kind = form.kind
     if tuple(t.shape) != shape:
         t = _resampled(t, shape, rng)
-    if kind == "drawn" or not t.is_floating_point() or not t.numel():
+    if kind == "whole" and _is_data(t):
+        return _integers(t, rng)
+    if kind in ("drawn", "whole") or not t.is_floating_point() or not t.numel() or (form.signed and not signed):
         return t
-    noise = torch.randn(t.shape, generator=rng, device=rng.device, dtype=torch.float64).to(t.device)
+    values = _floats(t, form, torch.randn(t.shape, generator=rng, device=rng.device, dtype=torch.float64), rng)
+    return (values.abs() if float(t.min()) >= 0 and not signed else values).to(t.dtype)
+
+
+def _integers(t: Tensor, rng: torch.Generator) -> Tensor:
+    """As large as these integers may be, and of either sign only where they are of either."""
+    high = min(torch.iinfo(t.dtype).max, MOST_WHOLE)
+    low = -high if t.numel() and int(t.min()) < 0 else 0
+    return torch.randint(low, high + 1, t.shape, generator=rng, device=rng.device).to(t.device, t.dtype)
+
+
+def _floats(t: Tensor, form: Form, noise: Tensor, rng: torch.Generator) -> Tensor:
+    """Normal ``noise``, which is where ``rng`` is, made into the kind of the form, where ``t`` is."""
+    kind, noise = form.kind, noise.to(t.device)
+
+    def uniform(shape: Sequence[int] = ()) -> Tensor:
+        return torch.rand(tuple(shape), generator=rng, device=rng.device).to(t.device)
+
     if kind == "ties":
-        values = torch.randint(-1, 2, t.shape, generator=rng, device=rng.device).to(t.device, torch.float64) / 2
-    elif kind == "skewed":  # most are small, and a few decide
-        values = noise * torch.where(
-            torch.rand(t.shape, generator=rng, device=rng.device).to(t.device) < 0.02, 300.0, 0.01
-        )
-    elif kind == "constant":
-        values = torch.full_like(noise, float(torch.randn((), generator=rng, device=rng.device)))
-    elif kind in DECADES:
+        drawn = torch.randint(-1, 2, t.shape, generator=rng, device=rng.device)
+        return drawn.to(t.device, torch.float64) / 2
+    if kind == "skewed":  # most are small, and a few decide
+        return noise * torch.where(uniform(t.shape) < 0.02, 300.0, 0.01)
+    if kind == "constant":
+        return torch.full_like(noise, float(torch.randn((), generator=rng, device=rng.device)))
+    if kind == "blank":  # the first row, if it is the only one: then all is zero
+        rows = uniform((*t.shape[:-1], 1) if t.dim() else ()) < 0.25
+        rows.view(-1)[:1] = True
+        return noise.masked_fill(rows, 0.0)
+    if kind in DECADES:
         low, high = DECADES[kind]
-        values = noise * 10.0 ** (low + (high - low) * float(torch.rand((), generator=rng, device=rng.device)))
-    elif kind == "about":
-        values = noise * form.scale
-    else:
-        scale = {"normal": 1.0, "wide": 30.0, "tiny": 1e-3, "shifted": 1.0}[kind]
-        values = noise * scale + (20.0 if kind == "shifted" else 0.0)
-    return (values.abs() if float(t.min()) >= 0 else values).to(t.dtype)
+        return noise * 10.0 ** (low + (high - low) * float(uniform()))
+    if kind == "about":
+        return noise * form.scale
+    scale = {"normal": 1.0, "wide": 30.0, "tiny": 1e-3, "shifted": 1.0, "signed": 1.0}[kind]
+    return noise * scale + (20.0 if kind == "shifted" else 0.0)
 
 
 def _resampled(t: Tensor, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:

@@ -16,7 +16,17 @@ import torch
 
 from shiplap.compat.standing import frozen_code
 
-__all__ = ["OURS", "code_of", "is_genuine", "is_theirs", "is_trusted"]
+__all__ = [
+    "OURS",
+    "code_of",
+    "forget",
+    "is_genuine",
+    "is_harmless",
+    "is_module",
+    "is_theirs",
+    "is_trusted",
+    "is_trusted_module",
+]
 
 OURS = os.path.join(os.path.dirname(os.path.dirname(realpath(__file__))), "")
 PLACES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(torch.__file__))
@@ -47,6 +57,11 @@ def is_genuine(code: CodeType) -> bool:
     if file not in _held:
         _held[file] = frozenset(_inside(_read(file)))
     return code in _held[file] or _is_new(file)
+
+
+def forget() -> None:
+    """Read all files anew: what was remembered of them lies where everybody can write."""
+    _held.clear()
 
 
 def _is_new(file: str) -> bool:
@@ -100,7 +115,7 @@ def is_theirs(value: Any, depth: int = DEEP) -> bool:
     module = sys.modules.get(str(inner.__globals__.get("__name__")))
     if not is_genuine(code) or module is None or vars(module) is not inner.__globals__:
         return False
-    return all(map(partial(_is_harmless, depth=depth - 1), _holds(inner)))
+    return all(map(partial(is_harmless, depth=depth - 1), _holds(inner)))
 
 
 def _holds(function: FunctionType) -> list[Any]:
@@ -114,7 +129,7 @@ def _holds(function: FunctionType) -> list[Any]:
     return held
 
 
-def _is_harmless(value: Any, depth: int) -> bool:
+def is_harmless(value: Any, depth: int = DEEP) -> bool:
     """Whether it is no code, or code of Python or torch."""
     if isinstance(value, (FunctionType, MethodType, staticmethod, classmethod)):
         return depth > 0 and is_theirs(value, depth)
@@ -127,3 +142,11 @@ def is_trusted_module(value: Any) -> bool:
     """Whether a function or a class was written in a module of Python, torch or an installed package."""
     file = getattr(sys.modules.get(str(getattr(value, "__module__", ""))), "__file__", None)
     return file is None or is_trusted(str(file))
+
+
+def is_module(value: Any) -> bool:
+    """Whether it is a module of Python, torch or an installed package, and stands under its own name."""
+    if not isinstance(value, ModuleType):
+        return False
+    file = vars(value).get("__file__")
+    return sys.modules.get(value.__name__) is value and (file is None or is_trusted(str(file)))

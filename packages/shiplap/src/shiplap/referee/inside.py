@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.referee.dice import Dice
 from shiplap.referee.intact import Snapshot
 from shiplap.referee.loading import ready, renew
 from shiplap.referee.queued import queued
 from shiplap.referee.run import last_line
 from shiplap.referee.sandbox import Cell, lock
 from shiplap.referee.watch import Watch, changed, state
-from shiplap.referee.wire import bare, describe, extent, leaves, receive, send, unpack
+from shiplap.referee.wire import bare, describe, extent, leaves, nested, receive, send, unpack
 
 __all__ = ["FREE", "Declined", "get_ready", "serve"]
 
@@ -85,11 +86,14 @@ class Host:
         self._last: Any = ()  # what the answer tells of lives until the next one
         self._intact, self._watch = Snapshot(_known), Watch()
         self._batches: dict[int, Any] = {}
+        self._dice = Dice()
 
     def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
         """One request → one reply."""
         if asked["do"] == "intact":
             return {"changed": self._intact.changed()[:20], "threads": self._intact.threads(), **self._watch.told()}
+        if asked["do"] == "kept":
+            return self._module_keeps(asked["names"])
         if asked["do"] == "device":
             torch.ones(1, device=asked["device"]).item()
             return {"ok": True}
@@ -122,16 +126,22 @@ class Host:
         if asked["do"] == "ops":
             return self._operators(args)
         if asked["do"] == "gradients":
-            return self._gradients(args, list(unpack(asked["seeds"], memory)), memory)
+            return self._gradients(args, list(unpack(asked["seeds"], memory)), asked["parameters"], memory)
         return self._call(args, memory)
+
+    def _module_keeps(self, names: list[str]) -> dict[str, Any]:
+        state = self._target.state_dict() if isinstance(self._target, torch.nn.Module) else {}
+        self._last = [_home(state[name].detach()) for name in names]
+        return {"outs": [_place(v) for v in self._last]}
 
     def _call(self, args: list[Any], memory: Any) -> dict[str, Any]:
         with torch.no_grad():
             if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
                 started = perf_counter_ns()
-                result = bare(self._target(*args))
+                returned = self._target(*args)
+                result = bare(returned)
                 spent = perf_counter_ns() - started
-                return {**self._told(args, result, memory, result), "spent": spent}
+                return {**self._told(args, result, memory, result), "spent": spent, "nested": nested(returned)}
             call = queued(self._target, args)
             told = self._told(args, call.result, memory, call.seen)
         # What comes and goes with the calls would see the next values before their clock starts.
@@ -175,20 +185,25 @@ class Host:
 
     def _operators(self, args: list[Any]) -> dict[str, Any]:
         self._last = ()  # nothing of an earlier call ends, and works, after this one
-        ops, result, between = _ops(self._target, args, self._intact)
+        self._dice.throw()
+        with self._watch.listening():
+            ops, result, between = _ops(self._target, args, self._intact)
+        between["left"] += self._dice.stuck()
         self._last = args, result, [_home(o) for o in result]
         return {"ops": ops, "outs": [_place(o) for o in self._last[-1]], **between}
 
-    def _gradients(self, args: list[Any], seeds: list[Tensor], memory: Any) -> dict[str, Any]:
+    def _gradients(self, args: list[Any], seeds: list[Tensor], names: list[str], memory: Any) -> dict[str, Any]:
         given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in args]
         outs = [o for o in leaves(self._target(*given)) if isinstance(o, Tensor) and o.requires_grad]
-        wanted = [a for a in given if _floating(a)]
+        owned = dict(self._target.named_parameters()) if isinstance(self._target, torch.nn.Module) else {}
+        all_there = all(name in owned for name in names)
+        wanted = [a for a in given if _floating(a)] + [owned[name] for name in names if all_there]
         if not outs:
             return {"error": "no result carries a gradient"}
         grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
         values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
         self._last = [_home(v) for v in values], memory
-        return {"outs": [_place(v) for v in self._last[0]]}
+        return {"outs": [_place(v) for v in self._last[0]], "parameters": all_there}
 
     def _told(self, args: list[Any], result: Any, memory: Any, seen: list[Any]) -> dict[str, Any]:
         for _, _, earlier, copies in self._kept:  # the referee looks at earlier results again, on a GPU at the copies
@@ -232,7 +247,10 @@ def _ops(
     """
     from torch.autograd.profiler import profile
 
-    with torch.no_grad(), profile(use_cpu=True, record_shapes=True) as seen:
+    from shiplap.compat.profiling import of_all_threads
+
+    config = of_all_threads()
+    with torch.no_grad(), profile(use_cpu=True, record_shapes=True, experimental_config=config) as seen:
         before = state()
         result = bare(target(*args))
         gc.collect()

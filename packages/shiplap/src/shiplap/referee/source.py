@@ -12,7 +12,7 @@ from typing import Any
 
 from shiplap.referee.mine import SOURCES, numbers
 
-__all__ = ["LOOKS", "constants", "suspicious", "suspicious_function"]
+__all__ = ["HIDES", "LOOKS", "constants", "suspicious", "suspicious_function"]
 
 LARGEST = 2_000_000  # bytes
 FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # sources that are read, and entries of a folder
@@ -54,6 +54,8 @@ OF_PYTHON = {  # functions of Python's C interface
     "PyEval_SetProfile",
     "PyUnstable_GC_VisitObjects",
 }
+HIDES = {"_enable_record_function", "redispatch"}
+"""Functions of torch that keep an operator out of the list of those that ran."""
 LOOKS = STACK | HEAP | MEMORY | OF_PYTHON
 """Names whose use is held against a candidate, wherever it finds them."""
 

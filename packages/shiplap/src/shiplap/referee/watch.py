@@ -6,8 +6,11 @@ were put together from. As everything in the process that is judged, this can be
 
 from __future__ import annotations
 
+import decimal
+import faulthandler
 import gc
 import inspect
+import locale
 import logging
 import os
 import resource
@@ -16,6 +19,9 @@ import sys
 import threading
 import traceback
 import tracemalloc
+import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os.path import realpath  # as it is now: what is judged may put another function in its place
 from types import FrameType, FunctionType
 from typing import Any
@@ -27,7 +33,7 @@ from shiplap.compat.calls import untouched
 from shiplap.compat.library import replaced_operators
 from shiplap.compat.standing import standing
 from shiplap.referee.genuine import is_genuine, is_theirs, is_trusted, is_trusted_module
-from shiplap.referee.source import LOOKS
+from shiplap.referee.source import HIDES, LOOKS
 
 __all__ = ["Watch", "changed", "state"]
 
@@ -41,8 +47,16 @@ EVENTS = frozenset(
 )
 NAMED = frozenset({"object.__getattr__", "ctypes.dlsym"})  # events with a name as the second argument
 FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
+TORCH = os.path.dirname(realpath(torch.__file__))
 WHOLE = frozenset(map(realpath, (inspect.__file__, traceback.__file__, sys.modules["ctypes"].__file__ or "")))
-IN_PART = {realpath(logging.__file__): {"findCaller", "currentframe", "<lambda>"}}
+IN_PART = {  # functions that look at frames for whoever calls them
+    realpath(logging.__file__): {"findCaller", "currentframe", "<lambda>"},
+    realpath(typing.__file__): {"_caller"},
+    os.path.join(TORCH, "_jit_internal.py"): {"createResolutionCallbackFromFrame"},
+    os.path.join(TORCH, "_library", "utils.py"): {"get_source"},
+    os.path.join(TORCH, "_ops.py"): {"redispatch"},
+}
+CALLED = LOOKS | HIDES
 LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
 SUBNORMAL = 1e-40
 FLAGS = (  # of torch.backends: which algorithms others get
@@ -50,7 +64,7 @@ FLAGS = (  # of torch.backends: which algorithms others get
     *(f"cuda.matmul.allow_{name}" for name in ("tf32", "fp16_accumulation")),
     *(f"cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("fp16", "bf16")),
     *(f"{name}.fp32_precision" for name in ("cuda.matmul", "cudnn.conv", "mkldnn.matmul", "mkldnn.conv")),
-    "mkldnn.enabled",
+    *(f"mkldnn.{name}" for name in ("enabled", "deterministic")),
 )
 
 
@@ -84,6 +98,13 @@ def _folder() -> str:
         return ""
 
 
+def _umask() -> int:
+    """It can be read only by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def _finds(finder: Any) -> bool:
     """Whether what finds modules is Python's, or of an installed package."""
     find = getattr(finder, "find_spec", None) or finder
@@ -101,7 +122,7 @@ def state() -> dict[str, Any]:
         "torch.initial_seed": torch.initial_seed(),
         "operators of torch": replaced_operators(is_trusted),
         "torch.backends": tuple(_flag(path) for path in FLAGS),
-        "garbage collection": (gc.isenabled(), list(gc.callbacks)),
+        "garbage collection": (gc.isenabled(), gc.get_threshold(), list(gc.callbacks)),
         "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled(),
         "torch.is_grad_enabled": torch.is_grad_enabled(),
         "modes, autocast or tracers of torch": untouched(),
@@ -110,8 +131,13 @@ def state() -> dict[str, Any]:
         "sys.monitoring": _monitors(),
         "tracemalloc": tracemalloc.is_tracing(),
         "signal handlers": handlers,
+        "signals that are blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "faulthandler": faulthandler.is_enabled(),
         "limits": tuple(resource.getrlimit(limit) for limit in LIMITS),
         "current folder": _folder(),
+        "os.umask": _umask(),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "decimal": (decimal.getcontext().prec, decimal.getcontext().rounding),
         "sys.meta_path or sys.path_hooks": [f for f in (*sys.meta_path, *sys.path_hooks) if not _finds(f)],
         "rounding": tuple(float(np.float32(1.0) + np.float32(by)) for by in (2.0**-25, -(2.0**-26))),
         "numpy.seterr": np.geterr(),
@@ -135,7 +161,7 @@ class Watch:
     def __init__(self) -> None:
         self._looked: dict[str, None] = {}
         self._busy = False
-        self._before = state()
+        self._before, self._frozen = state(), gc.get_freeze_count()
         sys.addaudithook(self._hear)
 
     def reset(self) -> None:
@@ -149,7 +175,8 @@ class Watch:
 
     def told(self) -> dict[str, list[str]]:
         """``looked``: what was asked for; ``left``: what is not as it was."""
-        return {"looked": list(self._looked), "left": changed(self._before)}
+        frozen = ["gc.freeze"] if gc.get_freeze_count() > self._frozen else []
+        return {"looked": list(self._looked), "left": changed(self._before) + frozen}
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if event in EVENTS:
@@ -166,6 +193,23 @@ class Watch:
                 self._looked[what] = None
         finally:
             self._busy = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear also of functions in C that raise no audit event, whatever the names were put together from."""
+        before = sys.getprofile()
+        sys.setprofile(self._called)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def _called(self, frame: FrameType, event: str, function: Any) -> None:
+        if event not in ("call", "c_call"):
+            return
+        name = frame.f_code.co_name if event == "call" else function.__name__
+        if name in CALLED and (event == "c_call" or is_genuine(frame.f_code)) and self._is_foreign(frame):
+            self._looked[name] = None
 
     def _is_foreign(self, frame: FrameType | None) -> bool:
         """Whether code of the candidate asks, by itself or through a module that looks at frames for others."""

@@ -35,6 +35,8 @@ __all__ = [
     "is_operator",
     "leaves",
     "length_of",
+    "nested",
+    "overlaps",
     "packed",
     "parsed",
     "places_of",
@@ -124,7 +126,7 @@ def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def leaves(value: Any) -> list[Any]:
-    """Tensors and plain values of nested tuples, lists and dicts, in order.
+    """Tensors and plain values of nested tuples, lists and dicts, in order; of a dict in that of its names.
 
     A container is read as it lies in memory. Methods of its own, which could compute what they return, do not run.
     """
@@ -133,8 +135,34 @@ def leaves(value: Any) -> list[Any]:
     if isinstance(value, tuple):
         return [leaf for v in tuple.__iter__(value) for leaf in leaves(v)]
     if isinstance(value, dict):
-        return [leaf for v in dict.values(value) for leaf in leaves(v)]
+        return [leaf for _, v in _by_name(value) for leaf in leaves(v)]
     return [] if value is None else [value]
+
+
+def _by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
+    """Names and values in the order of the names. Of a key that is no text nobody asks more than its class."""
+    named = [(k if type(k) is str else type(k).__name__, v) for k, v in dict.items(values)]
+    return sorted(named, key=lambda pair: pair[0])
+
+
+def nested(value: Any) -> str:
+    """How the leaves of a result lie in each other: ``(.,{'a':.},None)``. A list counts as a tuple."""
+    if isinstance(value, (list, tuple)):
+        held = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
+        return f"({','.join(map(nested, held))})"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{nested(v)}" for k, v in _by_name(value)) + "}"
+    return "None" if value is None else "."
+
+
+def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether elements of a strided tensor lie in the same place."""
+    reach = 0
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step <= reach:
+            return 0 not in shape
+        reach += (size - 1) * step
+    return False
 
 
 def bare(values: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -13,11 +13,20 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from shiplap.referee.compare import Difference
+from shiplap.referee.outcome import (
+    Call,
+    Expected,
+    OutOfReach,
+    Wrong,
+    as_it_should_lie,
+    of_a_process,
+    short,
+    text_of,
+)
 from shiplap.referee.proc import mapped
 from shiplap.referee.process import Ended, Late, Prisoner, Took
 from shiplap.referee.run import last_line, tensors
-from shiplap.referee.wire import Arena, describe, extent, identical, is_operator, places_of, plain
+from shiplap.referee.wire import Arena, describe, extent, identical, is_operator, places_of
 
 __all__ = ["NO_ANSWER", "Call", "Expected", "OutOfReach", "Witness", "Wrong"]
 
@@ -29,42 +38,13 @@ PADDED = 256 << 20  # bytes, or in twice its own length if that is more
 
 INTACT = (
     ("changed", "patched", "replaces"),
-    ("looked", "source", "looks at its callers or at objects of others:"),
+    ("looked", "source", "looks at its callers or at objects of others, or hides what it runs:"),
     ("left", "state", "leaves changed for its caller:"),
 )
 
 
 Spans: TypeAlias = list[tuple[int, bytearray]]  # addresses of results, and what lay there
 Pieces: TypeAlias = list[tuple[int, int, int]]  # of the file with the arguments: address, bytes, offset
-
-
-class Wrong(Exception):
-    """Raised for what a candidate did wrong, with the check that found it, and in which call of a batch."""
-
-    def __init__(self, check: str, evidence: str, call: int = -1) -> None:
-        super().__init__(plain(evidence))
-        self.check, self.evidence, self.call = check, plain(evidence), call
-
-
-class OutOfReach(Exception):
-    """Raised where a locked process cannot use the device: nobody's code is at fault."""
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The effects of the reference on one draw of arguments: its results, then the arguments that it writes.
-
-    Attributes:
-        own: the effects in the reference's own precision.
-        against: what is wrong with other effects, compared with these.
-        changed: which tensor arguments the reference writes.
-        aliased: whether a result may share memory with an argument.
-    """
-
-    own: Sequence[Tensor]
-    against: Callable[[Sequence[Tensor]], Difference]
-    changed: tuple[int, ...] = ()
-    aliased: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,17 +66,6 @@ class _Kept:
 
     spans: Spans
     size: int
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call: seconds by the referee's clock (see ``Took``), by the clock of the process, and ``late`` on a GPU."""
-
-    wall: float
-    quiet: float
-    spent: float
-    late: float
-    error: float = 0.0
 
 
 class Witness:
@@ -121,7 +90,7 @@ class Witness:
         message = {"do": "load", **order, "init": arena.pack(list(init)), "state": arena.pack(dict(state))}
         reply = self._ask(message, arena)[0]
         if "error" in reply:
-            raise Wrong("import", str(reply["error"])[:400])
+            raise Wrong("import", text_of(reply["error"])[:400])
 
     def _ask(self, message: dict[str, Any], arena: Arena) -> tuple[dict[str, Any], Took]:
         handle = arena.write()
@@ -150,9 +119,9 @@ class Witness:
         arena = Arena()
         reply = self._ask({"do": "ops", "args": arena.pack(list(args))}, arena)[0]
         if "error" in reply or not isinstance(reply.get("ops"), list):
-            return str(reply.get("error", "no list"))[:200]
+            return text_of(reply.get("error", "no list"))[:200]
         if not trusted:
-            _of_a_process(reply)
+            of_a_process(reply)
         try:
             outs = len(expected.own) - len(expected.changed)
             got = self._results(reply.get("outs"), expected.own[:outs])[0]
@@ -175,7 +144,7 @@ class Witness:
             raise Wrong("answer", "an answer that is not valid")
         for name, check, text in INTACT:
             if told[name]:
-                raise Wrong(check, f"it {text} {', '.join(_short(v) for v in told[name][:5])}")
+                raise Wrong(check, f"it {text} {', '.join(short(v) for v in told[name][:5])}")
         if count > 0:
             raise Wrong("threads", "threads that it started run beside its calls")
 
@@ -197,9 +166,9 @@ class Witness:
         finally:
             os.close(handle)
         if "error" in reply:
-            raise Wrong("raised", str(reply["error"])[:400])
+            raise Wrong("raised", text_of(reply["error"])[:400])
         if expected is not None:
-            _of_a_process(reply)
+            of_a_process(reply)
         try:
             if expected is None:  # it keeps as much alive as one whose results are looked at
                 self._earlier.append(_Kept([], _size(args)))
@@ -215,13 +184,19 @@ class Witness:
         except NO_ANSWER as e:
             raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
 
-    def gradients(self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients of the floating arguments, as the candidate computes them. Raises Wrong."""
+    def gradients(
+        self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
+    ) -> list[Tensor]:
+        """Gradients of the floating arguments, as the candidate computes them, and of its parameters of these names if
+        it has all of them. Raises Wrong.
+        """
         arena = Arena()
         message = {"do": "gradients", "args": arena.pack(list(args)), "seeds": arena.pack(list(seeds))}
-        reply = self._ask(message, arena)[0]
+        reply = self._ask({**message, "parameters": list(parameters)}, arena)[0]
+        if reply.get("parameters") is not True:
+            like = like[: len(like) - len(parameters)]
         if "error" in reply:
-            raise Wrong("gradients", str(reply["error"])[:400])
+            raise Wrong("gradients", text_of(reply["error"])[:400])
         try:
             return self._results(reply.get("outs"), like)[0]
         except NO_ANSWER as e:
@@ -232,8 +207,20 @@ class Witness:
         arena = Arena()
         reply = self._ask({"do": "state", "state": arena.pack(dict(state))}, arena)[0]
         if "error" in reply:
-            raise Wrong("parameters", str(reply["error"])[:400])
+            raise Wrong("parameters", text_of(reply["error"])[:400])
         return reply.get("ok") is True
+
+    def state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
+        """What its module keeps under these names. Raises Wrong."""
+        if not names:
+            return []
+        reply = self._ask({"do": "kept", "names": list(names)}, Arena())[0]
+        if "error" in reply:
+            raise Wrong("state", text_of(reply["error"])[:400])
+        try:
+            return self._results(reply.get("outs"), list(names.values()))[0]
+        except NO_ANSWER as e:
+            raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
 
     @property
     def kept(self) -> tuple[int, int]:
@@ -281,6 +268,7 @@ class Witness:
         """
         given = tensors(args)
         outs = len(expected.own) - len(expected.changed)
+        as_it_should_lie(reply, expected)
         got, spans = self._results(reply["outs"], expected.own[:outs])
         places = self._places(reply, given, at, pieces)
         after = self._arguments(places, given)
@@ -373,20 +361,6 @@ class Witness:
             for at, content in call.spans:
                 if content and self._read(at, len(content)) != content:
                     raise Wrong("results", "a result changed after the call that returned it")
-
-
-def _short(name: Any) -> str:
-    return name[:80] if isinstance(name, str) else "what is no name"
-
-
-def _of_a_process(reply: Mapping[str, Any]) -> None:
-    """Raises Wrong for what else a process was seen to do around a call whose clock, or list, is its own."""
-    if reply.get("raced"):
-        raise Wrong("streams", "a result was not complete when the call's own stream was done")
-    if left := reply.get("left"):
-        raise Wrong("state", f"it leaves changed between its calls: {left}"[:300])
-    if reply.get("threads"):
-        raise Wrong("threads", "threads that it started run between its calls")
 
 
 def _size(args: Sequence[Any]) -> int:

@@ -14,7 +14,7 @@ from shiplap.referee.nudge import Fresh
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import tensors
 from shiplap.referee.samples import Samples
-from shiplap.referee.sizes import EDGES, free_dims
+from shiplap.referee.sizes import EDGES, free_dims, scalar_candidates
 from shiplap.referee.values import KINDS
 from shiplap.selection.inputs import Inputs, given_ones
 
@@ -22,6 +22,7 @@ __all__ = ["MOST", "ROOM", "Drawn", "bytes_of"]
 
 MOST, ROOM = 24, 32 << 20  # calls of a batch, and bytes of their arguments
 OTHERS, SMALL = 24, 300  # other inputs, and how large one of their sizes may be
+NUMBERS = 6  # other values of plain arguments
 FEW = 3  # sizes of which both neighbours are tried
 AT_ONCE = 12  # other inputs in one batch
 AHEAD, LARGE = 7, 4 << 20  # values of the call's size that are drawn ahead, and bytes of those of which none is
@@ -117,7 +118,17 @@ class Drawn:
             listed |= {str(r): r for r in drawn}
         mixed = list(listed.values())
         secrets.SystemRandom().shuffle(mixed)
-        return [*(plain.but(values=kind) for kind in KINDS), *mixed]
+        return [*(plain.but(values=kind) for kind in KINDS), *self._other_numbers(plain), *mixed]
+
+    def _other_numbers(self, plain: Recipe) -> list[Recipe]:
+        """One plain argument at a time with another value than that of the call: the choice holds for these too."""
+        secret, given, changed = secrets.SystemRandom(), dict(plain.scalars), []
+        for arg in self.op.spec.scalars:
+            values = [v for v in scalar_candidates(arg) if v is not None and v != given.get(arg.name)][:2]
+            if str(arg.scalar) == "float":
+                values = [secret.uniform(0.2, 3.0)]
+            changed += [plain.but(scalars={**given, arg.name: v}) for v in values if arg.name in given]
+        return secret.sample(changed, min(NUMBERS, len(changed)))
 
 
 def bytes_of(case: Case) -> int:

@@ -1,0 +1,79 @@
+"""Gradients of a candidate, compared with those of the reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from shiplap.judge.case import Case
+from shiplap.judge.variants import CHANCE, Form
+from shiplap.referee.compare import Reduction
+from shiplap.referee.judge import settle
+from shiplap.referee.witness import Witness, Wrong
+
+__all__ = ["compare_gradients"]
+
+GRADIENTS = 4  # other forms on which gradients are compared
+WAYS = ("plain", "one", "turned")  # in which the gradients of results lie in memory
+
+
+def compare_gradients(case: Case, witness: Witness, forms: Sequence[Form], ends: float) -> None:
+    """Gradients on the first form twice, on those that are timed, and on others that nobody can know.
+
+    ``ends``: when no further form is begun.
+    """
+    wanted = case.options.gradients
+    if not (case.subject.gradients if wanted is None else wanted):
+        case.unchecked.append("gradients")
+        return
+    others = [f for f in forms if (f.shapes, f.recipe) != (forms[0].shapes, forms[0].recipe)]
+    others = CHANCE.sample(others, min(GRADIENTS, len(others)))
+    compared = 0
+    for number, form in enumerate((forms[0], *(f for f in forms if f.timed), *others, forms[0])):
+        if compared and time.monotonic() > ends:
+            case.missing["gradients"] = f"only {compared} were reached in the time"
+            return
+        with case.noting(f"gradients of {form.label}"):
+            compared += _gradients_of(case, witness, form, WAYS[number % len(WAYS)])
+        if case.reasons:
+            return
+    if not compared:
+        case.unchecked.append("gradients: the reference has none")
+
+
+def _gradients_of(case: Case, witness: Witness, form: Form, way: str) -> bool:
+    """Whether the reference has gradients for this form; the candidate's are then the same. Raises Wrong."""
+    args = case.problem.draw(form)
+    try:
+        outs = [o for o in case.problem.expect(form, args).own if o.is_floating_point()]
+        seeds = [_incoming(o, way) for o in outs]
+        own = case.problem.gradients(args, seeds, wide=False)
+        wide = case.problem.gradients(args, seeds, wide=True)
+    except Exception:  # it takes none of these, or has no gradient for them
+        return False
+    got = witness.gradients(args, seeds, own, case.problem.parameters)
+    if len(got) < len(own):
+        own, wide = own[: len(got)], wide[: len(got)]
+        note = "gradients of parameters: the candidate has none of the same names"
+        case.unchecked += [note] if note not in case.unchecked else []
+    sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
+    recompute = partial(case.problem.gradients, args, seeds, wide=True)
+    if problem := settle(got, own, wide, sums, recompute, case.problem.tolerance).problem:
+        raise Wrong("gradients", problem)
+    return True
+
+
+def _incoming(result: Tensor, way: str) -> Tensor:
+    """A gradient of ``result`` as it may lie in memory: one row after the other, one column after the other, or one
+    number for all elements, as behind a sum.
+    """
+    if way == "one":
+        return torch.randn((), dtype=torch.float64).to(result.device, result.dtype).expand(result.shape)
+    if way == "turned":
+        turned = torch.randn(result.shape[::-1], dtype=torch.float64).to(result.device, result.dtype)
+        return turned.permute(*reversed(range(result.dim())))
+    return torch.randn(result.shape, dtype=torch.float64).to(result.device, result.dtype)

@@ -1,0 +1,37 @@
+"""Kernels that are right for one number only, and kernels that change what everybody uses, do not win."""
+
+import pytest
+import torch
+
+from shiplap.selection import Isolation, Options
+from shiplap.selection.candidate import ReferenceCandidate, candidates
+from shiplap.selection.engine import requests_of
+from shiplap.selection.inputs import inputs
+from shiplap.selection.key import key_for
+from shiplap.selection.measure import Plan
+from shiplap.selection.selector import Task
+from shiplap_testing.effort import rotating
+from tests.selection import fifth_ops
+
+SIZES = {"n": 64, "k": 256, "m": 64}
+KERNELS = [k.name for k in fifth_ops.scaled.kernels["cpu"]]
+
+
+def task(kernel: str) -> Task:
+    op = fifth_ops.scaled
+    (_, recipe, device), *_ = requests_of(op, [SIZES], "cpu")
+    drawn = inputs(op, recipe, device)
+    listed = [ReferenceCandidate(op), *(c for c in candidates(op, device, drawn.call.env) if c.kernel == kernel)]
+    return Task(op, drawn, key_for(op, drawn), listed, Options(seconds=600))
+
+
+@pytest.mark.parametrize("kernel", rotating(KERNELS, 2))
+def test_who_is_right_for_one_call_only_is_not_believed(kernel):
+    with Isolation() as isolation, torch.no_grad():
+        bench = isolation.bench()(task(kernel))
+        refused = bench.verify(1).problem
+        if not refused:
+            timings, failed = bench.race([0, 1], Plan())
+            assert not failed
+            refused = bench.confirm({1: timings[1].median}, 60.0)[1].problem
+    assert bool(refused) == (kernel != "honest"), refused
