@@ -168,6 +168,8 @@ _processes: list[subprocess.Popen[bytes]] = []  # what this process started; eac
 def _serve(path: str) -> None:
     del sys.path[0]  # the folder of this file
     runpy.run_path(str(Path(__file__).with_name("private.py")))["import_compiler"]()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        runpy.run_path(str(Path(__file__).with_name("quick_interpreter.py")))["quicken"]()
     settle()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)

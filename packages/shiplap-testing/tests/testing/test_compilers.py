@@ -31,6 +31,7 @@ include = ["-I", str(INCLUDE), "-isystem", str(Path(torch.__file__).parent / "in
 call = ["c++", "-o", "a.so", "a.cpp", *FLAGS, *include, "-H"]
 done = subprocess.run(call, capture_output=True, text=True)
 assert done.returncode == 0, done.stderr
+assert not shutil.which("ld.gold") or b".note.gnu.gold-version" in Path("a.so").read_bytes()
 assert all(Path(os.environ[name]).parent == folder for name in compilers.CACHES), "no cache of the user's"
 print([line for line in done.stderr.splitlines() if line.startswith("! ")], folder)
 """

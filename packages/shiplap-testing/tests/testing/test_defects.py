@@ -2,9 +2,6 @@
 
 import collections
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -12,13 +9,13 @@ from shiplap_testing.defects import CAUSES, defects
 from shiplap_testing.defects.score import Outcome, count, report
 from shiplap_testing.defects.witness import restored
 from shiplap_testing.effort import rotating, sampled
-from shiplap_testing.forked import python
+from shiplap_testing.forked import interpreted, python
 
 DEFECTS = defects()
 ISOLATED = [d.name for d in DEFECTS.values() if d.breaks or "triton" in d.needs]
 HERE = [name for name in DEFECTS if name not in ISOLATED]
 PROGRAM = """
-import json, os, signal, sys, time
+import json, os, signal, sys, time, torch
 from shiplap_testing.defects import defects
 
 def judge(name, make):
@@ -41,7 +38,8 @@ def ended(pid, deadline):
     return "hangs"
 
 import shiplap_testing.defects.triton_kernels
-names = json.load(sys.stdin)
+torch.set_num_threads(1)  # forked: no threads before
+names = sys.argv[1:]
 good = {name: ended(judge(name, "make_good"), time.monotonic() + 60) for name in names}
 bad = {name: judge(name, "make_bad") for name in names}
 until = time.monotonic() + 4
@@ -65,9 +63,7 @@ def ends(request):
         i for i in request.session.items if getattr(i, "originalname", "") == "test_the_same_in_processes_that_may_end"
     ]
     names = [test.callspec.params["name"] for test in tests]
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}  # forked: no threads before
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    done = subprocess.run(command, input=json.dumps(names), capture_output=True, text=True, env=env, check=False)
+    done = interpreted("-W", "ignore", "-c", PROGRAM, *names)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

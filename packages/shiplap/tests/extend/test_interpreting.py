@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from shiplap_testing import forked
+
 pytest.importorskip("triton")
 
 TEMPLATE = """\
@@ -104,6 +106,6 @@ def test_triton_that_was_imported_before_is_refused(tmp_path: Path) -> None:
         "import triton\nfrom shiplap.extend.interpreting import interpret\n"
         "try: interpret()\nexcept Exception as e: print(e)\n"
     )
-    done = python("late.py", cwd=tmp_path)
+    done = forked.python("late.py", cwd=tmp_path)  # where Triton has been imported, too
     assert "SL603: Triton has been imported already" in done.stdout, done.stderr
     assert "interpret() before the first import of Triton" in done.stdout

@@ -47,6 +47,15 @@ def test_the_garbage_collection_is_left_off():
     assert left_by(gc.disable, gc.enable) == ["garbage collection"]
 
 
+def test_hooks_of_all_modules_are_counted_where_torch_has_noted_their_kind(monkeypatch):
+    """The first such hook of a process sets a flag beside the hooks, which stays when the hook has gone."""
+    monkeypatch.setattr(torch.nn.modules.module, "_global_is_full_backward_hook", True)
+    assert left_by(lambda: torch.rand(3).sum(), lambda: None) == []
+    hooks = []
+    act = lambda: hooks.append(torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None))  # noqa: E731
+    assert left_by(act, lambda: hooks.pop().remove()) == ["hooks of all modules of torch"]
+
+
 def test_the_tracing_of_memory_is_left_on():
     assert left_by(tracemalloc.start, tracemalloc.stop) == ["tracemalloc"]
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.distributed_c10d import BackendConfig
 
 from shiplap.selection import share
+from shiplap_testing.forked import python
 
 PROGRAM = """
 import json, os, sys, warnings
@@ -40,15 +41,14 @@ dist.destroy_process_group()
 
 
 def test_one_rank_tunes_and_the_other_receives(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "rendezvous")],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path / f"cache{rank}")},
-        )
-        for rank in range(2)
-    ]
-    first, second = (json.loads(p.communicate(timeout=300)[0]) for p in ranks)
+    def told(rank: int) -> dict[str, Any]:
+        env = {**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path / f"cache{rank}")}
+        done = python("-c", PROGRAM, rank, tmp_path / "rendezvous", env=env, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(told, range(2))
     assert (first["origin"], second["origin"]) == ("measured", "received")
     assert first["label"] == second["label"] == first["picked"] == second["picked"] == "right(WAIT=300)"
     assert first["benchmarks"] > 0

@@ -45,12 +45,16 @@ def declare():
 
     return double
 
-op, stop, wrong, calls = declare(), time.monotonic() + SECONDS, [], [0]
+op, stop, wrong, calls, times = declare(), time.monotonic() + SECONDS, [], [0], [0]
 x = torch.arange(64.0)
 y = torch.arange(64.0, requires_grad=True)
 
+def goes_on():
+    few = times[0] <= 5 or calls[0] <= 16  # a machine that does much else takes longer
+    return not wrong and time.monotonic() < stop + 200 * few
+
 def call():
-    while time.monotonic() < stop and not wrong:
+    while goes_on():
         for made in (op(x), torch.ops.lifetime_test.double(x), op(x=x)):
             if not torch.equal(made, 2 * x):
                 wrong.append("wrong values")
@@ -72,13 +76,12 @@ def run():
 
 threads = [threading.Thread(target=run) for _ in range(16)]
 for t in threads: t.start()
-times = 0
-while time.monotonic() < stop and not wrong:
+while goes_on():
     declare()
-    times += 1
+    times[0] += 1
 for t in threads: t.join()
 assert not wrong, wrong[:3]
-assert times > 5 and calls[0] > 16, (times, calls)
+assert times[0] > 5 and calls[0] > 16, (times, calls)
 """
 
 

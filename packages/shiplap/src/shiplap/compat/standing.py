@@ -40,7 +40,7 @@ def frozen_code(name: str) -> CodeType | None:
 def standing() -> dict[str, Any]:
     """Hooks and flags that hold for code of everybody in this process or thread."""
     return {
-        "hooks of all modules of torch": tuple(len(vars(modules)[name] or ()) for name in _HOOKS),
+        "hooks of all modules of torch": tuple(_count(vars(modules)[name]) for name in _HOOKS),
         "hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
         "fallbacks of torch": fallbacks(),
         "fast paths of torch": (
@@ -59,6 +59,11 @@ def standing() -> dict[str, Any]:
         ),
         "anomaly detection": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
     }
+
+
+def _count(hooks: Any) -> int:
+    """How many there are. That those of backwards are of the full kind is a flag, which torch sets and leaves set."""
+    return len(hooks) if isinstance(hooks, Mapping) else int(hooks is not None)
 
 
 def fallbacks() -> str:
