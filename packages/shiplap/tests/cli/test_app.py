@@ -153,7 +153,7 @@ def test_a_full_disk_is_no_defect(options: list[str]) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", ["--version", "env", "header --include --json"])
+@pytest.mark.parametrize("command", ["header --include", "header --include --json"])
 def test_a_closed_pipe_ends_a_verb_quietly(command: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
