@@ -132,27 +132,6 @@ def test_a_defect_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("command", ["audit nowhere:op", "rewrite nowhere.py", "slidesparse report nowhere.py"])
-def test_a_page_stays_until_there_is_another(run, tmp_path, command):
-    page = tmp_path / "page.html"
-    page.write_text("the one before")
-    assert run(*command.split(), "--html", page).exit_code == 2
-    assert page.read_text() == "the one before"
-
-
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_full_disk_is_no_defect(options: list[str]) -> None:
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "shiplap.cli", "header", "--include", *options]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[:3] == [
-        "SL602: the output cannot be written",
-        "  where    stdout",
-        "  got      No space left on device",
-    ]
-
-
 @pytest.mark.parametrize("command", ["header --include", "header --include --json"])
 def test_a_closed_pipe_ends_a_verb_quietly(command: str) -> None:
     reader, writer = os.pipe()
@@ -174,3 +153,24 @@ def test_a_broken_pipe_to_a_child_is_a_defect(run: Any, monkeypatch: pytest.Monk
     result = run("env")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[0] == "unexpected BrokenPipeError: the child has ended"
+
+
+@pytest.mark.parametrize("command", ["audit nowhere:op", "rewrite nowhere.py", "slidesparse report nowhere.py"])
+def test_a_page_stays_until_there_is_another(run, tmp_path, command):
+    page = tmp_path / "page.html"
+    page.write_text("the one before")
+    assert run(*command.split(), "--html", page).exit_code == 2
+    assert page.read_text() == "the one before"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_full_disk_is_no_defect(options: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "shiplap.cli", "header", "--include", *options]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[:3] == [
+        "SL602: the output cannot be written",
+        "  where    stdout",
+        "  got      No space left on device",
+    ]
