@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from shiplap.extend import error
-from shiplap.extend.compiling import assert_in_graph
+from shiplap.extend.compiling import assert_in_graph, constant_result
 
 __all__ = ["assume_rows", "cells_of", "check_least"]
 
@@ -41,7 +41,7 @@ _OTHER_ARRAY = (
 )
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _number(value: Any) -> int:
     return int(value)
 

@@ -135,5 +135,5 @@ def main() -> None:
         # Typer and rich turn the exception into exit status 1, which says that the verb found something wrong.
         if not any(isinstance(e, BrokenPipeError) for e in (end, end.__context__)):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), console.STDOUT)  # Python writes once more when it ends
         sys.exit(UNREAD)

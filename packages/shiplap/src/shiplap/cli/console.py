@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 FAILED, ERROR = 1, 2
+STDOUT, STDERR = 1, 2  # the descriptors, whatever sys.stdout and sys.stderr are at the moment
 
 
 # A terminal acts on these, or shows what follows them elsewhere: a file of somebody else may have them in its texts.
@@ -72,7 +73,7 @@ def note(message: str) -> None:
 def nobody_reads() -> bool:
     """Whether stdout or stderr is a pipe whose reader has ended."""
     poll = select.poll()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (STDOUT, STDERR):
         poll.register(stream, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-STDERR = 2  # the descriptor, whatever sys.stderr is at the moment
-
 EPILOG = """\b
 Examples:
   shiplap doctor -- python infer.py --batch 8      run it, then say where the graph broke
@@ -52,7 +50,7 @@ def command(
 
     if html is not None:
         console.require_file(html)
-    diagnosis = examine(program, stdout=STDERR if json else None)
+    diagnosis = examine(program, stdout=console.STDERR if json else None)
     if not diagnosis.compiled:
         status = f"; the program failed with exit status {diagnosis.exit_code}" if diagnosis.exit_code else ""
         raise error(

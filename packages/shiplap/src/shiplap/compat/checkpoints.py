@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
+from shiplap.compat.constants import constant_result
 
 __all__ = ["checkpoints_keep_objects"]
 
 _KEEPS_OBJECTS = (2, 13)  # since then Dynamo makes outputs of the tensors in an object that a checkpoint returns
 
 
-def _keep_objects() -> bool:
+@constant_result
+def checkpoints_keep_objects() -> bool:
     """Whether a function that is checkpointed in a graph may return objects of its own that hold tensors.
 
     A constant of the graph. Releases before do what is needed if ``skip_fwd_side_effects_in_bwd_under_checkpoint`` of
@@ -23,7 +21,3 @@ def _keep_objects() -> bool:
     major, minor = torch.__version__.split(".")[:2]
     allowed = getattr(torch._dynamo.config, "skip_fwd_side_effects_in_bwd_under_checkpoint", False)
     return bool(allowed) or (int(major), int(minor)) >= _KEEPS_OBJECTS
-
-
-_compiler: Any = torch.compiler
-checkpoints_keep_objects: Callable[[], bool] = _compiler.assume_constant_result(_keep_objects)

@@ -1,11 +1,26 @@
-"""Which inputs of a graph Inductor turns into constants."""
+"""What is a constant of a graph: inputs that Inductor folds, results of functions that Dynamo does not trace."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch.fx import Node
 
-__all__ = ["folded"]
+__all__ = ["constant_result", "folded"]
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def constant_result(function: Function) -> Function:
+    """Mark a function whose result a graph takes as a constant: ``torch.compiler.assume_constant_result``.
+
+    That one (torch 2.11 to 2.15) sets this mark and nothing else, and imports all of Dynamo for it, which takes as long
+    as the import of torch.
+    """
+    vars(function)["_dynamo_marked_constant"] = True
+    return function
 
 
 def folded(node: Node) -> bool:

@@ -172,9 +172,7 @@ def measure(
     return choice, _verdicts(selection, listed, ranking, raced)
 
 
-def _verdicts(
-    selection: Selection, listed: list[Candidate], ranking: Ranking, raced: Mapping[int, Timing]
-) -> list[Verdict]:
+def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: Mapping[int, Timing]) -> list[Verdict]:
     """The measured ones, the fastest alone first, then what was dropped."""
     around = selection.surroundings.text
     together = {i: f"with {around}: {show_time(t.median)}" for i, t in raced.items()}
@@ -186,13 +184,13 @@ def _verdicts(
     ]
 
 
-def rendered(call: Call, candidates: Sequence[TemplateCandidate]) -> list[Candidate]:
+def rendered(call: Call, candidates: Sequence[TemplateCandidate]) -> list[Any]:
     """The fallback and ``candidates``, rendered here. Verification reports a candidate whose rendering fails."""
-    listed: list[FallbackCandidate | TemplateCandidate] = [FallbackCandidate(call), *candidates]
+    listed: list[Any] = [FallbackCandidate(call), *candidates]
     for candidate in listed:  # needs the graph at hand, which is this thread's
         with suppress(Exception):
             candidate.render()
-    return list(listed)
+    return listed
 
 
 _isolation = Isolation()
@@ -210,9 +208,7 @@ def _bench(task: Task, call: Call, isolation: Isolation | None) -> Bench:
     return LocalBench(task.inputs, task.candidates)
 
 
-def _select(
-    selection: Selection, listed: list[Candidate], ranking: Ranking, here: bool
-) -> tuple[Choice, dict[int, Timing]]:
+def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
     """The choice, and the times of the candidates that were raced with their surroundings."""
     order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
@@ -240,7 +236,7 @@ def _select(
     ), around
 
 
-def _settled(listed: list[Candidate], around: Mapping[int, Timing]) -> dict[int, Timing]:
+def _settled(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:
     """The fallback once, where both ways to compile it are about as fast: as it is without any choice of ours."""
     untuned = next((i for i in around if listed[i].config == UNTUNED and listed[i].kernel == REFERENCE), None)
     if untuned is None or 0 not in around or around[untuned].median < SURE * around[0].median:
@@ -253,7 +249,7 @@ def _cost(candidate: Candidate, timing: Timing) -> float:
     return timing.median * (TIE if candidate.kernel == REFERENCE else 1.0)
 
 
-def _tuned_there(call: Call, listed: list[Candidate], alone: Mapping[int, Timing]) -> set[int]:
+def _tuned_there(call: Call, listed: list[Any], alone: Mapping[int, Timing]) -> set[int]:
     """The fallback and what is PyTorch code as well, where Inductor will tune it: it can win then if it is not far off.
 
     A fallback that is an own kernel is called as it stands, and a library's call is what Inductor begins with.
@@ -274,7 +270,7 @@ def _tunable(candidate: Candidate) -> bool:
 
 
 def _chosen(
-    selection: Selection, listed: list[Candidate], ranking: Ranking, times: dict[int, float], how: str, tried: int
+    selection: Selection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
 ) -> Choice:
     """``times``: by candidate, the best one first."""
     ranked = list(times) or [0]
@@ -299,7 +295,7 @@ def _chosen(
     )
 
 
-def _reason(listed: list[Candidate], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
+def _reason(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
     if not times:
         return "the fallback: no template could be run"
     best, fallbacks = ranked[0], [i for i in ranked if listed[i].kernel == REFERENCE]
@@ -316,7 +312,7 @@ def _fallback(candidate: Candidate) -> str:
 
 
 def _race(
-    selection: Selection, listed: list[Candidate], finalists: Sequence[int], ambient: Collection[int]
+    selection: Selection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
 ) -> dict[int, Timing]:
     """The finalists compiled with their surroundings; one that cannot be is left out.
 
