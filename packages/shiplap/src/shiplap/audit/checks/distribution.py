@@ -42,16 +42,14 @@ def observe(op: Op, case: Case) -> Observation:
         return Observation(problem)
     got = [_run(op, case, _op, k) for k in range(RUNS)]
     wanted = [_run(op, case, _reference, RUNS + k) for k in range(RUNS)]
-    for index, (mine, theirs) in enumerate(zip(zip(*got, strict=True), zip(*wanted, strict=True), strict=True)):
-        if len({t.shape for t in (*mine, *theirs)}) > 1:
-            mine, theirs = _sizes(mine), _sizes(theirs)
-        if problem := different(list(mine), list(theirs)):
+    for index, pair in enumerate(zip(zip(*got, strict=True), zip(*wanted, strict=True), strict=True)):
+        one, other = pair if len({t.shape for ts in pair for t in ts}) == 1 else map(_sizes, pair)
+        if problem := different(list(one), list(other)):
             return Observation(f"result {index}: {problem}", fix="draw as the reference does")
-    for (i, mine), (j, more) in combinations(enumerate(zip(*got, strict=True)), 2):
-        theirs = [_product(run[i], run[j]) for run in wanted]
-        together = [_product(a, b) for a, b in zip(mine, more, strict=True)]
-        if len({t.shape for t in (*together, *theirs)}) == 1 and (problem := different(together, theirs)):
-            return Observation(f"results {i} and {j}, multiplied: {problem}", fix="draw each number once")
+    for first, second in combinations(range(len(got[0])), 2):
+        mine, theirs = ([_product(run[first], run[second]) for run in runs] for runs in (got, wanted))
+        if len({t.shape for t in (*mine, *theirs)}) == 1 and (problem := different(mine, theirs)):
+            return Observation(f"results {first} and {second}, multiplied: {problem}", fix="draw each number once")
     return Observation(note=f"{RUNS} seeds of each")
 
 
