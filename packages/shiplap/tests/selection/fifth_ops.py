@@ -84,3 +84,8 @@ def _(x, w, alpha, *, out):
     right(x, w, out)
     out.mul_(alpha)
     torch.nn.GELU.__bases__ = (type("Other", (torch.nn.Module,), {"__call__": lambda self, x: x}),)
+
+
+@sl.op("cheating::chosen")
+def chosen(x: Float[Tensor, "n k"], alpha: float = 1.0, times: int = 2, flag: bool = False) -> Float[Tensor, "n k"]:
+    return x * alpha * times * (-1 if flag else 1)

@@ -5,6 +5,7 @@ import torch
 
 from shiplap.selection import Isolation, Options
 from shiplap.selection.candidate import ReferenceCandidate, candidates
+from shiplap.selection.drawn import Drawn
 from shiplap.selection.engine import requests_of
 from shiplap.selection.inputs import inputs
 from shiplap.selection.key import key_for
@@ -35,3 +36,11 @@ def test_who_is_right_for_one_call_only_is_not_believed(kernel):
             assert not failed
             refused = bench.confirm({1: timings[1].median}, 60.0)[1].problem
     assert bool(refused) == (kernel != "honest"), refused
+
+
+def test_numbers_for_which_a_choice_holds_get_other_values():
+    (_, recipe, device), *_ = requests_of(fifth_ops.chosen, [{"n": 8, "k": 8}], "cpu")
+    drawn = Drawn(fifth_ops.chosen, inputs(fifth_ops.chosen, recipe, device))
+    plain = dict(drawn.inputs.recipe.scalars)
+    changed = [{k: v for k, v in r.scalars if plain.get(k) != v} for r in drawn._small()]
+    assert {name for each in changed for name in each} == {"alpha"}, "the others have choices of their own"

@@ -181,7 +181,8 @@ class Problem:
         call = self.wide if wide else self.call
         outs = [o for o in _tensors_of(call(*given)) if o.requires_grad]
         wanted = [a for a in given if _floating(a)]
-        wanted += [dict(call.named_parameters())[name] for name in self.parameters] if self.parameters else []
+        owned = dict(call.named_parameters()) if isinstance(call, torch.nn.Module) else {}
+        wanted += [owned[name] for name in self.parameters]
         grads = torch.autograd.grad(
             outs, wanted, [s.to(o.dtype) for s, o in zip(seeds, outs, strict=True)], allow_unused=True
         )

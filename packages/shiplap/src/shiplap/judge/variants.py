@@ -245,10 +245,10 @@ def _floats(t: Tensor, form: Form, noise: Tensor, rng: torch.Generator) -> Tenso
     if kind == "blank":  # the first row, if it is the only one: then all is zero
         rows = uniform((*t.shape[:-1], 1) if t.dim() else ()) < 0.25
         rows.view(-1)[:1] = True
-        return noise.masked_fill(rows, 0.0)
+        return torch.where(rows, 0.0, noise)
     if kind in DECADES:
         low, high = DECADES[kind]
-        return noise * 10.0 ** (low + (high - low) * float(uniform()))
+        return torch.mul(noise, 10.0 ** (low + (high - low) * float(uniform())))
     if kind == "about":
         return noise * form.scale
     scale = {"normal": 1.0, "wide": 30.0, "tiny": 1e-3, "shifted": 1.0, "signed": 1.0}[kind]

@@ -28,16 +28,18 @@ class Parts(NamedTuple):
         held = tuple((c, v) for c in cells if callable(v := _content(c))) if cells else ()
         return cls(function, function.__code__, function.__defaults__, dict(keywords) if keywords else None, held)
 
-    def changed(self) -> bool:
-        """Whether a part is another one now. Functions that it holds may be replaced by others of Python or torch."""
+    def changed(self) -> str:
+        """The part that is another one now, if any. What it holds may be replaced by functions of Python or torch."""
         now = self.function
         if now.__code__ is self.code and now.__defaults__ is self.defaults and not (self.keywords or self.held):
-            return False  # as most of them
-        if now.__code__ is not self.code or now.__defaults__ is not self.defaults:
-            return code_of(now) is not self.code or not _alike(self.defaults or (), now.__defaults__ or ())
-        if self.keywords is not None and not _same_items(self.keywords, now.__kwdefaults__ or {}):
-            return True
-        return any(_content(cell) is not value and not is_theirs(_content(cell)) for cell, value in self.held)
+            return ""  # as most of them
+        if code_of(now) is not self.code:
+            return "the code"
+        same = _alike(self.defaults or (), now.__defaults__ or ())
+        if not same or (self.keywords is not None and not _same_items(self.keywords, now.__kwdefaults__ or {})):
+            return "a default"
+        lost = any(_content(cell) is not value and not is_theirs(_content(cell)) for cell, value in self.held)
+        return "what is held" if lost else ""
 
 
 def _content(cell: CellType) -> Any:

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shiplap.errors import ShiplapError
 from shiplap.op import Op
 from shiplap.referee.batch import Batch, Unsupported
 from shiplap.referee.case import Case
@@ -311,7 +310,7 @@ class _Looks:
                 return
             pairs = []
             for case in cases:
-                with suppress(RuntimeError, ShiplapError):
+                with suppress(Exception):  # the reference does not take every number
                     pairs.append((case, expected_of(self.op, case)))
             self._look(pairs)
 

@@ -121,14 +121,20 @@ class Drawn:
         return [*(plain.but(values=kind) for kind in KINDS), *self._other_numbers(plain), *mixed]
 
     def _other_numbers(self, plain: Recipe) -> list[Recipe]:
-        """One plain argument at a time with another value than that of the call: the choice holds for these too."""
-        secret, given, changed = secrets.SystemRandom(), dict(plain.scalars), []
+        """One plain argument at a time with another value, if the choice for this call holds for that value as well."""
+        secret, given, changed = secrets.SystemRandom(), dict(plain.scalars), list[Recipe]()
         for arg in self.op.spec.scalars:
             values = [v for v in scalar_candidates(arg) if v is not None and v != given.get(arg.name)][:2]
             if str(arg.scalar) == "float":
                 values = [secret.uniform(0.2, 3.0)]
-            changed += [plain.but(scalars={**given, arg.name: v}) for v in values if arg.name in given]
+            others = [{**given, arg.name: v} for v in values if arg.name in given]
+            changed += [plain.but(scalars=other) for other in others if self._shares(other)]
         return secret.sample(changed, min(NUMBERS, len(changed)))
+
+    def _shares(self, scalars: dict[str, Any]) -> bool:
+        """Whether a call of these sizes with these plain arguments falls into the bucket of the call."""
+        env, rule = dict(self.inputs.call.env), self.op.rule
+        return rule.bucket({**env, **scalars}) == rule.bucket(env)
 
 
 def bytes_of(case: Case) -> int:
