@@ -1,8 +1,9 @@
 """Python programs of tests, each in a process of its own, forked from one that has imported torch and its compiler.
 
 A process that compiles something imports for five seconds first. What a program finds here is what it would find after
-``import torch._inductor.compile_fx``, and nothing of shiplap. Where variables differ that torch or Triton read when
-they are imported, there is another process to fork from. Programs about imports are started the ordinary way.
+it has compiled a graph, but for the graph (private.py), and nothing of shiplap. Where variables differ that torch or
+Triton read when they are imported, there is another process to fork from; that with Triton's interpreter has a quicker
+one (quick_interpreter.py). Programs about imports are started the ordinary way.
 
 Run as a script with the path of a socket, this is that process. All workers of a run share it: each connection is
 served by a process forked from it, with one JSON line in for a program, its pid and its status out.

@@ -39,7 +39,7 @@ _numbers = itertools.count()
 _FAILED = pytest.StashKey[bool]()
 _WORKERS = pytest.StashKey[workers.Workers]()
 
-# Files of 8 s of processor time and more (2026-11-26), the longest first: whatever comes last, the workers of
+# Files of 8 s of processor time and more (2026-11-27), the longest first: whatever comes last, the workers of
 # `make test` end at about the same time.
 LONG = (
     "gpu/test_audit",  # on accelerators, by what they do: audits of every op, then what compiles, captures or tunes
@@ -59,7 +59,7 @@ LONG = (
     "audit/test_zoo",
     "sparse3d/test_compile",
     "tests/test_examples",
-    "judge/test_cheats",
+    "judge/test_cheats",  # and with it the other files of the judge
     "bind/test_deploy",
     "testing/test_defects",
     "dense/test_fuse_cpp",
@@ -86,7 +86,11 @@ LONG = (
     "bind/test_tvm_ffi",
     "backend/test_opinfo",
     "dense/rewrite/test_gated",
+    "referee/test_standby",
     "audit/test_isolation",
+    "audit/test_pairs",
+    "cli/test_app",
+    "cli/test_env",
     "audit/test_compiler",
     "dense/rewrite/test_group",
     "shiplap/tests/test_import",
@@ -107,7 +111,6 @@ LONG = (
     "rewrite/test_near_miss",
     "backend/test_group",
     "dense/rewrite/test_models",
-    "judge/test_attacks",
     "bind/test_native",
     "bind/test_cabi",
     "backend/test_cli",
@@ -204,9 +207,22 @@ def _place_of(file: str) -> int:
     return next((number for number, name in enumerate(LONG) if f"/{file}".endswith(f"/{name}")), len(LONG))
 
 
+def _unit(nodeid: str) -> str:
+    """What one worker runs from its beginning to its end: tests with the same."""
+    if _is_alone(nodeid):
+        return nodeid
+    function, file = nodeid.partition("[")[0], nodeid.partition("::")[0]
+    folder = file.rpartition("/")[0]
+    if folder.endswith("/tests/judge"):
+        return folder
+    return function if folder.endswith("/gpu") and not folder.endswith("/tests/gpu") else file
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With ``--dist loadfile`` a file stays with one worker; files of families for accelerators are spread by function.
+
+    The files about the judge stay together, since they share a process that takes seconds to start.
 
     All its tests in one worker would take as long as all the rest. A test that ends its worker runs once. pytest-xdist
     would give it to the next worker as well, until it has none.
@@ -217,10 +233,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            if _is_alone(nodeid):
-                return nodeid
-            function, file = nodeid.partition("[")[0], nodeid.partition("::")[0]
-            return function if file.rpartition("/")[0].endswith("/gpu") and "/tests/gpu/" not in file else file
+            return _unit(nodeid)
 
         def remove_node(self, node: Any) -> str | None:
             units = self.assigned_work[node].values()

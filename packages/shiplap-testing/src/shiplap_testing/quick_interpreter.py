@@ -21,7 +21,7 @@ __all__ = ["quicken"]
 
 def quicken() -> None:
     """Before any kernel has run, in a process whose variables ask for the interpreter."""
-    with contextlib.suppress(ImportError, AttributeError):
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
         interpreter, language = import_module("triton.runtime.interpreter"), import_module("triton.language")
         kept = interpreter._patch_builtin, interpreter._get_np_dtype, interpreter._patch_attr
         interpreter._patch_builtin = _patch_builtin(language.core.is_builtin, *kept[::2])
@@ -33,14 +33,14 @@ def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any]
 
     @cache
     def names(part: Any) -> list[str]:
-        found: list[str] = []
+        replaced: list[str] = []
 
         class Scope:
             def set_attr(self, _: Any, name: str, __: Any) -> None:
-                found.append(name)
+                replaced.append(name)
 
         original(part, None, Scope())
-        return found
+        return replaced
 
     def quick(part: Any, builder: Any, scope: Any) -> None:
         for name in names(part):

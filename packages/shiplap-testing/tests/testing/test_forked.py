@@ -79,3 +79,15 @@ def test_a_program_finds_the_compiler_imported_and_nothing_of_shiplap():
     """What it saves."""
     code = "import sys; print('torch._inductor.compile_fx' in sys.modules, 'shiplap' in sys.modules)"
     assert python("-c", code).stdout == "True False\n"
+
+
+def test_a_program_finds_what_each_first_graph_looks_up_and_one_thread():
+    """A second of each program that compiles; and a process with threads is not to be forked."""
+    code = """
+import threading
+from torch._dynamo import guards
+from torch._inductor.fx_passes import joint_graph, post_grad
+print(*(passes.lazy_init.cache_info().currsize for passes in (joint_graph, post_grad)), threading.active_count())
+print(guards.profile_guard_manager.__module__.startswith("torch"))
+"""
+    assert python("-c", code).stdout == "1 1 1\nFalse\n"

@@ -1,9 +1,10 @@
-"""What the plugin of all tests does with a worker whose device no longer answers."""
+"""How the plugin of all tests spreads them, and what it does with a worker whose device no longer answers."""
 
 from pathlib import Path
 
 import pytest
 
+from shiplap_testing import plugin
 from shiplap_testing.forked import python
 
 TESTS = """
@@ -29,6 +30,22 @@ def ran(folder: Path, *options: str) -> str:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n")
     command = ("-m", "pytest", "-q", "-p", "shiplap_testing.plugin", *options, folder / "test_it.py")
     return python(*command, cwd=folder).stdout
+
+
+def test_a_file_stays_together_and_with_those_that_share_a_process():
+    tests = "packages/shiplap/tests"
+    disjoint = [
+        f"{tests}/judge/test_cheats.py::test_a_cheat[a]",
+        f"{tests}/op/test_fake.py::test_it[a]",
+        f"{tests}/gpu/test_zoo_gpu.py::test_it[a]",
+        "packages/shiplap-dense/tests/dense/gpu/test_cuda.py::test_it[a]",
+        "packages/shiplap-dense/tests/dense/gpu/test_cuda.py::test_of_every_config_of[a]",
+        "packages/shiplap-dense/tests/dense/gpu/test_cuda.py::test_of_every_config_of[b]",
+    ]
+    assert len({plugin._unit(nodeid) for nodeid in disjoint}) == len(disjoint)
+    assert plugin._unit(disjoint[0]) == plugin._unit(f"{tests}/judge/test_fresh.py::test_it")
+    assert plugin._unit(disjoint[1]) == plugin._unit(f"{tests}/op/test_fake.py::test_more")
+    assert plugin._unit(disjoint[3]) == plugin._unit(disjoint[3].replace("[a]", "[b]"))
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ import pytest
 
 from shiplap import cli
 from shiplap.cli import console
+from shiplap_testing.forked import python
 
 # The files that look like verbs, read as text: the command line itself finds them by importing them.
 VERBS = sorted(path.stem for path in Path(cli.__file__).parent.glob("*.py") if "\nEPILOG = " in path.read_text())
@@ -163,14 +164,29 @@ def test_a_page_stays_until_there_is_another(run, tmp_path, command):
     assert page.read_text() == "the one before"
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_full_disk_is_no_defect(options: list[str]) -> None:
+NO_ROOM = [
+    "SL602: the output cannot be written",
+    "  where    stdout",
+    "  got      No space left on device",
+]
+FULL = """
+import os, runpy, sys
+os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+sys.argv = ["shiplap", *sys.argv[1:]]
+runpy.run_module("shiplap.cli", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_full_disk_is_no_defect() -> None:
+    """Nor when Python ends, and writes what is left."""
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "shiplap.cli", "header", "--include", *options]
+        command = [sys.executable, "-m", "shiplap.cli", "header", "--include"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[:3] == [
-        "SL602: the output cannot be written",
-        "  where    stdout",
-        "  got      No space left on device",
-    ]
+    assert done.stderr.splitlines()[:3] == NO_ROOM
+
+
+def test_a_full_disk_is_no_defect_for_json() -> None:
+    done = python("-c", FULL, "header", "--include", "--json")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[:3] == NO_ROOM

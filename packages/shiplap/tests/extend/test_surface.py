@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 import shiplap
 import shiplap.extend
 from shiplap.errors import ShiplapError
+from shiplap_testing.forked import python
 
 MODULES = [f"shiplap.extend.{p.stem}" for p in sorted(Path(shiplap.extend.__file__).parent.glob("*.py"))]
 MODULES = [name.removesuffix(".__init__") for name in MODULES if not name.endswith(".libraries")]
@@ -29,7 +28,8 @@ for module in ["shiplap", *sys.argv[1:]]:
 
 def test_an_import_loads_what_it_is_about() -> None:
     """With ``shiplap.extend`` come the rooms that bind kernels; what verbs and rewrites need, comes with them."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *LIGHT], capture_output=True, text=True, check=True)
+    done = python("-c", PROGRAM, *LIGHT)
+    assert done.returncode == 0, done.stderr
     loaded = {name: set(rooms) for name, *rooms in map(str.split, done.stdout.splitlines())}
     assert loaded["shiplap.extend"] - loaded["shiplap"] == {"bind", "codegen", "extend", "trust"}
     assert not loaded["shiplap.extend"] & {"audit", "cli", "doctor", "fuse", "report", "rewrite"}
