@@ -240,10 +240,8 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
             return [None] * len([*wanted, *pulled])
         rng = torch.Generator().manual_seed(case.seed + 7)
         parts = [torch.view_as_real(g) if g.is_complex() else g for g in there]
-        total = torch.stack(
-            [(g.double() * torch.randn(g.shape, generator=rng).to(g.device).double()).sum() for g in parts]
-        ).sum()
-        return list(torch.autograd.grad(total, [*wanted, *pulled], allow_unused=True))
+        total = [(g.double() * torch.randn(g.shape, generator=rng).to(g.device).double()).sum() for g in parts]
+        return list(torch.autograd.grad(torch.stack(total).sum(), [*wanted, *pulled], allow_unused=True))
 
     def whole(gradients: list[Tensor | None], graph: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
         like = [*graph[1], *graph[0]]
