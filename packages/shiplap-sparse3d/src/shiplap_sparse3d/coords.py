@@ -53,7 +53,7 @@ def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_chann
         where=where,
         got=f"{feats.shape[1]} channels",
         expected=f"{name} = {wanted}",
-        fix=f"construct the layer with {name} = {feats.shape[1]}, or pass features of {wanted} channels",
+        fix=f"make the layer with {name} = {feats.shape[1]}, or pass features of {wanted} channels",
     )
 
 

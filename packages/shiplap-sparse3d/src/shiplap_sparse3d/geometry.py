@@ -188,7 +188,8 @@ class Geometry:
         neighbours = self._subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
         if neighbours is None:
-            self._check_scenes("Geometry.subm")
+            if not is_compiling():  # a graph knows no values
+                self._check_scenes("Geometry.subm")
             neighbours = submanifold(self.coords, self.spatial_shape, *key, self.batch_size)
             self._subm[key] = neighbours = self._settled(neighbours, back)
         elif back and not neighbours.whole:
@@ -251,7 +252,8 @@ class Geometry:
         """
         back = torch.is_grad_enabled() if back is None else back
         if window not in self._reached:
-            self._check_scenes("Geometry.step")
+            if not is_compiling():  # a graph knows no values
+                self._check_scenes("Geometry.step")
             coords, shape = reach(window, self.coords, self.spatial_shape), window.shape(self.spatial_shape)
             self._reached[window] = self._alike(coords, shape, padded=window.capacity is not None)
         step = self._reached[window]._under(Origin(self, window))
@@ -313,10 +315,10 @@ class Geometry:
     def _check_scenes(self, where: str) -> None:
         """SL211 for a row of a scene that there is not, before a table is built: a look at one column, on the CPU.
 
-        The kernels of GPUs look themselves. A graph is not asked, since it knows no values.
+        The kernels of GPUs look themselves.
         """
         coords = self.coords
-        if type(coords) is not Tensor or coords.device.type != "cpu" or coords.shape[0] == 0 or is_compiling():
+        if type(coords) is not Tensor or coords.device.type != "cpu" or coords.shape[0] == 0:
             return
         try:
             last = int(coords[:, 0].max())

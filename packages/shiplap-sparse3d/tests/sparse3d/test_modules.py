@@ -66,7 +66,7 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_names_itself_and_both_numbers_of_channels(name):
     x = scene(20, GRID, 4, dtype=torch.float32)
-    fix = "construct the layer with ci = 4, or pass features of 3 channels"
+    fix = "make the layer with ci = 4, or pass features of 3 channels"
     with pytest.raises(sl.ShiplapError, match="SL202") as caught:
         LAYERS[name](3)(x)
     failure = caught.value
