@@ -11,6 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from shiplap import ShiplapError
 from shiplap.extend import error
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "check_scenes",
     "inside",
     "keys_of",
+    "other_channels",
     "output_shape",
     "refuse",
     "taps",
@@ -42,6 +44,17 @@ def check_rows(where: str, feats: Tensor, voxels: int) -> None:
     if feats.shape[0] != voxels:
         got = f"{feats.shape[0]} rows of features"
         raise error("SL202", where=where, got=got, expected=f"{voxels}, one for each voxel")
+
+
+def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_channels") -> ShiplapError:
+    """The error of a layer that gets features of another number of channels."""
+    return error(
+        "SL202",
+        where=where,
+        got=f"{feats.shape[1]} channels",
+        expected=f"{name} = {wanted}",
+        fix=f"make the layer with {name} = {feats.shape[1]}, or pass features of {wanted} channels",
+    )
 
 
 def taps(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:

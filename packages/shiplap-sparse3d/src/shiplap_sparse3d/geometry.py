@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from shiplap.extend import error
+from shiplap_sparse3d.coords import check_scenes
 from shiplap_sparse3d.plan import Plan, wants_sorted
 from shiplap_sparse3d.steps import Triple, Window, connect, reach, submanifold
 
@@ -146,7 +147,8 @@ class Geometry:
     Args:
         coords: ``int32 [n, 1 + d]``: rows of a batch index and ``d`` of (x, y, z), distinct and inside the grid.
         spatial_shape: cells per axis, ``d`` of them.
-        batch_size: number of scenes. On CUDA, tables say of a row of another scene that it is outside (SL211).
+        batch_size: number of scenes. A row of another scene is refused when a table is built (SL211), but in compiled
+            graphs of the CPU.
         padded: rows may be padding. Then every step to other voxels leads to a fixed number of rows, too.
 
     Attributes:
@@ -190,6 +192,8 @@ class Geometry:
         neighbours = self._subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
         if neighbours is None:
+            if not is_compiling():  # a graph knows no values
+                self._check_scenes("Geometry.subm")
             neighbours = submanifold(self.coords, self.spatial_shape, *key, self.batch_size)
             self._subm[key] = neighbours = self._settled(neighbours, back)
         elif back and not neighbours.whole:
@@ -252,6 +256,8 @@ class Geometry:
         """
         back = torch.is_grad_enabled() if back is None else back
         if window not in self._reached:
+            if not is_compiling():  # a graph knows no values
+                self._check_scenes("Geometry.step")
             coords, shape = reach(window, self.coords, self.spatial_shape), window.shape(self.spatial_shape)
             self._reached[window] = self._alike(coords, shape, padded=window.capacity is not None)
         step = self._reached[window]._under(Origin(self, window))
@@ -309,6 +315,21 @@ class Geometry:
     def is_voxel(self) -> Tensor:
         """``bool [n, 1]``: which rows are voxels, and not padding."""
         return self.coords[:, :1] >= 0
+
+    def _check_scenes(self, where: str) -> None:
+        """SL211 for a row of a scene that there is not, before a table is built: a look at one column, on the CPU.
+
+        The kernels of GPUs look themselves.
+        """
+        coords = self.coords
+        if type(coords) is not Tensor or coords.device.type != "cpu" or coords.shape[0] == 0:
+            return
+        try:
+            last = int(coords[:, 0].max())
+        except RuntimeError:  # make_fx and vmap give no values
+            return
+        if last >= self.batch_size:
+            check_scenes(where, coords, self.batch_size)
 
     def _alike(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
         """Other voxels with as many axes and scenes."""

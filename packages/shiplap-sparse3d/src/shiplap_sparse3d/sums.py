@@ -1,18 +1,23 @@
-"""``x + tensor`` and checkpoints of sparse tensors in compiled graphs.
+"""``x + tensor`` and checkpoints of sparse tensors in compiled graphs, and what functions of torch say of them.
 
 Dynamo takes a sum with a tensor for one of two tensors, unless the other refuses. It asks ``__torch_function__`` then,
 as eager PyTorch does, so the sparse tensors answer there. They are asked about ``torch.utils.checkpoint`` as well,
-which gets them as what its function refers to, like modules, and not as arguments.
+which gets them as what its function refers to, like modules, and not as arguments. Any other function is for the
+features alone, and the error says how to write that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_compiling
+from torch.overrides import resolve_name
 from torch.utils.checkpoint import checkpoint
 
+from shiplap import ShiplapError
+from shiplap.extend import error
 from shiplap.extend.compiling import checkpoints_keep_objects
 
 __all__ = ["Summed"]
@@ -21,7 +26,9 @@ _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd_
 
 
 class Summed:
-    """Sums and checkpoints of a sparse tensor. No other function of torch takes one."""
+    """Sums and checkpoints of a sparse tensor. No other function of torch takes one: SL209 says what to write."""
+
+    spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules
 
     def plus(self, other: Any) -> Any:
         """This tensor and ``other``, row by row."""
@@ -32,9 +39,30 @@ class Summed:
         if func is checkpoint:  # only Dynamo asks
             return _checkpointed(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
         if func not in _SUMS or kwargs or len(args) != 2:
-            return NotImplemented
+            if is_compiling() or not _for_us_alone(func, types):
+                return NotImplemented
+            raise _refused(func, types[0], args)
         first, second = args
         return first.plus(second) if isinstance(first, Summed) else second.plus(first)
+
+
+def _for_us_alone(func: Callable[..., Any], types: Sequence[type]) -> bool:
+    """Whether nobody else may answer: Python asks the other operand of an operator, and torch the other types."""
+    operator = getattr(torch.Tensor, getattr(func, "__name__", ""), None) is func
+    return not operator and all(issubclass(t, Summed) for t in types)
+
+
+def _refused(func: Callable[..., Any], kind: type[Summed], args: Sequence[Any]) -> ShiplapError:
+    name, (replace, features, container) = resolve_name(func) or func.__name__, kind.spelled
+    given = features if args and isinstance(args[0], Summed) else f"[{features}, ...]"
+    more = ", ..." if len(args) > 1 else ""
+    return error(
+        "SL209",
+        where=name,
+        got=f"a {kind.__name__}",
+        expected="a tensor, such as its features",
+        fix=f"write {replace}({name}({given}{more})), or {container} in place of torch.nn.Sequential",
+    )
 
 
 def _checkpointed(checkpoint: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

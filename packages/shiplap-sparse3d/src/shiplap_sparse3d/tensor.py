@@ -35,6 +35,8 @@ class SparseTensor(Summed):
         ArgumentError: SL202 when ``feats`` and the voxels are not as many.
     """
 
+    spelled = "x.replace", "x.feats", "sparse3d.Sequential"
+
     def __init__(
         self,
         feats: Tensor,

@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
@@ -52,6 +53,103 @@ def test_voxels_that_have_no_cell_of_their_own_are_refused_by_dense(rows, told):
     for dense in (x.dense, spconv.SparseConvTensor(x.feats, coords, [2, 2, 2], 1).dense):
         with pytest.raises(sl.ShiplapError, match=rf"SL211(.|\n)*{told}"):
             dense()
+
+
+LAYERS = {
+    "SubMConv3d": lambda ci: sparse3d.SubMConv3d(ci, 4, 3),
+    "SparseConv3d": lambda ci: sparse3d.SparseConv3d(ci, 4, 3, 2, groups=1),
+    "SparseConvTranspose3d": lambda ci: sparse3d.SparseConvTranspose3d(ci, 4, 2, 2),
+    "GenerativeConv3d": lambda ci: sparse3d.GenerativeConv3d(ci, 4, 3),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_names_itself_and_both_numbers_of_channels(name):
+    x = scene(20, GRID, 4, dtype=torch.float32)
+    fix = "make the layer with ci = 4, or pass features of 3 channels"
+    with pytest.raises(sl.ShiplapError, match="SL202") as caught:
+        LAYERS[name](3)(x)
+    failure = caught.value
+    assert (failure.where, failure.got, failure.expected, failure.fix) == (name, "4 channels", "ci = 3", fix)
+
+
+def test_wrong_channels_in_a_graph_are_the_same_error():
+    x = scene(20, GRID, 4, dtype=torch.float32)
+    with pytest.raises(sl.ShiplapError, match=r"where    SubMConv3d\n  got      4 channels\n  expected ci = 3"):
+        torch.compile(sparse3d.SubMConv3d(3, 4, 3), backend="eager")(x)
+
+
+TENSORS = {
+    "SparseTensor": (lambda x: x, "x.replace({}(x.feats{}))", "sparse3d.Sequential"),
+    "SparseConvTensor": (
+        lambda x: spconv.SparseConvTensor(x.feats, x.coords, GRID, 2),
+        "x.replace_feature({}(x.features{}))",
+        "SparseSequential",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_function_of_torch_says_what_to_write(name):
+    """The functional ones too, by which modules in a ``torch.nn.Sequential`` get there."""
+    made, call, container = TENSORS[name]
+    x = made(scene(20, GRID, 4, dtype=torch.float32))
+    for run, function, more in (
+        (lambda: torch.relu(x), "torch.relu", ""),
+        (lambda: nn.Sequential(nn.ReLU())(x), "torch.nn.functional.relu", ""),
+        (lambda: nn.Linear(4, 4)(x), "torch.nn.functional.linear", ", ..."),
+        (lambda: torch.compile(torch.relu, backend="eager")(x), "torch.relu", ""),
+    ):
+        with pytest.raises(sl.ShiplapError, match="SL209") as caught:
+            run()
+        assert (caught.value.where, caught.value.got) == (function, f"a {name}")
+        assert (
+            caught.value.fix == f"write {call.format(function, more)}, or {container} in place of torch.nn.Sequential"
+        )
+    with pytest.raises(sl.ShiplapError, match=r"torch\.cat\(\[x\."):
+        torch.cat([x, x], 1)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_operators_of_python_ask_the_other_operand(name):
+    x = TENSORS[name][0](scene(20, GRID, 4, dtype=torch.float32))
+    plain = torch.ones(20, 4)
+    assert (plain == x) is False
+    assert x not in [plain]
+    assert isinstance(plain + x, type(x))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        plain * x
+
+    class Scaled(type(x)):
+        def __rmul__(self, other):
+            return "scaled"
+
+    x.__class__ = Scaled
+    assert plain * x == "scaled"
+
+
+@pytest.mark.parametrize("layer", ["subm", "strided"])
+def test_a_row_of_a_scene_that_there_is_not_is_refused_when_a_table_is_built(layer):
+    """As the kernels of GPUs do; the last row that is right, and padding, are not."""
+    coords = torch.tensor([[0, 0, 0, 0], [2, 1, 1, 1], [-1, -1, -1, -1]], dtype=torch.int32)
+    own = {"subm": sparse3d.SubMConv3d(4, 4, 3), "strided": sparse3d.SparseConv3d(4, 4, 3, 2)}[layer]
+    theirs = {"subm": spconv.SubMConv3d(4, 4, 3), "strided": spconv.SparseConv3d(4, 4, 3, 2)}[layer]
+    told = r"SL211(.|\n)*row 1 has a batch index outside \[-1, 2\)"
+    with pytest.raises(sl.ShiplapError, match=told):
+        own(sparse3d.SparseTensor(torch.ones(3, 4), coords, 4, 2, padded=True))
+    with pytest.raises(sl.ShiplapError, match=told):
+        theirs(spconv.SparseConvTensor(torch.ones(2, 4), coords[:2], [4, 4, 4], 2))
+    own(sparse3d.SparseTensor(torch.ones(3, 4), coords, 4, 3, padded=True))
+    theirs(spconv.SparseConvTensor(torch.ones(2, 4), coords[:2], [4, 4, 4], 3))
+
+
+def test_tables_are_built_where_a_tracer_has_no_values():
+    x, layer = scene(20, GRID, 4, dtype=torch.float32), sparse3d.SubMConv3d(4, 4, 3)
+
+    def run(feats: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
+        return layer(sparse3d.SparseTensor(feats, coords, GRID, 2)).feats
+
+    assert torch.equal(make_fx(run)(x.feats, x.coords)(x.feats, x.coords), run(x.feats, x.coords))
 
 
 def test_what_is_no_sparse_tensor_is_refused_when_it_is_made():

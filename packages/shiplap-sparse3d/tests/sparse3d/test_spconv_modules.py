@@ -294,8 +294,11 @@ def test_four_axes_are_refused(name):
 
 def test_layers_refuse_what_spconv_refuses():
     x = voxels()
-    with refused("channels"):
-        spconv.SubMConv3d(5, 4, 3)(x)
+    for layer in (spconv.SubMConv3d(5, 4, 3), spconv.SubMConv3d(5, 4, 1)):
+        with refused(
+            "where    SubMConv3d\n  got      4 channels\n  expected in_channels = 5\n  fix .* in_channels = 4, or"
+        ):
+            layer(x)
     with refused("padding 0"):
         spconv.SparseConv3d(4, 4, 1, padding=1)
     with refused("an int, or one int for each of 3 axes"):

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from shiplap.errors import CATALOGUE
+
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +30,25 @@ def test_a_function_of_a_file(run: Any) -> None:
 def test_the_page_shows_what_is_printed(run: Any) -> None:
     shown = run("explain", "examples/fuse.py:mean").stdout
     assert f"$ shiplap explain examples/fuse.py:mean\n{shown}```" in Path("docs/fuse.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("id", ["SL202", "sl820"])  # of the core, and of a family
+def test_the_id_of_an_error_is_explained(run: Any, id: str) -> None:
+    done = run("explain", id)
+    entry = CATALOGUE[id.upper()]
+    builtin = {"SL202": "ArgumentError, also a ValueError", "SL820": "SurveyError, also a RuntimeError"}[entry.id]
+    lines = f"{entry.id}: {entry.title}", f"  class    {builtin}", f"  cause    {entry.why}", f"  fix      {entry.fix}"
+    assert (done.exit_code, done.stdout.splitlines()) == (0, [*lines, f"  page     docs/errors.md#{entry.id}"])
+    told = json.loads(run("explain", id, "--json").stdout)
+    assert (told["id"], told["cause"], told["page"]) == (entry.id, entry.why, f"docs/errors.md#{entry.id}")
+    assert f"<span id='{entry.id}'>" in Path("docs/errors.md").read_text(encoding="utf-8")
+
+
+def test_an_id_that_no_error_has(run: Any) -> None:
+    done = run("explain", "SL999")
+    assert done.exit_code == 2
+    assert "SL613" in done.stderr
+    assert "  got      SL999\n" in done.stderr
 
 
 def test_json_is_one_value_with_the_code_on_request(run: Any) -> None:

@@ -207,3 +207,8 @@ def test_tuning_what_is_no_sample_is_an_error(ns):
     for samples in (torch.ones(3), [torch.ones(3)], 5, [5], None, [None], [(1,)], "abc", [()]):
         with pytest.raises(ShiplapError):
             sl.tune(double, samples)
+    for nothing in ([], (), iter([])):
+        with pytest.raises(ShiplapError, match="SL613") as caught:
+            sl.tune(double, nothing)
+        assert caught.value.got == "no samples"
+        assert caught.value.expected == "a list of at least one sample, such as [(x, y)]"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.extend import error
+from shiplap_sparse3d.coords import other_channels
 from shiplap_sparse3d.geometry import Axes, Strided, per_axis, triple
 from shiplap_sparse3d.nn.module import SparseModule
 from shiplap_sparse3d.plan import Plan
@@ -60,6 +61,11 @@ class Convolution(SparseModule):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
+    def _check_input(self, x: SparseTensor) -> None:
+        self._check_axes(x, self.ndim)
+        if x.feats.size(1) != self.ci:  # shape would be a tuple with a symbol for the rows, in a graph
+            raise other_channels(type(self).__name__, x.feats, self.ci, "ci")
+
     def _convolve(self, feats: Tensor, plan: Plan) -> Tensor:
         return plan.conv(feats, self.weight.flatten(1, -2), self.bias, self.groups)
 
@@ -96,7 +102,7 @@ class SubMConv3d(Convolution):
         self.dilation = per_axis(dilation, "dilation", self.ndim)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        self._check_axes(x, self.ndim)
+        self._check_input(x)
         return x.replace(self._convolve(x.feats, x.geometry.subm(self.kernel, self.dilation)))
 
 
@@ -130,7 +136,7 @@ class SparseConv3d(Convolution):
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim), capacity
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        self._check_axes(x, self.ndim)
+        self._check_input(x)
         window = self.kernel, self.stride, self.padding, self.dilation
         return self._step(x, x.geometry.strided(*window, capacity=self.capacity))
 
@@ -168,7 +174,7 @@ class SparseConvTranspose3d(Convolution):
         self.output_padding = per_axis(output_padding, "output_padding", self.ndim)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        self._check_axes(x, self.ndim)
+        self._check_input(x)
         window = self.kernel, self.stride, self.padding, self.dilation, self.output_padding
         return self._step(x, x.geometry.transposed(*window, capacity=self.capacity))
 
@@ -190,7 +196,7 @@ class SparseInverseConv3d(Convolution):
         super().__init__(ci, co, k, groups=groups, bias=bias, **factory)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        self._check_axes(x, self.ndim)
+        self._check_input(x)
         origin = x.geometry.parent
         if origin is None or origin.window.kernel != triple(self.kernel, "kernel", self.ndim):
             made = "no strided convolution before it"
@@ -234,7 +240,7 @@ class GenerativeConv3d(Convolution):
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim), capacity
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        self._check_axes(x, self.ndim)
+        self._check_input(x)
         return self._step(x, x.geometry.generative(self.kernel, self.dilation, capacity=self.capacity))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.extend import error
+from shiplap_sparse3d.coords import other_channels
 from shiplap_sparse3d.spconv import indices
 from shiplap_sparse3d.spconv.activation import activate, activation_of
 from shiplap_sparse3d.spconv.core import (
@@ -161,7 +162,7 @@ class SparseConvolution(SparseModule):
         checkpointed = check_sparse(where, input)
         features = input._features
         if features.shape[1] != self.in_channels:
-            raise indices.other_channels(where, features, self.in_channels)
+            raise other_channels(where, features, self.in_channels)
         if self.conv1x1:
             output = input.with_features(self.pointwise(features), checkpointed, input._indices)
         else:

@@ -95,6 +95,7 @@ class SparseConvTensor(Summed):
         ArgumentError: SL208 for four axes and for arguments that do not fit each other.
     """
 
+    spelled = "x.replace_feature", "x.features", "SparseSequential"
     grid, voxel_num, benchmark = unread("grid"), unread("voxel_num"), unread("benchmark")
     benchmark_record, force_algo = unread("benchmark_record"), unread("force_algo")
     _timer = unread("timer")  # models copy it from one tensor to the next

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shiplap_sparse3d.coords import other_channels
 from shiplap_sparse3d.spconv import indices
 from shiplap_sparse3d.spconv.activation import activate
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
@@ -54,7 +55,7 @@ def convolved(layer: Layer, input: SparseConvTensor, add_input: SparseConvTensor
         check_sparse(type(layer).__name__, input)
     features = input.features
     if features.size(1) != layer.in_channels:  # shape would be a tuple with a symbol for the rows
-        raise indices.other_channels(type(layer).__name__, features, layer.in_channels)
+        raise other_channels(type(layer).__name__, features, layer.in_channels)
     output = input.replace_feature(layer.pointwise(features)) if layer.conv1x1 else _moved(layer, input, features)
     if layer.act_type is not None:
         output = output.replace_feature(activate(output.features, layer.act_type, layer.act_alpha))

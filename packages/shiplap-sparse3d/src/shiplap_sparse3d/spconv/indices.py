@@ -86,11 +86,6 @@ def find(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -
     return data
 
 
-def other_channels(where: str, features: Tensor, wanted: int) -> ShiplapError:
-    """The error of a layer that gets features of another number of channels."""
-    return error("SL202", where=where, got=f"{features.shape[1]} channels", expected=f"in_channels = {wanted}")
-
-
 def taken(where: str, key: str | None) -> ShiplapError:
     """The error of a layer that makes new voxels under a key that exists."""
     return error(

@@ -1,13 +1,19 @@
-"""``shiplap explain``: compile a function and show its kernels, their candidates, and what was not fused."""
+"""``shiplap explain``: compile a function and show its kernels, their candidates, and what was not fused.
+
+With the id of an error, such as SL202, it shows what the catalogue says of that error.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shiplap.cli import console
+from shiplap.cli.families import load_families
 from shiplap.cli.model import load_model
+from shiplap.errors import CATALOGUE, Entry, error
 
 if TYPE_CHECKING:
     from shiplap.fuse import Explanation
@@ -21,16 +27,24 @@ Examples:
   shiplap explain mylib.model:block --inputs block_inputs --mode max-autotune
   shiplap explain examples/fuse.py:layer --source   with the code that was generated
   shiplap explain examples/fuse.py:layer --json > layer.json
+  shiplap explain SL202                             what this error means
 
 \b
 Exit status:
   0  compiled; each candidate that was looked at is right
   1  compiled, but a candidate is wrong or broken (it was not used)
-  2  the function does not exist, or nothing of it was compiled"""
+  2  the function or the error does not exist, or nothing of the function was compiled"""
+ERROR_ID = re.compile(r"SL\d+", re.IGNORECASE)
+PAGE = "docs/errors.md"
 
 
 def command(
-    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="module[:name] or path/to/file.py[:name].")],
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="FUNCTION", help="module[:name] or path/to/file.py[:name]; or the id of an error, such as SL202."
+        ),
+    ],
     inputs: Annotated[
         str, typer.Option("--inputs", metavar="NAME", help="The function in the same file that returns the arguments.")
     ] = "example_inputs",
@@ -41,12 +55,14 @@ def command(
     source: Annotated[bool, typer.Option("--source", help="Show the generated code as well.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what torch.compile made of a function, kernel by kernel.
+    """Show what torch.compile made of a function, kernel by kernel, or what an error means.
 
     For each kernel: what was fused into it, the template candidates of declared ops with their verdicts and times, the
     one that was chosen and why; and for each neighbour that stayed outside a template, Inductor's reason. The function
-    is compiled afresh, past all caches, and run once.
+    is compiled afresh, past all caches, and run once. For the id of an error: its cause, and what repairs it.
     """
+    if ERROR_ID.fullmatch(function):
+        return _show_error(_entry(function.upper()), json)
     from shiplap.fuse import explain
     from shiplap.report import facts
     from shiplap.rewrite.survey import by_name
@@ -60,6 +76,33 @@ def command(
     _show(explanation, json, source, facts(function=function))
     if not explanation.ok:
         raise typer.Exit(console.FAILED)
+
+
+def _entry(id: str) -> Entry:
+    """The entry of the catalogue; SL613 where no installed package has it."""
+    if id not in CATALOGUE:
+        load_families()
+    if id in CATALOGUE:
+        return CATALOGUE[id]
+    fix = f"pass an id of {PAGE}, or install the package that raises this error"
+    raise error("SL613", where="shiplap explain", got=id, expected="the id of an error, such as SL202", fix=fix)
+
+
+def _show_error(entry: Entry, json: bool) -> None:
+    builtin = next(base.__name__ for base in entry.kind.__mro__ if base.__module__ == "builtins")
+    told = {
+        "class": f"{entry.kind.__name__}, also a {builtin}",
+        "cause": entry.why,
+        "fix": entry.fix,
+        "page": f"{PAGE}#{entry.id}",
+    }
+    if json:
+        console.emit_json({"id": entry.id, "title": entry.title, **told})
+        return
+    screen = console.out()
+    screen.print(f"{entry.id}: {entry.title}", markup=False)
+    for name, text in told.items():
+        screen.print(f"  {name:<8} {text}", markup=False)
 
 
 def _show(explanation: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:

@@ -98,8 +98,8 @@ def tune(
         ``findings`` name what was left out, with the reason.
 
     Raises:
-        ShiplapError: SL606 for integer arguments without a builder. SL608 inside an op, a backward pass, a trace or a
-            capture. SL502 or SL610 for samples that cannot be drawn.
+        ShiplapError: SL613 for no samples. SL606 for integer arguments without a builder. SL608 inside an op, a
+            backward pass, a trace or a capture. SL502 or SL610 for samples that cannot be drawn.
     """
     from shiplap.selection import engine
     from shiplap.selection.selector import Options

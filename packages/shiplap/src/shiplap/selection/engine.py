@@ -38,15 +38,18 @@ EACH = 30.0  # seconds per bucket without a budget
 def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Request]:
     """The tuning requests for ``samples``: argument tuples, sizes, recipes or labels of recipes."""
     if isinstance(samples, (str, Mapping, torch.Tensor)) or not isinstance(samples, Iterable):
-        raise _no_sample(op, samples, "a list of samples, such as [(x, y)]")
-    return [_request(op, sample, device) for sample in samples]
+        raise _no_sample(op, type(samples).__name__, "a list of samples, such as [(x, y)]")
+    requests = [_request(op, sample, device) for sample in samples]
+    if not requests:
+        raise _no_sample(op, "no samples", "a list of at least one sample, such as [(x, y)]")
+    return requests
 
 
-def _no_sample(op: Op, got: object, expected: str) -> ShiplapError:
+def _no_sample(op: Op, got: str, expected: str) -> ShiplapError:
     return error(
         "SL613",
         where=f"{op.spec.name}: samples to tune on",
-        got=type(got).__name__,
+        got=got,
         expected=expected,
         fix="pass a list of argument tuples, sizes, recipes or labels",
     )
@@ -192,9 +195,9 @@ def _request(op: Op, sample: Any, device: str | None) -> Request:
         sizes = dict(sample)
         return op, recipe_for(op, sizes, str(sizes.pop("dtype", "float32")).removeprefix("torch.")), device or "cpu"
     if not isinstance(sample, (tuple, list)):
-        raise _no_sample(op, sample, "the arguments of a call, sizes by name, or a recipe")
+        raise _no_sample(op, type(sample).__name__, "the arguments of a call, sizes by name, or a recipe")
     if len(sample) > len(op.spec.args) or any(a.default is ... for a in op.spec.args[len(sample) :]):
-        raise _no_sample(op, sample, f"the {len(op.spec.args)} arguments of a call")
+        raise _no_sample(op, type(sample).__name__, f"the {len(op.spec.args)} arguments of a call")
     args = tuple(sample)
     bound = op.bind(args)  # says what is wrong with them
     return op, recipe_of(op, args), str(bound.device)
