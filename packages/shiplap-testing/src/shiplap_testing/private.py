@@ -28,14 +28,14 @@ VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"  # of torch: whether the best instructions 
 
 
 # What Inductor imports and looks up for the first graph of a process, whatever the graph: digests of the files of torch
-# and Triton, the patterns that are replaced, the languages that it writes.
+# and Triton, the patterns that are replaced. The code generators of devices are not among them: a device that is loaded
+# later would have none.
 FIRST = (
     ("torch._inductor.codecache", "torch_key"),
     ("torch._inductor.codecache", "CacheBase.get_system"),
     ("torch._inductor.fx_passes.pre_grad", "lazy_init"),
     ("torch._inductor.fx_passes.joint_graph", "lazy_init", "cpu"),
     ("torch._inductor.fx_passes.post_grad", "lazy_init"),
-    ("torch._inductor.codegen.common", "init_backend_registration"),
 )
 THEN = (
     "torch._dynamo.backends.inductor",

@@ -107,7 +107,7 @@ def test_voxels_that_share_a_cell_on_the_gpu(compiled):
         for device in ("cpu", "cuda"):
             ours = copy.deepcopy(net).to(device)
             run = torch.compile(ours) if compiled and device == "cuda" else ours
-            there = features.to(device).requires_grad_()
+            there = features.to(device, copy=True).requires_grad_()
             out = run(spconv.SparseConvTensor(there, indices.to(device), [16, 18], 2)).features
             out.square().mean().backward()
             results.append([t.detach().cpu() for t in (out, there.grad, *(p.grad for p in ours.parameters()))])
