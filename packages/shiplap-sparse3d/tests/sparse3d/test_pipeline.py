@@ -13,7 +13,7 @@ from shiplap.errors import ShiplapError
 from shiplap_sparse3d import pipeline
 from tests.sparse3d.scenes import scene
 
-TAKES = pipeline.Voxels(40, 4, (6, 6, 6), dtype=torch.float64)
+TAKES = pipeline.Voxels(40, 4, (6, 6, 6), batch_size=2, dtype=torch.float64)
 
 
 @pytest.fixture
