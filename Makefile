@@ -64,8 +64,6 @@ WORSE = [ $$one != 5 ] || exit $$two; [ $$two != 5 ] || exit $$one; exit $$((one
 
 # What tests compile is not optimised (shiplap_testing.compilers); nox -s long compiles as users do.
 test: export SHIPLAP_TEST_UNOPTIMIZED := 1
-# Threads that wait for work sleep: three processes share the machine, and one test of a second has spun for 50.
-test: export OMP_WAIT_POLICY := PASSIVE
 # It ends with the tests that took the most processor time: what grows is seen.
 test: COST = --dearest 10
 
