@@ -12,7 +12,7 @@ def forms(first, **options):
 
 
 def test_numbers_that_are_never_negative_get_a_sign_where_the_reference_takes_it():
-    first = torch.rand(6, 5), torch.randn(4), torch.rand(3)
+    first = torch.rand(6, 5), torch.tensor([1.0, -2.0, 0.5, 3.0]), torch.rand(3)
     signed = [f.signed for f in forms(first) if f.signed]
     assert sorted(signed) == [(0,), (0, 2), (2,)]
     made = vary(first, Form("", shapes=((6, 5), (4,), (3,)), kind="signed", signed=(0,)), 1)
