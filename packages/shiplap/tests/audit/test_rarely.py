@@ -10,6 +10,7 @@ import shiplap as sl
 from shiplap.audit.checks import backward, distribution, fake, process, schema, sizes
 from shiplap.referee.judge import against_reference
 from shiplap.referee.samples import Samples
+from shiplap_testing.effort import sampled
 
 M = Float32[Tensor, "n c"]
 both = pytest.mark.parametrize("wrong", [True, False])
@@ -55,7 +56,8 @@ def test_numpys_handling_of_errors(ns, wrong, monkeypatch):
     assert message.startswith("each call changes NumPy's floating point errors") == wrong
 
 
-@both
+# The sound one is in `nox -s long`: other threads of a worker leave memory behind too. An audit has its own process.
+@pytest.mark.parametrize("wrong", sampled([True, False], long=["False"]))
 def test_a_backward_that_keeps_its_gradients(ns, wrong):
     kept, op = [], doubled(ns)
     op.kernel("cpu", lambda x, *, out: torch.mul(x, 2, out=out))
