@@ -130,7 +130,7 @@ def consumers(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """Mutate the corpus of tables, passports, records, metadata and marks: ``nox -s fuzz -- 1000000`` rounds in all."""
+    """Mutate the corpus of tables, records, metadata and marks: ``nox -s fuzz -- 1000000`` rounds in all."""
     rounds, seed = (*session.posargs, *("20000", "17")[len(session.posargs) :])[:2]
     call = ("python", "-m", "pytest", "-q", "tests/fuzz")
     session.run(*call, env={"SHIPLAP_TEST_FUZZ": rounds, "SHIPLAP_TEST_SEED": seed}, external=True)

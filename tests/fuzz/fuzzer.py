@@ -25,15 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from jaxtyping import Float
-from torch import Tensor
-
-import shiplap as sl
-from shiplap.audit import passport
-from shiplap.cli import passport as cli_passport
 from shiplap.errors import ShiplapError
-from shiplap.report.passport import passport_html
 from shiplap.selection.calls import read_calls
 from shiplap.selection.table import frozen, thaw
 from shiplap_testing.mutate import mutated
@@ -103,43 +95,12 @@ def table_sealed(data: Any) -> bytes:
     return json.dumps(data).encode()
 
 
-def passport_sealed(data: Any) -> bytes:
-    """A passport whose seal fits, if its fields are those of a passport."""
-    try:
-        made = msgspec.convert(data, passport.Passport)
-        return passport._text(msgspec.structs.replace(made, seal=passport._seal(made)))
-    except ValueError:  # another shape, or a text that is none
-        return json.dumps(data).encode()
-
-
 def read_table(path: Path) -> None:
     """As ``sl.frozen`` does, and back."""
     try:
         frozen(path)
     finally:
         thaw()
-
-
-def read_passport(path: Path) -> None:
-    """As ``shiplap audit --verify`` does, and its page: no element of it may come from the file."""
-    cli_passport.verify([path], [_op()], json=False)
-    page = passport_html(msgspec.to_builtins(passport.read(path)))
-    assert "<script>" not in page
-    page.encode()
-
-
-@cache
-def _op() -> sl.Op:
-    """The op of the corpus, as it is not when a passport is of it: no check is run again. What it is made of, which
-    takes 20 ms to find out, is found out once.
-    """
-    passport.digests = cache(passport.digests)
-
-    @sl.op("corpus::double")
-    def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        return 2 * x
-
-    return double
 
 
 def read_metadata(path: Path) -> None:
@@ -170,7 +131,6 @@ def read_mark(path: Path) -> None:
 
 READERS: dict[str, tuple[Callable[[Path], object], Callable[[Any], bytes] | None]] = {
     "table": (read_table, table_sealed),
-    "passport": (read_passport, passport_sealed),
     "record": (read_calls, lambda data: json.dumps(data).encode() + b"\n"),
     "metadata": (read_metadata, None),
     "mark": (read_mark, lambda data: json.dumps(data).encode()),

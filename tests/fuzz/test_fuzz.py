@@ -1,4 +1,4 @@
-"""A seeded sample of what ``nox -s fuzz`` does for longer: mutated tables, passports, records, metadata and marks."""
+"""A seeded sample of what ``nox -s fuzz`` does for longer: mutated tables, records, metadata and marks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shiplap_testing.forked import python
 
 ROUNDS = int(os.environ.get("SHIPLAP_TEST_FUZZ", "4000"))
 # Of so many hundred files as many are of each kind; metadata takes ten times as long as the others.
-SHARES = {"table": 40, "passport": 15, "record": 20, "mark": 15, "metadata": 10}
+SHARES = {"table": 45, "record": 25, "mark": 20, "metadata": 10}
 
 
 @pytest.mark.parametrize("kind", SHARES)

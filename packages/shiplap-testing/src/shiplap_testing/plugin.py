@@ -114,7 +114,6 @@ LONG = (
     "bind/test_native",
     "bind/test_cabi",
     "backend/test_cli",
-    "audit/test_passport",
 )
 
 

@@ -123,9 +123,10 @@ def test_unwritable_report_is_refused_before_the_work(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AUDIT, "audit", lambda *a, **k: pytest.fail("the audit was run"))
-    result = run("audit", OPS, "--html", tmp_path / "absent" / "x.html")
-    assert result.exit_code == 2
-    assert "SL602: the file cannot be written" in result.stderr
+    for option in ("--html", "--statement"):
+        result = run("audit", OPS, option, tmp_path / "absent" / "x")
+        assert result.exit_code == 2
+        assert "SL602: the file cannot be written" in result.stderr
 
 
 def test_unavailable_device(run: Any) -> None:
@@ -176,41 +177,17 @@ def test_every_report_has_the_cost_card(run: Any, measured: None, tmp_path: Path
         assert "not measured" in json.loads(run(*full, *why, "--json").stdout)["no_costs"]
 
 
-def test_passports_are_written_and_verified(run: Any, measured: None, tmp_path: Path) -> None:
-    result = run("audit", OPS, *QUICK, "--cost", "--passport", tmp_path / "new")
+def test_a_statement_of_all_ops_is_written(run: Any, measured: None, tmp_path: Path) -> None:
+    file = tmp_path / "audit.json"
+    result = run("audit", OPS, *QUICK, "--cost", "--seed", "7", "--statement", file)
     assert result.exit_code == 0, result.output
-    names = sorted(p.name for p in (tmp_path / "new").iterdir() if not p.name.startswith("."))
-    assert names == [f"cli_targets.{op}.cpu.passport.{kind}" for op in ("scale", "shift") for kind in ("html", "json")]
-    files = [a for p in sorted((tmp_path / "new").glob("*.json")) for a in ("--verify-passport", p)]
-    repeated = run("audit", OPS, *files)
-    assert repeated.exit_code == 0, repeated.output
-    assert "cli_targets::scale: passport of " in repeated.stdout
-    assert repeated.stdout.count("is that of the op") == 2
-    rows = json.loads(run("audit", OPS, *files, "--json").stdout)["passports"]
-    assert [(r["op"], r["moved"]) for r in rows] == [("cli_targets::scale", []), ("cli_targets::shift", [])]
-
-
-def test_a_passport_of_another_op_or_torch_says_so(run: Any, tmp_path: Path) -> None:
-    import msgspec
-
-    from shiplap.audit import passport as passports
-    from shiplap.cli.target import resolve
-
-    (op,) = resolve([f"{OPS}:scale"])
-    made = passports.describe(op, [], passports.Coverage(), None, seed=1, device="cpu")
-    other = msgspec.structs.replace(
-        made, digests=made.digests | {"reference": "0" * 16}, versions=made.versions | {"torch": "2.0.0"}, seal=""
-    )
-    other = msgspec.structs.replace(other, seal=passports._seal(other))
-    file, _ = passports.write(tmp_path, other)
-    result = run("audit", OPS, "--verify-passport", file)
-    assert result.exit_code == 1
-    assert "is no longer that of the op" in result.stdout
-    assert "  reference: 0000000000000000 then, " in result.stdout
-    assert "  evidence is of torch 2.0.0, here is 2." in result.stdout
-    result = run("audit", "examples/data_dependent.py", "--verify-passport", file)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "SL501: no target declares the op of this passport" in result.stderr
+    assert f"wrote {file}" in result.stderr
+    written = json.loads(file.read_text())
+    assert [s["name"] for s in written["subject"]] == ["cli_targets::scale", "cli_targets::shift"]
+    predicate = written["predicate"]
+    assert predicate["verdicts"]["cli_targets::scale"]["verdict"] == "proven"
+    assert (predicate["facts"]["seed"], len(predicate["costs"])) == ("7", 2)
+    assert predicate["ops"]["cli_targets::shift"]["samples"]["numerics"]["samples"] > 1
 
 
 def test_a_sanitizer_without_a_gpu_is_skipped_and_an_unknown_tool_refused(run: Any) -> None:

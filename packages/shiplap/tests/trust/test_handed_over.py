@@ -1,10 +1,9 @@
-"""Attacks through what a user is handed and names himself: wheels, passports, signatures, sources of candidates."""
+"""Attacks through what a user is handed and names himself: wheels, texts for a terminal, sources of candidates."""
 
 from __future__ import annotations
 
 import io
 import os
-import stat
 import struct
 import zipfile
 from contextlib import redirect_stdout
@@ -15,8 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit import passport
-from shiplap.audit.signature import SUFFIX, is_signed_by, sign
 from shiplap.cli import console
 from shiplap.errors import ShiplapNotice
 from shiplap.referee.source import LARGEST, suspicious
@@ -140,45 +137,15 @@ def test_a_time_that_no_archive_can_state_is_moved_into_its_range(monkeypatch, e
     assert 1980 <= wheels._entry("a").date_time[0] <= 2107
 
 
-# --- passports --------------------------------------------------------------------------------------------------------
-
-
-def test_a_signature_is_of_the_bytes_that_were_believed(tmp_path):
-    """The file was read a second time for its signature: another one could lie there by then."""
-    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    key, path = Ed25519PrivateKey.generate(), tmp_path / "passport.json"
-    kind = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (tmp_path / "key").write_bytes(key.private_bytes(*kind))
-    public = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    (tmp_path / "key.pub").write_bytes(key.public_key().public_bytes(*public))
-    path.write_bytes(b"signed")
-    sign(path, tmp_path / "key")
-    assert is_signed_by(path, tmp_path / "key.pub", b"signed")
-    assert not is_signed_by(path, tmp_path / "key.pub", b"forged")
-    path.with_name(path.name + SUFFIX).unlink()
-    os.mkfifo(path.with_name(path.name + SUFFIX))
-    assert not is_signed_by(path, tmp_path / "key.pub", b"signed")
-    (tmp_path / "key.pub").unlink()
-    os.mkfifo(tmp_path / "key.pub")
-    with fails("SL602", "no regular file"):
-        is_signed_by(path, tmp_path / "key.pub", b"signed")
-
-
-def test_a_passport_that_is_a_fifo_hangs_nobody(tmp_path):
-    os.mkfifo(tmp_path / "p.json")
-    with fails("SL602", "no regular file"):
-        passport.read(tmp_path / "p.json")
-    assert stat.S_ISFIFO((tmp_path / "p.json").stat().st_mode)
+# --- terminals -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "\x1b]0;title\x07", "\x9b2J", "a\u202eb", "over\rwritten", "\x08\x08"])
 def test_texts_of_a_file_do_not_control_the_terminal(text):
     output = io.StringIO()
     with redirect_stdout(output):
-        console.out().print(f"passport of {text}", markup=False)
-    assert output.getvalue().startswith("passport of ")
+        console.out().print(f"findings of {text}", markup=False)
+    assert output.getvalue().startswith("findings of ")
     assert not set(output.getvalue()) & set("\x1b\x07\x08\r\x9b\u202e")
 
 

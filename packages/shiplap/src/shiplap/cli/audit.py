@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shiplap.cli import console
-from shiplap.cli.passport import verify, write_all
 from shiplap.cli.target import resolve
 from shiplap.errors import ShiplapError
 
 if TYPE_CHECKING:
     from shiplap.audit import CostCard, Finding, Judgement
-    from shiplap.audit.passport import Coverage
+    from shiplap.audit.statement import SampleCollector
     from shiplap.op import Op
 
 __all__ = ["command"]
@@ -32,15 +31,14 @@ Examples:
   shiplap audit mylib::rms_norm --check fake     an op of an installed family needs no module
   shiplap audit mylib.ops --json > findings.json
   shiplap audit mylib.ops --html audit.html      one self-contained file
-  shiplap audit mylib.ops --passport passports   the evidence, a JSON and an HTML file per op
-  shiplap audit mylib.ops --verify-passport passports/mylib.rms_norm.cpu.passport.json
+  shiplap audit mylib.ops --statement audit.json digests and findings, for others to sign
   shiplap audit mylib.ops --device cuda --sanitizer memcheck
   shiplap audit mylib.ops --budget 300 --jobs 4
 
 \b
 Exit status:
-  0  every op is proven: all required checks passed; a passport fits its op
-  1  at least one check failed, the op differs from its passport, or the passport has a failure
+  0  every op is proven: all required checks passed
+  1  at least one check failed
   2  the target or the check does not exist, or the report cannot be written
   3  no check failed, and at least one required check could not examine everything"""
 
@@ -65,13 +63,9 @@ Tools = Annotated[
         "memcheck, racecheck, initcheck or synccheck; repeatable.",
     ),
 ]
-Passports = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--verify-passport",
-        metavar="FILE",
-        help="Run no check: say whether this passport is still that of its op; repeatable.",
-    ),
+Statement = Annotated[
+    Path | None,
+    typer.Option("--statement", metavar="FILE", help="Write the findings as an in-toto statement, with digests."),
 ]
 
 
@@ -92,8 +86,7 @@ class _Results:
     findings: list[Finding] = field(default_factory=list)
     costs: list[CostCard] = field(default_factory=list)
     unmeasured: list[str] = field(default_factory=list)
-    coverage: dict[str, Coverage] = field(default_factory=dict)
-    written: list[Path] = field(default_factory=list)
+    samples: dict[str, SampleCollector] = field(default_factory=dict)
     verdicts: list[Judgement] = field(default_factory=list)
 
     def add(self, part: _Results) -> None:
@@ -101,7 +94,7 @@ class _Results:
         self.findings += part.findings
         self.costs += part.costs
         self.unmeasured += part.unmeasured
-        self.coverage |= part.coverage
+        self.samples |= part.samples
 
     def judge(self, ops: Sequence[Op], required: Sequence[str]) -> None:
         """The verdict on each op."""
@@ -121,17 +114,8 @@ def command(
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML report as well.")] = None,
     cost: Costs = None,
     sanitizer: Tools = None,
-    passport: Annotated[
-        Path | None, typer.Option("--passport", metavar="DIR", help="Write a passport of each op: JSON and HTML.")
-    ] = None,
-    verify_passport: Passports = None,
+    statement: Statement = None,
     require: Required = None,
-    sign: Annotated[
-        Path | None, typer.Option("--sign", metavar="KEY", help="Sign each passport with this ed25519 key (PEM).")
-    ] = None,
-    signed_by: Annotated[
-        Path | None, typer.Option("--signed-by", metavar="KEY", help="Verify signatures with this public key (PEM).")
-    ] = None,
     budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Seconds for one op.")] = 300.0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Ops audited at once.")] = 1,
 ) -> None:
@@ -143,14 +127,14 @@ def command(
     console.require_device(device)
     with console.own_stdout():
         ops = resolve(targets)
-    if verify_passport:
-        raise typer.Exit(verify(verify_passport, ops, json=json, key=signed_by))
     seed = secrets.randbelow(2**31) if seed is None else seed
     if require not in (None, "full", "asked"):
         raise typer.BadParameter("'full' or 'asked'", param_hint="--require")
     measured = not check if cost is None else cost
     with console.own_stdout():
-        _writable(html, passport)  # before the work: an unwritable path is not worth a minute
+        for file in (html, statement):
+            if file is not None:
+                console.require_file(file)  # before the work: an unwritable path is not worth a minute
         asked = _Asked(check, sanitizer or [], seed, device, budget, measured=measured)
         results = _audit(ops, asked, jobs, quiet=json)
     from shiplap.audit import CHECKS
@@ -158,24 +142,17 @@ def command(
 
     required = CHECKS if require == "full" or not check else tuple(check)
     results.judge(ops, required)
-    if passport is not None:
-        results.written = write_all(
-            passport, ops, results.findings, results.coverage, results.costs, results.verdicts, seed=seed, device=device
-        )
-        if sign is not None:
-            from shiplap.audit.signature import sign as add_signature
+    if statement is not None:
+        from shiplap.audit.statement import write_audit_statement
 
-            results.written += [add_signature(path, sign) for path in results.written]
+        about = {"seed": seed, "device": device}
+        write_audit_statement(
+            statement, ops, results.findings, results.samples, results.costs, results.verdicts, **about
+        )
+        console.note(f"wrote {statement}")
     _show(results, json, html, facts(target=" ".join(targets), seed=seed, device=device), measured=measured)
     if status := exit_code(results.verdicts):
         raise typer.Exit(status)
-
-
-def _writable(html: Path | None, passport: Path | None) -> None:
-    if html is not None:
-        console.require_file(html)
-    if passport is not None:
-        console.require_directory(passport)
 
 
 @dataclass(frozen=True)
@@ -218,10 +195,10 @@ def _audit(ops: Sequence[Op], asked: _Asked, jobs: int, *, quiet: bool) -> _Resu
 def _one(op: Op, asked: _Asked, advance: Callable[[Finding], None]) -> _Results:
     """All of one op; what it does to the process that runs it stays there."""
     from shiplap.audit import audit
-    from shiplap.audit.passport import Coverage
+    from shiplap.audit.statement import SampleCollector
 
     results = _Results()
-    looked = results.coverage.setdefault(op.spec.name, Coverage())
+    looked = results.samples.setdefault(op.spec.name, SampleCollector())
     for chosen, budget_s in asked.runs:
         try:
             results.findings += audit(
@@ -278,8 +255,6 @@ def _show(results: _Results, json: bool, html: Path | None, about: dict[str, str
     from shiplap.report import findings_html, findings_json, print_costs, print_findings
 
     findings, costs = results.findings, results.costs
-    for path in results.written:
-        console.note(f"wrote {path}")
     for reason in results.unmeasured:
         console.note(f"no cost of {reason}")
     why = "; ".join(results.unmeasured) if measured else "not measured: only some checks were asked for, or --no-cost"

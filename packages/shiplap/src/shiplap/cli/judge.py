@@ -18,7 +18,7 @@ Examples:
   shiplap judge ref.py:softmax fast.py:softmax --json    get_inputs() lies beside the reference
   shiplap judge mylib.ops:rms_norm fast.py:rms --sizes n=4096,c=1024
   shiplap judge ref.py fast.py --seconds 20 --fixed-shapes --html verdict.html
-  shiplap judge ref.py fast.py --write verdict.json --sign key.pem
+  shiplap judge ref.py fast.py --statement verdict.json    digests and verdict, for others to sign
 
 \b
 Exit status:
@@ -50,9 +50,9 @@ def command(
     gradients: Annotated[bool, typer.Option("--gradients", help="Compare gradients, too.")] = False,
     device: Annotated[str, typer.Option("--device", help="Device of the arguments.")] = "cpu",
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the verdict as one page.")] = None,
-    write: Annotated[Path | None, typer.Option("--write", metavar="FILE", help="Write the verdict as JSON.")] = None,
-    sign: Annotated[
-        Path | None, typer.Option("--sign", metavar="KEY", help="Sign that file with this ed25519 key (PEM).")
+    statement: Annotated[
+        Path | None,
+        typer.Option("--statement", metavar="FILE", help="Write the verdict as an in-toto statement, with digests."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: the verdict.")] = False,
 ) -> None:
@@ -62,14 +62,12 @@ def command(
     """
     if seconds <= 0 or rounds < 1 or tolerance < 0:
         raise error("SL613", where="shiplap judge", got="a number that is not positive", expected="positive numbers")
-    if sign is not None and write is None:
-        raise error("SL613", where="--sign", got="no file to sign", expected="--write FILE", fix="add --write FILE")
     console.require_device(device)
-    for file in (html, write):
+    for file in (html, statement):
         if file is not None:
             console.require_file(file)
     from shiplap.cli.tune import values_of
-    from shiplap.judge import judge, write_verdict
+    from shiplap.judge import judge
     from shiplap.judge.show import lines, page
     from shiplap.selection.engine import shown
 
@@ -87,8 +85,10 @@ def command(
         ruling = judge(reference, candidate, inputs=inputs, report=report, **changes)
     if html is not None:
         console.write_text(html, page(ruling))
-    if write is not None:
-        write_verdict(write, ruling, reference, candidate, sign=sign)
+    if statement is not None:
+        from shiplap.judge.statement import write_judge_statement
+
+        write_judge_statement(statement, ruling, reference, candidate)
     if json:
         console.emit_json(ruling.as_json())
     else:

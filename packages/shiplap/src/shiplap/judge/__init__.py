@@ -1,8 +1,7 @@
 """Judge: a verdict on a kernel that nobody trusts, by a process that owns the inputs, the clock and the comparison."""
 
-from shiplap.judge.document import read_verdict, write_verdict
 from shiplap.judge.engine import judge
 from shiplap.judge.options import Options
 from shiplap.judge.verdict import Reason, Ruling, Timed
 
-__all__ = ["Options", "Reason", "Ruling", "Timed", "judge", "read_verdict", "write_verdict"]
+__all__ = ["Options", "Reason", "Ruling", "Timed", "judge"]

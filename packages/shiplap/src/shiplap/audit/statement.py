@@ -1,0 +1,137 @@
+"""The statement of an audit: which code was examined, on which samples, and what each check found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from shiplap.audit.checks.stateless import located
+from shiplap.audit.digest import deep_digest, libraries, packages
+from shiplap.audit.finding import Finding
+from shiplap.audit.symbols import compilers
+from shiplap.op import Op
+from shiplap.op.schema import schema
+from shiplap.referee.run import is_adopted
+from shiplap.report import facts, findings_json, write_statement
+from shiplap.report.facts import driver
+from shiplap.report.findings import CostCard, Judgement
+
+PREDICATE_TYPE = "urn:shiplap:audit:1"
+OWN = ("shiplap", "torch")  # their versions are among the facts
+
+
+class ExaminedSamples(msgspec.Struct, frozen=True):
+    """The samples that one check examined, as observed on the arguments that the op received."""
+
+    samples: int
+    dtypes: list[str]
+    sizes: dict[str, list[str]]
+    values: list[str]
+    layouts: list[str]
+    absent: list[str]
+
+
+class SampleCollector:
+    """Collects the samples that checks examine. Pass it to ``audit`` as ``looked``."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[dict[str, Any]]] = {}
+
+    def __call__(self, check: str, seen: dict[str, Any]) -> None:
+        self.seen.setdefault(check, []).append(seen)
+
+    def rows(self) -> dict[str, ExaminedSamples]:
+        """Return what each check examined, with each value once and in order."""
+        return {check: _examined(seen) for check, seen in sorted(self.seen.items())}
+
+
+def _examined(seen: list[dict[str, Any]]) -> ExaminedSamples:
+    def union(name: str) -> list[str]:
+        return sorted({value for s in seen for value in s[name]})
+
+    names = sorted({name for s in seen for name in s["sizes"]})
+    sizes = {name: {s["sizes"][name] for s in seen if name in s["sizes"]} for name in names}
+    return ExaminedSamples(
+        samples=len(seen),
+        dtypes=union("dtypes"),
+        sizes={name: sorted(values, key=_numbers_first) for name, values in sizes.items()},
+        values=union("values"),
+        layouts=union("layouts"),
+        absent=union("absent"),
+    )
+
+
+def _numbers_first(value: str) -> tuple[bool, int, str]:
+    return not value.isdigit(), int(value) if value.isdigit() else 0, value
+
+
+def write_audit_statement(
+    path: Path,
+    ops: Sequence[Op],
+    findings: Sequence[Finding],
+    samples: Mapping[str, SampleCollector],
+    costs: Sequence[CostCard],
+    verdicts: Sequence[Judgement],
+    **about: object,
+) -> None:
+    """Write the statement of an audit of ``ops``; ``about`` are facts of the run, such as its seed. SL602 on failure.
+
+    A subject is an op, or the file of a C library that one of its kernels calls. The statement holds no path and no
+    reproducer, which would have paths of this machine in it.
+    """
+    parts = {op.spec.name: part_digests(op) for op in ops}
+    files = {file.name: file for op in ops for file in located(op)[0]}
+    subjects = {name: op_digest(digests) for name, digests in parts.items()}
+    subjects |= {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    found = json.loads(findings_json(findings, facts(**about), costs, verdicts=verdicts))
+    for finding in found["findings"]:
+        del finding["reproducer"]
+    rows = {
+        op.spec.name: {
+            "schema": f"{op.spec.namespace}::{schema(op.spec)}",
+            "tolerance": {"relative": op.spec.tolerance[0], "reason": op.spec.tolerance[1]}
+            if op.spec.tolerance
+            else None,
+            "digests": parts[op.spec.name],
+            "samples": samples[op.spec.name].rows() if op.spec.name in samples else {},
+        }
+        for op in ops
+    }
+    if "cuda" in found["facts"].get("device", ""):
+        found["facts"] |= {"cuda": str(torch.version.cuda), "driver": driver()}
+    compiled_by = sorted({text for file in files.values() for text in compilers(file)})
+    write_statement(path, subjects, PREDICATE_TYPE, {**found, "compilers": compiled_by, "ops": rows})
+
+
+def op_digest(parts: Mapping[str, str]) -> str:
+    """Return the SHA-256 digest of an op: of the JSON of its ``part_digests``, sorted and without spaces."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def part_digests(op: Op) -> dict[str, str]:
+    """Return the digests of all that the evidence about ``op`` depends on and that can change, by name."""
+    by_part = {"declaration": op.spec.digest, "op": op.identity, "reference": deep_digest(op.reference)}
+    if op.gradient is not None:
+        by_part["gradient"] = deep_digest([op.gradient.fn, op.gradient.saves, *(part.op for part in op.gradient.ops)])
+    if op.sampler is not None:
+        by_part["builder"] = deep_digest(op.sampler)
+    for device, kernels in op.kernels.items():
+        for kernel in kernels:
+            parts = [kernel.identity, kernel.function, kernel.supports]
+            by_part[f"kernel {device}/{kernel.name}"] = deep_digest(parts)
+    by_part |= {f"package {name}": text for name, text in packages(op).items() if name not in OWN}
+    there, absent = located(op)
+    by_part |= {f"library {file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in there}
+    by_part |= {f"library {name}": "not on this machine" for name in absent}
+    if is_adopted(op):
+        loaded = libraries()
+        by_part |= {f"library {name}": text for name, text in loaded.items()}
+        if not loaded:
+            by_part["implementation"] = "another library's: not in any digest"
+    return dict(sorted(by_part.items()))
