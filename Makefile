@@ -70,23 +70,21 @@ test: COST = --dearest 10
 # Tests that load a device into their process come in a process of their own, beside the others; their output comes last.
 test: $(STAMP) ## run the tests
 	@one=0; two=0; output=$$(mktemp); trap 'rm -f $$output' EXIT; \
-	$(BIN)/python -m pytest -q -n 1 $(COST) -m "device and not long" packages/shiplap-backend $(ARGS) > $$output 2>&1 & device=$$!; \
-	$(PYTEST) $(COST) -m "not device and not long" $(ARGS) || one=$$?; \
+	$(BIN)/python -m pytest -q -n 1 $(COST) -m "device and not long and not docs" packages/shiplap-backend $(ARGS) > $$output 2>&1 & device=$$!; \
+	$(PYTEST) $(COST) -m "not device and not long and not docs" $(ARGS) || one=$$?; \
 	wait $$device || two=$$?; cat $$output; \
 	$(WORSE)
 
-lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, words, generated headers
+lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, generated headers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_private_torch.py
 	$(BIN)/python tools/check_circles.py
 	$(BIN)/python tools/check_dispatch.py
-	$(BIN)/python tools/check_annotations.py
 	$(BIN)/python tools/size_budget.py
 	$(BIN)/python -m shiplap.codegen.dtypes --check
 	$(BIN)/python tools/exemptions.py
-	$(BIN)/python tools/check_words.py
 	$(BIN)/shiplap header --check
 
 type: $(STAMP) ## check the types
@@ -96,7 +94,9 @@ $(DOCS): $(STAMP)
 	$(PIP) --no-build-isolation -e "packages/shiplap-testing[docs]"
 	@touch $@
 
-docs: $(DOCS) ## build the documentation into site/
+docs: export SHIPLAP_TEST_UNOPTIMIZED := 1
+docs: $(DOCS) ## check pages, guides, records and tools, and build the documentation into site/
+	$(PYTEST) -m "docs and not long"
 	$(BIN)/mkdocs build $(ARGS)
 
 power: $(STAMP) ## plant faults in kernels and count those that the audit finds: docs/power.md (ARGS="--jobs 16 --seconds 480")

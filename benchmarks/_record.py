@@ -1,7 +1,7 @@
 """What every recorded result carries: where, when, with what and at which commit it was measured, and what of.
 
 ``benchmarks/NAME.py --json`` writes ``benchmarks/results/NAME.json``. ``make records`` (``tools/records.py``) says
-which of them are of sources that have changed since.
+for which of them a source has changed since.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from records import clean_commit, digest_of, sources_of
+from records import changed_files, clean_commit, files_of
 
-__all__ = ["ROOT", "cpu_model", "digest", "record", "write"]
+__all__ = ["ROOT", "changed_files", "cpu_model", "record", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,17 +33,12 @@ def cpu_model() -> str:
     return platform.processor()
 
 
-def digest(patterns: Sequence[str]) -> str:
-    """What ``record`` enters for these sources as they are now."""
-    return digest_of(sources_of(patterns, ROOT))
-
-
 def record(sources: Sequence[str], packages: Sequence[str], device: str = "", **measured: Any) -> dict[str, Any]:
     """``measured`` with its provenance.
 
     Args:
         sources: patterns of the files whose change makes the result stale, relative to the repository; never of built
-            files. ``FILE::NAME`` and ``FILE::CLASS.NAME`` are that definition in a Python file alone.
+            files. ``FILE::NAME`` says which definition of a Python file was measured.
         packages: distributions whose versions matter, besides torch and numpy.
         device: what it ran on, by default this CPU.
     """
@@ -53,14 +48,14 @@ def record(sources: Sequence[str], packages: Sequence[str], device: str = "", **
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
-    listed = sources_of(sources, ROOT)
+    for pattern in sources:
+        files_of(pattern, ROOT)  # FileNotFoundError for a pattern that names nothing
     return {
         "device": device or f"{cpu_model()}, {os.cpu_count()} cores",
         "versions": versions,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "commit": clean_commit(sources, ROOT),
-        "sources": listed,
-        "digest": digest_of(listed),
+        "sources": list(sources),
         **measured,
     }
 

@@ -227,7 +227,8 @@ def run(
 def kept(path: Path | None, sources: Sequence[str]) -> list[dict[str, Any]]:
     """The cases of a record of these sources."""
     held = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
-    return list(held["cases"]) if held.get("digest") == _record.digest(sources) else []
+    same = held.get("sources") == list(sources) and not _record.changed_files(held)
+    return list(held["cases"]) if same else []
 
 
 def keep(path: Path | None, sources: Sequence[str], device: str, rounds: int, cases: list[dict[str, Any]]) -> None:

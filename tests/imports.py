@@ -9,8 +9,6 @@ from pathlib import Path
 
 from shiplap_testing.paths import REPOSITORY
 
-__all__ = ["Import", "imports_of", "modules"]
-
 
 @dataclass(frozen=True)
 class Import:

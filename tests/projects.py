@@ -7,8 +7,6 @@ from typing import Any
 
 from shiplap_testing.paths import REPOSITORY
 
-__all__ = ["COMPILED", "FAMILIES", "PROJECTS", "PUBLISHED"]
-
 # The distribution -> its parsed pyproject.toml.
 PROJECTS: dict[str, dict[str, Any]] = {
     file.parent.name: tomllib.loads(file.read_text(encoding="utf-8"))

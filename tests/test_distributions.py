@@ -76,7 +76,6 @@ def test_a_source_distribution_has_what_is_beside_the_code(built: Built, package
     (archive,) = (built.folder / "dist").glob(f"{package.replace('-', '_')}-[0-9]*.tar.gz")
     names = set(unpacked(archive))
     assert names >= BESIDE | {f"src/{name}" for name in sources(package)}
-    assert any(re.match(r"changelog\.d/.+\.md", name) for name in names)
     assert not [n for n in names if n.endswith((".so", ".pyc"))]
 
 
@@ -110,7 +109,7 @@ def test_a_family_configures_from_its_source_distribution(built: Built, tmp_path
     with tarfile.open(archive) as file:
         file.extractall(tmp_path / "source", filter="data")
     (source,) = (tmp_path / "source").iterdir()
-    assert {p.name for p in source.iterdir()} >= BESIDE | {"CMakeLists.txt", "changelog.d", "src", "tests"}
+    assert {p.name for p in source.iterdir()} >= BESIDE | {"CMakeLists.txt", "src", "tests"}
     assert not [*source.rglob("*.so"), *source.rglob("CMakeFiles")]
     modules = environment.run("-m", "shiplap_headers", "--cmake", cwd=tmp_path).stdout.strip()
     done = environment.run(

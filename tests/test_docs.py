@@ -11,6 +11,8 @@ import yaml
 from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
 
+pytestmark = pytest.mark.docs
+
 
 def test_generated_pages_are_current() -> None:
     tool = REPOSITORY / "tools" / "generate_docs.py"

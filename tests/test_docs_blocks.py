@@ -22,9 +22,11 @@ from typing import Any
 
 import pytest
 
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
+
+pytestmark = pytest.mark.docs
 
 FOLLOWED = REPOSITORY / "docs" / "contributing"
 PAGES = [REPOSITORY / "README.md", *(p for p in sorted((REPOSITORY / "docs").rglob("*.md")) if p.parent != FOLLOWED)]
@@ -127,7 +129,7 @@ def test_a_fragment_says_why_and_is_python(block: Block) -> None:
 # The long page compiles and proves three rewrites, of which rewrite/test_published.py has samples.
 @pytest.mark.parametrize(
     "page",
-    rotating(sorted({block.page for block in UNMARKED}), 2, long=["docs/rewrite-published.md"]),
+    sampled(sorted({block.page for block in UNMARKED}), 2, long=["docs/rewrite-published.md"]),
 )
 def test_pages_run(page: str, tmp_path: Path) -> None:
     """Python of a page runs in one process, from the top to the bottom; each command in one of its own."""

@@ -1,4 +1,4 @@
-"""Pages are sorted, linked and worded as a stranger needs them: the navigation, links, states of notes, words."""
+"""Pages are sorted and linked as a stranger needs them: the navigation, links, states of notes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import yaml
 
 from shiplap_testing.paths import REPOSITORY
 
+pytestmark = pytest.mark.docs
+
 DOCS = REPOSITORY / "docs"
 README = REPOSITORY / "README.md"
 NOTES = sorted((DOCS / "design").glob("*.md"))
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 KINDS = ("Tutorial", "How-to guides", "Reference", "Explanation", "Contributing")
-GENERATED = {"errors.md", "checks.md", "cli.md", "power.md", "backend-opinfo.md"}  # by tools
-PROSE = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in GENERATED)]
 CORE = REPOSITORY / "packages" / "shiplap" / "src" / "shiplap"
 
 
@@ -127,29 +127,3 @@ def test_the_architecture_page_has_every_room() -> None:
     assert [room for room in sorted(rooms) if f"| `{room}/` |" not in text] == []
     packages = {p.name for p in (REPOSITORY / "packages").iterdir() if (p / "pyproject.toml").is_file()}
     assert [package for package in sorted(packages) if f"| `packages/{package}` |" not in text] == []
-
-
-# ---------------------------------------------------------------------------------------------------------- words
-
-DIALECT = ("law", "fate", "roomy", "bucket rule", "the floor", "planes of float32", "holes", "in force", "hands on")
-SEMICOLONS = 5  # in a hundred sentences
-
-
-def prose(text: str) -> str:
-    """The paragraphs and lists of a page: no code, no tables, no comments, no code spans."""
-    text = re.sub(r"<!--.*?-->", "", without_code(text), flags=re.DOTALL)
-    lines = [line for line in text.splitlines() if not re.match(r" *(\||#|\*Measured)", line)]
-    return re.sub(r"`[^`]*`", "x", "\n".join(lines))
-
-
-@pytest.mark.parametrize("page", PROSE, ids=name)
-def test_a_page_speaks_the_words_of_the_field(page: Path) -> None:
-    text = prose(page.read_text("utf-8")).lower()
-    assert [word for word in DIALECT if re.search(rf"\b{word}\b", text)] == []
-
-
-def test_sentences_are_not_strung_together() -> None:
-    text = "\n".join(prose(page.read_text("utf-8")) for page in PROSE)
-    sentences = len(re.findall(r"[.!?:](?=\s|$|\*)", text))
-    assert sentences > 500
-    assert text.count(";") <= SEMICOLONS * sentences / 100, f"{text.count(';')} semicolons in {sentences} sentences"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.docs
+
 POWER = Path(__file__).parents[1] / "tools/power"
 PYTHON = """def kernel(x, limit):
     total = x[:limit].amax(1) + 2

@@ -9,6 +9,8 @@ import torch
 
 import shiplap as sl
 
+pytestmark = pytest.mark.docs
+
 README = Path(__file__).parents[1] / "README.md"
 
 

@@ -6,9 +6,12 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from shiplap import compat
+
+pytestmark = pytest.mark.docs
 
 CONSUMER = """
 import torch

@@ -11,6 +11,8 @@ import pytest
 
 from shiplap_testing.forked import python
 
+pytestmark = pytest.mark.docs
+
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 BUDGET = "[limits]\nfile = 10\nfunction = 3\n"
 
@@ -286,82 +288,6 @@ def test_dispatch_by_what_an_object_has_is_flagged(tmp_path: Path, source: str, 
 def test_an_allowed_dispatch_needs_a_reason(tmp_path: Path) -> None:
     listed = '[[use]]\npath = "op/a.py"\nwhat = "hasattr(x, \'y\')"\nreason = " "\n'
     assert "has no reason" in run("check_dispatch.py", room(tmp_path, "hasattr(x, 'y')", listed)).stderr
-
-
-def annotated(root: Path, source: str, most: int) -> Path:
-    (root / "src").mkdir(exist_ok=True)
-    (root / "src" / "a.py").write_text(source)
-    (root / "size-budget.toml").write_text(f'[annotations]\n"src" = {most}\n')
-    return root
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "def f(x: Any): ...",
-        "def f() -> object: ...",
-        "def f() -> 'list[object]': ...",
-        "def f(*args: typing.Any): ...",
-        "x: dict[str, object] = {}",
-        "X: TypeAlias = Callable[..., object]",
-        "X = Callable[..., Any]",
-        "x = cast('object', y)",
-        "T = TypeVar('T', bound=object)",
-    ],
-)
-def test_vague_annotations_are_counted(tmp_path: Path, line: str) -> None:
-    assert run("check_annotations.py", annotated(tmp_path, line + "\n" * 10, 100)).returncode == 0
-    result = run("check_annotations.py", annotated(tmp_path, line + "\n" * 10, 99))
-    assert result.stdout == "src: 1 Any and object in 10 lines, 100.0 a thousand; budget 99\n"
-
-
-def test_words_and_imports_are_no_annotations(tmp_path: Path) -> None:
-    text = '"""Any object."""\nfrom typing import Any\n\nmade = object.__new__(C)\nx = object()  # Any\n'
-    assert run("check_annotations.py", annotated(tmp_path, text, 0)).returncode == 0
-
-
-def words(root: Path, budget: int, source: str) -> subprocess.CompletedProcess[str]:
-    (root / "tools").mkdir(exist_ok=True)
-    (root / "size-budget.toml").write_text(f"[limits]\nfound = {budget}\n")
-    (root / "tools" / "a.py").write_text(source)
-    return run("check_words.py", root)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "floor = 1",
-        "def _again(): pass",
-        "def f(said): pass",
-        "class Apart: pass",
-        "self.law = 1",
-        "for fate in []: pass",
-    ],
-)
-def test_a_retired_word_is_no_name(tmp_path: Path, source: str) -> None:
-    done = words(tmp_path, 0, source)
-    assert done.returncode == 1
-    assert "tools/a.py:1: the name " in done.stdout
-    assert "is retired; use " in done.stdout
-
-
-def test_names_of_others_and_texts_are_not_looked_at(tmp_path: Path) -> None:
-    done = words(
-        tmp_path, 0, 'import torch\n\nx = torch.floor(torch.ones(1))  # said again\ny = f(again=True, z="law")\n'
-    )
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_functions_with_a_local_called_found_are_counted(tmp_path: Path) -> None:
-    two = "def two():\n    def inner(found): ...\n"
-    source = f"def one():\n    found = 1\n\n{two}\ndef three():\n    return [x for x in found]\n"
-    assert words(tmp_path, 2, source).returncode == 0
-    done = words(tmp_path, 1, source)
-    assert done.stdout.splitlines() == [
-        "tools/a.py:1: one binds 'found'; name what it holds",
-        "tools/a.py:5: inner binds 'found'; name what it holds",
-        "2 functions bind 'found', the budget is 1",
-    ]
 
 
 def test_schemas_are_counted_by_what_a_declaration_says() -> None:

@@ -1,12 +1,12 @@
-"""The recorded measurements: which are still of the sources as they are, and how to renew the others.
+"""The recorded measurements: of which a measured file has changed since, and how to measure them again.
 
-A record (``benchmarks/results/NAME.json``, written by ``benchmarks/NAME.py``) says on what device, on what day and at
-which commit it was measured, and holds a digest of each source that it depends on (``meaning.py``). One whose sources
-have changed since is stale: it is listed here, the documentation says so beside its figures, and no test fails.
+A record (``benchmarks/results/NAME.json``, written by ``benchmarks/NAME.py``) says on which device, on which day, at
+which commit and of which files it was measured. It is stale if git has a change of one of these files after that
+commit. It is listed here, the documentation says so beside its figures, and no test fails.
 
     python tools/records.py             list them; so does ``make records``
     python tools/records.py --json      the same as one JSON value
-    python tools/records.py --update    enter commits that were unknown where it was measured; renew the lines on PAGES
+    python tools/records.py --update    renew the lines below the figures of PAGES
 """
 
 from __future__ import annotations
@@ -16,31 +16,13 @@ import ast
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from meaning import Repository, combined, digests
-
-__all__ = [
-    "FIELDS",
-    "PAGES",
-    "ROOT",
-    "Record",
-    "captioned",
-    "clean_commit",
-    "digest_of",
-    "find",
-    "records",
-    "sources_of",
-]
-
 ROOT = Path(__file__).resolve().parents[1]
-FIELDS = "device", "versions", "date", "commit", "sources", "digest"
+FIELDS = "device", "versions", "date", "commit", "sources"
 PAGES = "README.md", "docs/benchmarks.md"  # pages that are read in the repository as well, where no hook runs
 
 
@@ -51,9 +33,8 @@ class Record:
     Attributes:
         name: as pages name it; ``NAME PART`` for a part of a record that was measured on another day or device.
         commit: one that has the measured sources; empty if unknown.
-        changed: files that are not among the measured sources as they are now.
-        gone: patterns of sources of which there is nothing any more.
-        command: what measures again.
+        changed: the measured files that have changed since, and the patterns that name nothing any more.
+        command: the command that measures again.
     """
 
     name: str
@@ -62,12 +43,7 @@ class Record:
     date: str
     commit: str
     changed: tuple[str, ...]
-    gone: tuple[str, ...]
     command: str
-
-    @property
-    def stale(self) -> bool:
-        return bool(self.changed or self.gone)
 
     @property
     def measured(self) -> str:
@@ -76,40 +52,53 @@ class Record:
 
     @property
     def caption(self) -> str:
-        """What a page of the documentation says below its figures."""
-        if not self.stale:
+        """The line of the documentation below the figures."""
+        if not self.changed:
             return f"*{self.measured}.*"
-        files = *self.changed, *self.gone
-        what = ", ".join(f"`{name}`" for name in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-        return f"*{self.measured}; **the measured sources have changed since**: {what}. Run `{self.command}`.*"
+        more = f" and {len(self.changed) - 3} more" if len(self.changed) > 3 else ""
+        files = ", ".join(f"`{name}`" for name in self.changed[:3]) + more
+        return f"*{self.measured}; **the measured sources have changed since**: {files}. Run `{self.command}`.*"
 
     def link(self, page: str) -> str:
-        """What ``page``, one of ``PAGES``, says below its figures: nothing that changes with the sources."""
+        """The line of ``page``, one of ``PAGES``, below the figures: nothing that changes with the sources."""
         up = "../" * page.count("/")
         return f"*{self.measured}: [{Path(self.file).name}]({up}{self.file}).*"
 
 
-# --------------------------------------------------------------------------------------------------------- digests
+# --------------------------------------------------------------------------------------------------------- sources
 
 
-def sources_of(
-    patterns: Sequence[str], root: Path = ROOT, repository: Repository | None = None
-) -> dict[str, list[str]]:
-    """For each pattern the digests of what it names; FileNotFoundError if it names nothing.
+def files_of(pattern: str, root: Path = ROOT) -> list[str]:
+    """Return the files that a pattern of sources names, where ``FILE::NAME`` names the file.
 
-    A ``repository`` that was given before knows the digests of then.
+    Raises:
+        FileNotFoundError: there is none.
     """
-    repository = repository or Repository(root)
-    return {pattern: sorted(digests(pattern, repository).values()) for pattern in patterns}
+    files = sorted(path.relative_to(root).as_posix() for path in root.glob(pattern.partition("::")[0]))
+    if not files:
+        raise FileNotFoundError(pattern)
+    return files
 
 
-def digest_of(sources: Mapping[str, Sequence[str]]) -> str:
-    """One digest of what ``sources_of`` found, whichever pattern found it."""
-    return combined(part for parts in sources.values() for part in parts)
+def changed_files(record: Mapping[str, Any], root: Path = ROOT) -> tuple[str, ...]:
+    """Return the files of a record that git says have changed since it was measured, and patterns that name nothing.
+
+    Without git, or where the commit is unknown to it and the record has no date, no file counts as changed.
+    """
+    patterns = [str(pattern) for pattern in record.get("sources", ())]
+    gone = [pattern for pattern in patterns if not [*root.glob(pattern.partition("::")[0])]]
+    paths = [f":(glob){pattern.partition('::')[0]}" for pattern in patterns]
+    commit = str(record.get("commit", ""))
+    if commit and _git(root, "merge-base", "--is-ancestor", commit, "HEAD") is not None:
+        listed = _git(root, "diff", "--name-only", "--no-renames", commit, "--", *paths)
+    else:
+        since = f"--since={record.get('date', '')} 23:59"
+        listed = _git(root, "log", "--name-only", "--no-renames", "--format=", since, "--", *paths)
+    return (*sorted(set((listed or "").split("\n")) - {""}), *gone)
 
 
 def clean_commit(patterns: Sequence[str], root: Path = ROOT) -> str:
-    """The commit that is checked out; empty if it has not these sources as they are, or there is no git."""
+    """Return the commit that is checked out; empty if it has not these sources as they are, or there is no git."""
     files = [pattern.partition("::")[0] for pattern in patterns]
     if _git(root, "status", "--porcelain", "--", *(f":(glob){file}" for file in files)) != "":
         return ""
@@ -117,7 +106,7 @@ def clean_commit(patterns: Sequence[str], root: Path = ROOT) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None if it fails or is not there."""
+    """Return what git prints; None if it fails or is not there."""
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     except OSError:
@@ -128,16 +117,14 @@ def _git(root: Path, *arguments: str) -> str | None:
 # --------------------------------------------------------------------------------------------------------- records
 
 
-def records(root: Path = ROOT, repository: Repository | None = None) -> list[Record]:
-    """All of them, by name."""
-    repository = repository or Repository(root)
+def load_records(root: Path = ROOT) -> list[Record]:
+    """Return all records and their parts, by name."""
     listed = []
     for path in sorted((root / "benchmarks" / "results").glob("*.json")):
         for name, part in parts(path.stem, json.loads(path.read_text(encoding="utf-8"))):
-            changed, gone = _moved(part, repository)
             device, date, commit = (str(part.get(field, "")) for field in ("device", "date", "commit"))
             file = path.relative_to(root).as_posix()
-            listed.append(Record(name, file, device, date, commit, changed, gone, _command(path, root)))
+            listed.append(Record(name, file, device, date, commit, changed_files(part, root), _command(path, root)))
     return listed
 
 
@@ -145,31 +132,8 @@ def parts(name: str, result: dict[str, Any]) -> Iterator[tuple[str, dict[str, An
     """A record, and the parts of it that have sources and a date of their own."""
     yield name, result
     for key, value in result.items():
-        if isinstance(value, dict) and "digest" in value:
+        if isinstance(value, dict) and "sources" in value:
             yield f"{name} {key}", value
-
-
-def _moved(part: dict[str, Any], repository: Repository) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Which files are others than those measured, and which patterns name nothing any more."""
-    measured: dict[str, list[str]] = part.get("sources", {})
-    known = {digest for digests in measured.values() for digest in digests}
-    now: dict[str, dict[str, str]] = {}
-    gone = []
-    for pattern in measured:
-        try:
-            now[pattern] = digests(pattern, repository)
-        except FileNotFoundError:
-            gone.append(pattern)
-    if combined(digest for files in now.values() for digest in files.values()) == part.get("digest"):
-        return (), tuple(gone)
-    changed = []
-    for pattern, files in now.items():
-        others = [file for file, digest in files.items() if digest not in known]
-        if others:
-            changed += [pattern] if "::" in pattern else others
-        elif set(measured[pattern]) - set(files.values()):
-            changed.append(f"{pattern} (fewer files)")
-    return tuple(changed or ([] if gone else ["the list of sources"])), tuple(gone)
 
 
 def _command(path: Path, root: Path) -> str:
@@ -190,34 +154,30 @@ def _command(path: Path, root: Path) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- pages
 
-BLOCK = re.compile(r"^<!-- /((?!native )[a-z0-9_]+(?: [^>]*)?) -->\n", re.MULTILINE)  # `native`: generate_docs.py's
 LINE = re.compile(r"^(<!-- /([a-z0-9_]+(?: [^>]*)?) -->\n)(?:\*Measured .*\n)?", re.MULTILINE)
 
 
-def find(block: str, of: Sequence[Record]) -> Record | None:
+def find_record(block: str, records: Sequence[Record]) -> Record | None:
     """The record of the figures between ``<!-- BLOCK -->`` and ``<!-- /BLOCK -->``: the longest name it begins with."""
-    fitting = [record for record in of if block == record.name or block.startswith(f"{record.name} ")]
+    fitting = [record for record in records if block == record.name or block.startswith(f"{record.name} ")]
     return max(fitting, key=lambda record: len(record.name), default=None)
 
 
-def captioned(markdown: str, of: Sequence[Record]) -> str:
-    """``markdown`` with a line below the figures of each record that says what they are of, and whether still.
-
-    The line takes the place of one that ``linked`` wrote.
-    """
+def captioned(markdown: str, records: Sequence[Record]) -> str:
+    """Return ``markdown`` with the caption of each record below its figures, in place of a line of ``linked``."""
 
     def caption(block: re.Match[str]) -> str:
-        record = find(block[2], of)
+        record = find_record(block[2], records)
         return f"{block[1]}\n{record.caption}\n" if record else block[0]
 
     return LINE.sub(caption, markdown if markdown.endswith("\n") else markdown + "\n")
 
 
-def linked(markdown: str, of: Sequence[Record], page: str = "README.md") -> str:
-    """``markdown`` of ``page`` with the line below the figures of each record as it has to be."""
+def linked(markdown: str, records: Sequence[Record], page: str = "README.md") -> str:
+    """Return ``markdown`` of ``page`` with the link of each record below its figures."""
 
     def link(block: re.Match[str]) -> str:
-        record = find(block[2], of)
+        record = find_record(block[2], records)
         return f"{block[1]}{record.link(page)}\n" if record else block[0]
 
     return LINE.sub(link, markdown)
@@ -226,36 +186,16 @@ def linked(markdown: str, of: Sequence[Record], page: str = "README.md") -> str:
 # ---------------------------------------------------------------------------------------------------- command line
 
 
-def update(root: Path = ROOT) -> None:
-    """Enter the commit in fresh records that lack one of this history, then renew the lines on ``PAGES``."""
-    fresh = {record.name for record in records(root) if not record.stale}
-    for path in sorted((root / "benchmarks" / "results").glob("*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        for name, part in parts(path.stem, result):
-            held = part.get("commit") and _git(root, "merge-base", "--is-ancestor", part["commit"], "HEAD") is not None
-            if name in fresh and not held:
-                part["commit"] = clean_commit(list(part["sources"]), root) or part.get("commit", "")
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    for page in PAGES:
-        if (root / page).is_file():
-            text = linked((root / page).read_text(encoding="utf-8"), records(root), page)
-            (root / page).write_text(text, encoding="utf-8")
-
-
-def show(of: Sequence[Record]) -> Iterator[str]:
-    """A line for each record, three more for a stale one."""
-    wide = max((len(record.name) for record in of), default=0)
-    for record in of:
-        state = "stale" if record.stale else "fresh"
+def show(records: Sequence[Record]) -> Iterator[str]:
+    """A line for each record, two more for a stale one."""
+    wide = max((len(record.name) for record in records), default=0)
+    for record in records:
+        state = "stale" if record.changed else "fresh"
         yield f"{state}  {record.name:{wide}}  {record.date}  {record.commit or 'commit unknown'}  {record.device}"
         if record.changed:
             yield f"       changed since: {', '.join(record.changed)}"
-        if record.gone:
-            yield f"       measured a source that is gone: {', '.join(record.gone)}"
-        if record.stale:
             yield f"       measure again: {record.command}"
-    stale = sum(record.stale for record in of)
-    yield f"{len(of)} records, {stale} stale"
+    yield f"{len(records)} records, {sum(bool(record.changed) for record in records)} stale"
 
 
 def main() -> None:
@@ -263,11 +203,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--update", action="store_true")
     options = parser.parse_args()
+    listed = load_records()
     if options.update:
-        update()
-    listed = records()
+        for page in PAGES:
+            text = (ROOT / page).read_text(encoding="utf-8")
+            (ROOT / page).write_text(linked(text, listed, page), encoding="utf-8")
     if options.json:
-        print(json.dumps([asdict(record) | {"stale": record.stale} for record in listed], indent=1))
+        print(json.dumps([asdict(record) for record in listed], indent=1))
     else:
         print("\n".join(show(listed)))
 

@@ -2,8 +2,8 @@
 
 The distributions have one version, and require each other by it. Every place that names the version is changed: the
 ``pyproject.toml`` of each package, ``shiplap.__version__``, and the how-to pages, which show this version and the next
-one. Then ``towncrier build`` moves the fragments of each ``changelog.d`` into the changelog beside it. Nothing is
-committed, tagged or uploaded.
+one. The section ``## Unreleased`` of each changelog becomes that of the version. Nothing is committed, tagged or
+uploaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -20,6 +19,7 @@ from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = Path("packages", "shiplap")
+UNRELEASED = "## Unreleased\n"
 
 
 def current(root: Path) -> str:
@@ -63,19 +63,20 @@ def following(version: str) -> str:
     return f"{parsed.major}.{parsed.minor + 1}.0"
 
 
-def collect(package: Path, version: str, date: str) -> bool:
-    """Move the fragments of a package into its changelog; False where there is none."""
-    if not [f for f in (package / "changelog.d").glob("*.md") if f.name != "README.md"]:
+def name_section(package: Path, version: str, date: str) -> bool:
+    """Give the entries below ``## Unreleased`` the version as their heading; False where there are none."""
+    file = package / "CHANGELOG.md"
+    if not file.is_file():
         return False
-    command = ["towncrier", "build", "--yes", "--version", version, "--date", date, "--dir", str(package)]
-    done = subprocess.run([sys.executable, "-m", *command], cwd=package, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{package}: {done.stdout}{done.stderr}")
+    head, heading, rest = file.read_text(encoding="utf-8").partition(UNRELEASED)
+    if not heading or not rest.partition("\n## ")[0].strip():
+        return False
+    file.write_text(f"{head}{heading}\n## {version} ({date})\n{rest}", encoding="utf-8")
     return True
 
 
 def main(arguments: list[str]) -> int:
-    """Renumber and collect; 1 where that version cannot be."""
+    """Renumber, and name the new section of each changelog; 1 where that version cannot be."""
     parser = argparse.ArgumentParser(description="Give all distributions a new version.")
     parser.add_argument("version")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
@@ -87,7 +88,7 @@ def main(arguments: list[str]) -> int:
     for file in renumber(ROOT, old, given.version):
         print(f"{file.relative_to(ROOT)}: {old} -> {given.version}")
     for package in sorted((ROOT / "packages").iterdir()):
-        if collect(package, given.version, given.date):
+        if name_section(package, given.version, given.date):
             print(f"{(package / 'CHANGELOG.md').relative_to(ROOT)}: {given.version} ({given.date})")
     return 0
 

@@ -30,8 +30,6 @@ from pathlib import Path
 from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
 
-__all__ = ["PAGES", "Block", "Command", "Copy", "blocks"]
-
 PAGES = {page.stem: page for page in sorted((REPOSITORY / "docs" / "contributing").glob("*.md"))}
 
 _RULE = r"\*\*`(?P<file>[^`]+)`\*\*, (?P<rule>[^\n]+):"

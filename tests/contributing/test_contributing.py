@@ -10,6 +10,8 @@ from tests.contributing.howto import PAGES, blocks
 
 from shiplap_testing.paths import REPOSITORY
 
+pytestmark = pytest.mark.docs
+
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 EVERY = [CONTRIBUTING, *PAGES.values()]
 each = pytest.mark.parametrize("page", EVERY, ids=lambda page: page.stem)
