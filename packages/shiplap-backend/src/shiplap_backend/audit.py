@@ -14,8 +14,6 @@ from typing import Any, Literal
 from shiplap.extend import error
 from shiplap_backend.project import Project
 
-__all__ = ["STATES", "Verdict", "audit", "models", "operators", "table"]
-
 State = Literal["native", "mixed", "fallback", "core", "refused", "fail", "crash", "left"]
 STATES: dict[State, str] = {
     "native": "in the device's own kernels",

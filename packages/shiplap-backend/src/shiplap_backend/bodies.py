@@ -17,8 +17,6 @@ from shiplap_backend.expression import nearest
 from shiplap_backend.vendor import balanced, split, uncommented
 from shiplap_backend.wrapper import Wrapper
 
-__all__ = ["hold"]
-
 # Names that mean one type: torch's headers use both.
 _SAME = {
     "long": "int64_t",

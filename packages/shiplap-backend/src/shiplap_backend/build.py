@@ -18,8 +18,6 @@ from shiplap_backend.generate import write
 from shiplap_backend.project import Project
 from shiplap_backend.runtime import COMMON
 
-__all__ = ["build"]
-
 # Of so many files each reads torch's headers for itself: on GCC 12 it takes 19 s of processor time to compile them
 # beforehand, and saves 6 s a file.
 _FEW = 3

@@ -23,8 +23,6 @@ from shiplap_backend.metadata import Metadata
 from shiplap_backend.project import Project, require_built
 from shiplap_backend.runtime import Runtime
 
-__all__ = ["Coverage", "Need", "Place", "coverage", "html", "program"]
-
 State = Literal["native", "composite", "expected", "gap", "elsewhere"]
 
 

@@ -9,8 +9,6 @@ import msgspec
 from shiplap import ShiplapError
 from shiplap.extend import error
 
-__all__ = ["Empty", "Entry", "Output", "Target", "Update", "wrong"]
-
 Empty = Literal["fallback", "run"]
 
 

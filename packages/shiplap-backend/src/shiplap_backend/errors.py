@@ -5,8 +5,6 @@ from __future__ import annotations
 from shiplap import ShiplapError
 from shiplap.extend import register_errors
 
-__all__ = ["BackendError"]
-
 
 class BackendError(ShiplapError, RuntimeError):
     """A generated backend that cannot be described, generated, built or loaded (SL9xx)."""

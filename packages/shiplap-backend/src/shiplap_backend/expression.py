@@ -19,8 +19,6 @@ from shiplap.dtypes import in_aten
 from shiplap_backend.hidden import hidden, undecided
 from shiplap_backend.vendor import Functions, Parameter, VendorFunction, enum_values
 
-__all__ = ["DTYPES", "OPERATORS", "Compiler", "ExpressionError", "Typed", "Vocabulary", "nearest"]
-
 DTYPES = {short: f"at::{row.aten}" for short, row in in_aten().items()}
 
 _BINARY = {

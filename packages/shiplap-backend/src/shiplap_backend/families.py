@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 from shiplap_backend.entries import Empty, Output
 
-__all__ = ["FAMILIES", "Family"]
-
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 

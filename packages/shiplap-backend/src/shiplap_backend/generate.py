@@ -21,8 +21,6 @@ from shiplap_backend.runtime import Runtime
 from shiplap_backend.versions import allows
 from shiplap_backend.wrapper import Wrapper
 
-__all__ = ["Generated", "Skipped", "generate", "write"]
-
 # Fields that say nothing to a template: the body of `custom` is C++, and shapes of structured ops are ATen's.
 _UNREAD = {
     "custom": ("graph", "let", "compute", "output", "shape_only", "redundant", "empty"),

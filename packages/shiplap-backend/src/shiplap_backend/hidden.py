@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 
-__all__ = ["contradiction", "hidden", "negative", "undecided"]
-
 
 def hidden(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) -> str:
     """Why ``operands`` do not matter to the operator's result, or nothing.

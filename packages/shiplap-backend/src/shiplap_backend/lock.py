@@ -15,8 +15,6 @@ from shiplap.extend import error
 from shiplap.extend.files import parse_json, read_named
 from shiplap_backend.metadata import Metadata
 
-__all__ = ["Change", "Lock", "difference", "digest", "hold", "read", "snapshot"]
-
 
 @dataclass(frozen=True)
 class Lock:

@@ -18,8 +18,6 @@ from shiplap_backend.uses import check_names, names_in, uses_of
 from shiplap_backend.vendor import Functions, VendorFunction
 from shiplap_backend.wrapper import Wrapper, kind
 
-__all__ = ["map_entry", "vocabulary"]
-
 # The seed's named modes, as sizes of the arguments that such ops have.
 _SIZES = {
     "matmul": "multiplied(self, mat2)",

@@ -22,8 +22,6 @@ from shiplap_backend.validate import check_entry, check_target
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["Metadata", "load", "shipped"]
-
 LIMIT = 1 << 19  # bytes of a metadata file
 _T = TypeVar("_T")
 

@@ -19,8 +19,6 @@ from shiplap.compat import device_tests
 from shiplap.compat.trees import leaves, map_leaves
 from shiplap.dtypes import in_aten
 
-__all__ = ["DTYPES", "Evidence", "case_name", "instantiate"]
-
 DTYPES = {short: row.torch for short, row in in_aten().items()}
 
 # What these return is not determined by their arguments.

@@ -25,8 +25,6 @@ from shiplap_backend.metadata import Metadata, load
 from shiplap_backend.runtime import COMMON, Runtime
 from shiplap_backend.runtimes import is_path, runtime
 
-__all__ = ["Project", "gen", "new", "open_project", "require_built"]
-
 _MOST_UNITS = 256
 
 

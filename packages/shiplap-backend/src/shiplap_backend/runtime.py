@@ -15,8 +15,6 @@ from typing import Literal
 
 from shiplap_backend.vendor import Functions, free_functions
 
-__all__ = ["COMMON", "CONTRACT", "EAGER", "RUNTIMES", "Runtime"]
-
 CONTRACT = 1  # of this class and of the C++ in runtimes/common/include; a change that a vendor must follow raises it
 RUNTIMES = Path(__file__).parent / "runtimes"
 COMMON = RUNTIMES / "common"

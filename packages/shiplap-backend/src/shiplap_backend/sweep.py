@@ -21,8 +21,6 @@ import torch
 from shiplap.compat.device_tests import op_infos
 from shiplap_backend.opinfo import DTYPES, Evidence, case_name, instantiate
 
-__all__ = ["load", "main"]
-
 
 def load(package: Path) -> str:
     """Import the generated package and register its device; returns the device's name."""

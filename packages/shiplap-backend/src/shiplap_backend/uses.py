@@ -18,8 +18,6 @@ from shiplap_backend.families import FAMILIES, Family
 from shiplap_backend.hidden import contradiction, negative
 from shiplap_backend.wrapper import kind
 
-__all__ = ["check_names", "uses_of"]
-
 # Arguments on which shapes and dtypes depend and values do not, by kind. All else may hold a value.
 _SHAPES = {
     "bool": ("keepdim", "ceil_mode"),

@@ -12,8 +12,6 @@ from shiplap_backend.expression import DTYPES, OPERATORS, nearest
 from shiplap_backend.families import FAMILIES
 from shiplap_backend.versions import empty_range, is_range
 
-__all__ = ["check_entry", "check_target"]
-
 At = Callable[..., str]  # the keys that lead to a value -> "file:line"
 Problem = tuple[tuple[str, ...], str, str]  # keys, what was found, what is expected
 

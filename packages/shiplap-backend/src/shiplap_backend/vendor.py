@@ -13,19 +13,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-__all__ = [
-    "Functions",
-    "Parameter",
-    "VendorFunction",
-    "balanced",
-    "enum_values",
-    "enums",
-    "free_functions",
-    "node_classes",
-    "split",
-    "uncommented",
-]
-
 # What an expression computes, by the C++ type of a parameter; Shape, Strides and the like are made from integers.
 _KINDS = {
     "Output<Node>": "node",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import operator
 import re
 
-__all__ = ["allows", "empty_range", "is_range"]
-
 _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
 
 

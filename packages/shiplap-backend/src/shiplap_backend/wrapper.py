@@ -8,8 +8,6 @@ from shiplap.compat.declarations import Argument, Declaration
 from shiplap_backend.entries import Entry, Output
 from shiplap_backend.families import Family
 
-__all__ = ["Wrapper", "kind"]
-
 # Kind of the value of an argument, by its type in the schema; ``Tensor`` arguments can also be graph inputs.
 _KINDS = {
     "Tensor": "tensor",

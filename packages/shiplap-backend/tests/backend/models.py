@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["MODELS"]
-
 Case = tuple[torch.nn.Module, dict[str, torch.Tensor], torch.Tensor]
 
 

@@ -5,13 +5,11 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from expecttest import assert_expected_inline
 
-from shiplap.compat.declarations import declarations
 from shiplap_backend import BackendError
 from shiplap_backend.generate import generate, write
 from shiplap_backend.metadata import load, shipped
@@ -133,14 +131,6 @@ def test_unchanged_files_keep_their_time(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "g").iterdir() if p.stat().st_mtime > 1] == touched
     assert write(tmp_path / "g", described.made(tmp_path, ADD, units=8).files) == touched
     assert not (tmp_path / "g" / touched[0]).exists()
-
-
-def test_ten_seconds_are_enough(tmp_path: Path) -> None:
-    project = new("speedy", "openvino", tmp_path / "p")
-    declarations()  # of the first in a process; test sessions share it
-    start = time.process_time()
-    gen(project)
-    assert time.process_time() - start < 10
 
 
 def test_the_torch_of_a_newer_release_changes_only_the_banner(everything) -> None:

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 import shiplap_dense as dense
 from shiplap.fuse import fusion_choices, switches
 from shiplap_dense import ops
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 from shiplap_testing.fused import check, counted, same
 
@@ -63,7 +63,7 @@ DYNAMIC = ("raw and siblings", "raw and reshaped", "cast")
     ("dynamic", "name"),
     [
         *(pytest.param(False, name, marks=pytest.mark.long) for name in FEWER),
-        *rotating([pytest.param(False, name) for name in MATRIX if name not in FEWER], 1),
+        *sampled([pytest.param(False, name) for name in MATRIX if name not in FEWER], 1),
         *(
             pytest.param(True, name, marks=pytest.mark.long)
             for name in ("raw and siblings", "raw and reshaped", "cast")

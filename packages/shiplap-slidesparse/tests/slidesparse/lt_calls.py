@@ -82,6 +82,3 @@ def packed(weight: Tensor) -> Tensor:
 
 def problem_of(m: int, weight: Tensor, device: int = 0, **changes: int) -> native.Problem:
     return native.Problem(device, m, *weight.shape, weight.dtype, native.RESULT[weight.dtype], **changes)
-
-
-__all__ = ["CUDA", "SYMBOLS", "Call", "packed", "problem_of", "two_of_four", "view"]

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-__all__ = ["TOKENS", "layer_of", "llama", "mlp", "model", "overflowing"]
-
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]])
 
 

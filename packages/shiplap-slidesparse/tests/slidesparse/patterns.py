@@ -9,8 +9,6 @@ from torch import Tensor
 
 from shiplap_slidesparse import formats
 
-__all__ = ["by_counts", "greedy", "integers", "masks", "text"]
-
 
 def text(pairs: int) -> str:
     return f"{2 * pairs - 2}:{2 * pairs}"

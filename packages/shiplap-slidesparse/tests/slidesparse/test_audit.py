@@ -14,7 +14,7 @@ import pytest
 
 import shiplap as sl
 from shiplap_slidesparse import layers, ops
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 
 OPS = [op for module in (ops, layers) for name in module.__all__ if isinstance(op := getattr(module, name), sl.Op)]
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
@@ -44,7 +44,7 @@ SLOW = ("linear_int8", "linear_bf16", "lift", "quantise_fp8", "sparse_mm_int8", 
 
 @pytest.mark.parametrize(
     "op",
-    rotating(OPS, 2, long=SLOW, name=lambda op: op.spec.opname),
+    sampled(OPS, 2, long=SLOW, name=lambda op: op.spec.opname),
     ids=lambda op: op.spec.opname,
 )
 def test_an_op_passes_its_audit(op: sl.Op) -> None:

@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-__all__ = ["install"]
-
 
 class Base(ABC):
     def __init__(self) -> None:

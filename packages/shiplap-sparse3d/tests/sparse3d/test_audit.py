@@ -18,7 +18,7 @@ from shiplap.referee.compare import Reduction, close
 from shiplap.referee.run import call, effects
 from shiplap.referee.samples import Samples
 from shiplap_sparse3d import bounded, grid_sample, hashing, norms, ops, planning, pooling, postprocess, rows, serialize
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 
 MODULES = (bounded, grid_sample, hashing, norms, ops, planning, pooling, postprocess, rows, serialize)
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
@@ -71,7 +71,7 @@ def worked() -> float:
 
 @pytest.mark.parametrize(
     "op",
-    rotating(OPS, 3, long=LONG_OPS, name=opname),
+    sampled(OPS, 3, long=LONG_OPS, name=opname),
     ids=opname,
 )
 def test_a_shipped_op_passes_its_audit(op):

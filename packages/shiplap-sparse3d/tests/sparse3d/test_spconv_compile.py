@@ -13,7 +13,7 @@ import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.spconv as spconv
 from shiplap import compat
 from shiplap.errors import ArgumentError
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 from tests.sparse3d.scenes import scene
 
 GRID = (9, 8, 7)
@@ -216,7 +216,7 @@ def test_an_array_as_spatial_shape_is_numbers_of_the_graph(options):
 
 @pytest.mark.parametrize(
     "shape",
-    rotating([pytest.param([np.int64(9), 8, 7]), torch.tensor([9, 8, 7]), pytest.param(torch.Size([9, 8, 7]))], 1),
+    sampled([pytest.param([np.int64(9), 8, 7]), torch.tensor([9, 8, 7]), pytest.param(torch.Size([9, 8, 7]))], 1),
     ids=type,
 )
 def test_numbers_of_other_kinds_in_a_spatial_shape(shape):

@@ -11,7 +11,7 @@ import shiplap_sparse3d.spconv as spconv
 from shiplap import ShiplapError
 from shiplap.extend.compiling import mark_dynamic, reset_compiler
 from shiplap_sparse3d.spconv.core import ConvAlgo
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 
 FRAMES = 11  # of a layer that finds its table, the graph's own ones included; 16 before (torch 2.13), 25 (2.11)
 COORDS = torch.tensor([[0, i, j, (i * j) % 6] for i in range(6) for j in range(6)], dtype=torch.int32)
@@ -105,7 +105,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", rotating(WRONG, 3))
+@pytest.mark.parametrize("wrong", sampled(WRONG, 3))
 def test_what_is_wrong_is_said_in_the_same_words(wrong):
     messages = []
     for run in (WRONG[wrong], torch.compile(WRONG[wrong], backend="eager")):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["FIELDS", "VALUE"]
-
 #: The fields of a key. The op does not have to exist.
 FIELDS: dict[str, str] = {
     "op": "trust_test::op",

@@ -20,8 +20,6 @@ from pathlib import Path
 from shiplap_testing.folder import temporary
 from shiplap_testing.private import header_call
 
-__all__ = ["FOLDER", "headers", "kernels", "path"]
-
 ASKED = "SHIPLAP_TEST_UNOPTIMIZED"
 FOLDER = "SHIPLAP_TEST_COMPILERS"  # it is on the path already: workers and programs of tests inherit it
 NAMES = ("c++", "g++", "clang++")

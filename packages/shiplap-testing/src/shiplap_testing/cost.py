@@ -84,6 +84,6 @@ def told(costs: dict[str, float], total: float, most: int) -> list[str]:
     if len(costs) > TESTS and total > 1.1 * USUAL:
         lines += [
             f"it has grown: {USUAL:.0f} s were usual. Make the dearest cheaper, or leave a sample of their cases",
-            "in make test (shiplap_testing.effort: sampled, rotating; nox -s long runs the rest).",
+            "in make test (shiplap_testing.effort: sampled; nox -s long runs the rest).",
         ]
     return lines

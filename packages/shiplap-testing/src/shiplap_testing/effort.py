@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import datetime
-import os
-import random
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
 
-__all__ = ["DAY", "EFFORTS", "rotating", "sampled"]
 
-# Set once for all workers of a run, which must agree on its tests.
-DAY = os.environ.setdefault("SHIPLAP_TEST_DAY", datetime.datetime.now(datetime.UTC).date().isoformat())
+def sampled(
+    cases: Iterable[Any], count: int | None = None, *, long: Collection[str] = (), name: Callable[[Any], str] = str
+) -> list[Any]:
+    """Return the cases in their order; those that ``make test`` leaves out are marked ``long``.
 
-
-def sampled(cases: Iterable[Any], *, long: Collection[str], name: Callable[[Any], str] = str) -> list[Any]:
-    """The cases in their order; those that ``long`` names are marked ``long``.
+    The choice is the same in every run. Neighbours in a list are often alike, so ``count`` cases are taken at equal
+    distances.
 
     Args:
-        cases: The values of ``pytest.mark.parametrize``.
-        long: Names of the cases that only ``nox -s long`` runs.
+        cases: The values of ``pytest.mark.parametrize``, or a ``pytest.param``.
+        count: How many of the cases that ``long`` does not name ``make test`` runs; by default all of them.
+        long: Names of cases that only ``nox -s long`` runs.
         name: The name of a case.
 
     Raises:
@@ -31,34 +29,12 @@ def sampled(cases: Iterable[Any], *, long: Collection[str], name: Callable[[Any]
     unknown = set(long) - {name(case) for case in cases}
     if unknown:
         raise ValueError(f"no case is called {', '.join(sorted(unknown))}")
-    if cases and all(name(case) in long for case in cases):
+    short = [number for number, case in enumerate(cases) if name(case) not in long]
+    if cases and not short:
         raise ValueError("every case is marked long: make test would run none")
-    return [pytest.param(case, marks=pytest.mark.long) if name(case) in long else case for case in cases]
-
-
-def rotating(
-    cases: Iterable[Any], count: int, *, long: Collection[str] = (), name: Callable[[Any], str] = str
-) -> list[Any]:
-    """The cases in their order, of which ``count`` are left in ``make test``: others each day, and in turn all of them.
-
-    ``SHIPLAP_TEST_DAY=2026-11-26`` draws those of that day; ``nox -s long`` runs what today's ``make test`` does not.
-
-    Args:
-        cases: The values of ``pytest.mark.parametrize``, or a ``pytest.param``.
-        count: How many run on one day.
-        long: Names of the cases that only ``nox -s long`` runs.
-        name: The name of a case.
-
-    Raises:
-        ValueError: ``long`` names what is no case, or every case.
-    """
-    cases = list(cases)
-    sampled(cases, long=long, name=name)  # which refuses names of no case
-    turns = [number for number, case in enumerate(cases) if name(case) not in long]
-    random.Random(len(turns)).shuffle(turns)  # neighbours are often alike
-    first = datetime.date.fromisoformat(DAY).toordinal() * count
-    drawn = {turns[(first + turn) % len(turns)] for turn in range(min(count, len(turns)))}
-    return [case if number in drawn else _long(case) for number, case in enumerate(cases)]
+    if count is not None and count < len(short):
+        short = [short[turn * len(short) // count] for turn in range(count)]
+    return [case if number in short else _long(case) for number, case in enumerate(cases)]
 
 
 def _long(case: Any) -> Any:
@@ -69,4 +45,4 @@ def _long(case: Any) -> Any:
 
 
 EFFORTS = sampled(["some", "every"], long=["every"])
-"""Arguments of scripts with many cases: ``some``, often drawn anew each time, or (``nox -s long``) ``every`` one."""
+"""Arguments of scripts with many cases: ``some``, or (``nox -s long``) ``every`` one."""

@@ -19,8 +19,6 @@ from packaging.requirements import Requirement
 
 from shiplap_testing.paths import REPOSITORY
 
-__all__ = ["BUILD", "Environment", "build", "others", "ours", "with_requirements"]
-
 BUILD = ("build", "cmake", "hatchling", "ninja", "scikit-build-core")  # what builds our distributions; no torch
 
 

@@ -8,8 +8,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["temporary"]
-
 
 def temporary(name: str) -> Path:
     """A new folder outside of the repository. Workers of one run share those that were made before they were forked."""

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from shiplap_testing.private import counters
 
-__all__ = ["check", "counted", "flat", "same"]
-
 
 def flat(value: Any) -> list[Tensor]:
     """The tensors of a result, which may be nested."""

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-__all__ = ["REPOSITORY", "SEARCHED", "searched"]
-
 # An installed shiplap-testing does not lie in the repository, and is told where that is.
 REPOSITORY = Path(os.environ.get("SHIPLAP_TEST_ROOT") or Path(__file__).parents[4]).resolve()
 

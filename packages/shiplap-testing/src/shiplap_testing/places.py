@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-__all__ = ["PLACES", "SHARED_GPU"]
-
 SHARED_GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
 PLACES: list[Any] = [pytest.param("", id="given"), pytest.param("shared", id="one GPU", marks=SHARED_GPU)]
 """Values for the parameter ``kind`` of ``ranks.outcomes``."""

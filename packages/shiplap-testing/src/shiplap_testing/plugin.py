@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from typer.testing import CliRunner
 
-from shiplap_testing import compilers
+from shiplap_testing import changed, compilers
 from shiplap_testing.paths import REPOSITORY, SEARCHED, searched
 
 # Before torch is loaded. Workers of pytest-xdist have as many threads each as there are cores: threads that spin while
@@ -34,7 +34,7 @@ from shiplap_testing.forked import place, python, settle, shared
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
-pytest_plugins = ["shiplap_testing.cost"]
+pytest_plugins = ["shiplap_testing.changed", "shiplap_testing.cost"]
 _numbers = itertools.count()
 _FAILED = pytest.StashKey[bool]()
 _WORKERS = pytest.StashKey[workers.Workers]()
@@ -190,8 +190,13 @@ def _is_alone(nodeid: str) -> bool:
     return folder.endswith("/gpu") and any(part in name for part in ALONE)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests first, then the files in the order of ``LONG``; the sort is stable."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest tests first, then the files in the order of ``LONG``; the sort is stable.
+
+    Tests that are near to a change keep the order in which they were selected.
+    """
+    if changed.is_used(config):
+        return
 
     def place(item: pytest.Item) -> int:
         if _is_alone(item.nodeid):

@@ -14,16 +14,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "VECTORS",
-    "compile_headers_singly",
-    "counters",
-    "header_call",
-    "import_compiler",
-    "process_group",
-    "try_instructions",
-]
-
 VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"  # of torch: whether the best instructions of the CPU work
 
 

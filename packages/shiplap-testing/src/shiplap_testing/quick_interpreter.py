@@ -16,8 +16,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-__all__ = ["quicken"]
-
 
 def quicken() -> None:
     """Before any kernel has run, in a process whose variables ask for the interpreter."""

@@ -32,8 +32,6 @@ from shiplap_testing.forked import child, python
 from shiplap_testing.paths import REPOSITORY, searched
 from shiplap_testing.through_host import through_host
 
-__all__ = ["NO_SUCH_CELL", "cell", "device", "launch", "main", "outcomes", "table", "together"]
-
 MARK = "outcomes of cells: "
 NO_SUCH_CELL = "–"  # what the table says where a combination makes no sense
 _cells: dict[str, Callable[[int, int], str]] = {}

@@ -22,8 +22,6 @@ from torch.distributed import distributed_c10d
 
 from shiplap_testing.private import process_group
 
-__all__ = ["through_host"]
-
 Group = str | dist.ProcessGroup  # torch 2.11 passes its name, 2.13 may pass it itself
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # type of a device → its dispatch key
 

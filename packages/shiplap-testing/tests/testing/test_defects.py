@@ -8,7 +8,7 @@ import pytest
 from shiplap_testing.defects import CAUSES, defects
 from shiplap_testing.defects.score import Outcome, count, report
 from shiplap_testing.defects.witness import restored
-from shiplap_testing.effort import rotating, sampled
+from shiplap_testing.effort import sampled
 from shiplap_testing.forked import interpreted, python
 
 DEFECTS = defects()
@@ -48,7 +48,7 @@ print(json.dumps([good, {name: ended(pid, until + patience[name]) for name, pid 
 """
 
 
-@pytest.mark.parametrize("name", rotating(HERE, len(HERE) // 3))
+@pytest.mark.parametrize("name", sampled(HERE, len(HERE) // 3))
 def test_the_bad_op_is_wrong_and_its_twin_is_right(name):
     defect = DEFECTS[name]
     with restored():

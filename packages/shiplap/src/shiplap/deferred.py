@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-__all__ = ["names", "uncollected"]
-
 
 @contextmanager
 def uncollected() -> Iterator[None]:

@@ -15,21 +15,6 @@ import torch
 
 from shiplap.errors import error
 
-__all__ = [
-    "DTYPES",
-    "Dtype",
-    "Kind",
-    "differentiable",
-    "floating",
-    "in_aten",
-    "mask",
-    "number",
-    "numbers",
-    "of",
-    "preferred",
-    "rows",
-]
-
 Kind = Literal["bool", "unsigned", "signed", "float", "float8", "float4", "complex"]
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-__all__ = ["Settings", "describe", "settings"]
-
 
 @cache
 def _user_cache() -> str:

@@ -13,8 +13,6 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.op import Op
 
-__all__ = ["OPS"]
-
 M = Float[Tensor, "n c"]
 V = Float[Tensor, "n"]
 C = Float[Tensor, "c"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import threading
@@ -16,6 +15,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.audit import audit, judge
 from shiplap.referee.isolate import Death, Limits, stream
+from shiplap_testing.crashes import read_unmapped
 from shiplap_testing.forked import python
 
 LIMITS = Limits(busy_s=2.0, idle_s=2.0, memory=512 << 20)
@@ -32,7 +32,7 @@ def op_with(ns, kernel):
 
 def crash(x):
     if len(x) > 20:
-        ctypes.string_at(0)
+        read_unmapped()
     return x * 2
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shiplap.audit import audit
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 from shiplap_testing.zoo import power_gradient, power_places
 from shiplap_testing.zoo.power import PAIRS
 
@@ -51,7 +51,7 @@ def threads():
 
 @pytest.mark.parametrize(
     "pair",
-    rotating(PAIRS, 9, long=LONG),
+    sampled(PAIRS, 9, long=LONG),
     ids=str,
 )
 def test_a_defect_is_flagged_and_its_twin_is_not(pair):

@@ -14,8 +14,6 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.extend import LateErrors, launch_program
 
-__all__ = ["ALONE", "ERRORS", "ORDER", "ROOM", "alone", "ordered", "told"]
-
 
 @triton.jit(do_not_specialize=["n"])
 def few(x, out, n, WIDTH: tl.constexpr):

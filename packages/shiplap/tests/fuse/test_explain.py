@@ -15,7 +15,7 @@ import torch
 
 import shiplap as sl
 from shiplap.fuse import Explanation, explain, switches
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 from tests.fuse.targets import qmm
 
 gelu = torch.nn.functional.gelu
@@ -69,7 +69,7 @@ def outside(case: str) -> Explanation:
     return explain(OUTSIDE[case][0], *arguments())
 
 
-@pytest.mark.parametrize("case", rotating(OUTSIDE, 1))
+@pytest.mark.parametrize("case", sampled(OUTSIDE, 1))
 def test_what_stayed_outside_and_why(case):
     _, side, reason, meaning = OUTSIDE[case]
     explanation = outside(case)

@@ -5,8 +5,6 @@ Each is a candidate for the problem of ``test_cheats.py``. Nothing here is impor
 
 from tests.judge.attacks_inside import INSIDE
 
-__all__ = ["ATTACKS", "HARNESS"]
-
 HARNESS = """
 import json, os, time
 from shiplap.referee import inside, intact

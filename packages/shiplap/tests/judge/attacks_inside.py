@@ -3,8 +3,6 @@
 What is left behind in the process, calls under another name, work where nobody looks: candidates as in ``attacks.py``.
 """
 
-__all__ = ["INSIDE"]
-
 INSIDE = {
     # ---- what a kernel leaves behind for its caller
     "default dtype": """

@@ -3,8 +3,6 @@
 Each is a candidate for the problem of ``test_cheats.py``. Nothing here is imported by a test.
 """
 
-__all__ = ["HIDDEN", "REPLACED", "STATE"]
-
 REPLACED = {
     "a method that a class inherits": """
 torch.Tensor.sum = lambda self, *a, **k: self

@@ -4,8 +4,6 @@ Each has a reference of its own: its source, that of the candidate, and options 
 imported by a test.
 """
 
-__all__ = ["WRONG"]
-
 HEAD = "import torch\nfrom torch import nn\nF = nn.functional\n"
 
 WRONG = {

@@ -3,8 +3,6 @@
 Each is a candidate for the problem of ``test_cheats.py``. Nothing here is imported by a test.
 """
 
-__all__ = ["FRESH", "HELPED", "LAYERS"]
-
 SPOOF = """
 import os
 def spoofed(text, **names):

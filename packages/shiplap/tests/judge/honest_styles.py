@@ -1,7 +1,5 @@
 """Honest candidates of unusual styles, for the problem of ``test_cheats.py``. Nothing here is imported by a test."""
 
-__all__ = ["STYLES"]
-
 STYLES = {
     "C++ through load_inline": '''
 from torch.utils.cpp_extension import load_inline

@@ -1,7 +1,5 @@
 """Honest candidates for the problem of ``test_cheats.py`` that do what cheats do as well."""
 
-__all__ = ["WAYS"]
-
 WAYS = {
     "code in C for each shape": '''
 import ctypes, functools, os, subprocess, tempfile

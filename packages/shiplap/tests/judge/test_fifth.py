@@ -9,7 +9,7 @@ import shiplap as sl
 from shiplap.referee.compare import Difference
 from shiplap.referee.process import Bounds
 from shiplap.referee.witness import Expected, Witness, Wrong
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.fifth import HIDDEN, REPLACED, STATE
 from tests.judge.fifth_wrong import HEAD as START
@@ -58,21 +58,21 @@ def looked_at(witness):
     return "", listed[-1]
 
 
-@pytest.mark.parametrize("name", rotating([*REPLACED, *STATE], 8))
+@pytest.mark.parametrize("name", sampled([*REPLACED, *STATE], 8))
 def test_who_changes_what_is_shared_is_seen(witness, name):
     check, _ = looked_at(witness({**REPLACED, **STATE}[name]))
     assert check == ("patched" if name in REPLACED else "state") or name == "events that nobody hears"
     assert check
 
 
-@pytest.mark.parametrize("name", rotating(HIDDEN, 2))
+@pytest.mark.parametrize("name", sampled(HIDDEN, 2))
 def test_who_looks_at_callers_or_hides_operators_is_seen(witness, name):
     check, operators = looked_at(witness(HIDDEN[name]))
     assert check == ("" if name == THREADED else "source")
     assert name != THREADED or {"aten::mm", "aten::tanh"} <= {name for name, _ in operators}
 
 
-@pytest.mark.parametrize("name", rotating([n for n in {**WAYS, **STYLES} if n not in COMPILED], 2))
+@pytest.mark.parametrize("name", sampled([n for n in {**WAYS, **STYLES} if n not in COMPILED], 2))
 def test_an_honest_candidate_changes_nothing(witness, name):
     assert looked_at(witness({**WAYS, **STYLES}[name]))[0] == ""
 
@@ -90,7 +90,7 @@ def judged(launcher, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("name", rotating(WRONG, 3))
+@pytest.mark.parametrize("name", sampled(WRONG, 3))
 def test_who_is_right_for_what_was_tried_only_is_not_accepted(judged, name):
     reference, text, options = WRONG[name]
     ruling = judged(START + reference, START + text, **options)

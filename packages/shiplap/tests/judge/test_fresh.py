@@ -13,7 +13,7 @@ from shiplap.referee.proc import Holds
 from shiplap.referee.process import Bounds, Ended
 from shiplap.referee.source import constants, suspicious
 from shiplap.referee.wire import send
-from shiplap_testing.effort import rotating, sampled
+from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.fresh import FRESH, HELPED, LAYERS
 from tests.judge.honest_ways import WAYS
@@ -62,7 +62,7 @@ def judged(launcher, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("name", rotating([n for n in FRESH if n not in SLOW], 10))
+@pytest.mark.parametrize("name", sampled([n for n in FRESH if n not in SLOW], 10))
 def test_an_attack_is_refused_at_once(judged, name):
     ruling = judged(FRESH[name])
     assert ruling.word == "refused", ruling
@@ -86,7 +86,7 @@ def test_what_stands_in_another_file_is_looked_at(judged, name):
     assert ruling.word == "refused", ruling
 
 
-@pytest.mark.parametrize("name", rotating(WAYS, 1))
+@pytest.mark.parametrize("name", sampled(WAYS, 1))
 def test_an_honest_candidate_is_not_taken_for_a_cheat(judged, name):
     if "in C" in name and shutil.which("gcc") is None:
         pytest.skip("no gcc")
@@ -95,7 +95,7 @@ def test_an_honest_candidate_is_not_taken_for_a_cheat(judged, name):
     assert all(what == "time" or what.startswith("time of") for what, _ in ruling.missing), ruling
 
 
-@pytest.mark.parametrize("name", rotating(LAYERS, 1))
+@pytest.mark.parametrize("name", sampled(LAYERS, 1))
 def test_parameters_get_other_values(judged, name):
     """Who computed something from the first ones, and does not look whether they are the same, is wrong."""
     ruling = judged(LAYERS[name], LAYER)

@@ -5,8 +5,6 @@ Each is a candidate for the problem of ``test_cheats.py``. Nothing here is impor
 
 from tests.judge.attacks import HARNESS
 
-__all__ = ["BACKWARD", "UNSEEN"]
-
 UNSEEN = {
     # ---- what a kernel leaves behind for its caller
     "an operator of torch in its own way": """

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shiplap.referee.guarded import PAGE, guarded
+from shiplap_testing.crashes import read_unmapped
 
 
 @pytest.mark.parametrize("after", [True, False])
@@ -25,9 +26,7 @@ def test_an_access_beside_it_ends_the_process(after):
     placed = guarded(torch.ones(5), after=after)
     child = os.fork()
     if not child:
-        import ctypes
-
-        ctypes.string_at(placed.data_ptr() + (20 if after else -1), 1)
+        read_unmapped(placed.data_ptr() + (20 if after else -1))
         os._exit(0)
     assert os.waitpid(child, 0)[1] & 0x7F == signal.SIGSEGV
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import threading
@@ -15,12 +14,13 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.referee.isolate import Death, Limits, can_isolate, stream
+from shiplap_testing.crashes import read_unmapped
 
 QUICK = Limits(busy_s=1.0, idle_s=1.0, memory=256 << 20)
 
 
 def crash():
-    ctypes.string_at(0)
+    read_unmapped()
 
 
 def wait():

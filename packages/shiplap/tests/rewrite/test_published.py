@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import shiplap as sl
 from shiplap.rewrite import Match, NearMiss, prove
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 from tests.rewrite.specimens import outcomes
 
 Fn = Callable[..., Tensor]
@@ -183,7 +183,7 @@ SHORT = ("neox_rotary", "diffusers_mlp")  # a proof of each takes seconds
 
 @pytest.mark.parametrize(
     "pattern",
-    rotating(PAIRS, 1, long=[f.__name__ for f in PAIRS if f.__name__ not in SHORT], name=lambda f: f.__name__),
+    sampled(PAIRS, 1, long=[f.__name__ for f in PAIRS if f.__name__ not in SHORT], name=lambda f: f.__name__),
     ids=lambda f: f.__name__,
 )
 def test_it_is_proven_at_the_first_try(pattern: Fn) -> None:

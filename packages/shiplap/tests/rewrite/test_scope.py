@@ -17,7 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import shiplap as sl
 from shiplap.compat.nodes import counted
 from shiplap.compat.passes import PLACES
-from shiplap_testing.effort import rotating, sampled
+from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 
 CACHED = Path(__file__).with_name("cached.py")
@@ -232,7 +232,7 @@ def caches():
     return hits
 
 
-@pytest.mark.parametrize("level", rotating(PLACES, 1))
+@pytest.mark.parametrize("level", sampled(PLACES, 1))
 def test_caches_hit_until_the_rewrite_is_edited(level):
     """``torch._dynamo.reset`` is as good as a new process here: only files are left."""
 

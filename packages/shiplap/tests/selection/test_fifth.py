@@ -11,7 +11,7 @@ from shiplap.selection.inputs import inputs
 from shiplap.selection.key import key_for
 from shiplap.selection.measure import Plan
 from shiplap.selection.selector import Task
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 from tests.selection import fifth_ops
 
 SIZES = {"n": 64, "k": 256, "m": 64}
@@ -26,7 +26,7 @@ def task(kernel: str) -> Task:
     return Task(op, drawn, key_for(op, drawn), listed, Options(seconds=600))
 
 
-@pytest.mark.parametrize("kernel", rotating(KERNELS, 2))
+@pytest.mark.parametrize("kernel", sampled(KERNELS, 2))
 def test_who_is_right_for_one_call_only_is_not_believed(kernel):
     with Isolation() as isolation, torch.no_grad():
         bench = isolation.bench()(task(kernel))

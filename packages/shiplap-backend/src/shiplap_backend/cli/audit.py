@@ -11,8 +11,6 @@ import typer
 
 from shiplap.extend import verbs
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap backend audit torch-openvino                           float32, every operator

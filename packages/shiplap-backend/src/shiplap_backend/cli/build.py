@@ -13,8 +13,6 @@ from shiplap.extend import verbs
 if TYPE_CHECKING:
     from shiplap_backend.generate import Generated
 
-__all__ = ["command", "gen_command"]
-
 EPILOG = """\b
 Examples:
   shiplap backend gen torch-openvino                  the C++ only; unchanged files keep their time

@@ -10,8 +10,6 @@ import typer
 
 from shiplap.extend import verbs
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap backend coverage torch-openvino                       counts; --json lists the overloads

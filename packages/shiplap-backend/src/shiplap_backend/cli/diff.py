@@ -12,8 +12,6 @@ from shiplap.extend import verbs
 if TYPE_CHECKING:
     from shiplap_backend.lock import Lock
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap backend diff torch-openvino              the project's lock against the installed torch

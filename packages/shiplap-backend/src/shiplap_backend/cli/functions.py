@@ -8,8 +8,6 @@ import typer
 
 from shiplap.extend import verbs
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap backend functions openvino          all signatures, as parsed from the installed headers

@@ -9,8 +9,6 @@ import typer
 
 from shiplap.extend import verbs
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap backend new openvino --runtime openvino       writes ./torch-openvino

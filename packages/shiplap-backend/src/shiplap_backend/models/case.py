@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Case", "Maker", "squares"]
-
 
 def squares(output: Any) -> Tensor:
     """The mean of the squares of every floating-point tensor in ``output``: a loss for any model."""

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from shiplap.compat.trees import leaves, map_leaves
 from shiplap_backend.models.case import Case, Maker
 
-__all__ = ["compared"]
-
 NEAR = 1e-5  # relative distance from float64 that is rounding, whatever the CPU's own distance is
 TIMES = 3  # the CPU's own distance is allowed
 RUNS = 8  # of the CPU with weights that are moved by a unit in the last place

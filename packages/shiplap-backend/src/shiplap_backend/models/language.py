@@ -9,8 +9,6 @@ from torch import Tensor
 
 from shiplap_backend.models.case import Case, Maker
 
-__all__ = ["MODELS"]
-
 WORDS = 61  # of the vocabulary
 
 

@@ -8,8 +8,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from shiplap_backend.models.case import Case, Maker
 
-__all__ = ["MODELS"]
-
 
 def perceptron() -> Case:
     """Linear layers, with an activation of each common kind."""

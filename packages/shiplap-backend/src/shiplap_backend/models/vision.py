@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from shiplap_backend.models.case import Case, Maker
 
-__all__ = ["DIFFUSERS", "GEOMETRIC", "TIMM", "TORCHVISION"]
-
 
 def _timm(name: str, pixels: int = 64, **options: Any) -> Maker:
     def make() -> Case:

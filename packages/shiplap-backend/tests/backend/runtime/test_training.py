@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shiplap import compat
-from shiplap_testing.effort import rotating
+from shiplap_testing.effort import sampled
 
 
 def trained(model: torch.nn.Module, x: torch.Tensor, make: Callable[..., Any], steps: int = 3) -> list[torch.Tensor]:
@@ -115,7 +115,7 @@ def test_amp_training_with_a_scaler(dev: Any, device: str) -> None:
     [
         pytest.param("eager", None, id="eager"),
         pytest.param("aot_eager", None, id="aot_eager"),
-        *rotating(
+        *sampled(
             [
                 pytest.param("inductor", {"fallback_by_default": True}, id="inductor, every op on the device"),
                 pytest.param("inductor", None, id="inductor, its own loops on the host", marks=pytest.mark.slow),

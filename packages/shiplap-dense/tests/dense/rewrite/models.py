@@ -13,8 +13,6 @@ import transformers as t
 from torch import nn
 from torch.nn.utils import parametrize
 
-__all__ = ["MODELS", "build", "quantise"]
-
 TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "intermediate_size": 64}
 DECODER = {**TEXT, "num_key_value_heads": 2, "use_cache": False}
 IMAGE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

@@ -18,8 +18,6 @@ import torch
 import shiplap as sl
 from shiplap_testing.folder import temporary
 
-__all__ = ["CAUSES", "DEFECTS", "Defect", "Part", "add", "backward", "c_kernel", "foreign", "kernel", "of"]
-
 Make = Callable[[], sl.Op]
 Part = Callable[[sl.Op], object]
 CAUSES = (

@@ -24,8 +24,6 @@ from typing import TypedDict
 
 from shiplap_testing.defects import CAUSES, Defect, defects
 
-__all__ = ["Judged", "Outcome", "count", "report"]
-
 POLL = 0.25  # seconds between two looks at the memory of a process
 
 

@@ -11,20 +11,6 @@ from torch import Tensor
 
 import shiplap as sl
 
-__all__ = [
-    "close",
-    "flat",
-    "in_thread",
-    "ints",
-    "keeps_state",
-    "randn",
-    "restored",
-    "same",
-    "same_grad",
-    "uniform",
-    "wide",
-]
-
 Arguments = Callable[[], tuple[Any, ...]]
 Right = Callable[[sl.Op], bool]
 

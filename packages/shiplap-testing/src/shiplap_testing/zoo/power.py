@@ -17,8 +17,6 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.op import Op
 
-__all__ = ["PAIRS", "Pair"]
-
 V = Float[Tensor, "n"]
 M = Float[Tensor, "n c"]
 Kernel = Callable[..., Any]

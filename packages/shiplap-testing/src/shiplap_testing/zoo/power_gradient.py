@@ -10,8 +10,6 @@ from torch import Tensor
 
 from shiplap_testing.zoo.power import V, dress, pair
 
-__all__ = ["M"]
-
 M = Float[Tensor, "n c"]
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from shiplap_testing.zoo.power import M, V, double, dress, pair, product, right, softmax
 from shiplap_testing.zoo.power_gradient import with_backward
 
-__all__ = ["Image"]
-
 Image = Float[Tensor, "n c h w"]
 
 

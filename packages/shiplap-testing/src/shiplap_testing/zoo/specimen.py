@@ -8,8 +8,6 @@ import torch
 
 from shiplap.op import Op
 
-__all__ = ["Specimen", "register"]
-
 
 @dataclass(frozen=True)
 class Specimen:

@@ -21,18 +21,6 @@ from shiplap.referee.case import tree_map
 from shiplap.referee.layouts import clone_exactly
 from shiplap.referee.run import last_line, tensors
 
-__all__ = [
-    "Canaries",
-    "CaptureFailure",
-    "Copy",
-    "Recording",
-    "fill",
-    "hold",
-    "no_synchronisation",
-    "on_stream",
-    "record",
-]
-
 NODES = {  # cudaGraphNodeType
     0: "kernel",
     1: "memcpy",

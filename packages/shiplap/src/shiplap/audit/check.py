@@ -15,8 +15,6 @@ from shiplap.referee.case import Case, describe, tree_map
 from shiplap.referee.run import last_line, needs_builder, reference, unwritten
 from shiplap.referee.samples import Samples
 
-__all__ = ["Check", "Observation", "Subject"]
-
 OUT_OF_BUDGET = "out of budget_s"
 SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up to this are small enough
 

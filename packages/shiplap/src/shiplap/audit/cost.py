@@ -27,8 +27,6 @@ from shiplap.referee.case import Case, describe
 from shiplap.referee.run import call, last_line, quiet, split
 from shiplap.referee.samples import Samples
 
-__all__ = ["CostCard", "cost"]
-
 ROUNDS, ROUND_S = 7, 0.01
 CHAIN, GRAPHED = 9, 20
 

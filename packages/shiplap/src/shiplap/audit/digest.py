@@ -21,8 +21,6 @@ from torch import Tensor
 from shiplap.op import Op
 from shiplap.op.source import names_in
 
-__all__ = ["deep_digest", "libraries", "packages"]
-
 FOREIGN = ("torch", "numpy", "builtins", "triton", "jaxtyping", "typing", "functools", "collections", "shiplap.op")
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 DEEPEST = 24

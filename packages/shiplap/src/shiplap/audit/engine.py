@@ -24,8 +24,6 @@ from shiplap.referee.isolate import Death, Limits, can_isolate, stream
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import last_line
 
-__all__ = ["BUDGET_S", "audit", "card_of"]
-
 BUDGET_S = 300.0
 MOST_DEATHS = 4  # of one op, after which the rest of its checks is left
 RETRY = Limits(busy_s=5.0, idle_s=3.0)  # for a sample that has ended one process already

@@ -18,8 +18,6 @@ from shiplap.referee.compare import bitwise
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import run
 
-__all__ = ["First", "first_call", "was_wrong"]
-
 LOADING = (
     *("threads", "open files", "the environment", "the recursion limit", "the module search path"),
     *("warning filters", "signal handlers", "locale", "NumPy's floating point errors"),

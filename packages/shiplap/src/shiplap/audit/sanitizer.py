@@ -14,8 +14,6 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["SAMPLE", "TOOLS", "Fault", "Report", "read", "run", "version"]
-
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 COMMAND = "compute-sanitizer"
 SAMPLE, DONE = "shiplap-sample: ", "shiplap-done: "

@@ -11,8 +11,6 @@ from shiplap.op import Op
 from shiplap.referee.case import Case
 from shiplap.referee.run import is_float8, tensors
 
-__all__ = ["seen_of"]
-
 MANY = 1 << 20  # elements beyond which values are not looked at
 
 

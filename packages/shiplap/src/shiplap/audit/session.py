@@ -25,8 +25,6 @@ from shiplap.referee.case import Case, describe
 from shiplap.referee.run import last_line, needs_builder, quiet, reference, unwritten
 from shiplap.referee.samples import Samples, sample
 
-__all__ = ["Plan", "repeat", "session"]
-
 INTERPRETED_S = 3.0  # for one launch in Triton's interpreter: a check calls a kernel several times for a sample
 
 Send = Callable[[dict[str, Any]], None]

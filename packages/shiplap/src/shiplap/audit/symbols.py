@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["State", "Symbol", "compilers", "state_of"]
-
 # What compilers and runtimes put there themselves, and who it belongs to. Nothing else is set aside.
 RUNTIME = {
     "__dso_handle": "C runtime",

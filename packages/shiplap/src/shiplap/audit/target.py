@@ -14,8 +14,6 @@ from typing import Any
 from shiplap.errors import error
 from shiplap.op import Op, registry
 
-__all__ = ["address", "find", "script"]
-
 
 def find(home: str, name: str) -> Op:
     """The op ``namespace::name`` that the module or file ``home`` declares or adopts. SL501 if there is none."""

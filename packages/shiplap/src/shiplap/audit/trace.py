@@ -18,8 +18,6 @@ import torch
 
 from shiplap.referee.run import last_line
 
-__all__ = ["Trace", "read", "traced"]
-
 MARK = "shiplap::traced"
 KINDS = {  # what a call is counted as → names of the runtime's and the driver's functions
     "raw allocation": r"cu(da)?(Malloc|MemAlloc|MemCreate|HostAlloc|MemHostAlloc|HostRegister|MemHostRegister)",

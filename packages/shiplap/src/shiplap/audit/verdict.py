@@ -8,8 +8,6 @@ from typing import Literal
 
 from shiplap.audit.finding import Finding
 
-__all__ = ["EXIT_CODES", "Judgement", "Word", "judge"]
-
 Word = Literal["proven", "incomplete", "failed"]
 EXIT_CODES: dict[Word, int] = {"proven": 0, "incomplete": 3, "failed": 1}
 

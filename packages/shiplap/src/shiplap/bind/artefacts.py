@@ -17,8 +17,6 @@ from shiplap.bind.build import LIBRARY, LIMIT, SEAL, fits
 from shiplap.errors import error
 from shiplap.settings import settings
 
-__all__ = ["CAP", "Artefact", "artefacts", "evict", "folder", "load", "present", "problem", "remove", "stale"]
-
 CAP = 1 << 30  # bytes that compiled bindings may take before the oldest go
 OLD = 86400.0  # seconds after which what nobody finished is rubbish
 

@@ -23,8 +23,6 @@ from shiplap.op.out import out_name, out_schema
 from shiplap.op.schema import schema
 from shiplap.op.values import Result, Value
 
-__all__ = ["Attached", "attach"]
-
 _open: dict[Path, ctypes.CDLL] = {}
 _entrances: dict[tuple[str, int], Entrance] = {}  # by the name and the edition of an op
 

@@ -27,8 +27,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
-__all__ = ["LIBRARY", "LIMIT", "SEAL", "WAIT", "build", "detached", "fits", "sealed"]
-
 LIBRARY, SEAL, SOURCE = "binding.so", "seal", "binding.cpp"
 LIMIT = 1 << 28  # bytes of a library
 WAIT = 300.0  # seconds that a builder waits for another one of the same digest

@@ -30,8 +30,6 @@ from shiplap.op.native import NativeForm
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, EnvValue, Outputs, Result
 
-__all__ = ["CAbi", "CFunctionKernel", "CKernel", "cabi"]
-
 SL_OK, SL_INVALID_ARGUMENT = 0, 1
 KNOWN = 16  # bytes: the alignment of addresses by which calls are remembered, see op/route.py
 

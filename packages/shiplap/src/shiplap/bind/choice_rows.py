@@ -8,8 +8,6 @@ from shiplap.op import Op, choices
 from shiplap.op.bucket import Key
 from shiplap.op.kernel import Kernel
 
-__all__ = ["rows"]
-
 
 def rows(op: Op, device: str) -> list[list[int]]:
     """Per choice the key, whether Python serves it, and the config."""

@@ -23,8 +23,6 @@ from shiplap.codegen.native import native_source
 from shiplap.errors import error, writing
 from shiplap.op import Op
 
-__all__ = ["NAME", "Deployed", "deploy", "on_demand"]
-
 NAME = "libshiplap_ops.so"
 
 

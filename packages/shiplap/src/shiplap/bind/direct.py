@@ -36,8 +36,6 @@ from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template
 from shiplap.op.values import Args, Env, EnvValue, Outputs
 
-__all__ = ["TemplateKernel"]
-
 LIMIT = 4096  # calls and renderings remembered: each may have sizes or scalars of its own
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of a config: Triton's own
 K = TypeVar("K")

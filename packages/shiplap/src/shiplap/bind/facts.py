@@ -18,8 +18,6 @@ from shiplap.bind.tables import Table
 from shiplap.op.binding import Binding
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = ["Kept", "Key", "Launch", "Run", "adjacent", "compile_key", "compile_run", "inner"]
-
 WIDE = 2**31 - 1  # elements that a 32-bit offset reaches
 Key: TypeAlias = Hashable  # all that a rendering, a launch or a refusal depends on
 Launch: TypeAlias = Callable[

@@ -19,8 +19,6 @@ from torch import Tensor
 from shiplap import dtypes
 from shiplap.cached import cached_property
 
-__all__ = ["CONTEXT", "TENSOR", "Frame"]
-
 ABI_VERSION = 1
 ERROR_BYTES = 1024
 CONTEXT, TENSOR = "IiPPNPNPN", "PiiiBBHPPQ"  # sl_context and DLTensor of shiplap/abi.h, without padding between them

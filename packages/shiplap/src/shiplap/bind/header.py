@@ -11,8 +11,6 @@ from shiplap.op.op import Op
 from shiplap.op.schema import schema
 from shiplap.op.spec import OpSpec
 
-__all__ = ["bound_symbols", "config_names", "header", "signature"]
-
 
 def signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
     """Identity of the C prototype and of the names of its config: what must not differ between header and library."""

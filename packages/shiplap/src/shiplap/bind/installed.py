@@ -23,15 +23,6 @@ from shiplap.errors import ShiplapError
 from shiplap.op import Op
 from shiplap.op.package import folders
 
-__all__ = [
-    "MANIFEST",
-    "Row",
-    "find",
-    "give_up",
-    "manifest",
-    "places",
-]
-
 MANIFEST, FORMAT = "manifest.json", "shiplap-binding/1"
 LIMIT = 1 << 20  # bytes of a manifest
 

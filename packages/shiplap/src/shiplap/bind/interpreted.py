@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 
-__all__ = ["TooLong", "paced", "patient"]
-
 _limit: list[float] = []  # seconds of processor time for one launch, if there is a limit
 _paces: dict[object, list[float]] = {}  # of each kernel the seconds for one program, launch by launch
 MEASURED = 3  # launches before an estimate counts: the first one prepares the kernel

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from shiplap.errors import error
 
-__all__ = ["ROW_BITS", "LateErrors"]
-
 ROW_BITS = 40  # of the word: the number of what is wrong. The code of the message lies above
 
 

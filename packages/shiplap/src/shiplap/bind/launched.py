@@ -37,8 +37,6 @@ from shiplap.op.launch import is_current, workspace_size
 from shiplap.op.spec import OpSpec, Output
 from shiplap.op.values import Args
 
-__all__ = ["LaunchedKernel", "PlainLaunch", "compile_ahead", "compile_call", "launched"]
-
 
 @dataclass(frozen=True)
 class PlainLaunch:

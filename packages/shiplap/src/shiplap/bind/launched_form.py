@@ -22,8 +22,6 @@ from shiplap.op import registry
 from shiplap.op.native import NativeForm
 from shiplap.op.spec import OpSpec
 
-__all__ = ["LaunchedForm", "ProgramSource"]
-
 
 class ProgramSource(ABC):
     """Where the steps of a program come from.

@@ -25,8 +25,6 @@ from shiplap.op.kernel import Implementation, Terms
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 
-__all__ = ["LateLaunches", "TritonLaunches", "late_launches", "launch_program", "triton"]
-
 
 class TritonLaunches(Implementation, ProgramSource):
     """Launches and other steps, not yet bound to an op: what :func:`triton` and :func:`launch_program` return."""

@@ -11,8 +11,6 @@ from typing import Any
 from shiplap.errors import error
 from shiplap.settings import settings
 
-__all__ = ["load_symbol", "locate"]
-
 
 def locate(path: str | os.PathLike[str]) -> Path:
     """The file to load: ``SHIPLAP_LIBRARY_PATH`` first, then ``path`` itself. SL401 when neither is there."""

@@ -27,8 +27,6 @@ from shiplap.op.native import NativeForm
 from shiplap.op.spec import OpSpec
 from shiplap.settings import settings
 
-__all__ = ["HOT", "adopt", "build", "compile_plan", "consider", "state"]
-
 HOT = 32  # calls that the Python binding serves before a compiler is started
 OFF = "SHIPLAP_NATIVE=0"
 

@@ -18,8 +18,6 @@ import torch
 from shiplap.codegen.native import Native, native_source
 from shiplap_headers import include_dir
 
-__all__ = ["FLAGS", "INCLUDE", "TORCH", "digest", "machine", "needs", "takes_torch"]
-
 INCLUDE = include_dir()
 TORCH = (2, 11), (3, 0)  # releases of torch with the stable ABI that the code keeps to: from the first, below the last
 # Sizes wrap around where they overflow, as -fwrapv has it: else a compiler leaves out the look at a divisor of 0.

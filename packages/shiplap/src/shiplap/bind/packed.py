@@ -27,8 +27,6 @@ from shiplap.op.plan.term import Place
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Outputs
 
-__all__ = ["Extents", "PackedKernel"]
-
 Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the kernel reports them
 
 

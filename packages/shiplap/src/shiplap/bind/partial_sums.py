@@ -9,8 +9,6 @@ from torch import Tensor
 from shiplap.bind.replay import Compiled
 from shiplap.bind.triton import Launcher, triton_launcher
 
-__all__ = ["BLOCK", "add_partial_sums"]
-
 BLOCK = 2048
 
 

@@ -24,19 +24,6 @@ from shiplap.op.native import NativeForm
 from shiplap.op.out import has_out
 from shiplap.op.schema import below
 
-__all__ = [
-    "Entry",
-    "Plan",
-    "bindable",
-    "bound",
-    "cache",
-    "command",
-    "compiler",
-    "extra_flags",
-    "make_plan",
-    "serves",
-]
-
 _made: WeakKeyDictionary[NativeForm, Native] = WeakKeyDictionary()
 DEVICES = ("cpu", "cuda")  # device types for which there is native code
 

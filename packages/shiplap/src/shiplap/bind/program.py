@@ -13,18 +13,6 @@ from shiplap.errors import ShiplapError, error
 from shiplap.op.expr import Expr
 from shiplap.op.spec import OpSpec
 
-__all__ = [
-    "OPTIONS",
-    "Declared",
-    "DeclaredStep",
-    "Filled",
-    "Grid",
-    "Sorted",
-    "plain_function",
-    "read_program",
-    "strided",
-]
-
 Grid: TypeAlias = str | int | Sequence[str | int]
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: Triton's own
 _INTEGERS, _REALS = ("i32", "i64"), ("fp32", "fp64")

@@ -35,20 +35,6 @@ from shiplap.op.kernel import Rerun
 from shiplap.op.values import Args, Result
 from shiplap.settings import settings
 
-__all__ = [
-    "ALIGNMENT",
-    "HOT",
-    "Brought",
-    "Compiled",
-    "Recording",
-    "build",
-    "library",
-    "rerun_by",
-    "served",
-    "state",
-    "wanted",
-]
-
 HOT = 32  # calls that Python launches before a compiler is started
 ASK = 64  # calls between two looks whether it has ended
 ALIGNMENT = 256  # bytes, of parts of the scratch memory

@@ -31,8 +31,6 @@ from shiplap.op import Op
 from shiplap.op.package import folders
 from shiplap.op.source import followed, used
 
-__all__ = ["FOLDER", "INDEX", "Shipped", "find", "identity", "write"]
-
 FOLDER, INDEX, FORMAT = "cubins", "index.json", "shiplap-cubins/1"
 LIMIT = 1 << 26  # bytes of one cubin
 INDEX_LIMIT = 1 << 24

@@ -21,8 +21,6 @@ from shiplap.errors import error
 from shiplap.op.expr import Expr
 from shiplap.op.values import EnvValue
 
-__all__ = ["Form", "Key", "Numbers", "compile_form", "key_of", "options_of", "read_key"]
-
 Key: TypeAlias = tuple[int, ...]
 Path: TypeAlias = tuple[int]
 _TRITON = {

@@ -10,8 +10,6 @@ from torch import Tensor
 from shiplap.errors import error
 from shiplap.op.values import Env, EnvValue
 
-__all__ = ["Table"]
-
 LIMIT = 256  # tables kept: a model has a few sizes
 
 

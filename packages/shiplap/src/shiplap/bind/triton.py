@@ -21,8 +21,6 @@ from shiplap.compat.assembler import use_torchs
 from shiplap.compat.triton_keys import settle
 from shiplap.errors import notice
 
-__all__ = ["VERIFIED", "Launcher", "is_verified", "triton_launcher"]
-
 VERIFIED = ("3.6", "3.7")  # releases whose launchers and specialisation rules this module was read against
 LIMIT = 4096  # specialisations kept: a kernel with a number of its own for each call must not fill the memory
 _TENSORS: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)  # a subclass may lie about its pointer

@@ -23,8 +23,6 @@ from shiplap.codegen.tvm_ffi import tvm_ffi_source
 from shiplap.errors import error
 from shiplap.op import Op
 
-__all__ = ["build", "export"]
-
 PACKAGE = "apache-tvm-ffi"
 FLAGS = ("-O2", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
 

@@ -23,9 +23,6 @@ from typer.core import TyperGroup
 from shiplap.cli import console, families
 from shiplap.errors import ShiplapError, error
 
-__all__ = ["app", "main"]
-
-
 ASKED = "shiplap.json"  # whether the verb was called with --json
 UNREAD = 128 + SIGPIPE  # what a shell reports for a tool that wrote to a pipe without a reader
 USAGE: type[Any] = typer.BadParameter.__mro__[1]  # click's UsageError, of the click that typer has

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from shiplap.audit.statement import SampleCollector
     from shiplap.op import Op
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap audit mylib.ops                        every op that the module declares

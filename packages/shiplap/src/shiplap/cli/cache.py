@@ -16,8 +16,6 @@ from shiplap.errors import error
 if TYPE_CHECKING:
     from shiplap.selection.store import Store, Stored
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap cache ls                       all entries, and whether they serve here

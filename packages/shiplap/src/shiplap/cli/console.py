@@ -17,23 +17,6 @@ from shiplap.errors import ShiplapError, error, writing
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "begin",
-    "emit_failure",
-    "emit_json",
-    "err",
-    "nobody_reads",
-    "note",
-    "out",
-    "own_stdout",
-    "require_device",
-    "require_directory",
-    "require_file",
-    "show_defect",
-    "show_error",
-    "write_text",
-]
-
 FAILED, ERROR = 1, 2
 STDOUT, STDERR = 1, 2  # the descriptors, whatever sys.stdout and sys.stderr are at the moment
 

@@ -13,8 +13,6 @@ from shiplap.errors import error
 if TYPE_CHECKING:
     from shiplap.doctor import Diagnosis
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap doctor -- python infer.py --batch 8      run it, then say where the graph broke

@@ -20,8 +20,6 @@ from shiplap.errors import ShiplapError
 if TYPE_CHECKING:
     from shiplap.op.native import NativeForm
 
-__all__ = ["command", "report"]
-
 EPILOG = """\b
 Examples:
   shiplap env

@@ -18,8 +18,6 @@ from shiplap.errors import CATALOGUE, Entry, error
 if TYPE_CHECKING:
     from shiplap.fuse import Explanation
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap explain examples/fuse.py:layer            its arguments: example_inputs()

@@ -21,8 +21,6 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["Family", "families", "load_families", "verbs"]
-
 
 @dataclass(frozen=True)
 class Family:

@@ -10,8 +10,6 @@ import typer
 from shiplap.cli import console
 from shiplap.cli.target import resolve
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap freeze -o tuned.json                 every choice that holds here and now

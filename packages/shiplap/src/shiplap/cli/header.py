@@ -18,8 +18,6 @@ from shiplap_headers import include_dir
 if TYPE_CHECKING:
     from shiplap.op import Op
 
-__all__ = ["command", "generate"]
-
 EPILOG = """\b
 Examples:
   shiplap header mylib.ops                         print the header of all C kernels bound there

@@ -15,8 +15,6 @@ from shiplap.draft.signature import of_function, of_overload
 from shiplap.draft.skeleton import Draft, fill_lines, render
 from shiplap.errors import error
 
-__all__ = ["command", "draft"]
-
 EPILOG = """\b
 Examples:
   shiplap init norm.py --from mylib._C:rms_norm     a pybind11 function: reads its docstring

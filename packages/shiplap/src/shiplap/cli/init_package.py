@@ -18,8 +18,6 @@ from shiplap.draft.package import Drafted, draft_ops, package_ops, version_of
 from shiplap.draft.skeleton import fill_lines
 from shiplap.selection.engine import shown
 
-__all__ = ["PackageDraft", "draft_package"]
-
 
 @dataclass
 class PackageDraft:

@@ -10,8 +10,6 @@ import typer
 from shiplap.cli import console
 from shiplap.errors import error
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap judge problem.py generated.py                  Model of the one, ModelNew of the other

@@ -8,8 +8,6 @@ from typing import Any
 from shiplap.cli.target import import_home, near_miss, split
 from shiplap.errors import error
 
-__all__ = ["DEFAULT", "load_model"]
-
 DEFAULT = "model"  # the name that is looked for where the target has none
 
 

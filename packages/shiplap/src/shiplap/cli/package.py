@@ -14,8 +14,6 @@ from shiplap.cli import console
 if TYPE_CHECKING:
     from shiplap.shipping import Packed
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap package dist/mylib-1.0-py3-none-any.whl

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from shiplap.rewrite import Rewrite
     from shiplap.rewrite.survey import Survey
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap rewrite model.py --dry-run              the function 'model' for example_inputs()

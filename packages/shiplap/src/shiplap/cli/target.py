@@ -18,8 +18,6 @@ from shiplap.errors import ShiplapError, error
 if TYPE_CHECKING:
     from shiplap.op import Op
 
-__all__ = ["OWN_NAME", "import_home", "near_miss", "ops_of", "resolve", "split"]
-
 _FORM = re.compile(r"^(?P<home>[^:]+)(?::(?P<name>[^:]+(?:::[^:]+)?))?$")
 OWN_NAME = "shiplap_target_"
 _QUALIFIED = re.compile(r"^\w+::\w+$")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from shiplap.selection.engine import Request
     from shiplap.selection.selector import Options
 
-__all__ = ["command", "values_of"]
-
 OUT_OF_TIME = 3
 EPILOG = """\b
 Examples:

@@ -6,8 +6,6 @@ from shiplap.op.bucket import Rule
 from shiplap.op.config import Space
 from shiplap.op.spec import OpSpec
 
-__all__ = ["config_values", "lookup_key"]
-
 
 def config_values(space: Space | None) -> list[int]:
     """The values of the declared default config, in the order of the names. Empty for a kernel without configs."""

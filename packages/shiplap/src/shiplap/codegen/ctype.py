@@ -8,8 +8,6 @@ from typing import Literal
 from shiplap.errors import error
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = ["CParameter", "prototype"]
-
 Role = Literal["input", "output", "scalar", "list", "length", "extent"]
 
 _SCALAR = {"int": "int64_t", "float": "double", "bool": "int32_t", "str": "const char*"}

@@ -8,8 +8,6 @@ from shiplap.codegen.environment import render
 from shiplap.dtypes import DTYPES
 from shiplap_headers import include_dir
 
-__all__ = ["header", "main"]
-
 
 def header() -> str:
     """The text of the header."""

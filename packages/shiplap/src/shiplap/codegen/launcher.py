@@ -19,22 +19,6 @@ from shiplap.op.cpp import quote, to_cpp
 from shiplap.op.expr import Expr
 from shiplap.op.spec import OpSpec
 
-__all__ = [
-    "FACT",
-    "WORD",
-    "WORKSPACE",
-    "Cubin",
-    "Fill",
-    "Kind",
-    "Launch",
-    "Parameter",
-    "Program",
-    "Sort",
-    "Step",
-    "fact_of",
-    "launcher_source",
-]
-
 Kind: TypeAlias = Literal[
     "constant", "config", "computed", "absent", "tensor", "scratch", "integer", "real32", "real64", "boolean"
 ]

@@ -34,8 +34,6 @@ from shiplap.op.plan.term import Names
 from shiplap.op.schema import schema
 from shiplap.op.spec import Arg, OpSpec, Output, TensorType
 
-__all__ = ["SCALAR", "Native", "describe", "native_source"]
-
 SCALAR = {
     "int": "int64_t",
     "float": "double",

@@ -9,8 +9,6 @@ from shiplap.op.plan.rule import TRUE, Rule
 from shiplap.op.plan.steps import Allocate, Check, Each, Evaluate, Let, Meet, Pack, Present, Step, Unset
 from shiplap.op.plan.term import Term, Text
 
-__all__ = ["NoCpp", "braced", "condition", "lines", "refusal"]
-
 
 class NoCpp(ValueError):
     """A step that has no C++ form. The text says which."""

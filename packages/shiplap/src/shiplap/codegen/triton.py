@@ -18,8 +18,6 @@ from shiplap.op.spec import OpSpec
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["DESCRIBED", "WORD", "Rendered", "constants", "render", "triton_source"]
-
 PRELUDE = r"""
 {%- macro swizzle(pid, tiles_m, tiles_n, group) %}
     # Programs that share rows run together, so that what one loads the next one finds in the cache.

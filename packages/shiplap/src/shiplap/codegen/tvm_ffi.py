@@ -21,8 +21,6 @@ from shiplap.op.plan.term import Place
 from shiplap.op.schema import schema
 from shiplap.op.spec import OpSpec
 
-__all__ = ["narrowed_steps", "tvm_ffi_source"]
-
 
 def tvm_ffi_source(op: Native, library: Path) -> str:
     """One translation unit that exports ``op`` and ``set_num_threads``. SL404 for what C++ cannot check."""

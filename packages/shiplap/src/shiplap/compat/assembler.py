@@ -13,8 +13,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["use_torchs"]
-
 _CHOSEN = "TRITON_PTXAS_PATH"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shiplap.compat.constants import constant_result
 
-__all__ = ["checkpoints_keep_objects"]
-
 _KEEPS_OBJECTS = (2, 13)  # since then Dynamo makes outputs of the tensors in an object that a checkpoint returns
 
 

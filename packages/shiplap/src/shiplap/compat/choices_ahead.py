@@ -22,8 +22,6 @@ from torch._inductor.virtualized import V
 
 from shiplap.compat.lowering import expression
 
-__all__ = ["at", "compile_apart", "graph", "nodes_behind", "precompile", "source", "stand_ins"]
-
 log = logging.getLogger(__name__)
 PATIENCE = 60.0  # seconds for the worker processes to start
 _futures: dict[str, Any] = {}  # futures; None once it is done

@@ -8,8 +8,6 @@ from typing import TypeVar
 import torch
 from torch.fx import Node
 
-__all__ = ["constant_result", "folded"]
-
 Function = TypeVar("Function", bound=Callable[..., object])
 
 

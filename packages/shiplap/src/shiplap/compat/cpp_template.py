@@ -13,8 +13,6 @@ from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V
 
-__all__ = ["choice"]
-
 
 def choice(
     name: str,

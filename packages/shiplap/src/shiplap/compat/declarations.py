@@ -15,17 +15,6 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = [
-    "Argument",
-    "Declaration",
-    "Structured",
-    "declarations",
-    "has_cpu_kernel",
-    "has_kernel",
-    "header_rows",
-    "registered_schemas",
-]
-
 Kind = Literal["functional", "inplace", "out", "mutable"]
 
 

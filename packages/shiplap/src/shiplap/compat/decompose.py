@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-__all__ = ["decompositions"]
-
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["instantiate", "module_infos", "op_infos"]
-
 
 def op_infos() -> dict[str, Any]:
     """The OpInfo database by full name (``"div.floor_rounding"``)."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shiplap.compat.library import Overload
 
-__all__ = ["Placements", "is_dtensor", "lacks_strategy", "mixed", "register"]
-
 Placements = tuple[list[Any], list[Any]]  # of the outputs, and of the arguments; None for what is no tensor
 UNKNOWN, MIXED = "does not have a sharding strategy registered", "got mixed torch.Tensor and DTensor"
 

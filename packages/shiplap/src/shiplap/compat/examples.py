@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["ALIGNED", "concrete_calls"]
-
 ALIGNED = 16  # what compilers of kernels ask of sizes
 MOST = 16  # calls
 

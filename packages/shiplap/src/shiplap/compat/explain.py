@@ -19,8 +19,6 @@ from torch._inductor.virtualized import V
 from shiplap.compat.lowering import uncached
 from shiplap.compat.nodes import operator_name
 
-__all__ = ["Graph", "Group", "Origin", "observe"]
-
 FUSION, CODE = "torch._inductor.scheduler.__fusion", "torch._inductor.codecache.__output_code"
 TRIAL = "shiplap_trial"  # graphs that `lowering.write_graph` compiles inside another compilation
 DISPATCH = tuple(

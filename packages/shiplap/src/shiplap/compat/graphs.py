@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["cudagraph_inputs", "cudagraph_skips"]
-
 
 def cudagraph_skips() -> int:
     """How often Inductor has run a region without the CUDA graph that the user requested, since ``reset_compiler``."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-__all__ = ["INDUCTOR", "inductor"]
-
 # What Inductor asks a device's module for, at the first compilation that meets the device.
 INDUCTOR = ("CppWrapperCodegen", "PythonWrapperCodegen", "Scheduling", "WrapperFxCodegen")
 

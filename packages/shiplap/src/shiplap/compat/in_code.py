@@ -16,8 +16,6 @@ from weakref import WeakKeyDictionary
 from torch._inductor import ir, lowering
 from torch._inductor.virtualized import V
 
-__all__ = ["calling"]
-
 _names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each wrapper, by what torch writes
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Kernel", "Target", "edit", "imported_before", "launches", "start"]
-
 launches: list[str] = []  # names of the kernels that have run
 edit: list[Callable[[str], str] | None] = [None]  # source of a template's kernel → source: a defect to be found
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch._C import DispatchKeySet
     from torch._ops import OpOverload
 
-__all__ = ["Keys", "Overload", "Registrations", "find_overload", "numbered", "replaced_operators"]
-
 Overload: TypeAlias = "OpOverload[..., Any]"  # a registered op: ``torch.ops.<namespace>.<name>.default``
 Keys: TypeAlias = "DispatchKeySet"
 Implementation: TypeAlias = Callable[..., Any]

@@ -20,39 +20,6 @@ from torch._library.utils import get_layout_constraint_tag
 
 from shiplap.compat.in_code import calling
 
-__all__ = [
-    "add_table",
-    "alignment",
-    "autotuning",
-    "call_below",
-    "choice_node",
-    "compile_graph",
-    "current_node",
-    "expression",
-    "extern",
-    "fake",
-    "fixed_fake",
-    "fixed_layout",
-    "hint",
-    "inline",
-    "inner_axis",
-    "innermost",
-    "launch",
-    "layout_key",
-    "like",
-    "memory",
-    "no_autotuning",
-    "realize",
-    "register",
-    "shared",
-    "static",
-    "trace",
-    "uncached",
-    "unfused",
-    "with_values",
-    "write_graph",
-]
-
 
 def register(overload: Any, lower: Callable[..., Any]) -> None:
     """Register ``lower`` as the lowering of ``overload``. A second registration replaces the first.

@@ -20,19 +20,6 @@ from shiplap.compat.trees import leaves
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = [
-    "autocast_at",
-    "carry_over",
-    "count",
-    "counted",
-    "hint",
-    "node_value",
-    "operator_name",
-    "overload_of",
-    "set_value",
-    "trace",
-]
-
 
 def node_value(node: Node) -> Any:
     """The fake value of a node at any level of the compiler. None if the node has none."""

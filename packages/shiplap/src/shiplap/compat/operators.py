@@ -14,8 +14,6 @@ from torch.fx import Node
 
 from shiplap.compat.nodes import node_value
 
-__all__ = ["NUMPY_NAMES", "Parameter", "Signature", "operator_of", "signature_of"]
-
 
 class Parameter(NamedTuple):
     """``default``: ``inspect.Parameter.empty`` where there is none. ``numbers``: how many a list has for which one may

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["compile_package", "packaging"]
-
 
 def packaging() -> bool:
     """Whether a package is being made right now. Imports nothing."""

@@ -26,20 +26,6 @@ from shiplap.compat import mark_dynamic
 from shiplap.compat.nodes import node_value
 from shiplap.compat.record import recorded
 
-__all__ = [
-    "PLACES",
-    "Captured",
-    "Pass",
-    "autocasts",
-    "capture",
-    "compile_with",
-    "current",
-    "installed",
-    "noted",
-    "preserving_state",
-    "uncast",
-]
-
 PLACES = {
     "pre-grad": "pre_grad_custom_pass",
     "joint": "joint_custom_pre_pass",

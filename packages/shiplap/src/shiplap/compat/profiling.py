@@ -6,8 +6,6 @@ from typing import Any
 
 from torch._C._profiler import _ExperimentalConfig
 
-__all__ = ["of_all_threads"]
-
 
 def of_all_threads() -> Any:
     """The configuration that lists the operators of threads which were there before; None where torch has none.

@@ -19,8 +19,6 @@ from torch.overrides import TorchFunctionMode
 
 from shiplap.compat.trees import leaves
 
-__all__ = ["recorded"]
-
 FACTS = frozenset({"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "__len__"})
 FACTS |= {"is_contiguous", "is_floating_point", "is_complex"}
 FACTORIES = frozenset({"full", "zeros", "ones", "empty", "arange"})

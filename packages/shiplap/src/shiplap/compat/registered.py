@@ -9,8 +9,6 @@ from torch.library import Library
 
 from shiplap.compat.library import Overload, find_overload
 
-__all__ = ["composite", "names", "registrar", "registrars", "without_data"]
-
 
 def names() -> frozenset[str]:
     """``namespace::name`` or ``namespace::name.overload`` of every op that is registered now."""

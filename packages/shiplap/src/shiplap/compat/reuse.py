@@ -7,8 +7,6 @@ from torch._inductor import config
 
 from shiplap.compat import assembler
 
-__all__ = ["prepare"]
-
 _CHECK = "torch._check"
 _CACHES_CHECKS = (2, 13)  # since then a graph that asserts something with torch._check is cached as it is
 

@@ -8,20 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "Sizes",
-    "assert_in_graph",
-    "check",
-    "data_dependent",
-    "equal",
-    "holds",
-    "is_number",
-    "is_size",
-    "new_size",
-    "not_one",
-    "unknown",
-]
-
 
 def is_size(held: Any) -> bool:
     """Whether a fake value is a size: an int that may be a symbol."""

@@ -13,16 +13,6 @@ from torch.nn.modules import module as modules
 
 deterministic: Any = torch.utils.deterministic  # torch gives it no types
 
-__all__ = [
-    "altered",
-    "fallbacks",
-    "frozen_code",
-    "operators_of_torch",
-    "overloads_of_torch",
-    "standing",
-    "taken_over",
-]
-
 _SHOWN = "aten::_cast_Byte"  # an operator that nobody has reason to register anything for
 _HOOKS = tuple(name for name in sorted(vars(modules)) if name.startswith("_global_"))
 _PYTHON = re.compile(r"registered at (\S+\.py):\d+")

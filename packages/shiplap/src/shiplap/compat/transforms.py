@@ -14,17 +14,6 @@ from torch.autograd.function import _SingleLevelFunction
 if TYPE_CHECKING:
     from shiplap.compat.library import Keys, Overload
 
-__all__ = [
-    "Recorder",
-    "active",
-    "apply_at_level",
-    "below_autograd",
-    "carries_tangent",
-    "function",
-    "level_function",
-    "with_tangents",
-]
-
 
 class Recorder(Protocol):
     """An ``autograd.Function``: ``apply`` calls its forward and records it."""

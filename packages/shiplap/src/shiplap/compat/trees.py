@@ -12,8 +12,6 @@ from typing import Any
 
 from torch.utils import _pytree
 
-__all__ = ["leaves", "map_leaves", "register_constant", "register_node", "show_fields"]
-
 
 def leaves(tree: Any, whole: tuple[type, ...] = ()) -> list[Any]:
     """The leaves of ``tree`` in order. An object that is no known container is one leaf, and so is one of ``whole``."""

@@ -7,8 +7,6 @@ from contextlib import suppress
 from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["settle", "triton_attributes"]
-
 _UNREAD = "triton", "math", "copy"  # modules that Triton's keys do not look into
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate, TritonTemplateKernel
 
-__all__ = ["choice"]
-
 
 class _Quoted(str):
     """The value of a compile-time constant, which Inductor writes into the kernel with ``format``."""

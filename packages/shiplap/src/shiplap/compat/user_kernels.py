@@ -14,8 +14,6 @@ from torch._inductor import config, ir
 from torch._inductor.lowering import empty_strided
 from torch._inductor.virtualized import V
 
-__all__ = ["FLAG", "compiling_code", "fuses", "node"]
-
 FLAG = "epilogue_fusion_user_defined_triton_kernel"
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch.autograd.graph import increment_version
 
-__all__ = ["writing"]
-
 
 def writing(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
     """``call``, then tell autograd what it wrote to, the arguments at ``places``: no backward may use what it saved of

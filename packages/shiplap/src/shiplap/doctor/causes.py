@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from shiplap.doctor.diagnosis import Place
 from shiplap.doctor.places import statement
 
-__all__ = ["CAUSES", "RULES", "Cause", "Message", "call_at", "classify", "culprit"]
-
 
 @dataclass(frozen=True)
 class Message:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Break", "Diagnosis", "Place", "Recompile", "Skip"]
-
 
 @dataclass(frozen=True)
 class Place:

@@ -20,8 +20,6 @@ from shiplap.doctor.sightings import Compilation, Sighting, compilations, sighti
 from shiplap.doctor.trace import Trace, read, recording
 from shiplap.errors import ShiplapError, error
 
-__all__ = ["diagnose", "doctor", "examine"]
-
 
 def examine(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diagnosis:
     """Run ``command`` as it would run without us and diagnose it. Its processes and ranks are read together.

@@ -19,8 +19,6 @@ from shiplap.doctor.diagnosis import Place
 from shiplap.draft import Draft, Signature, of_call, of_function, render
 from shiplap.errors import ShiplapError
 
-__all__ = ["FIXES", "remedy"]
-
 FIXES = {
     "item": "keep it a tensor; if it is a size, put what needs it into one @sl.op and give the size a bound (bounds=)",
     "branch": "compute both sides and pick with torch.where, use torch.cond, or move the decision into one @sl.op",

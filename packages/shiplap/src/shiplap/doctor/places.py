@@ -12,8 +12,6 @@ from pathlib import Path
 
 from shiplap.doctor.diagnosis import Place
 
-__all__ = ["chain", "definition", "frames", "innermost", "own", "place", "statement"]
-
 _FRAME = re.compile(r'^ +File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 _SITE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 _PYTHON = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib"))

@@ -10,8 +10,6 @@ from shiplap.doctor.diagnosis import Recompile
 from shiplap.doctor.places import definition, place
 from shiplap.doctor.sightings import Compilation
 
-__all__ = ["VARIED", "Failure", "parse_guard", "recompiles"]
-
 
 @dataclass(frozen=True)
 class Varied:

@@ -9,8 +9,6 @@ from functools import cache
 
 from shiplap import compat
 
-__all__ = ["Registered", "by_id", "by_type", "entries"]
-
 
 @dataclass(frozen=True)
 class Registered:

@@ -18,8 +18,6 @@ from shiplap.report import render_html
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["diagnosis_html", "diagnosis_json", "print_diagnosis"]
-
 
 def diagnosis_json(diagnosis: Diagnosis, facts: Mapping[str, str]) -> dict[str, object]:
     """One JSON-ready object: facts, the diagnosis field by field, its summary and the titles of the causes."""

@@ -14,8 +14,6 @@ from shiplap.doctor.diagnosis import Place
 from shiplap.doctor.places import frames, place
 from shiplap.doctor.trace import Event, Trace
 
-__all__ = ["Compilation", "Sighting", "compilations", "parse_message", "sightings"]
-
 _AT = re.compile(r"^Graph break in user code at (.+):(\d+)$", re.MULTILINE)
 _STACK = re.compile(r"User code traceback:|The graph break occurred in the following user code:")
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|NoneType: None)$", re.MULTILINE)

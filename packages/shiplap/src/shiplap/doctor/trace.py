@@ -16,8 +16,6 @@ from typing import Any
 
 from shiplap import compat
 
-__all__ = ["Event", "Trace", "read", "recording"]
-
 _LINE = re.compile(r"^[VDIWEC]\d{4} \S+ (\d+) [^\]]*\] (\{.*)$")
 _ARTIFACTS = ("dynamo_graph_break_reason", "dynamo_error")
 _QUICK = ('{"artifact": ', '{"compilation_metrics": ', '{"dynamo_start": ', '{"dynamo_output_graph": ')

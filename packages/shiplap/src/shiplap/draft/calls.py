@@ -11,8 +11,6 @@ from torch import Tensor
 
 from shiplap.compat.modes import TorchDispatchMode
 
-__all__ = ["MOST_CALLS", "Call", "Column", "Recorder", "Seen", "call_of", "each"]
-
 MOST_CALLS = 24  # different calls of one op that are kept
 MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its image, coordinates of a point
 

@@ -11,8 +11,6 @@ from shiplap.draft.calls import Call, Seen, each
 from shiplap.draft.probe import Probed, Slot
 from shiplap.draft.schema import Field, Form
 
-__all__ = ["Dims", "dims_of"]
-
 LETTERS = ("n", "m", "k", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
 ENOUGH = 3  # different calls, before a size that never changed is taken for fixed
 SMALL = 8  # coordinates and taps; a larger size that never changed is more likely that of one model

@@ -18,8 +18,6 @@ from shiplap.op.binding import shape_of
 from shiplap.op.declare import read_spec
 from shiplap.op.schema import public_schema
 
-__all__ = ["misfit"]
-
 
 def misfit(form: Form, known: Inferred, overload: Overload, recorded: Sequence[Call]) -> str:
     """The first recorded call that the declaration would refuse, or whose results it gives other sizes; else empty.

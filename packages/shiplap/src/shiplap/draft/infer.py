@@ -16,8 +16,6 @@ from shiplap.draft.results import Sizes, sizes_of
 from shiplap.draft.sampler import sampler_of
 from shiplap.draft.schema import Form
 
-__all__ = ["Inferred", "infer", "unknown"]
-
 
 @dataclass
 class Inferred:

@@ -16,8 +16,6 @@ from torch import Tensor
 from shiplap.draft.infer import Inferred
 from shiplap.draft.schema import Field, Form
 
-__all__ = ["Entry", "function_of", "keywords", "module_source", "op_source", "sentence"]
-
 WIDTH, LONGEST = 118, 100  # of a line, of a sentence
 
 

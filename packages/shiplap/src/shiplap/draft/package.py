@@ -18,8 +18,6 @@ from shiplap.draft.probe import follows, probe
 from shiplap.draft.schema import Form, Unsayable, form_of
 from shiplap.errors import ShiplapError, error
 
-__all__ = ["Drafted", "draft_ops", "drafted", "package_ops", "version_of"]
-
 Report = Callable[[str, int, int], None]
 
 

@@ -20,8 +20,6 @@ from shiplap.draft.calls import Call, Seen, call_of, each
 from shiplap.draft.schema import Form
 from shiplap.referee.run import quiet
 
-__all__ = ["Probed", "Slot", "follows", "probe"]
-
 Slot = tuple[str, int]  # an argument that is one tensor, and an axis of it
 RANKS = (2, 1, 3, 4, 0, 5)
 SIZES = (6, 4, 5, 3, 1, 2)  # tried for all sizes at once: an op may want boxes of 4 coordinates

@@ -13,8 +13,6 @@ from shiplap.draft.dims import Dims, environments, plain_name
 from shiplap.draft.schema import Form
 from shiplap.op.expr import Expr
 
-__all__ = ["Sizes", "sizes_of"]
-
 MOST_NAMES = 10  # dims and ints that expressions of several are made of
 DATA = -1
 Rows = Sequence[tuple[Call, Mapping[str, Any]]]

@@ -10,8 +10,6 @@ from shiplap.draft.calls import Call, Seen, each
 from shiplap.draft.dims import Dims, environments, plain_name, ranges
 from shiplap.draft.schema import Field, Form
 
-__all__ = ["sampler_of"]
-
 
 def sampler_of(form: Form, dims: Dims, recorded: Sequence[Call]) -> list[str]:
     """The body of ``fn(rng, sizes, dtype, device)``. Empty where one of the arguments cannot be built."""

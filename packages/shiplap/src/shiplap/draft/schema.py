@@ -14,8 +14,6 @@ import torch
 
 from shiplap.dtypes import DTYPES
 
-__all__ = ["Field", "Form", "Unsayable", "form_of", "kinds"]
-
 TYPES = {
     "Tensor": 'Shaped[Tensor, "..."]',
     "int": "int",

@@ -16,8 +16,6 @@ from typing import Any
 
 from shiplap.errors import error
 
-__all__ = ["Parameter", "Signature", "of_call", "of_function", "of_overload", "parse"]
-
 
 @dataclass(frozen=True)
 class Parameter:

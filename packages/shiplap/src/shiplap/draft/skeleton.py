@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from shiplap.draft.signature import Parameter, Signature
 
-__all__ = ["Draft", "fill_lines", "render"]
-
 
 @dataclass(frozen=True)
 class Draft:

@@ -7,8 +7,6 @@ from typing import Any, NoReturn
 
 from shiplap.errors import error
 
-__all__ = ["Unfinished", "unfinished"]
-
 
 def unfinished(name: str, **declaration: object) -> Callable[[Callable[..., Any]], Unfinished]:
     """Stands where ``sl.op`` or ``sl.adopt`` will stand: the decorated draft of ``name`` raises SL113 when called."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
 
-__all__ = ["ArgumentError"]
-
 
 class ArgumentError(ShiplapError, ValueError):
     """A call that does not fit the declaration (SL2xx)."""

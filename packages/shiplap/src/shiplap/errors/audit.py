@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
 
-__all__ = ["AuditError"]
-
 
 class AuditError(ShiplapError, ValueError):
     """An audit that cannot be run as asked (SL5xx)."""

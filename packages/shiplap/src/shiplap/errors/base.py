@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType, MappingProxyType
 
-__all__ = ["CATALOGUE", "Entry", "ShiplapError", "ShiplapNotice", "error", "notice", "register"]
-
 
 class ShiplapError(Exception):
     """Base of all errors of the catalogue.

@@ -8,8 +8,6 @@ from os import PathLike
 
 from shiplap.errors.base import ShiplapError, error, register
 
-__all__ = ["CommandError", "writing"]
-
 
 class CommandError(ShiplapError, RuntimeError):
     """A command that cannot be carried out as asked (SL6xx)."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
 
-__all__ = ["DeclarationError"]
-
 
 class DeclarationError(ShiplapError, TypeError):
     """A declaration that no torch op can carry out (SL1xx)."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
 
-__all__ = ["DoctorError"]
-
 
 class DoctorError(ShiplapError, RuntimeError):
     """A program that cannot be examined as asked (SL7xx)."""

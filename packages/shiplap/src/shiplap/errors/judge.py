@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
 
-__all__ = ["JudgeError"]
-
 
 class JudgeError(ShiplapError, ValueError):
     """A test does not say what to judge (SL312)."""

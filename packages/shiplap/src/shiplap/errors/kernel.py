@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
 
-__all__ = ["KernelError"]
-
 
 class KernelError(ShiplapError, RuntimeError):
     """A kernel, reference or backward that broke its side of the declaration (SL3xx)."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
 
-__all__ = ["LaunchError"]
-
 
 class LaunchError(ShiplapError, TypeError):
     """A Triton function that cannot be bound as it was asked (SL618 to SL620)."""

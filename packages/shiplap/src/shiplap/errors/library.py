@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
 
-__all__ = ["LibraryError"]
-
 
 class LibraryError(ShiplapError, RuntimeError):
     """A kernel library that cannot be found, loaded or trusted (SL4xx)."""

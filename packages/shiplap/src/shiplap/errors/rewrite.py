@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
 
-__all__ = ["RewriteError"]
-
 
 class RewriteError(ShiplapError, ValueError):
     """A rewrite that cannot be put into force (SL8xx)."""

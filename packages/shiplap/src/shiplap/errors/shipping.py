@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
 
-__all__ = ["ShippingError"]
-
 
 class ShippingError(ShiplapError, RuntimeError):
     """A package that cannot be made, or whose native code cannot be used (SL308 to SL310)."""

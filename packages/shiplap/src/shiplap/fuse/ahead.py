@@ -23,8 +23,6 @@ from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.fuse.progress import Progress, started
 from shiplap.op import Op, registry
 
-__all__ = ["Likely", "look_ahead"]
-
 log = logging.getLogger(__name__)
 Likely = Callable[[Call], TemplateCandidate | None]  # what will be proven first for a call, as far as can be said
 _graphs: weakref.WeakKeyDictionary[Any, Progress] = weakref.WeakKeyDictionary()

@@ -19,8 +19,6 @@ from shiplap.referee.recipe import Recipe
 from shiplap.referee.sizes import free_dims, ones
 from shiplap.selection.inputs import layout_name
 
-__all__ = ["Call"]
-
 
 @dataclass(frozen=True)
 class Call:

@@ -19,9 +19,6 @@ from shiplap.op.source import source_digest
 from shiplap.op.template import Template
 from shiplap.selection.candidate import Candidate
 
-__all__ = ["TemplateCandidate"]
-
-
 Memory = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, offset from the start of the buffer
 
 

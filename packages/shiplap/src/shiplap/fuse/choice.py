@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["FusionChoice", "Verdict", "fusion_choices", "remember", "watch"]
-
 _recent: deque[FusionChoice] = deque(maxlen=1000)
 _watchers: list[Callable[[FusionChoice], None]] = []
 

@@ -16,8 +16,6 @@ from shiplap.op import registry
 if TYPE_CHECKING:
     from shiplap.compat.explain import Graph, Group
 
-__all__ = ["Explanation", "Kernel", "Neighbour", "explain"]
-
 # Inductor's words (the start of them) -> what that means for a template's author. Seen on torch 2.11, 2.13 and 2.15.
 MEANING = {
     "memory deps did not match": "it reads other elements than the one it writes: a transpose, a broadcast, a shift",

@@ -9,8 +9,6 @@ from typing import Any
 from shiplap.op import Op, digest, registry
 from shiplap.op.source import source_digest
 
-__all__ = ["install"]
-
 _installed: set[Any] = set()
 _seen: set[Any] = set()  # asked whether they have a kernel that Inductor could see
 _code: list[str] = []  # digest of the lowering itself, once it is loaded

@@ -17,8 +17,6 @@ from shiplap.op import Op
 from shiplap.selection.candidate import Candidate
 from shiplap.selection.inputs import Inputs
 
-__all__ = ["collect", "collecting", "compile_alone", "provide"]
-
 _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candidates", default=None)
 
 

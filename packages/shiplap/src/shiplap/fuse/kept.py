@@ -22,8 +22,6 @@ from shiplap.settings import settings
 if TYPE_CHECKING:
     from shiplap.fuse.candidate import TemplateCandidate
 
-__all__ = ["entries", "known", "remember", "remove"]
-
 ROOMS = ("fuse", "compat", "codegen", "op", "referee")
 MOST = 4096
 _here: dict[tuple[str, Key], Verdict] = {}

@@ -16,8 +16,6 @@ from shiplap.bind.launched import LaunchedKernel, PlainLaunch
 from shiplap.compat import lowering, user_kernels
 from shiplap.op import Op
 
-__all__ = ["can_be_seen", "lower"]
-
 
 def can_be_seen(op: Op) -> bool:
     """Whether some call of ``op`` is one launch of a Triton kernel, whatever a choice table says."""

@@ -27,8 +27,6 @@ from shiplap.op.choices import REFERENCE
 from shiplap.op.fake import refuse_python
 from shiplap.selection.choice import Choice
 
-__all__ = ["UNTUNED_REFERENCE", "lower"]
-
 UNTUNED_REFERENCE = f"{REFERENCE}({UNTUNED})"
 
 

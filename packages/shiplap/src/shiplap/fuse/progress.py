@@ -13,8 +13,6 @@ from shiplap.settings import settings
 if TYPE_CHECKING:
     from rich.status import Status
 
-__all__ = ["Progress", "started"]
-
 PATIENCE = 3.0  # seconds before anything is said
 EACH = 5.0  # seconds from one line to the next, where lines stay
 

@@ -16,8 +16,6 @@ from shiplap.referee.compare import close, reduction
 from shiplap.referee.run import last_line, needs_builder, reference, reference64
 from shiplap.referee.samples import Samples
 
-__all__ = ["prove", "sample"]
-
 SEED = 20
 WIDE = 2e10  # operations of a reference in float64 that a compilation may cost; above that its own precision has to do
 

@@ -46,8 +46,6 @@ from shiplap.selection.search import TIE, Ranking, Report, search
 from shiplap.selection.selector import Options, Task, in_force, stored
 from shiplap.selection.store import Store
 
-__all__ = ["UNTUNED", "Selection", "forced", "known", "measure", "preferred", "trial"]
-
 FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
 NEAR = 1.3
 TUNED = 3.0  # times the best alone: what PyTorch code may take that Inductor has not tuned yet

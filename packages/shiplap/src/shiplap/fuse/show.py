@@ -14,8 +14,6 @@ from shiplap.fuse.explanation import Explanation, Kernel
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["explanation_json", "print_explanation"]
-
 STYLES = {"ok": "green", "wrong": "red", "broken": "red", "dropped": "red", "refused": "dim"}
 
 

@@ -13,8 +13,6 @@ from shiplap.compat import lowering
 from shiplap.compat.nodes import overload_of
 from shiplap.fuse.call import Call
 
-__all__ = ["Surroundings"]
-
 LIMIT = 24  # nodes
 VIEWS = frozenset({"view", "_unsafe_view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand"})
 CASTS = frozenset({"convert_element_type", "_to_copy"})

@@ -9,8 +9,6 @@ from typing import Any
 
 from shiplap.op import Op, digest
 
-__all__ = ["Switches", "in_force", "switches"]
-
 
 @dataclass(frozen=True)
 class Switches:

@@ -20,8 +20,6 @@ from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.op.config import Config
 
-__all__ = ["Alone", "TracedCandidate", "candidates", "run_graph"]
-
 
 @dataclass(frozen=True)
 class Alone:

@@ -32,8 +32,6 @@ from shiplap.selection.selector import Options, force
 from shiplap.selection.table import keep
 from shiplap.settings import settings
 
-__all__ = ["answered", "asked", "tune_templates"]
-
 
 @dataclass
 class Request:

@@ -12,8 +12,6 @@ from shiplap.judge.target import Subject, Target
 from shiplap.judge.verdict import Reason, Timed
 from shiplap.referee.witness import Wrong
 
-__all__ = ["Case", "Report"]
-
 Report = Callable[[str, int, int], None]
 
 

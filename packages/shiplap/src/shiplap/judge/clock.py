@@ -26,8 +26,6 @@ from shiplap.referee.case import tree_map
 from shiplap.referee.run import tensors
 from shiplap.referee.witness import Call, Witness, Wrong
 
-__all__ = ["LEAST", "Doubt", "alone", "measure", "rates"]
-
 LEAST = 5  # rounds
 FLUSHED = 32 << 20  # bytes: more than the caches between two cores hold
 BUSY = 0.2  # share of the time in which the processes of a measurement waited for a processor

@@ -15,8 +15,6 @@ from shiplap.referee.compare import Reduction
 from shiplap.referee.judge import settle
 from shiplap.referee.witness import Witness, Wrong
 
-__all__ = ["compare_gradients"]
-
 GRADIENTS = 4  # other forms on which gradients are compared
 WAYS = ("plain", "one", "turned")  # in which the gradients of results lie in memory
 

@@ -15,8 +15,6 @@ from shiplap.judge.variants import CHANCE, Form
 from shiplap.referee.proc import Holds, holds
 from shiplap.referee.witness import Witness, Wrong
 
-__all__ = ["EARLY", "ENOUGH", "Endurance", "leaked", "renewed"]
-
 ENOUGH, EARLY = 100, 30  # calls of the smallest form; those after which it should have all that it needs
 EACH, BYTES = 0.5, 32 << 20  # files or threads for each further call, and bytes in all, that are a leak
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from shiplap.referee.process import Bounds, Late, Prisoner
 
-__all__ = ["Budget", "Options", "Pace"]
-
 ONE_CALL = 2 / 3  # share of the whole time that one call may take: it may compile
 ENDING_S, ENDING = 0.5, 0.04  # seconds, and share of the time, for ending all processes
 PLANNED = 0.9  # share of the time for which work is planned: a last step may take longer than those before

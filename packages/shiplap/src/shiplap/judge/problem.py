@@ -29,8 +29,6 @@ from shiplap.referee.sizes import free_dims
 from shiplap.referee.wire import leaves, nested, overlaps
 from shiplap.referee.witness import Expected, Wrong
 
-__all__ = ["Args", "FunctionProblem", "OpProblem", "Problem"]
-
 KEPT = 1e-5  # relative error of what a module keeps: reference and candidate may sum in another order
 LONGEST = 300  # a size of a declared op that is drawn
 

@@ -8,8 +8,6 @@ from shiplap.judge.options import Pace
 from shiplap.judge.variants import Form
 from shiplap.referee.witness import Witness
 
-__all__ = ["renew"]
-
 
 def renew(case: Case, witness: Witness, form: Form) -> None:
     """Other values of the parameters: what a candidate has computed from the first ones is no longer right."""

@@ -6,8 +6,6 @@ from collections import Counter
 from math import prod
 from typing import Any
 
-__all__ = ["resubmitted"]
-
 
 def resubmitted(reference: list[tuple[str, Any]] | str, candidate: list[tuple[str, Any]] | str) -> str:
     """Why a candidate is the reference again, or an empty text.

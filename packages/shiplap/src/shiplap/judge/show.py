@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from shiplap.judge.verdict import Ruling, Timed
 from shiplap.report import facts, render_html
 
-__all__ = ["lines", "page"]
-
 
 def lines(ruling: Ruling) -> Iterator[tuple[str, str]]:
     """Lines of text, each with a style of rich."""

@@ -21,8 +21,6 @@ from shiplap.op import Op
 from shiplap.referee.loading import build, load_module, load_named
 from shiplap.referee.run import last_line
 
-__all__ = ["Subject", "Target", "subject"]
-
 Inputs = Callable[[], Any]
 
 

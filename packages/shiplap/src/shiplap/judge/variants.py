@@ -15,8 +15,6 @@ from shiplap.referee.case import tree_map
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import tensors
 
-__all__ = ["KINDS", "Form", "forms_of", "vary"]
-
 KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled", "large", "small")
 WHOLE = ("blank", "whole")  # kinds for a reference that gives a number everywhere
 DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0)}  # of sizes that are drawn each time

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["EXIT_CODES", "Reason", "Ruling", "Timed", "Word"]
-
 Word = Literal["accepted", "refused", "incomplete"]
 EXIT_CODES: dict[str, int] = {"accepted": 0, "refused": 1, "incomplete": 3}
 

@@ -12,8 +12,6 @@ from shiplap.errors import error
 from shiplap.op.declare import Declaration, check_name, read_spec
 from shiplap.op.op import Op
 
-__all__ = ["AdoptedOp", "adopt"]
-
 
 class AdoptedOp(Op[P, R]):
     """An op that someone else registered, with a declaration of what it should be: it can be audited, not extended."""

@@ -17,8 +17,6 @@ from shiplap.op.opaque import schema_name
 from shiplap.op.spec import Arg, Dim, ScalarKind, TensorType
 from shiplap.op.values import Opaque
 
-__all__ = ["is_tensor", "read_argument", "read_tensor", "read_tensors", "tensor_dtypes"]
-
 _SCALARS: dict[object, ScalarKind] = {
     int: "int",
     float: "float",

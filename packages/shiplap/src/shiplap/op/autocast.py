@@ -12,8 +12,6 @@ from torch import Tensor
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Value
 
-__all__ = ["Cast", "make_cast"]
-
 Cast: TypeAlias = Callable[[str, Args], Args]  # of a device type and the arguments of a call
 
 

@@ -20,8 +20,6 @@ from shiplap.op.recorded import compile_recorder
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Result, Value
 
-__all__ = ["Record", "carries_gradients", "detach_results", "floating_outputs", "make_autograd"]
-
 Need: TypeAlias = bool | Sequence[bool]  # whether an argument's gradient is used; of a list, whose
 Nest: TypeAlias = list[int | None] | None  # the length of each list among the arguments, None for all else
 Slot: TypeAlias = int | list[int] | None  # where among the saved tensors an argument is

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from shiplap.errors import error
 from shiplap.op.spec import Arg, Dim, OpSpec, TensorType
 
-__all__ = ["Batching", "read_batching"]
-
 
 @dataclass(frozen=True)
 class Batching:

@@ -12,8 +12,6 @@ from shiplap.errors import error
 from shiplap.op.spec import Output, TensorType
 from shiplap.op.values import Args, EnvValue, Size
 
-__all__ = ["UNPLACED", "Binding", "shape_of"]
-
 UNPLACED = torch.device("meta")  # of a call of which no tensor has been looked at yet; known by identity
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from shiplap.errors import error
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = ["broadcast_dims", "check_broadcasts"]
-
 
 def broadcast_dims(args: Iterable[Arg], dims: Iterable[str] = ()) -> dict[str, str]:
     """``dims=`` for what arguments broadcast to and none of them has itself: of ``x`` and ``y``, both ``#n``,

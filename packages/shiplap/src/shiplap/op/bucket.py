@@ -20,8 +20,6 @@ from shiplap.op.binding import Binding
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Env, EnvValue, Value
 
-__all__ = ["Bucket", "Key", "Rule", "dtypes_of", "layout_of", "read_rule"]
-
 KINDS = ("pow2", "exact", "none")
 LONGEST = 4096  # characters of a bucket as text
 Key: TypeAlias = tuple[Hashable, ...]  # values of a bucket, then dtypes and layout as text

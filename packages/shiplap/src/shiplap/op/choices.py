@@ -20,23 +20,6 @@ from shiplap.op.kernel import Kernel, Rerun
 from shiplap.op.state import OpState
 from shiplap.settings import settings
 
-__all__ = [
-    "MISSING",
-    "REFERENCE",
-    "Entry",
-    "Missing",
-    "check_configs",
-    "declared",
-    "digest",
-    "find",
-    "forget",
-    "install",
-    "ready",
-    "ready_calls",
-    "resolved",
-    "tunable",
-]
-
 Ready: TypeAlias = dict[Hashable, Rerun]  # calls by all that they depend on: how each is run again
 REFERENCE = "reference"
 LIMIT = 4096  # calls remembered per op: exact sizes may all differ

@@ -11,8 +11,6 @@ from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Env, Scalar
 
-__all__ = ["NO_CONFIG", "Config", "Configs", "Default", "Prior", "Space", "Values", "read_space"]
-
 Values: TypeAlias = Mapping[str, Scalar]  # of a config, by name
 Derived: TypeAlias = Callable[[Env], Iterable[Values]]  # the configs for a call, from its sizes and scalars
 Configs: TypeAlias = Iterable[Values] | Callable[..., Iterable[Values]]  # as it is declared

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from shiplap.op.expr import Expr
 
-__all__ = ["quote", "to_cpp"]
-
 _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Add: "shiplap::add({}, {})",
     ast.Sub: "shiplap::sub({}, {})",

@@ -20,8 +20,6 @@ from shiplap.op.results import plain, read_results
 from shiplap.op.schema import numbered
 from shiplap.op.spec import Arg, Dim, OpSpec
 
-__all__ = ["Declaration", "check_name", "read_arguments", "read_spec", "read_workspace"]
-
 RESERVED = ("default", "raw")  # overloads: torch's word for none, and the part of an op below autograd
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from shiplap import compat
 from shiplap.op import choices
 
-__all__ = ["add", "digest", "ensure", "on_digest", "on_trace", "refresh", "remove", "salt"]
-
 _sources: dict[str, Callable[[], str]] = {}  # by name of an op: what identifies it as it is now
 _identities: dict[str, str] = {}  # of `_sources`, as far as they have been asked for since they changed
 _salt = ""

@@ -20,9 +20,6 @@ from shiplap.compat.sizes import not_one
 from shiplap.errors import error
 from shiplap.op.values import Env, Size
 
-__all__ = ["FUNCTIONS", "Expr"]
-
-
 _Sizes: TypeAlias = list[Size] | tuple[Size, ...]
 
 

@@ -17,8 +17,6 @@ from shiplap.op.returned import fit_results
 from shiplap.op.state import OpState
 from shiplap.op.values import Args, Result, Returned, Value
 
-__all__ = ["make_fake", "refuse_python"]
-
 
 def make_fake(op: OpState) -> Callable[..., Result]:
     """The function for ``torch.library.register_fake``: outputs are contiguous tensors of the declared sizes.

@@ -16,8 +16,6 @@ from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Returned, Value
 
-__all__ = ["Backward", "Gradient", "GradientFn", "GradientOp", "Shape", "Surrogate", "shape_of_value"]
-
 Gradient: TypeAlias = Tensor | Sequence[Tensor | None] | None  # of one argument; a sequence for a list of tensors
 Gradients: TypeAlias = Mapping[str, Gradient]  # by argument
 GradientFn: TypeAlias = Callable[..., Gradients]  # of grad, saved and needs

@@ -26,19 +26,6 @@ from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template
 from shiplap.op.values import Args, Outputs, Result, Supports
 
-__all__ = [
-    "Implementation",
-    "Kernel",
-    "KernelKeywords",
-    "Refill",
-    "Rerun",
-    "Terms",
-    "makers",
-    "read_terms",
-    "require_device_type",
-    "template_kernel",
-]
-
 Rerun: TypeAlias = Callable[[Args], Result]  # runs a call that differs from one before it in addresses alone
 Refill: TypeAlias = Callable[[Args, Outputs], None]  # the same into outputs that the caller owns
 

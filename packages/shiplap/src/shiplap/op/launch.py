@@ -14,8 +14,6 @@ from shiplap.op.expr import Expr
 from shiplap.op.outputs import tensors_of
 from shiplap.op.values import EnvValue
 
-__all__ = ["allocate_workspace", "is_current", "on_poison", "poisoned_workspace", "scratch", "workspace_size"]
-
 
 def is_current(device: torch.device) -> bool:
     """Whether a launcher that takes the current device, as Triton does, launches on ``device``; True for CPUs."""

@@ -13,8 +13,6 @@ from typing import ClassVar
 
 from shiplap.errors import ShiplapError
 
-__all__ = ["NativeBinding", "NativeEntrance", "NativeForm"]
-
 
 class NativeEntrance(ABC):
     """What torch calls for an op that has had native code: that code, or Python."""

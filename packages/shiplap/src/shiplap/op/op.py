@@ -43,8 +43,6 @@ from shiplap.op.state import Sampler
 from shiplap.op.template import Template, TemplateKeywords, Traced, read_template
 from shiplap.op.values import Result, Returned, Value
 
-__all__ = ["Op", "declared", "op"]
-
 Function = TypeVar("Function", bound=Callable[..., Returned])
 Code = TypeVar("Code", bound=Callable[..., Returned] | Implementation)
 Gradient = TypeVar("Gradient", bound=GradientFn)

@@ -10,8 +10,6 @@ from shiplap.errors import error
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Opaque, Value
 
-__all__ = ["fields_of", "sample", "schema_name", "shown"]
-
 
 def schema_name(cls: type[Opaque], where: str) -> str:
     """What a schema calls ``cls``. SL103 where torch cannot know it."""

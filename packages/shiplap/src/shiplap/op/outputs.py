@@ -16,8 +16,6 @@ from shiplap.op.returned import fit_results, made_of
 from shiplap.op.spec import Dim, OpSpec
 from shiplap.op.values import EnvValue, Outputs, Returned, Value
 
-__all__ = ["check_bound", "empty_outputs", "fit_outputs", "own_outputs", "result_of", "tensors_of"]
-
 
 def result_of(outs: Outputs) -> Tensor | Outputs | None:
     """What an op returns: its only output, a tuple of several, None where there is none."""

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from shiplap.op.state import OpState
 
-__all__ = ["CHOICES", "FOLDER", "choices_of", "folders"]
-
 FOLDER, CHOICES = "_shiplap", "choices.json"
 
 

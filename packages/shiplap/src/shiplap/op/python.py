@@ -25,8 +25,6 @@ from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Outputs, Result, Returned, Value
 
-__all__ = ["PythonFunction", "PythonKernel"]
-
 
 class PythonFunction(Implementation):
     """What ``Op.kernel`` makes of a function."""

@@ -18,8 +18,6 @@ from shiplap.op.gradient import Backward, Shape
 from shiplap.op.plan.term import parameters, variable
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = ["compile_recorder", "source"]
-
 
 def compile_recorder(spec: OpSpec, backward: Backward | None) -> transforms.Recorder | None:
     """``apply(call, *args)``: the result of ``call(*args)``, recorded. None for an op that the general recorder serves.

@@ -20,8 +20,6 @@ from shiplap.op.outputs import fit_outputs, result_of, tensors_of
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Outputs, Result, Returned
 
-__all__ = ["fitting", "is_expected", "may_repeat"]
-
 Fit: TypeAlias = Callable[[Args, Returned], Result]
 
 

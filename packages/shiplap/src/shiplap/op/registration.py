@@ -23,8 +23,6 @@ from shiplap.op.serve import Served
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Result, Value
 
-__all__ = ["Registered"]
-
 
 def core_name(spec: OpSpec) -> str:
     """What carries out an op: its own overload, or the one that writes."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from shiplap.op import digest
 from shiplap.op.op import Op, declared
 
-__all__ = ["find", "forget", "ops"]
-
 
 def ops() -> tuple[Op, ...]:
     """Declared ops, sorted by name."""

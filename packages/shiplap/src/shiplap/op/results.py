@@ -15,8 +15,6 @@ from shiplap.errors import ShiplapError, error
 from shiplap.op.annotation import read_argument
 from shiplap.op.spec import Arg, Output, Return
 
-__all__ = ["plain", "read_results"]
-
 
 def plain(name: str) -> bool:
     """Whether ``name`` may stand in a schema and in generated code."""

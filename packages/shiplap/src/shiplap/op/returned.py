@@ -21,8 +21,6 @@ from shiplap.op.plan.kinds import mismatch
 from shiplap.op.spec import Dim, OpSpec, Return
 from shiplap.op.values import Args, EnvValue, Outputs, Result, Returned, Value
 
-__all__ = ["all_results", "fit_results", "fit_views", "flat_results", "made_of", "values_of"]
-
 
 def values_of(result: Returned, count: int) -> list[Value]:
     """What a function with ``count`` results returned, one by one. A single one may be a list."""

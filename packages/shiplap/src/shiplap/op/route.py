@@ -27,23 +27,6 @@ from shiplap.op.serve import Served
 from shiplap.op.spec import Arg, OpSpec
 from shiplap.op.values import Args, Result, Supports, Value
 
-__all__ = [
-    "LIMIT",
-    "WIDEST",
-    "Route",
-    "asked_of",
-    "compile_route",
-    "is_simple",
-    "kind_of",
-    "part_of",
-    "route_of",
-    "short_of",
-    "source",
-    "stays_in_python",
-    "strange_of",
-    "unlisted",
-]
-
 Route: TypeAlias = Callable[..., Result]
 LIMIT = 4096  # calls remembered: each may have sizes of its own
 WIDEST = 2**63 - 1

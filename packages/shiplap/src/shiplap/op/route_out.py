@@ -25,8 +25,6 @@ from shiplap.op.serve import Served
 from shiplap.op.spec import Arg, OpSpec
 from shiplap.op.values import Args, Outputs
 
-__all__ = ["OutRoute", "compile_out_route", "source"]
-
 OutRoute: TypeAlias = Callable[..., bool]  # of all arguments, then the outputs: whether the call has been served
 
 

@@ -13,8 +13,6 @@ from shiplap.op.opaque import schema_name
 from shiplap.op.spec import Arg, OpSpec, Return
 from shiplap.op.values import Value
 
-__all__ = ["BELOW", "WRITES", "below", "numbered", "public_schema", "schema", "tags"]
-
 BELOW = "raw"  # the overload below autograd
 _NUMBERS: dict[object, int] = {  # which torch's schemas write
     torch.strided: 0,

@@ -18,8 +18,6 @@ from shiplap.op.state import OpState
 from shiplap.op.values import Result, Value
 from shiplap.settings import settings
 
-__all__ = ["Served"]
-
 
 class Served(OpState):
     """The methods that torch's dispatcher, generated functions and native code call.

@@ -9,8 +9,6 @@ from typing import Any, Literal, TypeAlias
 from shiplap.errors import error
 from shiplap.op.spec import OpSpec
 
-__all__ = ["FailureHook", "Part", "ShardingRule", "failure_hooks", "read_sharding"]
-
 Part: TypeAlias = int | Literal["whole", "sum", "max", "min"]
 """What one rank has of a tensor: its shard along an axis (an int), the whole tensor, or a partial result that is
 combined with those of the other ranks by a sum, a maximum or a minimum."""

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 
-__all__ = ["followed", "foreign", "home", "names_in", "same_home", "source_digest", "used"]
-
 KNOWN = frozenset({"builtins", "math", "operator", "torch", "typing"})  # a version stands for what these hold
 
 

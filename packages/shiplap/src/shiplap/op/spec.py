@@ -12,8 +12,6 @@ from shiplap.cached import cached_property
 from shiplap.op.expr import Expr
 from shiplap.op.values import Args, Value
 
-__all__ = ["Arg", "Dim", "OpSpec", "Output", "Return", "ScalarKind", "TensorType"]
-
 
 @dataclass(frozen=True)
 class Dim:

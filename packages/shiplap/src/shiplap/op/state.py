@@ -22,8 +22,6 @@ from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template
 from shiplap.op.values import Args, Returned, Value
 
-__all__ = ["OpState", "Sampler"]
-
 Sampler: TypeAlias = Callable[..., Args]  # fn(rng, sizes, dtype, device) -> all arguments
 _NONE: list[Kernel] = []
 

@@ -23,8 +23,6 @@ from shiplap.op.spec import OpSpec
 from shiplap.op.values import Env, Size, Supports
 from shiplap_headers import include_dir
 
-__all__ = ["Grid", "Template", "TemplateKeywords", "Traced", "read_template"]
-
 LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
 INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
 # Inductor knows sizes by how their names begin, and would take such an index for one.

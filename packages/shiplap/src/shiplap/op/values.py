@@ -10,21 +10,6 @@ from torch import Tensor
 
 from shiplap.compat import opaque
 
-__all__ = [
-    "Args",
-    "Env",
-    "EnvValue",
-    "Numbers",
-    "Opaque",
-    "Outputs",
-    "Result",
-    "Returned",
-    "Scalar",
-    "Size",
-    "Supports",
-    "Value",
-]
-
 
 class Opaque(opaque.BASE):  # type: ignore[misc] # a class of torch, or object
     """A base class for objects that are arguments of an op: a plan of a transform, a handle of a library.

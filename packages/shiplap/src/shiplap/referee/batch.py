@@ -17,8 +17,6 @@ from shiplap.referee.process import Took
 from shiplap.referee.wire import Arena, plain
 from shiplap.referee.witness import NO_ANSWER, Expected, Given, Witness, Wrong
 
-__all__ = ["Batch", "Spell", "Unsupported"]
-
 Args = Sequence[Any]
 _numbers = count(1)
 

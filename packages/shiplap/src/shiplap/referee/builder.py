@@ -12,8 +12,6 @@ from shiplap.referee.lengths import HUGE
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.sizes import scalar_candidates
 
-__all__ = ["built", "takes_values"]
-
 
 def built(
     op: Op, recipe: Recipe, env: Mapping[str, Any], rng: torch.Generator, device: torch.device

@@ -13,8 +13,6 @@ from shiplap.op import Op
 from shiplap.referee.layouts import clone_exactly
 from shiplap.referee.recipe import Recipe
 
-__all__ = ["SEED", "Case", "describe", "rewound", "tree_map"]
-
 SEED = 7  # of torch's own generator, where an op draws from it
 
 

@@ -13,9 +13,6 @@ from torch import Tensor
 
 from shiplap.op.spec import OpSpec
 
-__all__ = ["Difference", "Near", "Reduction", "agrees", "bitwise", "close", "reduction"]
-
-
 Near = Literal["all", "row", "none"]
 
 

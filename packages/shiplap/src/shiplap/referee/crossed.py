@@ -16,18 +16,6 @@ from shiplap.referee.recipe import Recipe
 from shiplap.referee.samples import Samples
 from shiplap.referee.sizes import free_dims, scalar_candidates
 
-__all__ = [
-    "afforded",
-    "large",
-    "layouts_of_dtypes",
-    "layouts_of_ones",
-    "multiples",
-    "pairs_of_scalars",
-    "powers",
-    "scalars_of_sizes",
-    "scalars_of_ties",
-]
-
 PER_DTYPE = ("transposed", "padded", "strided", "offset")
 OF_ONES = ("strided", "column_major", "padded", "gaps")
 DIMS, PAIRS = 3, 6  # how many dims and pairs of scalars are tried

@@ -11,8 +11,6 @@ import random
 import numpy as np
 import torch
 
-__all__ = ["Dice", "places"]
-
 
 def places() -> dict[str, int]:
     """Where the sources of random numbers stand that everybody in this process shares, as numbers to compare."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["RUNS", "different"]
-
 RUNS = 48  # of each set
 DIVISIONS = 120  # random ones
 BEYOND = 2.0  # times the largest difference of a random division: 5 standard deviations of a mean

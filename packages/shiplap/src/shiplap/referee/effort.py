@@ -16,8 +16,6 @@ from shiplap.referee.case import Case, tree_map
 from shiplap.referee.lengths import HUGE
 from shiplap.referee.run import last_line, split
 
-__all__ = ["on_one_thread", "outsized"]
-
 ELEMENTS, CALLS = 1 << 24, 2000
 
 

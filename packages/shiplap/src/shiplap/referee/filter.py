@@ -19,8 +19,6 @@ import platform
 import signal
 import struct
 
-__all__ = ["install_filter"]
-
 PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER, FILTER_FLAG_TSYNC = 38, 1, 1
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ERRNO | EPERM
 NOTHING, UNKNOWN = 0x00050000, 0x00050026  # it returns 0 and does nothing; ENOSYS

@@ -16,18 +16,6 @@ import torch
 
 from shiplap.compat.standing import frozen_code
 
-__all__ = [
-    "OURS",
-    "code_of",
-    "forget",
-    "is_genuine",
-    "is_harmless",
-    "is_module",
-    "is_theirs",
-    "is_trusted",
-    "is_trusted_module",
-]
-
 OURS = os.path.join(os.path.dirname(os.path.dirname(realpath(__file__))), "")
 PLACES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(torch.__file__))
 # An environment may see the packages of another one, such as that of the system.

@@ -8,8 +8,6 @@ import mmap
 import torch
 from torch import Tensor
 
-__all__ = ["guarded"]
-
 NONE, PAGE = 0, mmap.PAGESIZE
 
 

@@ -28,8 +28,6 @@ from shiplap.referee.sandbox import Cell, lock
 from shiplap.referee.watch import Watch, changed, state
 from shiplap.referee.wire import bare, describe, extent, leaves, nested, receive, send, unpack
 
-__all__ = ["FREE", "Declined", "get_ready", "serve"]
-
 _known: Snapshot | None = None  # taken before this process was forked
 COLD = 1_000_000  # ns: a call that takes longer is not much slower when it is the first after a pause
 MOVING = """

@@ -26,8 +26,6 @@ from shiplap.referee.genuine import (
 )
 from shiplap.referee.parts import Parts
 
-__all__ = ["Snapshot"]
-
 OURS = "shiplap."
 REFEREES = ("shiplap.referee.", "shiplap.compat.")  # modules of ours of which nothing is to change
 SETTLED = (ModuleType, frozenset, tuple, str, bytes, float, torch.dtype)  # what such a module, once made, keeps

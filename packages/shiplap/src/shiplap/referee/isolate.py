@@ -29,8 +29,6 @@ import torch
 from shiplap import compat
 from shiplap.referee.proc import resident, stat_fields
 
-__all__ = ["Death", "Limits", "can_isolate", "stream"]
-
 Event = dict[str, Any]
 Send = Callable[[Event], None]
 POLL_S = 0.02

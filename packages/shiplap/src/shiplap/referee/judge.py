@@ -16,8 +16,6 @@ from shiplap.referee.rounding import allowance, unit
 from shiplap.referee.run import reference, reference64, run, widen
 from shiplap.referee.unordered import canonical, matched
 
-__all__ = ["against_reference", "against_run", "narrowest", "settle"]
-
 
 def against_reference(
     op: Op, case: Case, got: Sequence[Tensor] | None = None, own: Sequence[Tensor] | None = None

@@ -22,8 +22,6 @@ from typing import Any
 from shiplap.referee import inside
 from shiplap.referee.wire import Broken, receive, send
 
-__all__ = ["main"]
-
 PR_SET_CHILD_SUBREAPER = 36
 LAST_S = 1.0  # seconds in which processes that were killed have to be gone
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["LAYOUTS", "apply_layout", "clone_exactly", "independent", "possible"]
-
 
 def _offset(t: Tensor) -> Tensor:
     """Contiguous, but neither at the start of its storage nor aligned to more than one element."""

@@ -10,22 +10,6 @@ from shiplap.op.spec import Arg, OpSpec
 from shiplap.referee.mine import Mined
 from shiplap.referee.recipe import unnamed
 
-__all__ = [
-    "FEW",
-    "GRAIN",
-    "HUGE",
-    "LONG",
-    "MILLION",
-    "ORDERS",
-    "RICH",
-    "USUAL",
-    "joint",
-    "leading",
-    "lengths",
-    "odd_values",
-    "uneven",
-]
-
 LADDER = (63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097)
 USUAL = (80, 96, 160, 180, 192, 210, 384, 768, 1536, 3072, 1 << 16)  # of heads and layers; where 16 bits wrap
 LONGEST, MOST = 1 << 17, 48  # a size that a sample may have, and how many are derived

@@ -15,8 +15,6 @@ import torch
 from shiplap.op import Op
 from shiplap.referee.run import split
 
-__all__ = ["OWN", "added", "build", "load_module", "load_named", "ready", "renew"]
-
 OWN = "shiplap_judged_"
 added: set[str] = set()  # folders that were put on sys.path here
 

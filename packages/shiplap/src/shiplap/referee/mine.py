@@ -13,8 +13,6 @@ from shiplap.op import Op
 from shiplap.op.source import names_in
 from shiplap.referee.values import AROUND
 
-__all__ = ["SOURCES", "Mined", "around", "mine", "numbers"]
-
 DEEP, MANY = 6, 400  # how far values and helpers are followed, and how many functions
 FAR, MOST = 1e4, 8  # what is no threshold of values, and how many are
 MEMBERS = 128  # of the longest list

@@ -20,8 +20,6 @@ from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import tensors
 from shiplap.referee.samples import Samples
 
-__all__ = ["Fresh", "nudged", "swapped"]
-
 _secret = random.SystemRandom()
 
 

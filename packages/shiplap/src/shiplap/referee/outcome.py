@@ -11,8 +11,6 @@ from torch import Tensor
 from shiplap.referee.compare import Difference
 from shiplap.referee.wire import overlaps, plain
 
-__all__ = ["Call", "Expected", "OutOfReach", "Wrong", "as_it_should_lie", "of_a_process", "short", "text_of"]
-
 
 class Wrong(Exception):
     """Raised for what a candidate did wrong, with the check that found it, and in which call of a batch."""

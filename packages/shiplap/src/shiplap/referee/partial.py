@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["rounded_sums"]
-
 PARTS = 8
 EQUAL = 1e-6  # relative difference of terms that a kernel rounds alike
 SURE = 0.25  # a sum of errors of one sign is at most that of halves of a unit, and needs no allowance for chance

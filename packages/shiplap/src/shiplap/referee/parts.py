@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from shiplap.referee.genuine import code_of, is_theirs
 
-__all__ = ["Parts"]
-
 
 class Parts(NamedTuple):
     """These parts at one time. Anybody may exchange them, and the function stays the same object."""

@@ -8,20 +8,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "Holds",
-    "Took",
-    "Usage",
-    "below",
-    "below_still",
-    "holds",
-    "mapped",
-    "resident",
-    "stat_fields",
-    "threads",
-    "usage",
-]
-
 CALM = 0.9  # share of its time in which a request had a processor, or none to do
 CPU_CLOCK = 2  # of a process of another, in the number of its clock: what the scheduler counted
 

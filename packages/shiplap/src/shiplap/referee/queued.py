@@ -20,8 +20,6 @@ from torch import Tensor
 
 from shiplap.referee.wire import bare
 
-__all__ = ["Queued", "queued"]
-
 DEVICE = "cuda"
 FLUSHED, SWEEPS = 256 << 20, 8  # bytes of a GPU's memory, and how often they are written: half a millisecond
 BEHIND = 32  # small kernels behind the call: the time of the call grows up to about 16

@@ -13,8 +13,6 @@ from typing import Any
 from shiplap.errors import error
 from shiplap.op import Arg
 
-__all__ = ["Recipe", "unnamed"]
-
 Pairs = tuple[tuple[str, Any], ...]
 
 

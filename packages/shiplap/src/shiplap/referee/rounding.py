@@ -22,8 +22,6 @@ from shiplap.compat.modes import TorchDispatchMode, without_memory
 from shiplap.compat.trees import map_leaves
 from shiplap.referee.partial import rounded_sums
 
-__all__ = ["allowance", "unit"]
-
 RUNS = 5
 FACTOR = 8.0  # of the largest deviation in those runs
 SHARE = 0.25  # of a rounding unit, for each of the partial sums: with ``FACTOR`` about ten times their usual error

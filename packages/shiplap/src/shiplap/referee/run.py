@@ -18,32 +18,6 @@ from shiplap.op.returned import flat_results, made_of
 from shiplap.referee.case import SEED, Case, rewound, tree_map
 from shiplap.referee.unordered import canonical
 
-__all__ = [
-    "call",
-    "carries",
-    "differentiated",
-    "direction",
-    "drawn_otherwise",
-    "effects",
-    "floating_args",
-    "has_backward",
-    "in_short",
-    "is_adopted",
-    "is_float8",
-    "last_line",
-    "needs_builder",
-    "outputs",
-    "quiet",
-    "reference",
-    "reference64",
-    "run",
-    "split",
-    "summed",
-    "takes",
-    "tensors",
-    "unwritten",
-]
-
 
 def split(spec: OpSpec, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments in schema order → positional and keyword-only ones."""

@@ -33,8 +33,6 @@ from shiplap.referee.run import takes, tensors
 from shiplap.referee.sizes import EDGES, LIMIT, affordable, environment, free_dims, scalar_candidates, search, some
 from shiplap.referee.values import KINDS, SPECIAL, draw
 
-__all__ = ["Samples", "other", "sample"]
-
 MOST = 1 << 21  # elements of all arguments of a sample
 KEPT = 1 << 14  # elements of a sample that is kept
 SLOW = 1.0  # seconds of processor time for one sample

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from shiplap.referee.filter import install_filter
 
-__all__ = ["Cell", "lock", "readable_places"]
-
 CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's system calls, the same on every machine
 VERSION, BENEATH = 1, 1
 EXECUTE, WRITE, READ, LIST, TRUNCATE, IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15

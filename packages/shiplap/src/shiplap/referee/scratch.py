@@ -7,8 +7,6 @@ import os
 import tempfile
 import time
 
-__all__ = ["nameless", "remove"]
-
 PATIENCE_S = 2.0
 
 

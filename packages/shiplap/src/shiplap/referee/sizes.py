@@ -14,8 +14,6 @@ from shiplap.op.binding import shape_of
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = ["EDGES", "LIMIT", "affordable", "environment", "free_dims", "ones", "scalar_candidates", "search", "some"]
-
 EDGES = (0, 1, 15, 16, 17, 31, 33)  # empty, single, and around the vector and tile widths of every device we know
 FIRST = (5, 3, 2, 4, 6, 7)  # distinct and small: two dims that are mixed up never agree by accident
 REST = (4, 3, 2, 8, 16, 1, 32, 64, 128)

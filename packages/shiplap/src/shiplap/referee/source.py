@@ -12,8 +12,6 @@ from typing import Any
 
 from shiplap.referee.mine import SOURCES, numbers
 
-__all__ = ["HIDES", "LOOKS", "constants", "suspicious", "suspicious_function"]
-
 LARGEST = 2_000_000  # bytes
 FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # sources that are read, and entries of a folder
 STACK = {

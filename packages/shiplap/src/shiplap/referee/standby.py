@@ -22,8 +22,6 @@ from shiplap.referee.process import Ended, Launcher
 from shiplap.referee.scratch import remove
 from shiplap.referee.starting import environment
 
-__all__ = ["IDLE_S", "Standby", "Staying", "standby"]
-
 IDLE_S = 60.0  # seconds that it waits
 GRACE_S = 30.0  # seconds after which it ends by itself, where nobody has ended it
 PROMPT_S = 2.0  # seconds in which it answers, as there is nothing that it could be doing

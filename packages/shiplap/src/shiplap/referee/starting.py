@@ -6,8 +6,6 @@ import os
 import re
 import sys
 
-__all__ = ["START", "environment"]
-
 QUIET = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from shiplap.op import OpSpec
 
-__all__ = ["canonical", "matched"]
-
 COLUMNS = 16  # of each result, by which rows are ordered
 MOST = 2048  # rows that are matched one by one
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["AROUND", "DATA", "KINDS", "SPECIAL", "draw"]
-
 POOL = 4_194_301  # numbers drawn for a large tensor
 KINDS = ("normal", "ties", "descending", "zeros", "large")
 SPECIAL = (

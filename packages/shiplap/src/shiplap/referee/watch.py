@@ -35,8 +35,6 @@ from shiplap.compat.standing import standing
 from shiplap.referee.genuine import is_genuine, is_theirs, is_trusted, is_trusted_module
 from shiplap.referee.source import HIDES, LOOKS
 
-__all__ = ["Watch", "changed", "state"]
-
 EVENTS = frozenset(
     {
         *(f"sys.{name}" for name in ("_getframe", "_current_frames", "_current_exceptions")),

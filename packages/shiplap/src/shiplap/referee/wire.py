@@ -22,30 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "HEAD",
-    "LONGEST",
-    "Arena",
-    "Broken",
-    "Message",
-    "bare",
-    "describe",
-    "extent",
-    "identical",
-    "is_operator",
-    "leaves",
-    "length_of",
-    "nested",
-    "overlaps",
-    "packed",
-    "parsed",
-    "places_of",
-    "plain",
-    "receive",
-    "send",
-    "unpack",
-]
-
 LONGEST = 1 << 20  # bytes of a message
 HEAD = struct.Struct("=I")
 _libc = ctypes.CDLL(None)

@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["driver", "facts"]
-
 
 def facts(**more: object) -> dict[str, str]:
     """``more`` first (seed, device, ...), then versions, processor, cores and the date in UTC."""

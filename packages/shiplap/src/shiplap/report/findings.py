@@ -12,8 +12,6 @@ from shiplap.report.html import render_html
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["exit_code", "findings_html", "findings_json", "in_ns", "print_costs", "print_findings"]
-
 COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
 FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer")
 HEADING, NONE = "ns per call, smallest sample", "no op has samples"

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from shiplap.report.html import render_html
 
-__all__ = ["Box", "graph_svg"]
-
 WIDTH, HEIGHT, GAP, RISE = 168, 44, 18, 40  # of a box, and between boxes, in px
 
 

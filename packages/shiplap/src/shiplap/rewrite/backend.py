@@ -14,8 +14,6 @@ from shiplap.rewrite.scope import Rewrites
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-__all__ = ["shiplap"]
-
 
 def shiplap(
     gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None

@@ -15,8 +15,6 @@ from shiplap.rewrite.prove import prove
 if TYPE_CHECKING:
     from torch.fx import Graph
 
-__all__ = ["Rewrite"]
-
 
 class Rewrite(ABC):
     """One rewrite. Immutable once built; identity is the object's.

@@ -30,8 +30,6 @@ from shiplap.rewrite.program import Program
 from shiplap.rewrite.signature import Signature
 from shiplap.rewrite.walk import Pattern
 
-__all__ = ["Drawn"]
-
 SEED = 0
 STAND_IN = 0.7390851332151607  # a float argument while a pattern is traced: no constant of a model is this by accident
 FLOATS = (1e-6, 1e-3, 0.125, 2.0, 16.0)  # tried where the guards do not admit the default of a float argument

@@ -20,18 +20,6 @@ from shiplap.rewrite.layout import restored, same_strides, shares, unseen
 from shiplap.rewrite.match import FIXES, Level, Match, NearMiss, Obstacle, Saving
 from shiplap.rewrite.program import placing
 
-__all__ = [
-    "Refused",
-    "barrier",
-    "describe",
-    "flat_nodes",
-    "operator_name",
-    "place",
-    "sort",
-    "source_line",
-    "value",
-]
-
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 

@@ -15,8 +15,6 @@ from shiplap.compat import sizes
 from shiplap.errors import ShiplapError, error
 from shiplap.op.expr import FUNCTIONS, Expr
 
-__all__ = ["Guard"]
-
 _GRAMMAR = (
     ast.Expression,
     ast.BoolOp,

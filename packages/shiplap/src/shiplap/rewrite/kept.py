@@ -22,8 +22,6 @@ from shiplap.settings import settings
 if TYPE_CHECKING:
     from shiplap.rewrite.program import Provable
 
-__all__ = ["proofs", "read", "remove", "write"]
-
 ROOMS = ("rewrite", "compat", "op", "referee")
 GOOD = ("ok", "skip")
 

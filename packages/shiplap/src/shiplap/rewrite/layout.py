@@ -14,8 +14,6 @@ from shiplap.compat import nodes as fx
 from shiplap.compat import same_storage
 from shiplap.compat.sizes import holds
 
-__all__ = ["restored", "same_strides", "shares", "unseen"]
-
 MOVES = frozenset(
     {"transpose", "permute", "mT", "swapaxes", "contiguous", "reshape", "view", "flatten", "unflatten", "unsqueeze"}
 )

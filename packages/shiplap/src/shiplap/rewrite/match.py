@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["FIXES", "LEVELS", "Level", "Match", "NearMiss", "Obstacle", "Outcome", "Saving"]
-
 Level = Literal["pre-grad", "joint", "post-grad"]
 LEVELS: tuple[Level, ...] = ("pre-grad", "joint", "post-grad")
 

@@ -21,8 +21,6 @@ from shiplap.compat.nodes import hint
 from shiplap.rewrite import trail
 from shiplap.rewrite.graph import flat_nodes, mutates, value
 
-__all__ = ["Part", "above", "agree", "part", "starts"]
-
 DEEP = 24  # calls between a value and a result; published models have at most 12
 SMALL = 3  # sizes up to which a dim keeps its size while a part is run
 MOST = 1 << 22  # elements of a part that cannot be run on smaller sizes

@@ -16,8 +16,6 @@ from torch.fx import Node
 from shiplap.compat.operators import NUMPY_NAMES, operator_of, signature_of
 from shiplap.rewrite.graph import value
 
-__all__ = ["COMMUTATIVE", "Dim", "arguments", "as_power", "called"]
-
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "logical_or", "bitwise_and", "bitwise_or"})
 DIMS = ("dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim")
 OF_THE_RESULT = ("unsqueeze", "stack", "diag_embed")  # their dims are those of what they return

@@ -25,8 +25,6 @@ from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import Signature
 from shiplap.rewrite.walk import Fit, Pattern, Stop, check_sizes, check_users, complete, ways
 
-__all__ = ["PatternRewrite", "rewrite"]
-
 NO_GAIN = "it does not pay here"
 
 

@@ -17,8 +17,6 @@ from shiplap.rewrite.match import Level, Outcome
 if TYPE_CHECKING:
     from torch.fx import Graph
 
-__all__ = ["Program", "Provable", "placing", "proving"]
-
 proving: ContextVar[bool] = ContextVar("shiplap_proving", default=False)
 """Set while a proof runs: what a replacement gains is not asked then, samples are small."""
 

@@ -28,8 +28,6 @@ from shiplap.rewrite.program import Program, Provable, proving
 if TYPE_CHECKING:
     from shiplap.compat.passes import Captured
 
-__all__ = ["CHECKS", "prove", "proven"]
-
 CHECKS = ("fires", "deterministic", "outputs", "strides", "aliasing", "mutation", "gradients")
 FIXES = {
     "fires": "write the pattern as models compute it, and let guards admit its samples",

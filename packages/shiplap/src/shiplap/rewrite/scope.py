@@ -24,8 +24,6 @@ from shiplap.rewrite.prove import proven
 if TYPE_CHECKING:
     from shiplap.compat.passes import Pass
 
-__all__ = ["Rewrites", "rewrites"]
-
 _active: ContextVar[tuple[Rewrites, ...]] = ContextVar("shiplap_rewrites", default=())
 
 

@@ -18,8 +18,6 @@ from shiplap.rewrite.survey import Call, Measured, Step, Survey, View
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["difference", "print_survey", "survey_html", "survey_json"]
-
 
 def survey_json(survey: Survey, facts: Mapping[str, str]) -> dict[str, Any]:
     """One JSON-ready object: facts, matches, near misses, measurements, and each graph as a difference of texts."""

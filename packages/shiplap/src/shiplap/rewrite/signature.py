@@ -17,8 +17,6 @@ from shiplap.op.spec import Arg, OpSpec, TensorType
 from shiplap.rewrite.graph import describe, value
 from shiplap.rewrite.match import Obstacle
 
-__all__ = ["Signature"]
-
 
 class Signature:
     """Arguments by name. Without annotations only the names are known, and samples have to be given."""

@@ -19,8 +19,6 @@ from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
 from shiplap.rewrite.scope import Rewrites
 from shiplap.selection.measure import Plan, clock_for, race
 
-__all__ = ["Call", "Measured", "Step", "Survey", "View", "by_name", "survey"]
-
 
 @dataclass(frozen=True)
 class Call:

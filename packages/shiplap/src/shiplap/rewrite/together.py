@@ -19,8 +19,6 @@ from shiplap.rewrite.program import Program
 if TYPE_CHECKING:
     from shiplap.compat.passes import Captured
 
-__all__ = ["alone", "batches", "noted_of", "pieces_of"]
-
 MOST = 24  # programs of one trace: what is captured after a first difference is captured in vain
 
 

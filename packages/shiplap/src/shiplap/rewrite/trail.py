@@ -16,20 +16,6 @@ from shiplap.compat import sizes
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.normal import arguments, called
 
-__all__ = [
-    "CASTS",
-    "constant",
-    "drops",
-    "factor",
-    "handed_on",
-    "idle",
-    "named",
-    "only_reader",
-    "operands",
-    "same",
-    "source",
-]
-
 CASTS = frozenset({"to", "type", "float", "half", "bfloat16", "double", "type_as", "_to_copy"})
 SAME_VALUES = CASTS | {"contiguous", "alias", "detach_", "positive"}
 FILLED = frozenset({"full", "full_like", "tensor", "scalar_tensor", "new_full"})

@@ -16,9 +16,6 @@ from shiplap.rewrite.graph import describe, operator_name, value
 from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normal import COMMUTATIVE, Dim, arguments, as_power, called
 
-__all__ = ["Fit", "Pattern", "Stop", "check_sizes", "check_users", "complete", "walk", "ways"]
-
-
 TRANSPOSES = frozenset({"permute", "t", "transpose", "mT", "T"})
 PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm"})
 MOST_WAYS = 32  # of one pattern at one place: each sum of two arguments doubles them

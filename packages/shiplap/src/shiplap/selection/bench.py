@@ -18,8 +18,6 @@ from shiplap.selection.inputs import Inputs
 from shiplap.selection.measure import Plan, Timing, Uncapturable, clock_for, race
 from shiplap.selection.verify import Outcome, Verifier, cases_of, is_fatal, synchronize
 
-__all__ = ["BEAT", "COMPILERS", "Belief", "Bench", "LocalBench"]
-
 BEAT = Struct("=qd")  # in memory shared with a worker: index of the candidate that runs (-1: none), and since when
 COMPILERS = -2  # instead of an index: compilers of any candidates are waited for
 

@@ -26,8 +26,6 @@ from shiplap.op.state import OpState
 from shiplap.referee.recipe import Recipe
 from shiplap.selection.inputs import recipe_of
 
-__all__ = ["Call", "read_calls", "record", "start", "stop"]
-
 LIMIT = 1 << 24  # bytes of a profile
 
 

@@ -18,16 +18,6 @@ from shiplap.op.config import NO_CONFIG, Config
 from shiplap.op.kernel import Kernel
 from shiplap.op.outputs import fit_outputs
 
-__all__ = [
-    "Candidate",
-    "KernelCandidate",
-    "ReferenceCandidate",
-    "Refused",
-    "candidates",
-    "default_of",
-    "label",
-]
-
 Run = Callable[[], tuple[Tensor, ...]]
 
 

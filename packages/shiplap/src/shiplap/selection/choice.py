@@ -12,8 +12,6 @@ from shiplap.op.config import NO_CONFIG, Config
 from shiplap.referee.finding import Finding
 from shiplap.selection.key import Key
 
-__all__ = ["LEFT_OUT", "Choice", "entry_of", "from_json", "place_of", "show_time"]
-
 LEFT_OUT = "left out"
 
 

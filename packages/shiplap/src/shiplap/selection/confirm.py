@@ -30,8 +30,6 @@ from shiplap.selection.drawn import MOST, ROOM, Drawn, bytes_of
 from shiplap.selection.hosts import Hosts, Unhosted
 from shiplap.selection.inputs import Inputs
 
-__all__ = ["Confirmation", "Spells", "expected_of"]
-
 ROUNDS, ATTEMPTS = 3, 3
 PATIENCE = 4  # times as many rounds on a busy machine
 LONG = 2e-3  # seconds that the calls of a batch should take

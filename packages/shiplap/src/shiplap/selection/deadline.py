@@ -12,8 +12,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-__all__ = ["Deadline", "OutOfTime"]
-
 ABANDONED = 10.0  # seconds that the end of a program waits for work that was abandoned
 T = TypeVar("T")
 

@@ -18,8 +18,6 @@ from shiplap.referee.sizes import EDGES, free_dims, scalar_candidates
 from shiplap.referee.values import KINDS
 from shiplap.selection.inputs import Inputs, given_ones
 
-__all__ = ["MOST", "ROOM", "Drawn", "bytes_of"]
-
 MOST, ROOM = 24, 32 << 20  # calls of a batch, and bytes of their arguments
 OTHERS, SMALL = 24, 300  # other inputs, and how large one of their sizes may be
 NUMBERS = 6  # other values of plain arguments

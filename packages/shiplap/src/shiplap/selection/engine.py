@@ -28,8 +28,6 @@ from shiplap.selection.selector import Options, force, select
 from shiplap.selection.share import from_first, ranks
 from shiplap.selection.table import keep
 
-__all__ = ["Request", "recipe_for", "requests_of", "seconds_of", "shown", "tune_all"]
-
 Request = tuple[Op, Recipe, str]
 Work = tuple[Op, Recipe, str, graphs.Tuner | None]  # the tuner measures templates in compiled code; None: eager calls
 EACH = 30.0  # seconds per bucket without a budget

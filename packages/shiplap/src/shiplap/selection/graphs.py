@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from shiplap.selection.isolate import Isolation
     from shiplap.selection.selector import Options
 
-__all__ = ["ALONE", "Tuner", "left_out", "measured", "templates", "tuners"]
-
 ALONE = (("epilogue", ""),)  # the place of a call with nothing around it that could be fused
 
 # Of op, recipe, device, options, the report of progress, and the worker process or None: the choice in compiled code.

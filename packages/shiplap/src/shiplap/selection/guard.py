@@ -14,8 +14,6 @@ from shiplap import compat
 from shiplap.errors import error
 from shiplap.op import Op
 
-__all__ = ["WORKER", "blocked", "require_quiet"]
-
 WORKER = "_SHIPLAP_TUNE_WORKER"  # set in the worker's own environment, by the worker: not a setting
 
 

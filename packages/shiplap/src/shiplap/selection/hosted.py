@@ -22,8 +22,6 @@ from shiplap.selection.inputs import inputs
 from shiplap.selection.poison import Poison
 from shiplap.selection.worker import find, provided
 
-__all__ = ["maker"]
-
 Ready = Callable[[Mapping[str, Any], list[Any]], Run]
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from shiplap.referee.process import Bounds, Ended, Launcher
 from shiplap.referee.witness import Witness, Wrong
 
-__all__ = ["Hosts", "Unhosted"]
-
 HOME = {"home": "shiplap.selection.hosted", "names": ["maker"], "kind": "maker", "seed": 0, "compile": False}
 
 

@@ -22,8 +22,6 @@ from shiplap.referee.run import needs_builder
 from shiplap.referee.samples import Samples
 from shiplap.referee.sizes import free_dims, ones, search
 
-__all__ = ["Inputs", "given_ones", "inputs", "layout_name", "recipe_of"]
-
 SEED = 20261121  # any; the same everywhere, so that two processes verify on the same numbers
 MOST = 1024  # calls of which the facts are remembered
 _facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}

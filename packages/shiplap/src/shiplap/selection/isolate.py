@@ -38,8 +38,6 @@ from shiplap.selection.verify import Outcome
 if TYPE_CHECKING:
     from shiplap.selection.selector import Task
 
-__all__ = ["Died", "Isolation"]
-
 REPLY = trust.Limits(size=1 << 20)
 TIMEOUT = 60.0  # seconds that one run, with its compilation, may take; the reference may take ten times as long
 

@@ -35,8 +35,6 @@ from shiplap.selection.inputs import Inputs
 from shiplap.selection.measure import Plan, Timing, race
 from shiplap.selection.verify import Outcome, cases_of
 
-__all__ = ["JudgedBench", "serves"]
-
 POISON = (0xFF, 0x55, 0xAA)
 DUELS = 6  # rounds
 LARGE = 4 << 20  # bytes of arguments that deserve more than one thread here

@@ -17,8 +17,6 @@ from shiplap import compat
 from shiplap.op import Op
 from shiplap.selection.inputs import Inputs
 
-__all__ = ["CALL", "MACHINE", "VERSIONS", "Key", "code_of", "differences", "environment", "key_for"]
-
 CALL = ("op", "device", "bucket", "dtypes", "layout")
 MACHINE = ("device_name", "capability", "threads")
 VERSIONS = ("driver", "cuda", "cublas", "triton", "torch", "shiplap")

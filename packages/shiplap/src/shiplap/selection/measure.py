@@ -20,8 +20,6 @@ from shiplap import compat
 from shiplap.referee.run import last_line
 from shiplap.selection.candidate import Run
 
-__all__ = ["Clock", "CpuClock", "CudaClock", "Plan", "Timing", "Uncapturable", "benchmarks", "clock_for", "race"]
-
 benchmarks = 0  # samples taken in this process: frozen mode is tested to leave it alone
 
 

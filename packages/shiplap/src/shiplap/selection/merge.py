@@ -18,8 +18,6 @@ from shiplap.selection.choice import Choice, from_json, show_time
 from shiplap.selection.key import Key
 from shiplap.selection.table import dump, read
 
-__all__ = ["Conflict", "Merged", "merge"]
-
 
 @dataclass(frozen=True)
 class Conflict:

@@ -27,8 +27,6 @@ from shiplap.selection.key import MACHINE, differences
 from shiplap.selection.store import seal, unseal
 from shiplap.selection.table import environments, read
 
-__all__ = ["chosen", "load", "write"]
-
 FORMAT = "shiplap-packaged/1"
 LIMIT = 1 << 24  # bytes of a table
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Poison"]
-
 
 class Poison(TorchFunctionMode):
     """A mode in which every tensor that Python code allocates without values is filled with one byte."""

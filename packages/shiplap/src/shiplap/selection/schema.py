@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Value"]
-
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The schema of ``Choice.value``."""

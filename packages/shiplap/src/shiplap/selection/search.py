@@ -18,8 +18,6 @@ from shiplap.selection.candidate import Candidate, label
 from shiplap.selection.inputs import Inputs
 from shiplap.selection.measure import Plan, Timing
 
-__all__ = ["TIE", "Ranking", "Report", "search"]
-
 WHOLE = 32  # candidates up to which the space is searched whole
 SHARE = 0.6  # of the time of a bucket, after which no more candidates are verified: those that are have to be raced
 NEAR = 1.5  # times the time of the best, by the clocks of candidates

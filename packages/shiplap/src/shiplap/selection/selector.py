@@ -23,8 +23,6 @@ from shiplap.selection.store import Store
 from shiplap.selection.table import keep
 from shiplap.settings import settings
 
-__all__ = ["Options", "Task", "force", "in_force", "select", "stored"]
-
 Maker = Callable[["Task"], Bench]
 
 

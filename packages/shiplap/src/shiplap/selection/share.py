@@ -10,8 +10,6 @@ import torch
 
 from shiplap.errors import error
 
-__all__ = ["carrier", "from_first", "ranks"]
-
 
 def ranks() -> tuple[int, int]:
     """``(rank, ranks)``: ``(0, 1)`` in a program that is not distributed."""

@@ -21,8 +21,6 @@ from shiplap.errors import notice
 from shiplap.selection.key import Key
 from shiplap.settings import settings
 
-__all__ = ["FORMAT", "Store", "Stored", "checksum", "seal", "unseal"]
-
 FORMAT = "shiplap-choice/1"
 LIMIT = 1 << 20  # bytes: no entry of ours comes near
 

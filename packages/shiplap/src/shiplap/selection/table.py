@@ -18,8 +18,6 @@ from shiplap.selection.key import MACHINE, VERSIONS, Key, differences, environme
 from shiplap.selection.store import Store, checksum, seal, unseal
 from shiplap.settings import settings
 
-__all__ = ["dump", "environments", "frozen", "keep", "read", "thaw", "write"]
-
 FORMAT = "shiplap-tuned/1"
 LIMIT = 1 << 24  # bytes of a table
 

@@ -15,8 +15,6 @@ from shiplap.referee.run import effects, last_line, reference, reference64
 from shiplap.selection.candidate import Candidate, Refused
 from shiplap.selection.inputs import Inputs
 
-__all__ = ["Outcome", "Verifier", "cases_of", "is_fatal", "synchronize"]
-
 
 @dataclass(frozen=True)
 class Outcome:

@@ -33,8 +33,6 @@ from shiplap.selection.inputs import Inputs, inputs
 from shiplap.selection.measure import Plan
 from shiplap.selection.verify import is_fatal
 
-__all__ = ["main"]
-
 PR_SET_PDEATHSIG = 1
 
 

@@ -28,8 +28,6 @@ from shiplap.referee.samples import Samples, other
 from shiplap.referee.sizes import environment, search
 from shiplap.shard.simulate import NotAdmitted, chunks, cut_size, merge, shards
 
-__all__ = ["derive", "known_rules", "samples_like", "unknown"]
-
 SEED = 20_261
 LARGEST = 1 << 20  # elements of a sample: a scalar of the call may be a size
 KEPT = 4096  # calls whose rules are kept

@@ -15,8 +15,6 @@ from shiplap.op.sharding import Part, ShardingRule
 from shiplap.shard.derive import known_rules, unknown
 from shiplap.shard.simulate import NotAdmitted, chunks, cut_size, local_args
 
-__all__ = ["register"]
-
 _registered: dict[str, tuple[object, ...]] = {}
 
 

@@ -13,8 +13,6 @@ from shiplap.errors import ShiplapError
 from shiplap.op import Op
 from shiplap.op.sharding import Part, ShardingRule
 
-__all__ = ["NotAdmitted", "chunks", "local_args", "merge", "shards"]
-
 Run = Callable[[tuple[Any, ...]], Sequence[Tensor]]
 
 

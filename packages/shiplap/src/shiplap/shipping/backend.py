@@ -30,8 +30,6 @@ from shiplap.errors import error
 from shiplap.shipping.contents import Extras
 from shiplap.shipping.wheel import Request, package
 
-__all__ = ["build_wheel"]
-
 HOOKS = (
     "build_editable",
     "build_sdist",

@@ -22,8 +22,6 @@ from shiplap.selection import packaged
 from shiplap.selection.calls import read_calls
 from shiplap.selection.inputs import SEED, Inputs
 
-__all__ = ["NO_EXTRAS", "Bound", "Contents", "Extras", "fill"]
-
 
 @dataclass(frozen=True)
 class Extras:

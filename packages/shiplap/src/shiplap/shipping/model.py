@@ -38,8 +38,6 @@ from shiplap.errors import ArgumentError, ShiplapError, error, writing
 from shiplap.op import Op, registry
 from shiplap.op.fake import refuse_python
 
-__all__ = ["PackedModel", "package_model"]
-
 MODELS = "/data/aotinductor/"  # where an archive has its models
 ALIGNMENT = 64  # bytes. As torch aligns what it may map
 _NONE: Mapping[str, object] = {}

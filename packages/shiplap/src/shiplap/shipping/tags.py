@@ -12,8 +12,6 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
-__all__ = ["platform_tag"]
-
 # What every Linux with the C library of a manylinux tag has, and what torch brings along.
 COMMON = re.compile(
     r"(libc|libm|libdl|libpthread|librt|libstdc\+\+|libgcc_s|libgomp|ld-linux[\w-]*|libtorch(_\w+)?|libc10(_\w+)?)\.so"

@@ -27,8 +27,6 @@ from shiplap.shipping.contents import NO_EXTRAS, Contents, Extras
 from shiplap.shipping.tags import platform_tag
 from shiplap.shipping.worker import fill_apart
 
-__all__ = ["Packed", "Request", "package"]
-
 LIMIT = 1 << 32  # bytes of a wheel, unpacked
 FILES = 100_000  # in one wheel
 EPOCH = (315532800, 4354819198)  # 1980 and 2107: the times that a zip file can state

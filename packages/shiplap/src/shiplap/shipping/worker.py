@@ -20,8 +20,6 @@ from shiplap import trust
 from shiplap.errors import ShiplapError, error
 from shiplap.shipping.contents import NO_EXTRAS, Contents, Extras, fill
 
-__all__ = ["fill_apart", "read_answer"]
-
 MODULES, LONGEST = 1000, 1000  # of one wheel; characters of a name
 PARTS = ("id", "what", "where", "got", "expected", "fix")  # of an error
 

@@ -13,19 +13,6 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "CODE",
-    "NAMED",
-    "OWN",
-    "Distrusted",
-    "Rule",
-    "check_content",
-    "open_file",
-    "open_folder",
-    "read_file",
-    "reason",
-]
-
 LINKS = 40  # symbolic links on one way, as in Linux
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY

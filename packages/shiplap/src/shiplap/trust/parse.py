@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["Data", "Limits", "build_yaml", "compose_yaml", "parse_json"]
-
 Data: TypeAlias = bool | int | float | str | list["Data"] | dict[str, "Data"] | None
 
 

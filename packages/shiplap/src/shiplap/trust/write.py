@@ -8,8 +8,6 @@ import socket
 from itertools import count
 from pathlib import Path
 
-__all__ = ["host", "write_whole"]
-
 _numbers = count()
 
 

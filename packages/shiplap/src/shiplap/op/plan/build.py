@@ -12,8 +12,6 @@ from shiplap.op.plan.steps import Check, Each, Evaluate, Let, Meet, Present, Ste
 from shiplap.op.plan.term import Names, Place, Term, Text, both, fallible, quoted, value
 from shiplap.op.spec import Arg, Dim, OpSpec, TensorType
 
-__all__ = ["argument_steps", "around", "look_dtype", "sharing_steps", "tried"]
-
 _Late = Callable[[], None]
 
 

@@ -22,8 +22,6 @@ from shiplap.op.schema import public_schema
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Value
 
-__all__ = ["Bind", "CallPlan"]
-
 Bind = Callable[..., Binding]
 
 

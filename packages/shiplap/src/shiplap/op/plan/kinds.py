@@ -16,8 +16,6 @@ from shiplap.op.plan.term import Term, Text
 from shiplap.op.spec import Arg, OpSpec
 from shiplap.op.values import Value
 
-__all__ = ["IsKind", "arranged", "mismatch"]
-
 
 def is_int(value: object) -> bool:
     """Whatever is an index of 64 bits: NumPy's integers too, and real tensors without dims."""

@@ -19,8 +19,6 @@ from shiplap.op.plan.values import Scope
 from shiplap.op.spec import OpSpec, Output
 from shiplap.op.values import Args, EnvValue, Outputs
 
-__all__ = ["OutputPlan", "reach", "requires_grad", "scratch_name"]
-
 SCRATCH = "scratch"  # the variable of the workspace
 
 Allocator: TypeAlias = Callable[[Mapping[str, EnvValue], Mapping[str, torch.dtype], torch.device], Outputs]

@@ -14,8 +14,6 @@ from shiplap.op.plan.term import Place, variable
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args
 
-__all__ = ["Packed", "compile_packing", "packing_steps"]
-
 Packed = tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]
 
 

@@ -19,8 +19,6 @@ from shiplap.op.plan.rule import Rule, template
 from shiplap.op.plan.steps import Allocate, Check, Each, Evaluate, Let, Meet, Pack, Present, Step, Unset
 from shiplap.op.plan.values import Constant, Scope, scope
 
-__all__ = ["Writer", "compile_function", "loose"]
-
 
 class Writer:
     """Collects lines of a function body, and the rules that they may find broken."""

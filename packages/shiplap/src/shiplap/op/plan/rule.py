@@ -12,8 +12,6 @@ from shiplap.errors import CATALOGUE, ShiplapError, error
 from shiplap.op.plan.term import Term, Text
 from shiplap.op.plan.values import Constant, Local, scope
 
-__all__ = ["TRUE", "Rule", "template"]
-
 TRUE = Term("True", "true")
 
 

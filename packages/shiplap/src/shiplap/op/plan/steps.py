@@ -10,8 +10,6 @@ from shiplap.op.plan.rule import Rule
 from shiplap.op.plan.rules.relations import HasValue
 from shiplap.op.plan.term import Place, Term, Text
 
-__all__ = ["Allocate", "Block", "Check", "Each", "Evaluate", "Let", "Meet", "Pack", "Present", "Step", "Type", "Unset"]
-
 
 class Type(Enum):
     """What a variable holds: its C++ type, and the value that stands for none of it."""

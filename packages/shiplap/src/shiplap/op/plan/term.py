@@ -16,21 +16,6 @@ from shiplap.op.cpp import to_cpp
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = [
-    "Names",
-    "Place",
-    "Term",
-    "Text",
-    "both",
-    "equal",
-    "fallible",
-    "parameters",
-    "quoted",
-    "value",
-    "values_of",
-    "variable",
-]
-
 
 @dataclass(frozen=True)
 class Term:

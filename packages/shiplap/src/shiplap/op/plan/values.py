@@ -12,20 +12,6 @@ from torch import Tensor
 from shiplap.op.expr import FUNCTIONS
 from shiplap.op.values import Size, Value
 
-__all__ = [
-    "Constant",
-    "Local",
-    "Scope",
-    "dense",
-    "kind_of_memory",
-    "own_memory",
-    "placed",
-    "same_sizes",
-    "scope",
-    "show",
-    "why_none",
-]
-
 Constant: TypeAlias = torch.dtype | frozenset[torch.dtype] | type
 Local: TypeAlias = Value | torch.dtype | torch.device | Exception  # a variable of a call
 Scope: TypeAlias = dict[str, object]  # globals of generated functions: modules, functions, classes

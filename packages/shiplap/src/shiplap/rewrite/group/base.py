@@ -19,8 +19,6 @@ from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
 from shiplap.rewrite.normal import called
 from shiplap.rewrite.program import proving
 
-__all__ = ["Group", "Merged"]
-
 Merged = tuple[Callable[..., Any], Sequence[Any]]
 """A function of plain PyTorch that returns a tensor per member, and its arguments: nodes, constants, lists of them."""
 

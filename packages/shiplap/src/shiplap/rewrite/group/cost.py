@@ -19,20 +19,6 @@ from shiplap.compat.nodes import hint
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.normal import called
 
-__all__ = [
-    "HORIZONTAL",
-    "MACHINES",
-    "MARGIN",
-    "Machine",
-    "Price",
-    "arithmetic_ns",
-    "bytes_of",
-    "kernels_to_stack",
-    "launch_ns",
-    "machine_for",
-    "product_ns",
-]
-
 
 @dataclass(frozen=True)
 class Machine:

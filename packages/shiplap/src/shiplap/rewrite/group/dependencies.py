@@ -8,8 +8,6 @@ from torch.fx import Graph, Node
 
 from shiplap.rewrite.graph import barrier
 
-__all__ = ["Independent", "independent"]
-
 
 class Independent:
     """Calls that may be merged, and for the first that may not, why it cannot join them.

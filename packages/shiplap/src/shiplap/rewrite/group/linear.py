@@ -24,8 +24,6 @@ from shiplap.rewrite.group.cost import (
 from shiplap.rewrite.normal import arguments, called
 from shiplap.rewrite.program import Program
 
-__all__ = ["StackedLinears", "WideLinears"]
-
 
 def linear_of(node: Node) -> tuple[Node, Node, Node | None] | None:
     """Input, weight and bias of a linear layer on at least one row. None for anything else."""

@@ -14,8 +14,6 @@ from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
 from shiplap.rewrite.normal import arguments, called
 from shiplap.rewrite.program import Program
 
-__all__ = ["StackedNorms"]
-
 EPS = 1e-5
 
 

@@ -18,8 +18,6 @@ from shiplap.rewrite.group.cost import Machine, Price, bytes_of
 from shiplap.rewrite.normal import called
 from shiplap.rewrite.program import Program
 
-__all__ = ["JoinedCalls"]
-
 COUNT = 3  # calls in a program of the proof
 
 

@@ -14,8 +14,6 @@ from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
 from shiplap.rewrite.match import Level
 from shiplap.rewrite.program import Program
 
-__all__ = ["StackedChains"]
-
 LEAST = 2  # operators; a chain of one is not worth stacking its operands
 
 

@@ -31,8 +31,6 @@ from shiplap.rewrite.shipped.region import region_of
 from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of, steps_of, swaps_last
 from shiplap.rewrite.shipped.settled import settled
 
-__all__ = ["Attention", "attention"]
-
 
 class Attention(Rewrite):
     """Puts ``scaled_dot_product_attention`` where a graph computes it step by step."""

@@ -11,8 +11,6 @@ from torch.nn import functional as F
 
 from shiplap.rewrite.program import Program
 
-__all__ = ["programs"]
-
 LOWEST = torch.finfo(torch.float32).min
 
 

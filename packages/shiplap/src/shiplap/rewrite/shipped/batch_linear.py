@@ -2,6 +2,4 @@
 
 from shiplap.rewrite.group import StackedLinears
 
-__all__ = ["batch_linear"]
-
 batch_linear = StackedLinears()

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from shiplap.rewrite.shipped.scores import Scores, Step
 
-__all__ = ["attended", "declined", "is_capped"]
-
 WORTH = 16 << 20  # bytes of scores from which blocks are placed
 BLOCK = 4 << 20  # bytes of the scores of a block
 MOST = 16  # blocks: each is code of its own

@@ -29,8 +29,6 @@ from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import Signature
 from shiplap.rewrite.walk import check_sizes, check_users, walk
 
-__all__ = ["FoldedNorm", "conv_norm"]
-
 
 @dataclass(frozen=True)
 class _Norm:

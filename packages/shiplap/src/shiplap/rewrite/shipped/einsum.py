@@ -11,8 +11,6 @@ from torch.fx import Node
 from shiplap.rewrite import trail
 from shiplap.rewrite.graph import value
 
-__all__ = ["Spelled", "of_scores", "of_values", "transposed"]
-
 Order = tuple[int, ...]
 
 

@@ -13,8 +13,6 @@ from shiplap.rewrite.graph import value
 from shiplap.rewrite.shipped import capped
 from shiplap.rewrite.shipped.scores import Obstructed, Scores, Step
 
-__all__ = ["MASKS", "required"]
-
 MASKS = frozenset({"fill", "keep"})
 LONG = 256  # tokens from which a bias of each head was measured to pay
 

@@ -15,8 +15,6 @@ from shiplap.rewrite.graph import mutates, operator_name, value
 from shiplap.rewrite.shipped.region import Region
 from shiplap.rewrite.shipped.scores import Obstructed
 
-__all__ = ["missed", "over_last", "written_out"]
-
 Understood = Callable[[Node], bool]
 
 FIXES = {

@@ -19,8 +19,6 @@ from shiplap.rewrite.match import Level, Outcome
 from shiplap.rewrite.normal import arguments, called
 from shiplap.rewrite.program import Program
 
-__all__ = ["NoOps", "no_ops"]
-
 
 class NoOps(Rewrite):
     """Takes out ``x.to(x.dtype)`` and ``dropout`` that drops nothing."""

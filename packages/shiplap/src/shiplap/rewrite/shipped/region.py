@@ -18,8 +18,6 @@ from torch.fx import Node
 from shiplap.rewrite import trail
 from shiplap.rewrite.graph import mutates, value
 
-__all__ = ["Region", "region_of"]
-
 PRODUCTS = frozenset(
     {"matmul", "bmm", "mm", "baddbmm", "addmm", "addbmm", "mv", "einsum", "tensordot", "inner", "dot", "linear"}
 )

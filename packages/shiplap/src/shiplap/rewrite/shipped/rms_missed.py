@@ -18,8 +18,6 @@ from shiplap.rewrite.graph import mutates, operator_name, value
 from shiplap.rewrite.normal import arguments
 from shiplap.rewrite.shipped.roots import DIVISIONS, PRODUCTS, Missed, over_last, power, square_of
 
-__all__ = ["otherwise"]
-
 NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm", "linalg_norm"})
 BOUNDS = frozenset({"clamp", "clamp_min", "clip", "maximum", "max"})
 REDUCES = frozenset({"mean", "sum"})

@@ -25,8 +25,6 @@ from shiplap.rewrite.shipped.rms_missed import otherwise
 from shiplap.rewrite.shipped.rms_norm_programs import programs
 from shiplap.rewrite.shipped.roots import DIVISIONS, PRODUCTS, Missed, Squares, puts_back, squares_of, takes_root
 
-__all__ = ["RmsNorm", "rms_norm"]
-
 
 class RmsNorm(Rewrite):
     """Puts ``torch.nn.functional.rms_norm`` where a graph computes it step by step."""

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from shiplap.rewrite.program import Program
 
-__all__ = ["programs"]
-
 
 def _llama(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.to(torch.float32)

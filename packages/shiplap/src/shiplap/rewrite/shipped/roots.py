@@ -18,19 +18,6 @@ from shiplap.rewrite.graph import describe, value
 from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normal import arguments
 
-__all__ = [
-    "DIVISIONS",
-    "PRODUCTS",
-    "Missed",
-    "Squares",
-    "over_last",
-    "power",
-    "puts_back",
-    "square_of",
-    "squares_of",
-    "takes_root",
-]
-
 PRODUCTS = frozenset({"mul", "multiply"})
 DIVISIONS = frozenset({"div", "divide", "truediv", "true_divide"})
 ROOTS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0}

@@ -28,8 +28,6 @@ from shiplap.rewrite.meaning import Part, above, agree, part, starts
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.shipped.rotary_programs import programs
 
-__all__ = ["Rotary", "rotary"]
-
 ENDS = frozenset({"add", "sub", "cat", "concat", "concatenate", "flatten", "view", *trail.CASTS})
 JOINS = frozenset({"cat", "concat", "concatenate", "stack", "roll", "flip", "view_as_complex"})
 EMPTY = frozenset({"empty_like", "empty", "new_empty", "zeros_like", "new_zeros"})

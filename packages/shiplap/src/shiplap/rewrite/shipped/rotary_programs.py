@@ -9,8 +9,6 @@ from torch import Tensor
 
 from shiplap.rewrite.program import Program
 
-__all__ = ["programs"]
-
 
 def _half(x: Tensor) -> Tensor:
     return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)

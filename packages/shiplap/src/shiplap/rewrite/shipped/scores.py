@@ -16,8 +16,6 @@ from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normal import arguments
 from shiplap.rewrite.shipped import einsum, sinks
 
-__all__ = ["PRODUCTS", "Obstructed", "Scores", "Step", "scores_of", "steps_of", "swaps_last"]
-
 PRODUCTS = frozenset({"matmul", "bmm"})
 FILLS = ("masked_fill", "masked_fill_", "where")
 SWALLOWS = 1e8  # a number that is this far from 0 swallows a score that is added to it, in float32

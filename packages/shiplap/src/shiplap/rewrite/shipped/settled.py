@@ -21,8 +21,6 @@ from shiplap.rewrite import trail
 from shiplap.rewrite.graph import mutates, value
 from shiplap.rewrite.shipped.scores import SWALLOWS, Step
 
-__all__ = ["hides", "settled"]
-
 MOST = 1 << 27  # elements of a mask that is computed
 FAR = 60  # calls behind a mask; transformers 5.23 has 26
 KNOWN = "shiplap_hides"  # in the meta of a node: what its mask was found to hide

@@ -2,6 +2,4 @@
 
 from shiplap.rewrite.group import WideLinears
 
-__all__ = ["shared_input_linears"]
-
 shared_input_linears = WideLinears()

@@ -19,8 +19,6 @@ from shiplap.rewrite import trail
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.normal import arguments
 
-__all__ = ["Rescaled", "dropped", "joined", "maximum", "rescaled", "shifted", "with_sink"]
-
 JOINS = ("cat", "concat", "concatenate")
 
 

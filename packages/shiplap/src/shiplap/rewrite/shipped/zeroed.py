@@ -19,8 +19,6 @@ from shiplap.rewrite.shipped.scores import Step
 
 PURE = frozenset({"eq", "ne", "view", "unsqueeze", "logical_not", "invert", "to", "expand", "tensor", "bool"})
 
-__all__ = ["masks_scores", "rows_of", "zeroing"]
-
 
 def zeroing(node: Node, weights: Node) -> Node | None:
     """The mask where ``node`` sets ``weights`` to 0 by it. None for any other call."""

@@ -13,51 +13,6 @@ from torch.utils.backend_registration import generate_methods_for_privateuse1_ba
 from . import _C  # type: ignore[attr-defined]
 from ._inductor import INDUCTOR, inductor
 
-__all__ = [
-    "Event",
-    "Stream",
-    "allowed_fallbacks",
-    "cache_clear",
-    "cache_info",
-    "cache_resize",
-    "counters",
-    "current_device",
-    "current_stream",
-    "default_stream",
-    "device",
-    "device_count",
-    "empty_cache",
-    "fallback_policy",
-    "get_amp_supported_dtype",
-    "get_device_capability",
-    "get_device_name",
-    "get_rng_state",
-    "get_rng_state_all",
-    "initial_seed",
-    "is_available",
-    "is_bf16_supported",
-    "is_initialized",
-    "manual_seed",
-    "manual_seed_all",
-    "max_memory_allocated",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_reserved",
-    "memory_stats",
-    "memory_summary",
-    "reset_counters",
-    "reset_peak_memory_stats",
-    "seed",
-    "seed_all",
-    "set_device",
-    "set_memory_limit",
-    "set_rng_state",
-    "set_rng_state_all",
-    "set_stream",
-    "stream",
-    "synchronize",
-]
-
 NAME = ""  # of the device: `register`
 _TYPE = 20  # of PrivateUse1 in c10::DeviceType
 

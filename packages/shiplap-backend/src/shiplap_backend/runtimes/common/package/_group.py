@@ -9,8 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["register"]
-
 
 def register(name: str) -> None:
     """Make ``init_process_group("<name>")`` known to torch, for tensors of the device and of the CPU."""

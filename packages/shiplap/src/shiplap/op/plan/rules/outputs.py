@@ -14,24 +14,6 @@ from shiplap.op.plan.rules.tensors import Contiguous, OfTensor
 from shiplap.op.plan.term import Place, Term, Text, both, equal, quoted
 from shiplap.op.plan.values import Constant
 
-__all__ = [
-    "ALIGNMENT",
-    "Aligned",
-    "AlignedOutput",
-    "Disjoint",
-    "FitsKind",
-    "FitsLayout",
-    "FitsShape",
-    "IsSize",
-    "NoGradient",
-    "OnCpu",
-    "ScratchAligned",
-    "ScratchKind",
-    "ScratchRoom",
-    "WithinBound",
-    "wanted_dtype",
-]
-
 ALIGNMENT = 64  # bytes: what kernels are promised of a workspace
 
 

@@ -10,8 +10,6 @@ from shiplap.op.plan.rule import TRUE, Rule
 from shiplap.op.plan.term import Names, Term, Text, equal, value, values_of
 from shiplap.op.plan.values import Constant
 
-__all__ = ["AgreesWith", "HasValue", "IsObject", "Known", "OfCall", "Requires"]
-
 
 @dataclass(frozen=True)
 class OfCall(Rule):

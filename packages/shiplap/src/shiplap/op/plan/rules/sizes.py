@@ -8,8 +8,6 @@ from shiplap.op.plan.rule import TRUE
 from shiplap.op.plan.rules.tensors import OfTensor
 from shiplap.op.plan.term import Term, Text, both, equal
 
-__all__ = ["Computed", "Fixed", "RankAtLeast", "RankIs", "SameOrOne", "SameSize", "SameSpread", "SameSpreadRank"]
-
 
 @dataclass(frozen=True)
 class OfRank(OfTensor):

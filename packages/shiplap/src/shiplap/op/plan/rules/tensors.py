@@ -13,21 +13,6 @@ from shiplap.op.plan.term import Place, Term, Text, both, equal, quoted
 from shiplap.op.plan.values import Constant
 from shiplap.op.spec import Arg
 
-__all__ = [
-    "Contiguous",
-    "Dense",
-    "DtypeAmong",
-    "IsTensor",
-    "OfTensor",
-    "OutsideAutograd",
-    "OwnMemory",
-    "SameDevice",
-    "SameDtype",
-    "Unshared",
-    "of_argument",
-    "undefined",
-]
-
 
 def undefined(index: int) -> str:
     """C++ condition under which None was passed for a tensor that nobody has taken: nothing else can be asked of it."""

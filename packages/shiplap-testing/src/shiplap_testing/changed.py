@@ -1,0 +1,308 @@
+"""``make test ARGS=--changed``: the tests that reach what a branch has changed, the nearest ones first.
+
+What changed is what git names between the merge base with ``main`` and the working tree. A file reaches what its text
+names: modules that it imports, wherever the import stands; for a name that it takes from a package, the module from
+which that package has the name, at once or when it is first used; modules and files that its texts name, such as a
+template, or in tests the program of a process. A file that no other file names is reached by the modules of its folder.
+A test file is also the nearest one to the module whose name it has.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shiplap_testing.paths import REPOSITORY
+
+SELECTED = "SHIPLAP_TEST_CHANGED"  # a file with the selected test files: a run computes them once for all its workers
+DOTTED = re.compile(r"\b[a-z]\w*(?:\.\w+)+")
+FILE = re.compile(r"[\w./-]*\w\.(?:py|cpp|cc|c|h|cmake|jinja|json|yaml|toml|md|txt|laz|cu|inc)\b")
+
+
+def changed_files(base: str, root: Path = REPOSITORY) -> list[str]:
+    """Return the files that differ between the merge base with ``base`` and the working tree, untracked ones too."""
+    merged = _git(root, "merge-base", base, "HEAD").strip()
+    tracked = _git(root, "diff", "--name-only", "--no-renames", merged).splitlines()
+    return sorted({*tracked, *_git(root, "ls-files", "--others", "--exclude-standard").splitlines()})
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise pytest.UsageError(f"--changed: git {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+class Graph:
+    """Which file of a repository names which.
+
+    Attributes:
+        files: the files that git tracks or would track, below ``root``.
+        users: for each file, those that name it.
+    """
+
+    def __init__(self, root: Path = REPOSITORY) -> None:
+        self.root = root
+        listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").splitlines()
+        self.files = frozenset(name for name in listed if (root / name).is_file())
+        self._modules = {module: file for file in self.files if (module := _module_of(file))}
+        self._named: dict[str, list[str]] = defaultdict(list)
+        for file in self.files:
+            self._named[file.rpartition("/")[2]].append(file)
+        self._trees: dict[str, ast.Module] = {}
+        for file in self.files:
+            if file.endswith(".py"):
+                try:
+                    self._trees[file] = ast.parse((root / file).read_text(encoding="utf-8"))
+                except (SyntaxError, UnicodeDecodeError):
+                    continue  # its tests say so
+        self._exports = {m: self._exports_of(m, f) for m, f in self._modules.items() if f.endswith("__init__.py")}
+        self.users: dict[str, set[str]] = defaultdict(set)
+        for file, tree in self._trees.items():
+            for used in self._used(file, tree):
+                if used != file and (_is_of_tests(file) or not _is_test(used)):
+                    self.users[used].add(file)
+        self._adopt()
+
+    def distances(self, changed: Iterable[str]) -> dict[str, int]:
+        """Return how many steps each file is away from the nearest of ``changed`` that it reaches."""
+        steps = dict.fromkeys(changed, 0)
+        queue = deque(steps)
+        while queue:
+            file = queue.popleft()
+            for user in self.users.get(file, ()):
+                if user not in steps:
+                    steps[user] = steps[file] + 1
+                    queue.append(user)
+        return steps
+
+    def tests(self, changed: Iterable[str]) -> list[str]:
+        """Return the test files that reach one of ``changed``, the nearest first."""
+        changed = list(changed)
+        steps = self.distances(changed)
+        names = {_stem(file) for file in changed}
+        reached = [f for f in steps if _is_test(f) and f in self.files]
+        reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
+        return sorted(reached, key=lambda f: (_stem(f) not in names and steps.get(f, 0) > 0, steps.get(f, 1), f))
+
+    # ------------------------------------------------------------------------------------------------- what is named
+
+    def _exports_of(self, package: str, file: str) -> dict[str, str]:
+        """The names that a package takes from modules, at once or by a table of names, and those modules."""
+        homes: dict[str, str] = {}
+        for node in ast.walk(self._trees.get(file, ast.Module([], []))):
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    homes[alias.asname or alias.name] = _absolute(node, package)
+            elif isinstance(node, ast.Dict):
+                for key, value in zip(node.keys, node.values, strict=True):
+                    if (
+                        isinstance(key, ast.Constant)
+                        and isinstance(value, ast.Constant)
+                        and value.value in self._modules
+                    ):
+                        homes[str(key.value)] = str(value.value)
+        return homes
+
+    def _used(self, file: str, tree: ast.Module) -> Iterator[str]:
+        """The files that a Python file names."""
+        module = _module_of(file)
+        initial = file.endswith("__init__.py")
+        package = module if initial else module.rpartition(".")[0]
+        bound: dict[str, str] = {}  # a local name -> the package that it stands for
+        walked = list(ast.walk(tree))
+        docstrings = {id(n.value) for n in walked if isinstance(n, ast.Expr)}
+        for node in _at_import(tree) if initial else walked:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield from self._module(alias.name)
+                    bound[alias.asname or alias.name.partition(".")[0]] = (
+                        alias.name if alias.asname else alias.name.partition(".")[0]
+                    )
+            elif isinstance(node, ast.ImportFrom):
+                home = _absolute(node, package)
+                for alias in node.names:
+                    yield from self._name(home, alias.name)
+                    if f"{home}.{alias.name}" in self._exports:
+                        bound[alias.asname or alias.name] = f"{home}.{alias.name}"
+            elif isinstance(node, ast.JoinedStr):
+                yield from self._members(node, package, initial)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not initial:
+                yield from () if id(node) in docstrings else self._text(node.value, file, package)
+        for node in walked:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in bound:
+                yield from self._name(bound[node.value.id], node.attr)
+        if _is_test(file):
+            yield from self._fixtures(file)
+
+    def _module(self, name: str) -> Iterator[str]:
+        """A module, and the packages that are imported with it."""
+        while name:
+            if name in self._modules:
+                yield self._modules[name]
+            name = name.rpartition(".")[0]
+
+    def _name(self, home: str, name: str, depth: int = 4) -> Iterator[str]:
+        """The file of what ``from home import name`` gives, through packages that have it from elsewhere."""
+        if f"{home}.{name}" in self._modules and name not in self._exports.get(home, {}):
+            yield from self._module(f"{home}.{name}")
+            return
+        yield from self._module(home)
+        if depth and name in self._exports.get(home, {}):
+            yield from self._name(self._exports[home][name], name, depth - 1)
+
+    def _members(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
+        """The modules of the package ``P`` in ``f"P.{name}"``; ``f"{__name__}.{name}"`` is of the package itself."""
+        first = text.values[0] if text.values else None
+        home = ""
+        if isinstance(first, ast.Constant) and str(first.value).endswith("."):
+            home = str(first.value)[:-1]
+        elif isinstance(first, ast.FormattedValue) and ast.unparse(first.value) in ("__name__", "__package__"):
+            home = package if initial or ast.unparse(first.value) == "__package__" else ""
+        if home in self._exports:
+            yield from (f for m, f in self._modules.items() if m.rpartition(".")[0] == home)
+
+    def _text(self, text: str, file: str, package: str) -> Iterator[str]:
+        """The modules and the files that a text names. Outside of tests, prose is no such text."""
+        if not _is_of_tests(file) and any(map(str.isspace, text)):
+            return
+        if text.isidentifier():  # as of late("module")
+            if f"{package}.{text}" in self._modules and package.startswith("shiplap_"):
+                yield self._modules[f"{package}.{text}"]
+            return
+        for name in DOTTED.findall(text):
+            while name and name not in self._modules:
+                name = name.rpartition(".")[0]
+            if "." in name:
+                yield self._modules[name]
+        for name in FILE.findall(text):
+            same = [f for f in self._named.get(name.rpartition("/")[2], ()) if f.endswith(name.lstrip("./"))]
+            near = [f for f in same if f.rpartition("/")[0] == file.rpartition("/")[0]] or [
+                f for f in same if _distribution(f) == _distribution(file)
+            ]
+            yield from near or (same if len(same) == 1 else ())
+
+    def _fixtures(self, file: str) -> Iterator[str]:
+        """The files from which pytest takes fixtures for a test."""
+        folder = file
+        while folder := folder.rpartition("/")[0]:
+            if f"{folder}/conftest.py" in self.files:
+                yield f"{folder}/conftest.py"
+
+    def _adopt(self) -> None:
+        """Give files that nobody names to the Python files of the nearest folder that has some."""
+        folders: dict[str, list[str]] = defaultdict(list)
+        for file in self._trees:
+            folders[file.rpartition("/")[0]].append(file)
+        for file in self.files:
+            if file.endswith((".py", ".md")) or self.users.get(file) or not file.startswith(("packages/", "tests/")):
+                continue
+            folder = file
+            while folder := folder.rpartition("/")[0]:
+                if folder in folders:
+                    self.users[file] |= set(folders[folder])
+                    break
+
+
+def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
+    """The nodes of a package's own file that run when it is imported, without its functions and type checks."""
+    stack: list[ast.AST] = [*tree.body]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            stack += [n for n in ast.walk(node) if isinstance(n, ast.JoinedStr)]  # it loads its members by name
+        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield node
+            stack += ast.iter_child_nodes(node)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    """The module from which an import takes names."""
+    parts = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def _module_of(file: str) -> str:
+    """The name by which a Python file of the repository is imported, or nothing."""
+    if not file.endswith(".py"):
+        return ""
+    path = file.removesuffix(".py").removesuffix("/__init__")
+    if "/src/" in path:
+        return path.partition("/src/")[2].replace("/", ".")
+    if "/tests/" in path and path.startswith("packages/"):
+        return f"tests.{path.partition('/tests/')[2]}".replace("/", ".")
+    return path.replace("/", ".")
+
+
+def _is_test(file: str) -> bool:
+    name = file.rpartition("/")[2]
+    return name.startswith("test_") and name.endswith(".py") and "tests" in file.split("/")
+
+
+def _is_of_tests(file: str) -> bool:
+    return "tests" in file.split("/")
+
+
+def _stem(file: str) -> str:
+    """Where a file lies and how it is called, the same for a module and its tests: ``shiplap op/fake``.
+
+    The tests of a family have a folder of its name, so of a family the name of the file alone counts.
+    """
+    parts = file.removesuffix(".py").split("/")
+    inside = parts[4:] if parts[2:3] == ["src"] else parts[3:]
+    named = "/".join(inside if _distribution(file) == "shiplap" else inside[-1:])
+    return f"{_distribution(file)} {named.replace('test_', '')}"
+
+
+def _distribution(file: str) -> str:
+    parts = file.split("/")
+    return parts[1] if parts[0] == "packages" and len(parts) > 1 else ""
+
+
+# ------------------------------------------------------------------------------------------------------------- pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--changed",
+        nargs="?",
+        const="main",
+        default="",
+        metavar="BRANCH",
+        help="run the test files that reach what differs from the merge base with BRANCH (main), the nearest first",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect the selected files alone. The first process of a run selects them, and its workers read the selection."""
+    if not (base := config.getoption("--changed")):
+        return
+    if not os.environ.get(SELECTED):
+        handle, os.environ[SELECTED] = tempfile.mkstemp(prefix="shiplap-changed-", suffix=".json")
+        with os.fdopen(handle, "w") as file:
+            json.dump(Graph().tests(changed_files(base)), file)
+        config.add_cleanup(_forget)
+    selected = [str(REPOSITORY / name) for name in json.loads(Path(os.environ[SELECTED]).read_text())]
+    below = [Path(a.partition("::")[0]).resolve() for a in config.invocation_params.args if Path(str(a)).exists()]
+    kept = [name for name in selected if not below or any(Path(name).is_relative_to(folder) for folder in below)]
+    if not kept:
+        pytest.exit("no test reaches what changed", pytest.ExitCode.NO_TESTS_COLLECTED)
+    config.args = kept
+
+
+def _forget() -> None:
+    Path(os.environ.pop(SELECTED)).unlink(missing_ok=True)
+
+
+def is_used(config: pytest.Config) -> bool:
+    """Whether a run selects its tests, which then keep the order of the selection."""
+    return bool(config.getoption("--changed", ""))

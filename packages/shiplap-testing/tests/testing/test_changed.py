@@ -1,0 +1,92 @@
+"""Which tests ``--changed`` selects: those that reach what changed, however it is imported, the nearest first."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shiplap_testing.changed import Graph, changed_files
+
+SRC, TESTS = "packages/shiplap-x/src/shiplap_x", "packages/shiplap-x/tests/x"
+FILES = {
+    f"{SRC}/__init__.py": "from shiplap_x.eager import first\n_LATE = {'late': 'shiplap_x.lazy'}\n",
+    f"{SRC}/eager.py": "def first(): ...\n",
+    f"{SRC}/lazy.py": "def late():\n    from shiplap_x import inner\n    return 'kernel.jinja'\n",
+    f"{SRC}/inner.py": "import shiplap_x.base\n",
+    f"{SRC}/base.py": "def g(): ...\n",
+    f"{SRC}/kernel.jinja": "text\n",
+    f"{SRC}/data/names.yaml": "text\n",
+    f"{SRC}/verbs/__init__.py": "import importlib\n\ndef load(n):\n    importlib.import_module(f'{__name__}.{n}')\n",
+    f"{SRC}/verbs/one.py": "X = 1\n",
+    f"{TESTS}/test_base.py": "",
+    f"{TESTS}/test_eager.py": "from shiplap_x import first\n",
+    f"{TESTS}/test_lazy.py": "import shiplap_x as x\n\ndef test():\n    x.late()\n",
+    f"{TESTS}/test_verbs.py": "from shiplap_x import verbs\n",
+    f"{TESTS}/test_program.py": "P = 'import torch; from shiplap_x.inner import f'\nQ = 'program.py'\n",
+    f"{TESTS}/program.py": "",
+    f"{TESTS}/conftest.py": "from shiplap_x import base\n",
+    f"{TESTS}/sub/test_fixture.py": "",
+}
+
+
+def git(root: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", *who, *arguments], cwd=root, capture_output=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    for name, text in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    git(root, "init", "-q", "-b", "main")
+    git(root, "add", ".")
+    git(root, "commit", "-q", "-m", "all")
+    return root
+
+
+@pytest.fixture(scope="module")
+def graph(root: Path) -> Graph:
+    return Graph(root)
+
+
+@pytest.mark.parametrize(
+    ("changed", "tests"),
+    [
+        ("eager.py", {"test_eager.py", "test_lazy.py", "test_verbs.py", "test_program.py"}),
+        ("lazy.py", {"test_lazy.py"}),
+        ("inner.py", {"test_program.py", "test_lazy.py"}),
+        ("kernel.jinja", {"test_lazy.py"}),
+        ("verbs/one.py", {"test_verbs.py"}),
+    ],
+)
+def test_a_change_selects_the_tests_that_reach_it(graph: Graph, changed: str, tests: set[str]) -> None:
+    assert {name.rpartition("/")[2] for name in graph.tests([f"{SRC}/{changed}"])} >= tests
+    if changed != "eager.py":  # which the package imports, and with it every test of the package
+        assert {name.rpartition("/")[2] for name in graph.tests([f"{SRC}/{changed}"])} == tests
+
+
+def test_the_test_of_the_same_name_comes_first_and_fixtures_count(graph: Graph) -> None:
+    selected = [name.rpartition("/")[2] for name in graph.tests([f"{SRC}/base.py"])]
+    assert selected[0] == "test_base.py"
+    assert "test_fixture.py" in selected
+
+
+def test_a_helper_of_a_test_selects_it_and_an_unnamed_file_belongs_to_its_folder(graph: Graph) -> None:
+    assert graph.tests([f"{TESTS}/program.py"]) == [f"{TESTS}/test_program.py"]
+    assert f"{TESTS}/test_eager.py" in graph.tests([f"{SRC}/data/names.yaml"])
+    assert graph.tests(["README.md"]) == []
+
+
+def test_what_changed_is_committed_on_the_branch_edited_or_new(root: Path) -> None:
+    git(root, "checkout", "-q", "-b", "branch")
+    (root / SRC / "base.py").write_text("def g(): return 1\n")
+    git(root, "commit", "-q", "-a", "-m", "more")
+    (root / SRC / "inner.py").write_text("")
+    (root / SRC / "new.py").write_text("")
+    assert changed_files("main", root) == [f"{SRC}/{name}" for name in ("base.py", "inner.py", "new.py")]
+    with pytest.raises(pytest.UsageError, match="no-such-branch"):
+        changed_files("no-such-branch", root)
