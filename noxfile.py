@@ -24,7 +24,7 @@ import nox
 nox.options.sessions = ["matrix"]
 
 # The releases of torch that the suite runs on, from the one place that lists them.
-RELEASES = tuple(runpy.run_path("packages/shiplap/src/shiplap/compat/versions.py")["RELEASES"])
+RELEASES = tuple(runpy.run_path("packages/shiplap/src/shiplap/torch_private/versions.py")["RELEASES"])
 FIRST = ("shiplap-headers", "shiplap")  # what all others require, in the order in which wheels are built
 OTHERS = sorted({folder.name for folder in Path("packages").iterdir()} - {*FIRST, "shiplap-testing"})
 PACKAGES = (*FIRST, *OTHERS)
@@ -142,7 +142,7 @@ def storm(session: nox.Session) -> None:
     seconds = session.posargs[0] if session.posargs else "600"
     folder = Path(session.create_tmp()).resolve()
     (folder / "cache").mkdir(mode=0o700, exist_ok=True)
-    call = ("python", "packages/shiplap/tests/trust/storm.py", "everything", seconds, "16", str(folder))
+    call = ("python", "packages/shiplap/tests/safe_io/storm.py", "everything", seconds, "16", str(folder))
     session.run(*call, env={"SHIPLAP_CACHE_DIR": str(folder / "cache"), "SHIPLAP_NATIVE": "1"})
 
 
@@ -158,14 +158,14 @@ def forks(session: nox.Session) -> None:
     count = session.posargs[0] if session.posargs else "1000"
     folder = Path(session.create_tmp()).resolve()
     (folder / "cache").mkdir(mode=0o700, exist_ok=True)
-    call = ("python", "packages/shiplap/tests/trust/forks.py", count, "16", str(folder), "17")
+    call = ("python", "packages/shiplap/tests/safe_io/forks.py", count, "16", str(folder), "17")
     session.run(*call, env={"SHIPLAP_CACHE_DIR": str(folder / "cache"), "SHIPLAP_NATIVE": "1"})
 
 
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
     """Fail every call of the operating system once, with every error, in what is written to disk."""
-    test = "packages/shiplap/tests/trust/test_faults.py"
+    test = "packages/shiplap/tests/safe_io/test_faults.py"
     session.run("python", "-m", "pytest", "-q", test, *session.posargs, env={"SHIPLAP_TEST_FAULTS": "all"})
 
 

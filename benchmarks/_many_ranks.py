@@ -147,9 +147,9 @@ def build_bindings(ranks: Ranks) -> dict[str, str]:
 
     A program has it from its 32nd call on, or finds it in its cache.
     """
-    from shiplap.bind import native
-    from shiplap.bind.plan import make_plan
-    from shiplap.op import registry
+    from shiplap.dispatch import registry
+    from shiplap.kernels.native import binding
+    from shiplap.kernels.native.build_plan import make_plan
 
     forms = {
         op: next((k.native for k in op.kernels.get(ranks.device.type, ()) if k.native), None) for op in registry.ops()
@@ -161,12 +161,12 @@ def build_bindings(ranks: Ranks) -> dict[str, str]:
     if ranks.device.type != "cuda" or os.environ.get("SHIPLAP_NATIVE") == "0":
         return failed
     with ThreadPoolExecutor() as pool:
-        jobs = {op: pool.submit(native.compile_plan, make_plan(op), op) for op in ops[ranks.rank :: ranks.world]}
+        jobs = {op: pool.submit(binding.compile_plan, make_plan(op), op) for op in ops[ranks.rank :: ranks.world]}
     failed |= {op.spec.name: str(why) for op, job in jobs.items() if (why := job.exception()) is not None}
     ranks.wait()
     for op in ops:
         try:
-            native.build(op)
+            binding.build(op)
         except Exception as why:
             failed[op.spec.name] = str(why)
     return failed

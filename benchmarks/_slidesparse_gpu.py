@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.op import choices
-from shiplap.op.config import Config
-from shiplap.selection.measure import CudaClock, Plan, race
+from shiplap.declare.config import Config
+from shiplap.dispatch import tuned_choices
+from shiplap.tuning.measure import CudaClock, Plan, race
 from shiplap_slidesparse.lt import kernels, tuning
 
 FP8, INT8, BF16, CUDA = torch.float8_e4m3fn, torch.int8, torch.bfloat16, "cuda"
@@ -133,7 +133,7 @@ def chosen(op: sl.Op, args: tuple[Any, ...], m: int, n: int, k: int) -> dict[str
     best = _picked[op, m, n, k] = min(finals, key=lambda pair: pair[0])[1]
     TRIED[f"{op.spec.opname} {m} x {n} x {k}"] = len(ranked)
     key = (CUDA, *op.rule.key(op.bind(args)))
-    choices.install([choices.Entry(op.spec.name, op.identity, key, "lt", Config.of(best))])
+    tuned_choices.install([tuned_choices.Entry(op.spec.name, op.identity, key, "lt", Config.of(best))])
     return best
 
 

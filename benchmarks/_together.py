@@ -91,8 +91,8 @@ class Alone:
 
         Seconds of waiting are no seconds of a search, so a search ends when it is done.
         """
-        select, bench = import_module("shiplap.fuse.select"), import_module("shiplap.selection.bench")
-        measure = import_module("shiplap.selection.measure")
+        select, bench = import_module("shiplap.inductor.select_candidate"), import_module("shiplap.tuning.bench")
+        measure = import_module("shiplap.tuning.measure")
         select._isolation, select.SECONDS = None, 1e5
         self.around(select, "race")
         self.around(bench, "race")

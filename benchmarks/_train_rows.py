@@ -20,7 +20,7 @@ import overhead_gpu as shared
 import triton_host_gpu as host
 
 import shiplap as sl
-from shiplap.bind import native
+from shiplap.kernels.native import binding
 
 SIZE, BLOCK = 1024, 1024
 DRY = "--dry-run" in sys.argv
@@ -61,8 +61,8 @@ def bound(namespace: str, *, as_op: bool) -> sl.Op:
     """The same, launched by generated C++."""
     mul, mul_x = declared(namespace, as_op=as_op)
     for op in () if DRY else (mul, mul_x):
-        native.build(op)
-        kind, why = native.state(op, "cuda")
+        binding.build(op)
+        kind, why = binding.state(op, "cuda")
         if kind != "native":
             raise shared.Missing(why)
     return mul

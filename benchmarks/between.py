@@ -29,7 +29,7 @@ from torch import Tensor
 
 import shiplap as sl
 import shiplap_headers
-from shiplap.bind import native
+from shiplap.kernels.native import binding
 
 ROOT = Path(__file__).parent.parent
 SHORT, LONG = 2, 18  # ops in a compiled chain: the difference pays for nothing but ops
@@ -84,7 +84,7 @@ def rows() -> dict[str, Callable[[], Any]]:
     slow(x, y)
     del os.environ["SHIPLAP_NATIVE"]
     for op in (fast, more, trained):
-        native.build(op)
+        binding.build(op)
     leaf = x.clone().requires_grad_()
 
     def unrecorded() -> Tensor:

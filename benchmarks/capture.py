@@ -37,9 +37,9 @@ import shiplap as sl
 from shiplap.audit import audit, cost, sanitizer
 from shiplap.audit.checks import sanitizer as sanitizer_check
 from shiplap.errors import ShiplapError
-from shiplap.extend.installed import families
-from shiplap.referee.samples import Samples
-from shiplap.report.facts import driver
+from shiplap.plugin_api.installed import families
+from shiplap.render.facts import driver
+from shiplap.sampling.samples import Samples
 from shiplap_headers import include_dir
 
 AUDIT = "packages/shiplap/src/shiplap/audit"

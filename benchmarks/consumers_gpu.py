@@ -53,8 +53,9 @@ from _turns import DONE, READY, in_process, in_turn
 from sparse3d_gpu import once
 
 import shiplap_sparse3d.spconv as facade
-from shiplap.bind import native, replay
-from shiplap.bind.plan import make_plan
+from shiplap.kernels.native import binding
+from shiplap.kernels.native.build_plan import make_plan
+from shiplap.kernels.triton import replay
 from shiplap_sparse3d import bounded, norms, ops, planning
 
 SOURCES = [
@@ -62,9 +63,11 @@ SOURCES = [
     "benchmarks/_networks.py",
     "benchmarks/_sampled.py",
     "benchmarks/_turns.py",
-    "packages/shiplap/src/shiplap/bind/*.py",
-    "packages/shiplap/src/shiplap/fuse/*.py",
-    "packages/shiplap/src/shiplap/op/*.py",
+    "packages/shiplap/src/shiplap/kernels/*/*.py",
+    "packages/shiplap/src/shiplap/inductor/*.py",
+    "packages/shiplap/src/shiplap/declare/*.py",
+    "packages/shiplap/src/shiplap/plan/*.py",
+    "packages/shiplap/src/shiplap/dispatch/*.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/spconv/*.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.triton.jinja",
@@ -226,11 +229,11 @@ def _sums(out: Tensor) -> Tensor:
 
 def build_bindings() -> None:
     """The C++ that launches what layers launch, compiled side by side."""
-    launched = [op for op in LAUNCHED if native.state(op, "cuda")[0] != "native" or op.native is None]
+    launched = [op for op in LAUNCHED if binding.state(op, "cuda")[0] != "native" or op.native is None]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda op: native.compile_plan(make_plan(op), op), launched))
+        list(pool.map(lambda op: binding.compile_plan(make_plan(op), op), launched))
     for op in launched:
-        native.build(op)
+        binding.build(op)
     if replay.wanted():
         replay.build(ops.conv)
 

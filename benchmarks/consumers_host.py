@@ -30,8 +30,10 @@ from _record import record, write
 SOURCES = [
     "benchmarks/consumers_host.py",
     "benchmarks/_networks.py",
-    "packages/shiplap/src/shiplap/op/*.py",
-    "packages/shiplap/src/shiplap/bind/direct.py",
+    "packages/shiplap/src/shiplap/declare/*.py",
+    "packages/shiplap/src/shiplap/plan/*.py",
+    "packages/shiplap/src/shiplap/dispatch/*.py",
+    "packages/shiplap/src/shiplap/kernels/triton/template_kernel.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/*.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/spconv/*.py",
 ]
@@ -42,7 +44,7 @@ MODES = ("inference", "training")
 def silence() -> None:
     """Ops of sparse3d take CPU tensors as those of a GPU, and launch nothing."""
     host.silence()
-    from shiplap.bind.launched import LaunchedKernel
+    from shiplap.kernels.triton.kernel import LaunchedKernel
     from shiplap_sparse3d import bounded, norms, ops, plan, planning
     from shiplap_sparse3d.cuda import cells
     from shiplap_sparse3d.spconv import pairs

@@ -36,18 +36,18 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.utils import fresh_cache
 from torch.profiler import ProfilerActivity, profile
 
-from shiplap.fuse import fusion_choices
-from shiplap.selection.measure import CudaClock, Plan, race
+from shiplap.inductor import fusion_choices
+from shiplap.tuning.measure import CudaClock, Plan, race
 
 SOURCES = [
     "benchmarks/dense_anew_gpu.py",
     "benchmarks/dense_gpu.py",  # its cases
     "packages/shiplap-dense/src/shiplap_dense/*.triton.jinja",
     "packages/shiplap-dense/src/shiplap_dense/cuda.py",
-    "packages/shiplap/src/shiplap/fuse/select.py",
-    "packages/shiplap/src/shiplap/fuse/surroundings.py",
-    "packages/shiplap/src/shiplap/fuse/traced.py",
-    "packages/shiplap/src/shiplap/selection/measure.py",
+    "packages/shiplap/src/shiplap/inductor/select_candidate.py",
+    "packages/shiplap/src/shiplap/inductor/neighbours.py",
+    "packages/shiplap/src/shiplap/inductor/pytorch_candidate.py",
+    "packages/shiplap/src/shiplap/tuning/measure.py",
 ]
 CASE = "conv 256->256 3x3/1 at 14"
 SHOWN = 4  # of what a search timed

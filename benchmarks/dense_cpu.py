@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import _record  # noqa: E402
 
 import shiplap_dense as dense  # noqa: E402
-from shiplap.fuse import fusion_choices, switches  # noqa: E402
+from shiplap.inductor import fusion_choices, switches  # noqa: E402
 from shiplap_dense import ops  # noqa: E402
 
 DENSE = "packages/shiplap-dense/src/shiplap_dense"

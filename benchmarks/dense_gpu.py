@@ -38,18 +38,18 @@ from _together import Alone, queued
 
 import shiplap as sl  # noqa: F401
 import shiplap_dense as dense
-from shiplap.fuse import fusion_choices, switches
-from shiplap.selection.measure import CudaClock, Plan, race
+from shiplap.inductor import fusion_choices, switches
+from shiplap.tuning.measure import CudaClock, Plan, race
 from shiplap_dense import ops
 
 SOURCES = [
     "benchmarks/dense_gpu.py",
     "packages/shiplap-dense/src/shiplap_dense/*.triton.jinja",
     "packages/shiplap-dense/src/shiplap_dense/cuda.py",
-    "packages/shiplap/src/shiplap/fuse/select.py",
-    "packages/shiplap/src/shiplap/fuse/surroundings.py",
-    "packages/shiplap/src/shiplap/fuse/traced.py",
-    "packages/shiplap/src/shiplap/selection/measure.py",
+    "packages/shiplap/src/shiplap/inductor/select_candidate.py",
+    "packages/shiplap/src/shiplap/inductor/neighbours.py",
+    "packages/shiplap/src/shiplap/inductor/pytorch_candidate.py",
+    "packages/shiplap/src/shiplap/tuning/measure.py",
 ]
 MODE = "max-autotune-no-cudagraphs"
 RACES, SLOWER = 2, 0.99

@@ -21,8 +21,8 @@ import torch
 
 import shiplap as sl
 from shiplap.judge import Ruling
-from shiplap.referee.loading import load_named
-from shiplap.referee.process import Launcher
+from shiplap.sandbox.load_candidate import load_named
+from shiplap.sandbox.supervisor import Launcher
 
 ROOT = Path(__file__).resolve().parent.parent
 TRITON = """import torch

@@ -119,7 +119,7 @@ def tune(ranks: Ranks, folder: Path) -> dict[str, Any]:
     os.environ["SHIPLAP_CACHE_DIR"] = str(folder / f"rank{ranks.rank}")
 
     import shiplap as sl
-    from shiplap.selection import measure
+    from shiplap.tuning import measure
 
     @sl.op("many_gpus::twice")
     def twice(x: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:

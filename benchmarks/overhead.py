@@ -32,22 +32,22 @@ from _record import ROOT, record, write
 
 import shiplap as sl
 import shiplap_headers
-from shiplap.bind import native
+from shiplap.kernels.native import binding
 
 # What the rows execute. Of files that are edited for other reasons, the functions on the path.
 SOURCES = [
     "benchmarks/overhead.py",
     "packages/shiplap/src/shiplap/codegen/native.py",
-    "packages/shiplap/src/shiplap/op/cpp.py",
+    "packages/shiplap/src/shiplap/declare/cpp_expression.py",
     "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
     "packages/shiplap/src/shiplap/codegen/templates/tvm_ffi.cpp.jinja",
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",
-    "packages/shiplap/src/shiplap/bind/frame.py",
-    "packages/shiplap/src/shiplap/bind/cabi.py::CKernel",
-    "packages/shiplap/src/shiplap/op/route.py",
-    "packages/shiplap/src/shiplap/op/op.py::Op.through",
-    *(f"packages/shiplap/src/shiplap/op/serve.py::Served.{name}" for name in ("execute", "pick")),
-    "packages/shiplap/src/shiplap/compat/calls.py",
+    "packages/shiplap/src/shiplap/kernels/c/call_frame.py",
+    "packages/shiplap/src/shiplap/kernels/c/declaration.py::CKernel",
+    "packages/shiplap/src/shiplap/dispatch/eager_fast_path.py",
+    "packages/shiplap/src/shiplap/dispatch/op.py::Op.through",
+    *(f"packages/shiplap/src/shiplap/dispatch/execute.py::Served.{name}" for name in ("execute", "pick")),
+    "packages/shiplap/src/shiplap/torch_private/dispatcher_calls.py",
 ]
 INCLUDE = Path(shiplap_headers.__file__).parent / "include"
 TORCH = Path(torch.__file__).parent
@@ -130,7 +130,7 @@ def through_python(folder: Path) -> sl.Op:
 def through_native(folder: Path) -> sl.Op:
     """Shiplap's native binding."""
     op = declared(folder, "native")
-    native.build(op)
+    binding.build(op)
     return op
 
 
@@ -170,7 +170,7 @@ def custom_op(folder: Path) -> Function:
 def tvm_ffi_direct(folder: Path) -> Function:
     """The C ABI kernel exported through apache-tvm-ffi, called with torch tensors; ImportError without that package."""
     importlib.import_module("tvm_ffi")
-    from shiplap.bind import tvm_ffi
+    from shiplap.kernels.native import tvm_ffi
 
     function = tvm_ffi.export(declared(folder, "ffi_export"))
 

@@ -34,17 +34,24 @@ from _record import ROOT, record, write
 
 import shiplap as sl
 import shiplap_headers
-from shiplap.bind import native, triton_launcher
+from shiplap.kernels.native import binding
+from shiplap.kernels.triton import triton_launcher
 
 # What the rows execute. Of the file that builds libraries, what they are built with.
 SOURCES = [
     "benchmarks/overhead_gpu.py",
-    *(f"packages/shiplap/src/shiplap/bind/{name}.py" for name in ("cabi", "frame", "triton")),
-    *(f"packages/shiplap/src/shiplap/bind/{name}" for name in ("needs.py::FLAGS", "plan.py::command")),
-    "packages/shiplap/src/shiplap/compat/calls.py",
-    "packages/shiplap/src/shiplap/op/route.py",
-    "packages/shiplap/src/shiplap/op/launch.py",
-    "packages/shiplap/src/shiplap/op/python.py",
+    *(
+        f"packages/shiplap/src/shiplap/kernels/{name}.py"
+        for name in ("c/declaration", "c/call_frame", "triton/launcher")
+    ),
+    *(
+        f"packages/shiplap/src/shiplap/kernels/native/{name}"
+        for name in ("build_digest.py::FLAGS", "build_plan.py::command")
+    ),
+    "packages/shiplap/src/shiplap/torch_private/dispatcher_calls.py",
+    "packages/shiplap/src/shiplap/dispatch/eager_fast_path.py",
+    "packages/shiplap/src/shiplap/dispatch/launch.py",
+    "packages/shiplap/src/shiplap/dispatch/python_kernel.py",
     "packages/shiplap/src/shiplap/codegen/native.py",
     "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",
@@ -269,8 +276,8 @@ def declared(folder: Path, name: str) -> sl.Op:
 def through_native(folder: Path) -> sl.Op:
     """Shiplap's native binding."""
     op = declared(folder, "native")
-    native.build(op)
-    kind, why = native.state(op, "cuda")
+    binding.build(op)
+    kind, why = binding.state(op, "cuda")
     if kind != "native":
         raise Missing(why)
     return op

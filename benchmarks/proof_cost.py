@@ -24,9 +24,9 @@ def prove_all() -> dict[str, Any]:
     """Prove each shipped rewrite in this process: its seconds of CPU time, and the findings that are not fine."""
     import torch
 
-    from shiplap.compat.passes import capture
     from shiplap.rewrite.prove import prove
     from shiplap.rewrite.shipped import everything
+    from shiplap.torch_private.inductor_passes import capture
 
     for dynamic in (False, True):
         capture(lambda x: x.sin() * 2, [torch.ones(3, 5)], "pre-grad", dynamic=dynamic)

@@ -26,11 +26,11 @@ import torch
 from _published import Built, published
 
 from shiplap.rewrite import Match, NearMiss
+from shiplap.rewrite.passthrough_ops import CASTS, named
 from shiplap.rewrite.shipped import rms_norm
 from shiplap.rewrite.shipped.attention import Attention
-from shiplap.rewrite.shipped.region import region_of
 from shiplap.rewrite.shipped.rotary import Rotary
-from shiplap.rewrite.trail import CASTS, named
+from shiplap.rewrite.shipped.softmax_region import region_of
 
 ROTARY = re.compile(
     r"in (?:_?rotate_|_?apply_rotary_emb$|apply_rotary_pos_emb_interleave$|apply_rotary_position_embeddings$)"

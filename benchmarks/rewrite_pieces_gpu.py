@@ -45,8 +45,8 @@ from shiplap.rewrite.shipped.rotary import Rotary
 SOURCES = (
     "benchmarks/rewrite_pieces_gpu.py",
     "packages/shiplap/src/shiplap/rewrite/shipped/attention.py",
-    "packages/shiplap/src/shiplap/rewrite/shipped/capped.py",
-    "packages/shiplap/src/shiplap/rewrite/shipped/gain.py",
+    "packages/shiplap/src/shiplap/rewrite/shipped/softcap.py",
+    "packages/shiplap/src/shiplap/rewrite/shipped/speedup_model.py",
     "packages/shiplap/src/shiplap/rewrite/shipped/rotary.py",
 )
 CAPPED = [(1, 8, 1024, 256), (1, 8, 4096, 256), (4, 16, 2048, 128)]  # batch, heads, tokens, width

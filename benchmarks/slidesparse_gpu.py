@@ -48,8 +48,8 @@ from _slidesparse_gpu import (
 )
 
 import shiplap as sl
-from shiplap.bind.native import build
-from shiplap.op.config import Config
+from shiplap.declare.config import Config
+from shiplap.kernels.native.binding import build
 from shiplap_slidesparse import formats, layers, lt, ops
 from shiplap_slidesparse.cuda.configs import CONFIGS
 from shiplap_slidesparse.lt import native

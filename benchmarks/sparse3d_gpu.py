@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _record import record, write
 
 import shiplap_sparse3d as sparse3d
-from shiplap.fuse import switches
+from shiplap.inductor import switches
 from shiplap_sparse3d import ops
 
 SOURCES = [

@@ -27,21 +27,21 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from _record import record, write
 
-from shiplap.bind import triton as launching
-from shiplap.op import route
-from shiplap.op.kernel import Kernel
+from shiplap.declare.kernel import Kernel
+from shiplap.dispatch import eager_fast_path
+from shiplap.kernels.triton import launcher as launching
 
 SOURCES = [
     "benchmarks/sparse3d_host.py",
-    "packages/shiplap/src/shiplap/bind/triton.py",
-    "packages/shiplap/src/shiplap/bind/direct.py",
-    "packages/shiplap/src/shiplap/bind/facts.py",
-    "packages/shiplap/src/shiplap/op/route.py",
-    "packages/shiplap/src/shiplap/op/launch.py",
-    "packages/shiplap/src/shiplap/op/autograd.py",
-    "packages/shiplap/src/shiplap/op/op.py",
-    "packages/shiplap/src/shiplap/op/python.py",
-    "packages/shiplap/src/shiplap/op/serve.py",
+    "packages/shiplap/src/shiplap/kernels/triton/launcher.py",
+    "packages/shiplap/src/shiplap/kernels/triton/template_kernel.py",
+    "packages/shiplap/src/shiplap/kernels/triton/template_key.py",
+    "packages/shiplap/src/shiplap/dispatch/eager_fast_path.py",
+    "packages/shiplap/src/shiplap/dispatch/launch.py",
+    "packages/shiplap/src/shiplap/dispatch/autograd.py",
+    "packages/shiplap/src/shiplap/dispatch/op.py",
+    "packages/shiplap/src/shiplap/dispatch/python_kernel.py",
+    "packages/shiplap/src/shiplap/dispatch/execute.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/steps.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/plan.py",
@@ -105,7 +105,7 @@ def on_cpu(ops: list[Any]) -> None:
     for op in ops:
         op.drop_native()
         op.kernels["cpu"] = [on_cpu_too(k) for k in op.kernels["cuda"]]
-        op.direct = route.compile_route(op, "cpu") or op.direct
+        op.direct = eager_fast_path.compile_route(op, "cpu") or op.direct
 
 
 def shell(res: int) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 Each checkout runs in a process of its own, over the same shells, timed as ``sparse3d_gpu.py`` times a cell. The host's
 time of a map, ``map_host``, is that of twenty in a row. Bindings that are not in the cache have to be built before
-(``shiplap.bind.native.build``). The record also has cells with peers, of ``sparse3d_gpu.py`` in the same run.
+(``shiplap.kernels.native.binding.build``). The record also has cells with peers, of ``sparse3d_gpu.py`` in the same
+run.
 Run: ``python benchmarks/sparse3d_native_gpu.py --before /path/of/another/checkout --json FILE``.
 
 ``--maps`` calls what builds a map in each library, for no backward and with nothing around it, until a product can
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 
 import shiplap_sparse3d as sparse3d
-from shiplap.bind import native
+from shiplap.kernels.native import binding
 from shiplap_sparse3d import planning
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -122,7 +123,7 @@ def of_host(run: Callable[[], Any]) -> float:
 
 def maps(rounds: int) -> Iterator[dict[str, Any]]:
     """Milliseconds of the functions that build a map, by shell and library."""
-    native.build(planning.subm_plan)
+    binding.build(planning.subm_plan)
     for res, _ in SHELLS:
         coords = shell(res)
         runs: dict[str, Callable[[], Any]] = {"shiplap": ours_map(coords, res)}

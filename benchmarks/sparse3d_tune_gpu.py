@@ -29,8 +29,8 @@ SOURCES = [
     "benchmarks/sparse3d_tune_gpu.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/conv.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.triton.jinja",
-    "packages/shiplap/src/shiplap/selection/search.py",
-    "packages/shiplap/src/shiplap/selection/bench.py",
+    "packages/shiplap/src/shiplap/tuning/search.py",
+    "packages/shiplap/src/shiplap/tuning/bench.py",
 ]
 BARS = {"seconds": 120.0}
 

@@ -30,17 +30,17 @@ import overhead_gpu as shared
 from _record import ROOT, record, write
 
 import shiplap as sl
-from shiplap.bind import native
+from shiplap.kernels.native import binding
 
 SOURCES = [
     "benchmarks/triton_host_gpu.py",
     *(f"benchmarks/overhead_gpu.py::{name}" for name in ("chain", "triton_library_op", "run", "toolkit")),
-    *(f"packages/shiplap/src/shiplap/bind/{name}.py" for name in ("launched", "program", "specialise")),
+    *(f"packages/shiplap/src/shiplap/kernels/triton/{name}.py" for name in ("kernel", "program", "specialize")),
     "packages/shiplap/src/shiplap/codegen/launcher.py",
     "packages/shiplap/src/shiplap/codegen/native.py",
     "packages/shiplap/src/shiplap/codegen/templates/launcher.cpp.jinja",
     "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
-    "packages/shiplap/src/shiplap/op/route.py",
+    "packages/shiplap/src/shiplap/dispatch/eager_fast_path.py",
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",
 ]
 SIZE, BLOCK, QUEUE, SHORT, LONG = shared.SIZE, shared.BLOCK, shared.QUEUE, shared.SHORT, shared.LONG
@@ -121,8 +121,8 @@ def sl_triton(folder: Path) -> sl.Op:
         return x + y
 
     add.kernel("cuda", sl.triton(shared.jit(), grid="cdiv(n, SIZE)", constants={"SIZE": BLOCK}))
-    native.build(add)
-    kind, why = native.state(add, "cuda")
+    binding.build(add)
+    kind, why = binding.state(add, "cuda")
     if kind != "native":
         raise shared.Missing(why)
     return add

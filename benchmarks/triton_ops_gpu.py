@@ -28,13 +28,13 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "packages" / "shiplap"))
 from _record import record, write
 from overhead_gpu import driver
 
-from shiplap.bind import native
+from shiplap.kernels.native import binding
 from tests.gpu import launched_ops as ops
 
 SOURCES = [
     "benchmarks/triton_ops_gpu.py",
     "packages/shiplap/tests/gpu/launched_ops.py",
-    *(f"packages/shiplap/src/shiplap/bind/{name}.py" for name in ("launched", "program", "specialise")),
+    *(f"packages/shiplap/src/shiplap/kernels/triton/{name}.py" for name in ("kernel", "program", "specialize")),
     "packages/shiplap/src/shiplap/codegen/templates/launcher.cpp.jinja",
 ]
 CALLS, WARM = 40, 40
@@ -154,7 +154,7 @@ def measured(ours: Step, theirs: Step, args: tuple[Any, ...], rounds: int) -> di
 
 def rows(rounds: int) -> Iterator[dict[str, Any]]:
     for op in ops.OPS:
-        native.build(op)
+        binding.build(op)
     for name, (ours, theirs) in PAIRS.items():
         for size in ("small", "large"):
             args = arguments(name, size == "large")

@@ -35,16 +35,19 @@ from _record import ROOT, record, write
 from _train_rows import DEVICE, DRY, ROWS, SIZE, Function, both, inputs
 
 import shiplap as sl
-from shiplap.bind.launched_form import LaunchedForm
-from shiplap.shipping import package_model
+from shiplap.kernels.triton.specializations import LaunchedForm
+from shiplap.packaging import package_model
 
 SOURCES = [
     "benchmarks/triton_train_gpu.py",
     "benchmarks/_train_rows.py",
     *(f"benchmarks/triton_host_gpu.py::{name}" for name in ("compile_hand_written", "described", "rounds_of")),
-    *(f"packages/shiplap/src/shiplap/bind/{name}.py" for name in ("launched", "program", "specialise")),
-    *(f"packages/shiplap/src/shiplap/op/{name}.py" for name in ("autograd", "gradient", "recorded", "route")),
-    "packages/shiplap/src/shiplap/compat/calls.py",
+    *(f"packages/shiplap/src/shiplap/kernels/triton/{name}.py" for name in ("kernel", "program", "specialize")),
+    *(
+        f"packages/shiplap/src/shiplap/{name}.py"
+        for name in ("dispatch/autograd", "declare/gradient", "dispatch/autograd_function", "dispatch/eager_fast_path")
+    ),
+    "packages/shiplap/src/shiplap/torch_private/dispatcher_calls.py",
     "packages/shiplap/src/shiplap/codegen/templates/launcher.cpp.jinja",
     "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",

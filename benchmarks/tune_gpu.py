@@ -29,8 +29,8 @@ SOURCES = [
     "benchmarks/tune_gpu.py",
     "benchmarks/tune_gpu_ops.py",
     *(
-        f"packages/shiplap/src/shiplap/selection/{n}.py"
-        for n in ("bench", "selector", "isolate", "measure", "search", "verify", "worker")
+        f"packages/shiplap/src/shiplap/tuning/{n}.py"
+        for n in ("bench", "selector", "worker_process", "measure", "search", "verify", "worker")
     ),
 ]
 SHAPES = [(m, n, k) for m in (16, 128, 4096, 8192) for n, k in ((4096, 4096), (8192, 4096), (8192, 8192))]
@@ -38,7 +38,7 @@ SECOND = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch, shiplap as sl
-from shiplap.selection import measure
+from shiplap.tuning import measure
 import tune_gpu_ops as ops
 torch.empty(1, device="cuda")
 started = time.perf_counter()
@@ -77,12 +77,12 @@ def tuned(ops: Any, budget: str) -> dict[str, Any]:
 
 def exhaustive(ops: Any, shape: tuple[int, int, int]) -> dict[str, Any]:
     """Every candidate of one shape in one race, and what the choice loses against the winner of that race."""
-    from shiplap.selection.bench import LocalBench
-    from shiplap.selection.candidate import candidates, label
-    from shiplap.selection.engine import recipe_for
-    from shiplap.selection.inputs import inputs
-    from shiplap.selection.measure import Plan
-    from shiplap.selection.selector import select
+    from shiplap.tuning.bench import LocalBench
+    from shiplap.tuning.candidate import candidates, label
+    from shiplap.tuning.engine import recipe_for
+    from shiplap.tuning.inputs import inputs
+    from shiplap.tuning.measure import Plan
+    from shiplap.tuning.selector import select
 
     recipe = recipe_for(ops.mm, {n: v for n, v in sample(*shape).items() if n != "dtype"}, "bfloat16")
     choice = select(ops.mm, recipe, device="cuda")
@@ -130,8 +130,8 @@ def process(program: str, *arguments: str, **environment: str) -> dict[str, Any]
 
 def lookup() -> dict[str, float]:
     """Nanoseconds of ``Op.pick`` with and without choices, in Python."""
-    from shiplap.op import choices
-    from shiplap.selection import thaw
+    from shiplap.dispatch import tuned_choices
+    from shiplap.tuning import thaw
 
     ops = __import__("tune_gpu_ops")
     args = torch.empty(64, 64, device="cuda"), torch.empty(64, 64, device="cuda")
@@ -148,8 +148,8 @@ def lookup() -> dict[str, float]:
 
     thaw()
     without = ns()
-    entry = choices.Entry(ops.mm.spec.name, ops.mm.identity, ("cuda", *ops.mm.rule.key(call)), "cublas")
-    choices.install([entry])
+    entry = tuned_choices.Entry(ops.mm.spec.name, ops.mm.identity, ("cuda", *ops.mm.rule.key(call)), "cublas")
+    tuned_choices.install([entry])
     with_one = ns()
     thaw()
     return {"without": without, "with": with_one}
@@ -166,8 +166,8 @@ def main() -> int:
         os.environ["SHIPLAP_CACHE_DIR"] = cache
         import tune_gpu_ops as ops
 
-        from shiplap.selection.key import environment
-        from shiplap.selection.table import write
+        from shiplap.tuning.frozen_table import write
+        from shiplap.tuning.key import environment
 
         about = environment("cuda")
         first = tuned(ops, given.budget)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.bind import triton_launcher
+from shiplap.kernels.triton import triton_launcher
 
 
 @triton.jit

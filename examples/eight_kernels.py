@@ -262,7 +262,7 @@ def audited(kernel: Kernel) -> bool:
 
 def compiled(kernel: Kernel) -> bool:
     """One graph serves two sizes."""
-    from shiplap.extend.compiling import compile_counts, reset_compiler
+    from shiplap.plugin_api.compiling import compile_counts, reset_compiler
 
     reset_compiler()
     function = torch.compile(kernel.call, fullgraph=True, dynamic=True, backend="aot_eager")

@@ -56,7 +56,7 @@ scale.backward(scale_x)
 
 def ahead() -> None:
     # --8<-- [start:ahead]
-    from shiplap.bind import compile_ahead
+    from shiplap.kernels.triton import compile_ahead
 
     compile_ahead(scale, [(torch.empty(8, 1000), 2.0)], architectures=(90,))
     # --8<-- [end:ahead]

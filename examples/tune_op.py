@@ -43,7 +43,7 @@ def tune(path: str) -> None:
 
 def serve(path: str) -> None:
     # --8<-- [start:frozen]
-    from shiplap.selection import frozen
+    from shiplap.tuning import frozen
 
     frozen(path)  # or SHIPLAP_TUNED=tuned.json: from now on nothing is measured
     matmul(torch.randn(900, 200), torch.randn(200, 50))  # the same bucket

@@ -37,7 +37,7 @@ BLOCK = re.compile(
 PYTHON, CONSOLE = ("python", "py"), ("console", "bash", "sh", "shell")
 SNIPPET = re.compile(r'^ *--8<-- "([^":]+)(?::\w+)?"$')
 PROJECTS = {  # built and used as a whole
-    "examples/wheel/": "packages/shiplap/tests/shipping/test_wheel.py",
+    "examples/wheel/": "packages/shiplap/tests/packaging/test_wheel.py",
     "examples/runtime-tinyc/discrete/": "packages/shiplap-backend/tests/backend/test_discrete.py",
 }
 GENERATED = {"docs/assets/relu_mm.txt"}  # compared with what Inductor generates: test_seed_source.py

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shiplap import compat
+from shiplap import torch_private
 
 pytestmark = pytest.mark.docs
 
@@ -31,11 +31,11 @@ def test_a_graph_may_have_functions_of_the_checkout_in_it(tmp_path: Path) -> Non
     before, path = set(sys.modules), [*sys.path]
     (net, [arguments]) = networks_of(str(tmp_path))["net"]
     try:
-        compat.reset_compiler()
+        torch_private.reset_compiler()
         torch.testing.assert_close(torch.compile(net, backend="eager")(*arguments), net(*arguments))
         assert sys.path == path
     finally:
-        compat.reset_compiler()
+        torch_private.reset_compiler()
         for name in set(sys.modules) - before:
             if name.startswith("consumer_of"):
                 del sys.modules[name]

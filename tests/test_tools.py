@@ -39,7 +39,7 @@ def repository(tmp_path: Path) -> Path:
         ("import torch\n\ndepth = torch._inductor.config.max_autotune", "torch._inductor"),
         ("import torch as t\n\nt._C._jit_version()", "torch._C"),
         ("def lazy():\n    from torch._higher_order_ops import cond", "torch._higher_order_ops"),
-        # What stood in rewrite/graph.py, fuse/surroundings.py, backend/opinfo.py and rewrite/survey.py.
+        # What stood in rewrite/graph.py, inductor/neighbours.py, backend/opinfo.py and rewrite/survey.py.
         ("import torch\n\nplain = not isinstance(node.target, torch._ops.OpOverload)", "torch._ops"),
         ("from torch.utils._pytree import tree_flatten, tree_map", "torch.utils._pytree"),
         ("def lazy():\n    from torch.utils._pytree import tree_leaves", "torch.utils._pytree"),
@@ -68,7 +68,7 @@ def test_private_torch_is_flagged(tmp_path: Path, line: str, what: str) -> None:
     result = run("check_private_torch.py", tmp_path)
     assert result.returncode == 1
     last = len(line.splitlines())
-    assert result.stdout == f"{file}:{last}: {what} is private; give compat a function for what you need of it\n"
+    assert result.stdout == f"{file}:{last}: {what} is private; give torch_private a function for what you need of it\n"
 
 
 def test_public_torch_and_strings_are_not_flagged(tmp_path: Path) -> None:
@@ -93,11 +93,14 @@ def test_public_torch_and_strings_are_not_flagged(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout) == (0, "")
 
 
-def test_compat_may_touch_private_torch_and_nothing_else_in_the_packages_does() -> None:
+def test_torch_private_may_touch_private_torch_and_nothing_else_in_the_packages_does() -> None:
     root = TOOLS.parent
     result = python(TOOLS / "check_private_torch.py")
     assert (result.returncode, result.stdout) == (0, "")
-    assert "torch._" in (root / "packages" / "shiplap" / "src" / "shiplap" / "compat" / "nodes.py").read_text()
+    assert (
+        "torch._"
+        in (root / "packages" / "shiplap" / "src" / "shiplap" / "torch_private" / "graph_nodes.py").read_text()
+    )
 
 
 def test_size_within_budget_passes(repository: Path) -> None:
@@ -256,8 +259,8 @@ DISPATCH = Path("packages/shiplap/src/shiplap")
 
 def room(root: Path, source: str, listed: str = "") -> Path:
     """A repository whose room ``op`` has one file, and the list of what is allowed."""
-    (root / DISPATCH / "op").mkdir(parents=True)
-    (root / DISPATCH / "op" / "a.py").write_text(source)
+    (root / DISPATCH / "dispatch").mkdir(parents=True)
+    (root / DISPATCH / "dispatch" / "a.py").write_text(source)
     (root / "tools").mkdir()
     (root / "tools" / "dispatch.toml").write_text(listed)
     return root
@@ -274,19 +277,19 @@ def room(root: Path, source: str, listed: str = "") -> Path:
     ],
 )
 def test_dispatch_by_what_an_object_has_is_flagged(tmp_path: Path, source: str, what: str) -> None:
-    entry = f'[[use]]\npath = "op/a.py"\nwhat = "{what}"\nreason = "another library\'s"\n'
+    entry = f'[[use]]\npath = "dispatch/a.py"\nwhat = "{what}"\nreason = "another library\'s"\n'
     result = run("check_dispatch.py", room(tmp_path, source))
     assert result.returncode == 1
     assert result.stdout.endswith(f": {what}: say by a type what the object can do\n")
     (tmp_path / "tools" / "dispatch.toml").write_text(entry)
     assert run("check_dispatch.py", tmp_path).returncode == 0
-    (tmp_path / DISPATCH / "op" / "a.py").write_text("dtype = getattr(torch, 'float32')\n")
+    (tmp_path / DISPATCH / "dispatch" / "a.py").write_text("dtype = getattr(torch, 'float32')\n")
     result = run("check_dispatch.py", tmp_path)
     assert result.stdout == f"tools/dispatch.toml: the entry for op/a.py: {what} is not needed\n"
 
 
 def test_an_allowed_dispatch_needs_a_reason(tmp_path: Path) -> None:
-    listed = '[[use]]\npath = "op/a.py"\nwhat = "hasattr(x, \'y\')"\nreason = " "\n'
+    listed = '[[use]]\npath = "dispatch/a.py"\nwhat = "hasattr(x, \'y\')"\nreason = " "\n'
     assert "has no reason" in run("check_dispatch.py", room(tmp_path, "hasattr(x, 'y')", listed)).stderr
 
 

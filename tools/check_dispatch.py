@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HOME = Path("packages/shiplap/src/shiplap")
-ROOMS = ("op", "bind", "selection", "fuse", "audit")
+ROOMS = ("declare", "plan", "dispatch", "kernels", "tuning", "inductor", "audit")
 LIST = Path("tools/dispatch.toml")
 
 

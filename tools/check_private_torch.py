@@ -1,4 +1,4 @@
-"""Only ``shiplap.compat`` may touch private torch: flag every other use of it in the packages.
+"""Only ``shiplap.torch_private`` may touch private torch: flag every other use of it in the packages.
 
 Private is every module or attribute under ``torch`` with a part that starts with an underscore, wherever it stands:
 ``torch._ops``, ``torch.utils._pytree``, ``torch.fx._symbolic_trace``. Found are imports, attributes through any chain
@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTING = ROOT / "packages" / "shiplap-testing" / "src" / "shiplap_testing"
 ALLOWED = (
-    ROOT / "packages" / "shiplap" / "src" / "shiplap" / "compat",
+    ROOT / "packages" / "shiplap" / "src" / "shiplap" / "torch_private",
     TESTING / "private.py",  # what tests need: it puts things in the place of Inductor's own
     TESTING / "defects",  # programs of others, with a fault each: they do what others do
 )
@@ -211,7 +211,7 @@ def main(arguments: list[str]) -> int:
     """Print each finding as ``file:line: what``; return 1 if there is one, else 0."""
     paths = [Path(a) for a in arguments] or sorted((ROOT / "packages").glob("*/src"))
     findings = [
-        f"{file}:{line}: {what} is private; give compat a function for what you need of it"
+        f"{file}:{line}: {what} is private; give torch_private a function for what you need of it"
         for file in python_files(paths)
         for line, what in private_uses(file.read_text(encoding="utf-8"))
     ]

@@ -56,9 +56,9 @@ def networks_of(folder: str) -> Networks:
 
 
 def compiled(net: torch.nn.Module, calls: Calls, **options: Any) -> str:
-    from shiplap import compat
+    from shiplap import torch_private
 
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     run = torch.compile(net, **options)
     with torch.no_grad():
         for arguments in calls:
@@ -66,7 +66,7 @@ def compiled(net: torch.nn.Module, calls: Calls, **options: Any) -> str:
             got = tensors(run(*arguments))
             torch.manual_seed(0)
             torch.testing.assert_close(got, tensors(net(*arguments)), rtol=1e-3, atol=1e-3)
-    counts = compat.compile_counts()
+    counts = torch_private.compile_counts()
     return f"{counts.graphs} graphs, {counts.graph_breaks} breaks, {counts.recompiles} recompiles"
 
 

@@ -34,8 +34,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import shiplap as sl
-from shiplap.draft.package import package_ops, version_of
-from shiplap.draft.schema import Form, Unsayable, form_of, kinds
+from shiplap.scaffold.package import package_ops, version_of
+from shiplap.scaffold.schema import Form, Unsayable, form_of, kinds
 
 SCOPE = {"Shaped": Shaped, "Tensor": Tensor, "torch": torch, "inf": float("inf"), "nan": float("nan")}
 PINNED = Path(__file__).with_name("count_schemas.txt")

@@ -33,10 +33,10 @@ PARTS = {
         "tests/families/test_hostile.py",
     ],
     "bindings": [
-        *(f"packages/shiplap/tests/bind/test_{name}.py" for name in _BIND),
+        *(f"packages/shiplap/tests/kernels/test_{name}.py" for name in _BIND),
         "packages/shiplap/tests/codegen/test_agreement.py",
-        "packages/shiplap/tests/trust/test_doors.py",
-        "packages/shiplap/tests/trust/test_lifetimes.py",
+        "packages/shiplap/tests/safe_io/test_doors.py",
+        "packages/shiplap/tests/safe_io/test_lifetimes.py",
     ],
     "device": ["packages/shiplap-backend/tests/backend/runtime"],
 }
@@ -150,7 +150,7 @@ def storm(folder: Path, env: dict[str, str], seconds: str) -> int:
     """Sixteen threads that call one op while it is declared again, attached, tuned and cleared."""
     place = folder / "storm"
     place.mkdir(mode=0o700, exist_ok=True)
-    program = "packages/shiplap/tests/trust/storm.py"
+    program = "packages/shiplap/tests/safe_io/storm.py"
     call = [sys.executable, program, "everything", seconds, "16", str(place)]
     return subprocess.run(
         call, env={**env, "SHIPLAP_NATIVE": "1", "SHIPLAP_STORM_CC": env["CXX"]}, check=False

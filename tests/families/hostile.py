@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.bind import native
+from shiplap.dispatch import Op, registry
+from shiplap.dispatch.out import has_out
 from shiplap.errors import ShiplapError
-from shiplap.op import Op, registry
-from shiplap.op.out import has_out
-from shiplap.referee.samples import Samples
+from shiplap.kernels.native import binding
+from shiplap.sampling.samples import Samples
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.int32),
@@ -159,7 +159,7 @@ def attack(op: Op, rounds: range, seed: int) -> tuple[int, list[str]]:
             each.drop_native()
         if served == "native":
             try:
-                native.build(op)
+                binding.build(op)
             except ShiplapError:
                 break
         for number in rounds:

@@ -16,16 +16,16 @@ from tests.projects import FAMILIES
 import shiplap
 from shiplap_testing.paths import REPOSITORY
 
-EXTEND = {name for name in modules("shiplap") if name == "shiplap.extend" or name.startswith("shiplap.extend.")}
+EXTEND = {name for name in modules("shiplap") if name == "shiplap.plugin_api" or name.startswith("shiplap.plugin_api.")}
 # What shiplap-backend, a tool and not a family, may import besides; the contract in pyproject.toml names the same.
 BACKEND = {
     "shiplap.codegen",
-    "shiplap.compat.declarations",
-    "shiplap.compat.device_tests",
-    "shiplap.compat.host_device",
-    "shiplap.compat.trees",
+    "shiplap.torch_private.torchgen_declarations",
+    "shiplap.torch_private.device_tests",
+    "shiplap.torch_private.host_device",
+    "shiplap.torch_private.pytree",
     "shiplap.dtypes",
-    "shiplap.trust",
+    "shiplap.safe_io",
 }
 
 
@@ -60,7 +60,7 @@ def test_the_backend_imports_what_the_contract_names() -> None:
     assert list(private_doors("shiplap-backend", frozenset(BACKEND))) == []
     assert {door.rpartition(": ")[2].rpartition(".")[0] for door in private_doors("shiplap-backend")} >= {
         "shiplap.codegen",
-        "shiplap.compat.declarations",
+        "shiplap.torch_private.torchgen_declarations",
     }, "the list of what is allowed is longer than it need be"
 
 
@@ -70,22 +70,22 @@ def test_a_private_door_is_found_wherever_it_is(monkeypatch: pytest.MonkeyPatch,
         "from typing import TYPE_CHECKING\n"
         "from importlib import import_module\n"
         "import shiplap as sl\n"
-        "from shiplap.extend import error, locate\n"
-        "from shiplap import Op, compat\n"
+        "from shiplap.plugin_api import error, locate\n"
+        "from shiplap import Op, torch_private\n"
         "if TYPE_CHECKING:\n"
-        "    from shiplap.op.config import Config\n"
+        "    from shiplap.declare.config import Config\n"
         "def late():\n"
-        "    from shiplap.extend.verbs import out\n"
-        "    import shiplap.selection.engine\n"
-        "    return import_module('shiplap.bind'), sl.op, sl.errors\n"
+        "    from shiplap.plugin_api.verbs import out\n"
+        "    import shiplap.tuning.engine\n"
+        "    return import_module('shiplap.kernels'), sl.op, sl.errors\n"
     )
     monkeypatch.setattr("tests.families.test_contract.modules", lambda package: {"planted": planted})
     assert {door.removeprefix("planted:") for door in private_doors("")} == {
-        "4: shiplap.extend.locate",
-        "5: shiplap.compat",
-        "7: shiplap.op.config.Config",
-        "10: shiplap.selection.engine",
-        "11: shiplap.bind",
+        "4: shiplap.plugin_api.locate",
+        "5: shiplap.torch_private",
+        "7: shiplap.declare.config.Config",
+        "10: shiplap.tuning.engine",
+        "11: shiplap.kernels",
         "11: sl.errors",
     }
 
@@ -96,7 +96,7 @@ def contracts() -> dict[str, dict[str, list[str]]]:
 
 
 def test_the_contracts_of_the_linter_list_every_room() -> None:
-    rooms = {".".join(name.split(".")[:2]) for name in modules("shiplap") if "." in name} - {"shiplap.extend"}
+    rooms = {".".join(name.split(".")[:2]) for name in modules("shiplap") if "." in name} - {"shiplap.plugin_api"}
     families, backend = (c for name, c in contracts().items() if "uses" in name)
     assert set(families["forbidden_modules"]) == set(backend["forbidden_modules"]) == rooms
     assert set(families["source_modules"]) == {f.replace("-", "_") for f in FAMILIES}

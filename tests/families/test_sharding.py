@@ -12,8 +12,8 @@ import pytest
 
 from shiplap.audit.check import Subject
 from shiplap.audit.checks.sharding import CHECK
-from shiplap.op import Op, registry
-from shiplap.referee.samples import Samples
+from shiplap.dispatch import Op, registry
+from shiplap.sampling.samples import Samples
 from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
 
@@ -65,8 +65,8 @@ sys.path.insert(0, "examples")
 import eight_kernels
 from shiplap.audit.check import Subject
 from shiplap.audit.checks.sharding import CHECK
-from shiplap.op import registry
-from shiplap.referee.samples import Samples
+from shiplap.dispatch import registry
+from shiplap.sampling.samples import Samples
 eight_kernels.build()
 found = {op.spec.name: CHECK.run(Subject(op, Samples(op, 0))) for op in registry.ops()}
 print(json.dumps({name: [f.verdict, f.evidence] for name, f in found.items()}))

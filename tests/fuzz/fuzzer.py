@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.errors import ShiplapError
-from shiplap.selection.calls import read_calls
-from shiplap.selection.table import frozen, thaw
+from shiplap.tuning.frozen_table import frozen, thaw
+from shiplap.tuning.recorded_calls import read_calls
 from shiplap_testing.mutate import mutated
 
 CORPUS = Path(__file__).with_name("corpus")

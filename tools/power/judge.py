@@ -21,8 +21,8 @@ from subjects import Subject
 from torch import Tensor
 
 from shiplap.audit import audit
-from shiplap.op import Op
-from shiplap.referee.isolate import Death, Limits, stream
+from shiplap.audit.child_process import Death, Limits, stream
+from shiplap.dispatch import Op
 
 __all__ = ["Originals", "judged", "key_of", "load", "mutants"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shiplap.deferred import names, uncollected
+from shiplap.lazy_imports import names, uncollected
 
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])

@@ -17,7 +17,7 @@ import shiplap as sl
 import shiplap_headers
 from shiplap.codegen import dtypes as printed
 from shiplap.dtypes import DTYPES, differentiable, floating, in_aten, mask, number, of, preferred
-from shiplap.op.plan import CallPlan
+from shiplap.plan import CallPlan
 from shiplap_testing.build import compile_c
 from shiplap_testing.support import fails
 
@@ -188,7 +188,7 @@ def test_a_dtype_without_a_code_is_refused(seen, dtype):
 MANY = 5  # dtypes in one literal of Python make a table
 ALLOWED = {
     "shiplap-backend/src/shiplap_backend/opinfo.py": "which of them are compared unless the caller says others",
-    "shiplap/src/shiplap/bind/specialise.py": "what Triton calls them in the signature of a kernel",
+    "shiplap/src/shiplap/kernels/triton/specialize.py": "what Triton calls them in the signature of a kernel",
     "shiplap-slidesparse/src/shiplap_slidesparse/lt/native.py": "cudaDataType, which NVIDIA numbers",
 }
 WORDS = {word: row.name for row in DTYPES.values() for word in (row.name, row.short) if row.name != "bool"}
@@ -241,11 +241,11 @@ def test_cpp_has_one_table():
 def test_every_dtype_is_checked_in_both_languages(name):
     """A declaration that admits one dtype alone: Python compares with it, C++ with its number."""
     from shiplap.codegen.plan import condition
-    from shiplap.op.plan.rules.tensors import DtypeAmong
-    from shiplap.op.plan.term import Place
+    from shiplap.plan.expression import Place
+    from shiplap.plan.rules.tensors import DtypeAmong
 
     rule = DtypeAmong(Place("op", "x"), "One", (name,))
     assert rule.constants() == {"ok_x": getattr(torch, name)}
     wanted = f"type_x == {DTYPES[name].number}" if DTYPES[name].native else "among(type_x, uint64_t{0})"
     assert condition(rule) == wanted
-    assert CallPlan.__module__.startswith("shiplap.op.plan")
+    assert CallPlan.__module__.startswith("shiplap.plan")

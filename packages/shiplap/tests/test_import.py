@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 
 import shiplap
-import shiplap.bind
-import shiplap.selection
+import shiplap.kernels.triton
+import shiplap.tuning
 from shiplap_testing import forked
 from shiplap_testing.effort import sampled
 
@@ -48,8 +48,20 @@ add.kernel("cpu", sl.cabi("quick.so", "quick_add"))
 """,
 }
 CALLS = {"Python": "declares.add(torch.ones(2, 3), torch.ones(2, 3))"}  # the other has no library
-NEEDED = {"cached", "compat", "deferred", "dtypes", "errors", "op", "selection", "settings"}  # rooms of the core
-OF_A_C_KERNEL = {"bind", "codegen", "trust"}
+# rooms of the core that every program needs
+NEEDED = {
+    "cached_property",
+    "declare",
+    "dispatch",
+    "dtypes",
+    "errors",
+    "lazy_imports",
+    "plan",
+    "settings",
+    "torch_private",
+    "tuning",
+}
+OF_A_C_KERNEL = {"kernels", "codegen", "safe_io"}
 
 
 @dataclass(frozen=True)
@@ -111,7 +123,11 @@ def test_no_room_is_loaded_that_the_kind_of_kernel_does_not_need(
     """No verb, audit, doctor or backend; of the room that binds kernels what one in C needs, not what Triton needs."""
     _, kernel, once = first
     assert once.rooms == (NEEDED | OF_A_C_KERNEL if kernel == "C" else NEEDED)
-    later = ("codegen.launcher", "codegen.triton", "bind.launched", "bind.launches", "bind.direct", "bind.replay")
+    later = (
+        "codegen.launcher",
+        "codegen.triton",
+        *(f"kernels.triton.{n}" for n in ("kernel", "declaration", "replay")),
+    )
     assert not set(later) & set(once.modules)
 
 
@@ -183,7 +199,9 @@ def test_a_late_name_is_an_attribute_like_any_other(monkeypatch: pytest.MonkeyPa
         _ = shiplap.nothing
 
 
-@pytest.mark.parametrize("package", [shiplap, shiplap.bind, shiplap.selection], ids=lambda package: package.__name__)
+@pytest.mark.parametrize(
+    "package", [shiplap, shiplap.kernels.triton, shiplap.tuning], ids=lambda package: package.__name__
+)
 def test_type_checkers_are_told_the_late_names_from_the_same_places(package: ModuleType) -> None:
     tree = ast.parse(Path(str(package.__file__)).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_backend.project import Project
 
 State = Literal["native", "mixed", "fallback", "core", "refused", "fail", "crash", "left"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shiplap import ShiplapError
 from shiplap.codegen import render
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_backend.expression import nearest
 from shiplap_backend.vendor import balanced, split, uncommented
 from shiplap_backend.wrapper import Wrapper

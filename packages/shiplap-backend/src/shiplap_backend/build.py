@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from shiplap.codegen import render
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_backend.generate import write
 from shiplap_backend.project import Project
 from shiplap_backend.runtime import COMMON

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import torch
 
-from shiplap.compat.declarations import Declaration, declarations
-from shiplap.extend import error
+from shiplap.plugin_api import error
+from shiplap.torch_private.torchgen_declarations import Declaration, declarations
 from shiplap_backend.generate import Generated
 from shiplap_backend.metadata import Metadata
 from shiplap_backend.project import Project, require_built

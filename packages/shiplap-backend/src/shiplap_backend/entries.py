@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from shiplap import ShiplapError
-from shiplap.extend import error
+from shiplap.plugin_api import error
 
 Empty = Literal["fallback", "run"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shiplap import ShiplapError
-from shiplap.extend import register_errors
+from shiplap.plugin_api import register_errors
 
 
 class BackendError(ShiplapError, RuntimeError):

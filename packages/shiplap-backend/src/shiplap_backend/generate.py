@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from shiplap.codegen import render
-from shiplap.compat.declarations import Declaration, declarations
+from shiplap.torch_private.torchgen_declarations import Declaration, declarations
 from shiplap_backend.entries import Entry, wrong
 from shiplap_backend.expression import nearest
 from shiplap_backend.families import FAMILIES

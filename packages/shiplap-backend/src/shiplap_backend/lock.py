@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from shiplap.compat.declarations import Declaration, declarations
-from shiplap.extend import error
-from shiplap.extend.files import parse_json, read_named
+from shiplap.plugin_api import error
+from shiplap.plugin_api.files import parse_json, read_named
+from shiplap.torch_private.torchgen_declarations import Declaration, declarations
 from shiplap_backend.metadata import Metadata
 
 

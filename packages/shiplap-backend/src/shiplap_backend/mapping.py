@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from shiplap.compat.declarations import Argument, Declaration, has_kernel
-from shiplap.extend import error
+from shiplap.plugin_api import error
+from shiplap.torch_private.torchgen_declarations import Argument, Declaration, has_kernel
 from shiplap_backend.entries import Entry, Output, wrong
 from shiplap_backend.expression import DTYPES, Compiler, ExpressionError, Typed, Vocabulary, nearest
 from shiplap_backend.families import FAMILIES, Family

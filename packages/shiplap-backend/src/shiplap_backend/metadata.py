@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from shiplap import ShiplapError, trust
-from shiplap.extend import error
+from shiplap import ShiplapError, safe_io
+from shiplap.plugin_api import error
 from shiplap_backend import runtimes
 from shiplap_backend.entries import Entry, Output, Target, Update, wrong
 from shiplap_backend.expression import nearest
@@ -116,13 +116,13 @@ def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
     except ModuleNotFoundError:
         raise error("SL907", where="metadata of a backend", got="no package 'yaml'", expected="PyYAML") from None
     try:
-        content = trust.read_file(path, LIMIT, trust.NAMED)
+        content = safe_io.read_file(path, LIMIT, safe_io.NAMED)
     except OSError as e:
         raise _wrong(path, 1, e.strerror or str(e), "a readable metadata file in UTF-8") from None
     try:
-        root = trust.compose_yaml(content)
+        root = safe_io.compose_yaml(content)
         lines = dict(_lines(path, root)) if root else {}
-        data = trust.build_yaml(root) or {}
+        data = safe_io.build_yaml(root) or {}
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         raise _wrong(path, mark.line + 1 if mark else 1, f"not YAML: {e.problem}", "valid YAML") from None

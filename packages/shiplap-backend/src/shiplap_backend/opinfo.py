@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from shiplap.compat import device_tests
-from shiplap.compat.trees import leaves, map_leaves
 from shiplap.dtypes import in_aten
+from shiplap.torch_private import device_tests
+from shiplap.torch_private.pytree import leaves, map_leaves
 
 DTYPES = {short: row.torch for short, row in in_aten().items()}
 

@@ -16,8 +16,8 @@ import torch
 
 from shiplap import ShiplapError
 from shiplap.codegen import render
-from shiplap.compat import host_device
-from shiplap.extend import error
+from shiplap.plugin_api import error
+from shiplap.torch_private import host_device
 from shiplap_backend import bodies, lock
 from shiplap_backend.expression import nearest
 from shiplap_backend.generate import Generated, generate, write

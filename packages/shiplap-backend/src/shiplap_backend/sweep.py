@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from shiplap.compat.device_tests import op_infos
+from shiplap.torch_private.device_tests import op_infos
 from shiplap_backend.opinfo import DTYPES, Evidence, case_name, instantiate
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence, Set
 
-from shiplap.compat.declarations import Argument, Declaration
-from shiplap.extend import error
+from shiplap.plugin_api import error
+from shiplap.torch_private.torchgen_declarations import Argument, Declaration
 from shiplap_backend.entries import Entry, wrong
 from shiplap_backend.expression import nearest
 from shiplap_backend.families import FAMILIES, Family

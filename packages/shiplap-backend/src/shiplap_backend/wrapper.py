@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shiplap.compat.declarations import Argument, Declaration
+from shiplap.torch_private.torchgen_declarations import Argument, Declaration
 from shiplap_backend.entries import Entry, Output
 from shiplap_backend.families import Family
 

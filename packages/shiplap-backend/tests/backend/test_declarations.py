@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from shiplap.compat.declarations import declarations, has_cpu_kernel, has_kernel, header_rows, registered_schemas
+from shiplap.torch_private.torchgen_declarations import (
+    declarations,
+    has_cpu_kernel,
+    has_kernel,
+    header_rows,
+    registered_schemas,
+)
 
 
 def _name(row: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap.compat.declarations import declarations
+from shiplap.torch_private.torchgen_declarations import declarations
 from shiplap_backend import BackendError
 from tests.backend import described
 from tests.backend.equality import check, native

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import shiplap as sl
-from shiplap.extend.rewriting import FoldedNorm, PatternRewrite, Program, Rewrite, conv_norm, no_ops
+from shiplap.plugin_api.rewriting import FoldedNorm, PatternRewrite, Program, Rewrite, conv_norm, no_ops
 from shiplap_dense.functional import conv2d, matmul, matmul_int8
 
 __all__ = ["conv_norm_dense", "gated_linear", "int8_linear", "linear_activation", "norm_linear"]

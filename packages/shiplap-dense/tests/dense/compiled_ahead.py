@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from triton.runtime.jit import JITFunction
 
-from shiplap.selection.candidate import candidates
+from shiplap.tuning.candidate import candidates
 from shiplap_testing import hopper
 from tests.dense import direct_ops
 from tests.dense.direct_ops import gathered

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.bind import direct
+from shiplap.declare.kernel import template_kernel
+from shiplap.dispatch import Op
 from shiplap.errors import ShiplapNotice
-from shiplap.op import Op
-from shiplap.op.kernel import template_kernel
+from shiplap.kernels.triton import template_kernel as direct
 from shiplap_dense import cuda, ops
 from shiplap_testing import interpreted
 from tests.dense import direct_ops
@@ -204,8 +204,8 @@ def eager_cases() -> None:
 
 def tuned_cases() -> None:
     """Configs are candidates of ``sl.tune``; a stored choice is what eager calls run."""
-    from shiplap.op import choices
-    from shiplap.op.config import Config
+    from shiplap.declare.config import Config
+    from shiplap.dispatch import tuned_choices
 
     args = draw(m=16, n=9, k=2)
     (choice,) = sl.tune(gathered, [tuple(args)], isolate=False, progress=False, budget=120)
@@ -217,17 +217,19 @@ def tuned_cases() -> None:
     )
     key = ("cpu", *gathered.rule.key(gathered.bind(args)))
     for index, config in enumerate(direct_ops.CONFIGS):
-        choices.install([choices.Entry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(config))])
+        tuned_choices.install(
+            [tuned_choices.Entry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(config))]
+        )
         say(f"chosen {index}", picked=str(gathered.pick(gathered.bind(args)).config))
     too_wide = gathered.bind(draw(m=16, n=9, k=2, ci=16, co=17))  # of a bucket with what follows
     fits = gathered.bind(draw(m=16, n=9, k=2, ci=16, co=32))
     key = ("cpu", *gathered.rule.key(too_wide))
     assert key == ("cpu", *gathered.rule.key(fits))
-    choices.install(
-        [choices.Entry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(direct_ops.CONFIGS[0]))]
+    tuned_choices.install(
+        [tuned_choices.Entry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(direct_ops.CONFIGS[0]))]
     )
     say("chosen too wide", picked=str(gathered.pick(too_wide).config))
-    choices.install([], file="")
+    tuned_choices.install([], file="")
 
 
 SAMPLE = "--sample" in sys.argv

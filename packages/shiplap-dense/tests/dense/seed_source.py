@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import triton
 
-from shiplap.fuse import Explanation, explain
-from shiplap.fuse.select import trial
-from shiplap.op.config import Config
+from shiplap.declare.config import Config
+from shiplap.inductor import Explanation, explain
+from shiplap.inductor.select_candidate import trial
 from shiplap_dense import cuda, ops
 from shiplap_testing import interpreted
 

@@ -14,15 +14,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.bind import plan, tables
-from shiplap.bind.tables import Table
 from shiplap.codegen.triton import render
-from shiplap.op import template
-from shiplap.op.choices import REFERENCE
-from shiplap.op.config import NO_CONFIG
-from shiplap.op.kernel import template_kernel
-from shiplap.selection import isolate
-from shiplap.selection.candidate import candidates, default_of
+from shiplap.declare import template
+from shiplap.declare.config import NO_CONFIG
+from shiplap.declare.kernel import template_kernel
+from shiplap.dispatch.tuned_choices import REFERENCE
+from shiplap.kernels.native import build_plan
+from shiplap.kernels.triton import device_tables
+from shiplap.kernels.triton.device_tables import Table
+from shiplap.tuning import worker_process
+from shiplap.tuning.candidate import candidates, default_of
 from shiplap_testing.forked import interpreted, python
 
 pytest.importorskip("triton")
@@ -286,7 +287,7 @@ def test_a_worker_imports_what_binds_the_template(declare):
     made, bind = declare
     op = made()
     bind(op)
-    assert __name__ in isolate._modules(op)
+    assert __name__ in worker_process._modules(op)
 
 
 def test_configs_are_the_kernels(declare):
@@ -311,7 +312,7 @@ def test_a_template_beside_a_c_kernel_leaves_that_to_native_code(declare):
     bind(op)
     form = op.own("cpu")[0].native
     assert form.symbol == kernel.symbol
-    assert plan.serves(op, form)
+    assert build_plan.serves(op, form)
 
 
 def test_tables_are_made_once_for_what_they_look_at():
@@ -334,7 +335,7 @@ def test_tables_are_made_once_for_what_they_look_at():
 
 
 def test_what_is_kept_of_tables_is_bounded(monkeypatch):
-    monkeypatch.setattr(tables, "LIMIT", 4)
+    monkeypatch.setattr(device_tables, "LIMIT", 4)
     table = Table("here", lambda sizes: torch.arange(sizes["k"]))
     for k in range(20):
         assert table({"k": k}, torch.device("cpu")).numel() == k

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 import shiplap_dense as dense
-from shiplap.fuse import fusion_choices, switches
+from shiplap.inductor import fusion_choices, switches
 from shiplap_dense import ops
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import shiplap_dense as dense
-from shiplap.fuse import fusion_choices, switches
+from shiplap.inductor import fusion_choices, switches
 from shiplap_dense import cuda, ops
 from shiplap_testing import interpreted
 

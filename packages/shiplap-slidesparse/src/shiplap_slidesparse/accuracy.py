@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 
 __all__ = ["Drift", "drift", "logits_of", "window_of"]
 

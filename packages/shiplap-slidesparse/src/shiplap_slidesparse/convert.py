@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from shiplap.extend import error
-from shiplap.extend.timing import progress_bar
+from shiplap.plugin_api import error
+from shiplap.plugin_api.timing import progress_bar
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.layers import INT8_DEPTH
 from shiplap_slidesparse.linear import Linear

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 
 __all__ = [
     "Pattern",

@@ -17,7 +17,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from shiplap import ShiplapError
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_slidesparse.convert import SKIPPED, Conversion, convert, layers_of, matches, named, replace
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.linear import Linear

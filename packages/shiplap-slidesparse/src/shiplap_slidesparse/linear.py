@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shiplap import ShiplapError
-from shiplap.extend import blocked, error, notice
+from shiplap.plugin_api import blocked, error, notice
 from shiplap_slidesparse import formats, ops
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.packed import MODES, Packed, known_mode, multiply, pack

@@ -12,7 +12,7 @@ from jaxtyping import BFloat16, Float, Float8e4m3fn, Float16, Float32, Int8, Int
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_slidesparse import formats
 from shiplap_slidesparse.lt import weights
 from shiplap_slidesparse.quantise import quantise

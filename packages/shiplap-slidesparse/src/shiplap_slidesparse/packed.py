@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from shiplap.extend import error, notice
+from shiplap.plugin_api import error, notice
 from shiplap_slidesparse import formats, layers, lt, ops
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.quantise import quantise_weight

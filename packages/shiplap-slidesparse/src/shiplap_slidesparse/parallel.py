@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_slidesparse.linear import Linear
 
 __all__ = ["Cut", "planned", "shard"]

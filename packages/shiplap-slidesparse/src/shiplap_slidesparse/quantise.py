@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 
 __all__ = ["LIMITS", "MIN_SCALE", "quantise", "quantise_weight"]
 

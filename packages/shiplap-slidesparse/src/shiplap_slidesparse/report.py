@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shiplap.extend import error
-from shiplap.extend.timing import progress_bar, time_in_turn
+from shiplap.plugin_api import error
+from shiplap.plugin_api.timing import progress_bar, time_in_turn
 from shiplap_slidesparse import roofline, tuning
 from shiplap_slidesparse.accuracy import Drift, drift, logits_of, window_of
 from shiplap_slidesparse.convert import SKIPPED, Conversion, convert, layers_of

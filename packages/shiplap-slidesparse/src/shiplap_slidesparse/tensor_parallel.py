@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.sharded import whole
 

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import shiplap as sl
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_slidesparse import lt
 from shiplap_slidesparse.convert import layers_of
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.packed import LAYERS
 
 if TYPE_CHECKING:
-    from shiplap.extend.tuning import Choice
+    from shiplap.plugin_api.tuning import Choice
 
 __all__ = ["ROWS", "prepare", "sizes_of", "tune"]
 

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, regist
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 
-from shiplap.extend import error, notice
+from shiplap.plugin_api import error, notice
 from shiplap_slidesparse.convert import SKIPPED, matches
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.linear import Linear

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shiplap import dtypes
-from shiplap.bind.cabi import Context, DLTensor
+from shiplap.kernels.c.declaration import Context, DLTensor
 from shiplap_slidesparse import formats
 from shiplap_slidesparse.lt import native
 

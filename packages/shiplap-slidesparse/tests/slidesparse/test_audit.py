@@ -55,7 +55,7 @@ def test_an_op_passes_its_audit(op: sl.Op) -> None:
 
 def test_the_samples_are_not_empty() -> None:
     """An argument ``n`` in whole tiles was once drawn as 0: an audit of nothing passes."""
-    verify = importlib.import_module("shiplap.referee.samples")
+    verify = importlib.import_module("shiplap.sampling.samples")
     for op in OPS:
         case = verify.Samples(op, 0).build(verify.Samples(op, 0).base)
         assert all(size > 0 for name, size in case.env.items() if isinstance(size, int) and name != "layout")

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from shiplap.errors import ShiplapError
-from shiplap.selection import Refused
-from shiplap.selection.candidate import label
-from shiplap.selection.engine import recipe_for
-from shiplap.selection.inputs import inputs
+from shiplap.tuning import Refused
+from shiplap.tuning.candidate import label
+from shiplap.tuning.engine import recipe_for
+from shiplap.tuning.inputs import inputs
 from shiplap_slidesparse import layers, lt, ops
 from shiplap_slidesparse.lt import kernels, libraries, native, tuning, weights
 from shiplap_testing.paths import REPOSITORY

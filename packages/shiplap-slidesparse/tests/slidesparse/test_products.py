@@ -189,7 +189,7 @@ def test_two_pairs_are_plain_2_of_4() -> None:
 @pytest.fixture
 def own_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store of its own, and no choice in force afterwards."""
-    table = importlib.import_module("shiplap.selection.table")
+    table = importlib.import_module("shiplap.tuning.frozen_table")
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(table, "_made", {})
     yield
@@ -199,7 +199,7 @@ def own_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 @pytest.mark.usefixtures("own_choices")
 def test_dense_competes_wherever_sparse_does() -> None:
     """Candidates of one choice, on each device: the reference, slide and dense."""
-    candidates = importlib.import_module("shiplap.selection.candidate").candidates
+    candidates = importlib.import_module("shiplap.tuning.candidate").candidates
     for op in LINEAR.values():
         for device in ("cpu", "cuda"):
             names = {c.kernel for c in candidates(op, device, {"m": 1, "n": 32, "k": 32, "pairs": 4, "layout": 0})}

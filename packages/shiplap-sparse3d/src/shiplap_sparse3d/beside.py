@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from shiplap.extend import error
-from shiplap.extend.containers import leaves
+from shiplap.plugin_api import error
+from shiplap.plugin_api.containers import leaves
 from shiplap_sparse3d.geometry import Geometry
 from shiplap_sparse3d.sums import Summed
 

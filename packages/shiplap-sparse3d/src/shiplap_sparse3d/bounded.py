@@ -11,7 +11,7 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d import cpu, ops
 from shiplap_sparse3d.coords import keys_of, output_shape
 

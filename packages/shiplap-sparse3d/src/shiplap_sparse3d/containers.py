@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.extend import error
-from shiplap.extend.containers import register_container
+from shiplap.plugin_api import error
+from shiplap.plugin_api.containers import register_container
 from shiplap_sparse3d.geometry import Geometry, Strided
 from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.tensor import SparseTensor

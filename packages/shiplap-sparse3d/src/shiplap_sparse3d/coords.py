@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shiplap import ShiplapError
-from shiplap.extend import error
+from shiplap.plugin_api import error
 
 __all__ = [
     "Lookup",

@@ -26,8 +26,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from shiplap.extend import error
-from shiplap.extend.containers import register_constant
+from shiplap.plugin_api import error
+from shiplap.plugin_api.containers import register_constant
 from shiplap_sparse3d.spconv.shared import expect_duplicates
 
 __all__ = ["DropIn", "drop_in"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import check_scenes
 from shiplap_sparse3d.plan import Plan, wants_sorted
 from shiplap_sparse3d.steps import Triple, Window, connect, reach, submanifold

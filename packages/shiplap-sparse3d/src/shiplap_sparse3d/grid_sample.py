@@ -14,7 +14,7 @@ from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import Lookup, check_coords, check_rows, refuse
 from shiplap_sparse3d.cpu import LIBRARY
 

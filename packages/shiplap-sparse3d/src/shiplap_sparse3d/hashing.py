@@ -14,7 +14,7 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import MAX_CELLS, inside, keys_of, refuse
 from shiplap_sparse3d.cpu import LIBRARY
 

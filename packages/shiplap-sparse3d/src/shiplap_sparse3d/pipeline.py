@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.tensor import SparseTensor
 
 if TYPE_CHECKING:

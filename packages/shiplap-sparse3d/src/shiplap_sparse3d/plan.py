@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.extend import error
-from shiplap.extend.compiling import allows_tf32
+from shiplap.plugin_api import error
+from shiplap.plugin_api.compiling import allows_tf32
 from shiplap_sparse3d import ops
 
 __all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sorted"]

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int16, Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import check_scenes, refuse
 from shiplap_sparse3d.cpu import CPU_FLOATS, LIBRARY
 from shiplap_sparse3d.ops import transpose_table, wide

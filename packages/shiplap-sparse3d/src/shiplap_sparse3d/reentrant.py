@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 
 __all__ = ["inside", "made_inside", "refuse", "refuse_in_eager"]
 

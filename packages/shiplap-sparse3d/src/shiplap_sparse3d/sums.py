@@ -17,8 +17,8 @@ from torch.overrides import resolve_name
 from torch.utils.checkpoint import checkpoint
 
 from shiplap import ShiplapError
-from shiplap.extend import error
-from shiplap.extend.compiling import checkpoints_keep_objects
+from shiplap.plugin_api import error
+from shiplap.plugin_api.compiling import checkpoints_keep_objects
 
 __all__ = ["Summed"]
 

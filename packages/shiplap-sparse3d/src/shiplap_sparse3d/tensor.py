@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.coords import check_coords, check_rows, check_scenes
 from shiplap_sparse3d.geometry import Axes, Geometry, Strided, per_axis, triple

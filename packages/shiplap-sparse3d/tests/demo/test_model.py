@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap import compat
+from shiplap import torch_private
 from shiplap_sparse3d.demo.model import GroundNet
 from shiplap_sparse3d.demo.scan import Scan
 from shiplap_sparse3d.demo.tiles import Look, Tile, make_tile
@@ -34,12 +34,12 @@ class Compiled:
 
     logits: list[tuple[Tensor, Tensor]]
     gradients: list[tuple[Tensor, Tensor]]
-    counts: compat.CompileCounts
+    counts: torch_private.CompileCounts
 
 
 @pytest.fixture(scope="module")
 def compiled() -> Compiled:
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     torch.manual_seed(0)
     net = GroundNet(CHANNELS, LEVELS)
     forward = torch.compile(net, fullgraph=True, backend="aot_eager")
@@ -53,8 +53,8 @@ def compiled() -> Compiled:
         gradients += zip(*runs, strict=True)
         args = tile.voxels, tile.points, tile.inverse
         logits.append((forward(*args).detach(), net(*args).detach()))
-    counts = compat.compile_counts()
-    compat.reset_compiler()
+    counts = torch_private.compile_counts()
+    torch_private.reset_compiler()
     return Compiled(logits, gradients, counts)
 
 

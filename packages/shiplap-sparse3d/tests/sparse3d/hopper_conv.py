@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shiplap.op import Op
+from shiplap.dispatch import Op
 from shiplap_sparse3d import ops
 from shiplap_testing import hopper
 

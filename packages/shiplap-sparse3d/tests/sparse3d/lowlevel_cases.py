@@ -9,9 +9,9 @@ import torch
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.run import effects
-from shiplap.referee.samples import Samples
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.run import effects
+from shiplap.sampling.samples import Samples
 
 OPS = (
     "hash_insert",

@@ -22,9 +22,9 @@ import torch
 import triton
 
 import shiplap as sl
-from shiplap.extend import TritonLaunches
-from shiplap.op.expr import Expr
-from shiplap.op.kernel import Terms
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.kernel import Terms
+from shiplap.plugin_api import TritonLaunches
 from shiplap_sparse3d import bounded, cuda, ops, planning
 from shiplap_sparse3d.coords import output_shape
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import shiplap_sparse3d as sparse3d
-from shiplap.shipping import package_model
+from shiplap.packaging import package_model
 from shiplap_sparse3d.demo.model import GroundNet
 from shiplap_sparse3d.demo.tiles import POINT_FEATURES, VOXEL_FEATURES
 from tests.sparse3d.scenes import scene

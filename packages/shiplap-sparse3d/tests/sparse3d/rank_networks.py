@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import shiplap_sparse3d as sparse3d
-from shiplap.extend.containers import register_container
+from shiplap.plugin_api.containers import register_container
 from shiplap_sparse3d.plan import Plan
 from shiplap_testing.ranks import cell, device, main
 from tests.sparse3d.scenes import scene

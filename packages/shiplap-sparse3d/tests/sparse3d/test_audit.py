@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap import compat
+from shiplap import torch_private
 from shiplap.audit import CHECKS
-from shiplap.referee.compare import Reduction, close
-from shiplap.referee.run import call, effects
-from shiplap.referee.samples import Samples
+from shiplap.sampling.compare import Reduction, close
+from shiplap.sampling.run import call, effects
+from shiplap.sampling.samples import Samples
 from shiplap_sparse3d import bounded, grid_sample, hashing, norms, ops, planning, pooling, postprocess, rows, serialize
 from shiplap_testing.effort import sampled
 
@@ -93,11 +93,11 @@ def test_all_ops_are_one_graph_for_all_sizes():
         results = (t for op, a in zip(OPS, args, strict=True) for t in effects(op, a, call(op, a)))
         return [t * 2 if t.is_floating_point() else t for t in results]
 
-    compat.reset_compiler()
-    with compat.data_dependent_sizes():
+    torch_private.reset_compiler()
+    with torch_private.data_dependent_sizes():
         compiled = torch.compile(program, fullgraph=True, dynamic=True)
         for case in zip(*(s.grown(2) for s in samples), strict=True):
             got, want = (tuple(f(*(c.fresh() for c in case))) for f in (compiled, program))
             assert close(got, want, want, Reduction(64)).problem == "", [c.label for c in case]
-    assert compat.compile_counts().recompiles <= 1
-    compat.reset_compiler()
+    assert torch_private.compile_counts().recompiles <= 1
+    torch_private.reset_compiler()

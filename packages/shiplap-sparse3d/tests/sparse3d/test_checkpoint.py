@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.spconv as spconv
-from shiplap import compat
-from shiplap.compat.checkpoints import checkpoints_keep_objects
+from shiplap import torch_private
+from shiplap.torch_private.checkpoint import checkpoints_keep_objects
 from tests.sparse3d.consumers.specimens import cells
 
 GRID = (8, 10, 6)
@@ -20,9 +20,9 @@ MUTATES = "skip_fwd_side_effects_in_bwd_under_checkpoint"
 
 @pytest.fixture(autouse=True)
 def fresh():
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     yield
-    compat.reset_compiler()
+    torch_private.reset_compiler()
 
 
 def stage(channels: int) -> nn.Module:

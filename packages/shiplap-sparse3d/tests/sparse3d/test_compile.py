@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import shiplap_sparse3d as sparse3d
-from shiplap import compat
+from shiplap import torch_private
 from shiplap_sparse3d.steps import Window, connect, reach
 from tests.sparse3d.scenes import scene
 
@@ -84,7 +84,7 @@ def step(net: nn.Module, x: sparse3d.SparseTensor, run) -> list[torch.Tensor]:
     ],
 )
 def test_all_sizes_are_one_graph(build, tables, mode):
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     torch.manual_seed(0)
     net = build().train(mode == "training")
 
@@ -99,7 +99,7 @@ def test_all_sizes_are_one_graph(build, tables, mode):
         eager, traced = step(net, fresh(x), loss), step(net, x, compiled)
         for a, b in zip(traced, eager, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-    counts = compat.compile_counts()
+    counts = torch_private.compile_counts()
     assert counts.graph_breaks == 0
     assert counts.recompiles <= 1
 
@@ -113,7 +113,7 @@ def test_a_submanifold_network_has_no_size_that_only_the_data_knows():
         return graph.forward
 
     for build, some in ((subm, False), (u_net, True)):  # the second shows that the check sees them
-        compat.reset_compiler()
+        torch_private.reset_compiler()
         net = build()
         with torch.no_grad():
             torch.compile(net, fullgraph=True, backend=backend, dynamic=True)(scene(90, GRID, 5, dtype=torch.float32))
@@ -121,7 +121,7 @@ def test_a_submanifold_network_has_no_size_that_only_the_data_knows():
 
 
 def test_inductor_agrees_with_eager():
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     net = sparse3d.Sequential(
         sparse3d.SubMConv3d(5, 8, 3),
         sparse3d.SparseConv3d(8, 8, 2, 2),
@@ -142,7 +142,7 @@ def test_inductor_agrees_with_eager():
 
 def test_sorted_tables_of_any_size_are_one_graph():
     """As on a GPU, where each table is sorted into a number of parts that depends on its rows."""
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     weight = torch.randn(3, 27, 3, dtype=torch.float64)
 
     def run(x: sparse3d.SparseTensor) -> torch.Tensor:
@@ -154,11 +154,11 @@ def test_sorted_tables_of_any_size_are_one_graph():
     for n in (100, 130, 77, 150, 90, 201, 160, 240):
         x = scene(n, GRID, 3)
         torch.testing.assert_close(compiled(x), run(fresh(x)))
-    assert compat.compile_counts().recompiles <= 1
+    assert torch_private.compile_counts().recompiles <= 1
 
 
 def test_what_is_done_to_padded_tensors_is_one_graph_for_all_scenes():
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     layer = sparse3d.GenerativeConv3d(6, 4, 3, capacity=2000, dtype=torch.float64)
     bounded = sparse3d.SparseMaxPool3d(2), sparse3d.SparseConvTranspose3d(4, 2, 2, 2, dtype=torch.float64)
 
@@ -174,11 +174,11 @@ def test_what_is_done_to_padded_tensors_is_one_graph_for_all_scenes():
         x = scene(n, (9, 9, 9), 3)
         y = x.pad(100)
         torch.testing.assert_close(compiled(y, y.replace(y.feats * 2)), run(x, x.replace(x.feats * 2)))
-    assert compat.compile_counts().recompiles == 0
+    assert torch_private.compile_counts().recompiles == 0
 
 
 def test_two_axes_are_one_graph_for_all_sizes():
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     net = sparse3d.Sequential(
         sparse3d.SubMConv2d(4, 8, 3),
         sparse3d.BatchNorm(8),
@@ -198,14 +198,14 @@ def test_two_axes_are_one_graph_for_all_sizes():
         x, y = (sparse3d.SparseTensor(flat.feats, flat.coords[:, [0, 2, 3]], (19, 21), 2) for _ in range(2))
         for a, b in zip(step(net, x, compiled), step(net, y, loss), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-    assert compat.compile_counts().recompiles <= 1
+    assert torch_private.compile_counts().recompiles <= 1
 
 
 @pytest.mark.parametrize("extra", [None, (0, 1, 0)])
 @pytest.mark.long
 def test_a_step_of_sorted_tables_is_one_graph(extra):
     """As on a GPU, to voxels whose number only the data knows."""
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     window = Window((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), extra)
 
     def tables(coords: torch.Tensor) -> list[torch.Tensor]:
@@ -218,4 +218,4 @@ def test_a_step_of_sorted_tables_is_one_graph(extra):
         coords = scene(n, GRID, 1).coords
         for actual, want in zip(compiled(coords), tables(coords), strict=True):
             assert torch.equal(actual, want)
-    assert compat.compile_counts().recompiles == 0
+    assert torch_private.compile_counts().recompiles == 0

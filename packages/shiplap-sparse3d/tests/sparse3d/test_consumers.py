@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import shiplap_sparse3d.spconv as spconv
-from shiplap import compat
+from shiplap import torch_private
 from shiplap_testing.effort import sampled
 from tests.sparse3d.consumers import dense
 from tests.sparse3d.consumers.specimens import SPECIMENS
@@ -48,9 +48,9 @@ def scenes(name: str) -> list[tuple[object, ...]]:
     )
 )
 def name(request):
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     yield request.param
-    compat.reset_compiler()
+    torch_private.reset_compiler()
 
 
 def test_forward_and_gradients_are_those_of_dense_convolutions(name):
@@ -76,7 +76,7 @@ def agree(compiled: nn.Module, net: nn.Module, name: str, count: int) -> None:
 def test_one_graph_for_scenes_of_every_size(name):
     net = network(name)
     agree(torch.compile(net, fullgraph=True, backend="aot_eager"), net, name, 5)
-    counts = compat.compile_counts()
+    counts = torch_private.compile_counts()
     assert counts.graph_breaks == 0
     assert counts.recompiles <= 1
 
@@ -88,14 +88,14 @@ ASK = {"VoxelNeXt", "SpUNet", "PTv3", "TRELLIS"}
 def test_a_graph_that_may_break_raises_nothing_and_nothing_of_ours_breaks_it(name):
     net = network(name)
     agree(torch.compile(net, backend="eager"), net, name, 3)
-    breaks = compat.compile_counts().break_reasons
+    breaks = torch_private.compile_counts().break_reasons
     assert [b for b in breaks if "sparse3d" in b] == []
     assert bool(breaks) == (name in ASK)
 
 
 @pytest.mark.parametrize("name", sampled(["mnist", "VoxelBackBone8x", "SpUNet"], long=["VoxelBackBone8x", "SpUNet"]))
 def test_training_is_one_graph(name):
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     net = network(name, training=True)
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     for arguments in scenes(name)[:3]:
@@ -106,5 +106,5 @@ def test_training_is_one_graph(name):
             results.append([p.grad.clone() for p in net.parameters()])
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
-    assert compat.compile_counts().recompiles <= 1
-    compat.reset_compiler()
+    assert torch_private.compile_counts().recompiles <= 1
+    torch_private.reset_compiler()

@@ -15,8 +15,8 @@ import torch
 import shiplap as sl
 import shiplap_sparse3d.flexgemm as flex_gemm
 import shiplap_sparse3d.spconv as facade
-from shiplap import compat
-from shiplap.compat.trees import leaves
+from shiplap import torch_private
+from shiplap.torch_private.pytree import leaves
 from shiplap_sparse3d.drop_in import drop_in
 from shiplap_testing.forked import python
 
@@ -257,11 +257,11 @@ def doubled(x: Scaled) -> torch.Tensor:
 
 def test_a_cache_by_the_text_of_fractions_is_part_of_one_graph():
     with drop_in("flex_gemm"):
-        compat.reset_compiler()
+        torch_private.reset_compiler()
         run = torch.compile(doubled, fullgraph=True, backend="eager")
         for rows in (3, 4, 5):
             feats = torch.ones(rows, 2)
             torch.testing.assert_close(run(Scaled(feats, (Fraction(1, 2),) * 3, {})), feats * 3)
-        assert compat.compile_counts().recompiles <= 1
+        assert torch_private.compile_counts().recompiles <= 1
         assert leaves((Fraction(1, 2), feats)) == [feats]
     assert len(leaves((Fraction(1, 2), feats))) == 2, "what drop_in registered is gone"

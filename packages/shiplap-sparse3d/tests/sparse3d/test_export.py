@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap.bind.deploy import deploy
+from shiplap.kernels.native.deploy import deploy
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_testing import forked
 from tests.sparse3d.nets import COARSE, GRID, POINTS, ROWS, SCENES, UNet, deployed, need_packages, padded

@@ -55,7 +55,7 @@ def test_a_slip_in_a_kernel_does_not_agree(tmp_path):
 
 
 def test_every_form_of_a_sort_fits_its_scratch():
-    from shiplap.op.expr import Expr
+    from shiplap.declare.dim_expression import Expr
     from shiplap_sparse3d.cuda import sort
 
     form = sort.Sort("", "m", "parts", "table", "0")
@@ -79,7 +79,7 @@ def test_every_form_of_a_sort_fits_its_scratch():
 
 
 def test_bricks_fit_where_the_other_hash_and_its_table_would_be_and_need_a_sort_that_ranks():
-    from shiplap.op.expr import Expr
+    from shiplap.declare.dim_expression import Expr
     from shiplap_sparse3d.cuda import brick_plan, hash, lookup, tables
 
     grids = (0, (100, 100, 100)), (1, (100, 100, 100)), (3, (40, 1, 9)), (2, (2**21, 2**21, 2**20))
@@ -117,7 +117,7 @@ def test_bricks_fit_where_the_other_hash_and_its_table_would_be_and_need_a_sort_
 
 
 def test_keys_that_are_sorted_have_room_and_few_need_none():
-    from shiplap.op.expr import Expr
+    from shiplap.declare.dim_expression import Expr
     from shiplap_sparse3d import cuda
     from shiplap_sparse3d.cuda import coords
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap import compat
+from shiplap import torch_private
 from shiplap_testing.effort import sampled
 from tests.sparse3d.scenes import at, scene
 
@@ -133,7 +133,7 @@ def fresh(x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
 @pytest.mark.parametrize("tables", sampled(["built in the graph", "built before"], 1))
 def test_a_network_trains_in_one_graph(tables):
     """fullgraph, forward and backward, sizes vary; tables inside the graph make sizes that only the data knows."""
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     torch.manual_seed(0)
     net = network()
 
@@ -153,7 +153,7 @@ def test_a_network_trains_in_one_graph(tables):
             results.append([value.detach(), *(p.grad.clone() for p in net.parameters())])
         for eager, traced in zip(*results, strict=True):
             torch.testing.assert_close(traced, eager, rtol=1e-4, atol=1e-5)
-    counts = compat.compile_counts()
+    counts = torch_private.compile_counts()
     assert counts.graph_breaks == 0
     assert counts.recompiles <= 2
 

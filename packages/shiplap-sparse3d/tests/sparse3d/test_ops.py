@@ -9,7 +9,7 @@ import torch
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap.bind import plan
+from shiplap.kernels.native import build_plan as plan
 from shiplap_sparse3d import plan as plans
 from shiplap_sparse3d.steps import Window, connect, reach
 from tests.sparse3d.scenes import scene

@@ -11,7 +11,7 @@ from torch._dynamo.backends.debugging import aot_eager
 
 import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.spconv as spconv
-from shiplap import compat
+from shiplap import torch_private
 from shiplap_sparse3d.geometry import same_number, same_numbers
 from shiplap_testing.effort import sampled
 from tests.sparse3d.consumers.specimens import cells
@@ -23,9 +23,9 @@ CASES = [f"{kind} {cut}" for kind in ("plain", "dynamic") for cut in range(3)]
 
 @pytest.fixture(autouse=True)
 def fresh():
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     yield
-    compat.reset_compiler()
+    torch_private.reset_compiler()
 
 
 class Sizes:

@@ -11,7 +11,7 @@ from torch import nn
 
 import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.spconv as spconv
-from shiplap import compat
+from shiplap import torch_private
 from shiplap.errors import ArgumentError
 from shiplap_testing.effort import sampled
 from tests.sparse3d.scenes import scene
@@ -66,7 +66,7 @@ def gradients(run, net: nn.Module, *arguments: object) -> list[torch.Tensor]:
 
 @pytest.mark.long
 def test_a_network_of_every_layer_trains_in_one_graph():
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     torch.manual_seed(0)
     net = network()
 
@@ -81,7 +81,7 @@ def test_a_network_of_every_layer_trains_in_one_graph():
         net.load_state_dict(before)
         for traced, eager in zip(gradients(compiled, net, x.feats, x.coords), expected, strict=True):
             torch.testing.assert_close(traced, eager, rtol=1e-3, atol=1e-4)
-    counts = compat.compile_counts()
+    counts = torch_private.compile_counts()
     assert counts.graph_breaks == 0
     assert counts.recompiles <= 1
 
@@ -201,13 +201,13 @@ class Array(nn.Module):
     "options", [pytest.param({}, id="plain", marks=pytest.mark.long), pytest.param({"fullgraph": True}, id="fullgraph")]
 )
 def test_an_array_as_spatial_shape_is_numbers_of_the_graph(options):
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     net = Array(np.array([7, 8, 8])).eval()
     compiled = torch.compile(net, backend="aot_eager", **options)
     for n in (60, 80, 70):
         x = scene(n, GRID, 4, dtype=torch.float32)
         torch.testing.assert_close(compiled(x.feats, x.coords), net(x.feats, x.coords))
-    counts = compat.compile_counts()
+    counts = torch_private.compile_counts()
     assert (counts.graphs, counts.graph_breaks) == (2, 0)  # the second for any number of voxels
     net.sparse_shape = np.array([10, 9, 8])
     with pytest.raises(RuntimeError, match="SL209: spatial_shape is an array, and holds other numbers"):
@@ -241,7 +241,7 @@ def test_an_error_of_a_graph_is_the_error_it_is():
     with pytest.raises(ArgumentError, match="SL202") as caught:
         torch.compile(run, backend="aot_eager")(x.feats, x.coords)
     assert (caught.value.id, caught.value.got) == ("SL202", "4 channels")
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     with pytest.raises(Exception, match=r"ArgumentError\(.*SL202: sizes disagree.*got      4 channels.*fix"):
         torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords)
 

@@ -9,7 +9,7 @@ from torch._dynamo import symbolic_convert
 
 import shiplap_sparse3d.spconv as spconv
 from shiplap import ShiplapError
-from shiplap.extend.compiling import mark_dynamic, reset_compiler
+from shiplap.plugin_api.compiling import mark_dynamic, reset_compiler
 from shiplap_sparse3d.spconv.core import ConvAlgo
 from shiplap_testing.effort import sampled
 

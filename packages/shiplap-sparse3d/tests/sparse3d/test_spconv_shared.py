@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import shiplap_sparse3d.spconv as spconv
-from shiplap import ShiplapError, compat
+from shiplap import ShiplapError, torch_private
 from shiplap_sparse3d.drop_in import drop_in, main
 from shiplap_sparse3d.spconv.shared import SharedPlan, first_rows
 from shiplap_testing.effort import sampled
@@ -19,11 +19,11 @@ GRIDS = {1: [9], 2: [6, 4], 3: [4, 3, 5]}
 
 @pytest.fixture(autouse=True)
 def fresh():
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     spconv.expect_duplicates(False)
     yield
     spconv.expect_duplicates(False)
-    compat.reset_compiler()
+    torch_private.reset_compiler()
 
 
 def voxels(n: int, axes: int, seed: int = 0) -> Tensor:
@@ -122,7 +122,7 @@ def test_a_compiled_network_trains_as_eager(kind):
             out.square().mean().backward()
             results.append([out, *(p.grad.clone() for p in net.parameters())])
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-    counts = compat.compile_counts()
+    counts = torch_private.compile_counts()
     assert (counts.graph_breaks, counts.recompiles <= 1) == (0, True)
 
 

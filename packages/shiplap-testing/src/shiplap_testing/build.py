@@ -4,8 +4,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shiplap.bind.header import header
-from shiplap.op import Op
+from shiplap.dispatch import Op
+from shiplap.kernels.c.header import header
 from shiplap_headers import include_dir
 
 INCLUDE = include_dir()

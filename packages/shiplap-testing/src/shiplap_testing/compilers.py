@@ -63,7 +63,7 @@ def headers() -> subprocess.Popen[bytes] | None:
         return None
     import torch
 
-    from shiplap.bind.needs import FLAGS, INCLUDE
+    from shiplap.kernels.native.build_digest import FLAGS, INCLUDE
 
     flags = [flag for flag in FLAGS if flag != "-shared"]
     include = ["-I", str(INCLUDE), "-isystem", str(Path(torch.__file__).parent / "include")]

@@ -1,4 +1,4 @@
-"""Compiled Triton code without a GPU (``shiplap.extend.interpreting``): imported first, in a process of its own."""
+"""Compiled Triton code without a GPU (``shiplap.plugin_api.interpreting``): imported first, in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from shiplap.compat.interpreting import Kernel as _Kernel
-from shiplap.compat.interpreting import edit as MUTATE
-from shiplap.compat.interpreting import launches as LAUNCHES
-from shiplap.extend.interpreting import _error, interpret, run_interpreted
+from shiplap.plugin_api.interpreting import _error, interpret, run_interpreted
+from shiplap.torch_private.triton_interpreter import Kernel as _Kernel
+from shiplap.torch_private.triton_interpreter import edit as MUTATE
+from shiplap.torch_private.triton_interpreter import launches as LAUNCHES
 
 __all__ = ["LAUNCHES", "MUTATE", "_Kernel", "_error", "run"]
 

@@ -60,33 +60,33 @@ LONG = (
     "sparse3d/test_compile",
     "tests/test_examples",
     "judge/test_cheats",  # and with it the other files of the judge
-    "bind/test_deploy",
+    "kernels/native/test_deploy",
     "testing/test_defects",
     "dense/test_fuse_cpp",
-    "bind/test_launched",
+    "kernels/triton/test_kernel",
     "tests/test_tools",
     "sparse3d/test_spconv_compile",
-    "fuse/test_lower",
-    "selection/test_isolate",
+    "inductor/test_lower",
+    "tuning/test_worker_process",
     "survey/test_survey",
     "dense/test_direct",
     "tests/test_distributions",
     "slidesparse/test_triton",
     "sparse3d/test_abi",
-    "trust/test_lifetimes",
+    "safe_io/test_lifetimes",
     "audit/test_power",
     "cli/test_audit",
     "sparse3d/fuse/test_fuse_triton",
     "rewrite/test_prove",
     "cli/test_explain",
-    "fuse/test_explain",
+    "inductor/test_explain",
     "tests/test_results",
     "rewrite/test_scope",
     "sparse3d/test_maps",
-    "bind/test_tvm_ffi",
+    "kernels/native/test_tvm_ffi",
     "backend/test_opinfo",
     "dense/rewrite/test_gated",
-    "referee/test_standby",
+    "sandbox/test_launcher_pool",
     "audit/test_isolation",
     "audit/test_pairs",
     "cli/test_app",
@@ -94,25 +94,25 @@ LONG = (
     "audit/test_compiler",
     "dense/rewrite/test_group",
     "shiplap/tests/test_import",
-    "shipping/test_extras",
+    "packaging/test_extras",
     "audit/test_itself",
     "families/test_shipped_rewrites",
     "dense/test_triton",
     "cli/test_rewrite",
     "contributing/test_howtos",
-    "extend/test_interpreting",
-    "selection/test_confirm",
+    "plugin_api/test_interpreting",
+    "tuning/sandboxed/test_confirm",
     "audit/test_beyond",
     "sparse3d/fuse/test_fuse_cpu",
     "cli/test_tune",
     "sparse3d/test_hopper",
-    "trust/test_doors",
-    "fuse/test_tune",
+    "safe_io/test_doors",
+    "inductor/test_tune",
     "rewrite/test_near_miss",
     "backend/test_group",
     "dense/rewrite/test_models",
-    "bind/test_native",
-    "bind/test_cabi",
+    "kernels/native/test_binding",
+    "kernels/c/test_declaration",
     "backend/test_cli",
 )
 
@@ -120,7 +120,7 @@ LONG = (
 @pytest.fixture
 def ns() -> Iterator[str]:
     """A namespace of this test alone: ``@sl.op(f"{ns}::scale")``. Its ops go with it: no other test meets them."""
-    from shiplap.op import registry
+    from shiplap.dispatch import registry
 
     name = f"test{next(_numbers)}"
     yield name
@@ -131,11 +131,11 @@ def ns() -> Iterator[str]:
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """No compiled code or counters from another test."""
-    from shiplap import compat
+    from shiplap import torch_private
 
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     yield
-    compat.reset_compiler()
+    torch_private.reset_compiler()
 
 
 @pytest.fixture
@@ -143,12 +143,12 @@ def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.Monke
     """Graphs are compiled anew, without gradients and on fixed values; choices have a store of this test's."""
     import torch
 
-    from shiplap.compat import lowering
+    from shiplap.torch_private import inductor_lowering
 
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     torch.manual_seed(0)
     private.counters().clear()
-    with lowering.uncached(), torch.no_grad():
+    with inductor_lowering.uncached(), torch.no_grad():
         yield
 
 

@@ -1,7 +1,8 @@
 """What the tests need of torch beyond its public names: all of it is here (tools/check_private_torch.py sees to that).
 
-``shiplap.compat`` is no place for it: things are put in the place of Inductor's own, in processes that have imported
-nothing of shiplap. For the same reason this file imports only what comes with Python, and can be run by its path.
+``shiplap.torch_private`` is no place for it: things are put in the place of Inductor's own, in processes that have
+imported nothing of shiplap. For the same reason this file imports only what comes with Python, and can be run by its
+path.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ SOURCE = """
 USES = f"""
 import os, shutil, subprocess, sys, torch
 from pathlib import Path
-from shiplap.bind.needs import FLAGS, INCLUDE
+from shiplap.kernels.native.build_digest import FLAGS, INCLUDE
 from shiplap_testing import compilers
 
 folder = Path(os.environ[compilers.FOLDER])

@@ -36,7 +36,7 @@ def test_a_file_stays_together_and_with_those_that_share_a_process():
     tests = "packages/shiplap/tests"
     disjoint = [
         f"{tests}/judge/test_cheats.py::test_a_cheat[a]",
-        f"{tests}/op/test_fake.py::test_it[a]",
+        f"{tests}/dispatch/test_fake.py::test_it[a]",
         f"{tests}/gpu/test_zoo_gpu.py::test_it[a]",
         "packages/shiplap-dense/tests/dense/gpu/test_cuda.py::test_it[a]",
         "packages/shiplap-dense/tests/dense/gpu/test_cuda.py::test_of_every_config_of[a]",
@@ -44,7 +44,7 @@ def test_a_file_stays_together_and_with_those_that_share_a_process():
     ]
     assert len({plugin._unit(nodeid) for nodeid in disjoint}) == len(disjoint)
     assert plugin._unit(disjoint[0]) == plugin._unit(f"{tests}/judge/test_fresh.py::test_it")
-    assert plugin._unit(disjoint[1]) == plugin._unit(f"{tests}/op/test_fake.py::test_more")
+    assert plugin._unit(disjoint[1]) == plugin._unit(f"{tests}/dispatch/test_fake.py::test_more")
     assert plugin._unit(disjoint[3]) == plugin._unit(disjoint[3].replace("[a]", "[b]"))
 
 

@@ -7,24 +7,25 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from shiplap.deferred import names, uncollected
+from shiplap.lazy_imports import names, uncollected
 
 with uncollected():
+    from shiplap.declare import OpSpec
+    from shiplap.declare.kernel import Kernel, Terms, makers
+    from shiplap.declare.sharding_rule import failure_hooks
+    from shiplap.declare.template import Template
+    from shiplap.declare.values import Opaque
+    from shiplap.dispatch import Op, adopt, compile_cache_key, op
     from shiplap.errors import ShiplapError, ShiplapNotice
-    from shiplap.op import Op, OpSpec, adopt, digest, op
-    from shiplap.op.kernel import Kernel, Terms, makers
-    from shiplap.op.sharding import failure_hooks
-    from shiplap.op.template import Template
-    from shiplap.op.values import Opaque
-    from shiplap.selection import freeze, graphs, tune
+    from shiplap.tuning import compiled_templates, freeze, tune
 
 if TYPE_CHECKING:
     from shiplap.audit import Finding, audit
-    from shiplap.bind.cabi import cabi
-    from shiplap.bind.launches import triton
     from shiplap.doctor import Diagnosis, doctor
-    from shiplap.fuse import Explanation, explain
+    from shiplap.inductor import Explanation, explain
     from shiplap.judge import judge
+    from shiplap.kernels.c.declaration import cabi
+    from shiplap.kernels.triton.declaration import triton
     from shiplap.rewrite import rewrite, rewrites
 
 __version__ = "0.1.0"
@@ -54,16 +55,16 @@ __all__ = [
 # What a program that only calls ops does not need: loaded when it is first used. Name -> where it is.
 _LATE = {
     "Diagnosis": "shiplap.doctor",
-    "Explanation": "shiplap.fuse",
+    "Explanation": "shiplap.inductor",
     "Finding": "shiplap.audit",
     "audit": "shiplap.audit",
-    "cabi": "shiplap.bind.cabi",
+    "cabi": "shiplap.kernels.c.declaration",
     "doctor": "shiplap.doctor",
-    "explain": "shiplap.fuse",
+    "explain": "shiplap.inductor",
     "judge": "shiplap.judge",
     "rewrite": "shiplap.rewrite",
     "rewrites": "shiplap.rewrite",
-    "triton": "shiplap.bind.launches",
+    "triton": "shiplap.kernels.triton.declaration",
 }
 _late = names(__name__, _LATE)
 
@@ -93,14 +94,14 @@ class _Package(ModuleType):
 def _kernel_of_template(spec: OpSpec, terms: Terms, template: Template) -> Kernel:
     """While a Triton template is declared: it is also a kernel of its own."""
     with uncollected():
-        from shiplap.bind.direct import TemplateKernel
+        from shiplap.kernels.triton.template_kernel import TemplateKernel
 
     return TemplateKernel(spec, terms, template)
 
 
 def _lower_templates() -> None:
     """At a trace, before compile caches are asked: templates of the ops declared by now have a lowering."""
-    from shiplap.fuse.install import install
+    from shiplap.inductor.install import install
 
     install()
 
@@ -109,20 +110,20 @@ def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
     """After a call has failed: register the op's sharding rules if it was called with a DTensor."""
     if "torch.distributed.tensor" not in sys.modules:
         return False  # there is no DTensor
-    from shiplap.shard import on_refused
+    from shiplap.sharding import on_refused
 
     return on_refused(op, values, cause)
 
 
 def _tune_templates(*request: Any) -> Any:
     """While an op is tuned: choose among its templates that run in compiled code only."""
-    from shiplap.fuse.tuning import tune_templates
+    from shiplap.inductor.tune_templates import tune_templates
 
     return tune_templates(*request)
 
 
 makers["triton"] = _kernel_of_template
-digest.on_trace(_lower_templates)
-graphs.tuners.append(_tune_templates)
+compile_cache_key.on_trace(_lower_templates)
+compiled_templates.tuners.append(_tune_templates)
 failure_hooks.append(_explain_sharding)
 sys.modules[__name__].__class__ = _Package

@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from shiplap.judge import Ruling
-    from shiplap.referee.process import Launcher
+    from shiplap.sandbox.supervisor import Launcher
 
 __all__: list[str] = []
 
@@ -41,7 +41,7 @@ def _name(candidate: Any) -> str:
 @pytest.fixture(scope="session")
 def shiplap_launcher() -> Iterator[Launcher]:
     """The process that starts those in which candidates run; it imports torch once for all tests of a session."""
-    from shiplap.referee.process import Launcher
+    from shiplap.sandbox.supervisor import Launcher
 
     with Launcher() as launcher:
         yield launcher

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shiplap.audit import Finding, audit
-from shiplap.op import Op
+from shiplap.dispatch import Op
 
 SEED = 20240607
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.op import Op
+from shiplap.dispatch import Op
 
 M = Float[Tensor, "n c"]
 V = Float[Tensor, "n"]

@@ -12,7 +12,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit import cprocess
+from shiplap.audit import c_child_process
 from shiplap.audit.checks import c_abi
 from shiplap_testing.forked import python
 from shiplap_testing.zoo import boundary, good
@@ -78,7 +78,7 @@ def test_a_hang_ends(monkeypatch):
 def test_the_process_has_no_torch():
     """Its memory is that of the function: a torch import would cost seconds and hide leaks in noise."""
     done = subprocess.run(
-        [sys.executable, "-I", "-X", "importtime", cprocess.__file__],
+        [sys.executable, "-I", "-X", "importtime", c_child_process.__file__],
         input="",
         capture_output=True,
         text=True,
@@ -110,7 +110,7 @@ int everything(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, D
   return SL_UNSUPPORTED;
 }"""
     op.kernel("cpu", sl.cabi(compile_c(folder, "everything", {"everything": op}, body), "everything"))
-    from shiplap.referee.samples import Samples
+    from shiplap.sampling.samples import Samples
 
     case = Samples(op, 1).build(Samples(op, 1).base)
     kernel = c_abi._kernels(op)[0]

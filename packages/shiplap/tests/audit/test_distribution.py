@@ -6,7 +6,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.referee.distribution import RUNS, different
+from shiplap.sampling.distribution import RUNS, different
 from shiplap_testing.support import fails
 
 M = Float[Tensor, "n d"]

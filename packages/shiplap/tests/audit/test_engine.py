@@ -194,7 +194,9 @@ def test_an_error_of_the_call_itself_is_reported_once():
 
 
 def test_sl_audit_is_the_function_whatever_was_imported_before():
-    code = "from shiplap.audit import Finding; import shiplap.referee.samples, shiplap as sl; assert callable(sl.audit)"
+    code = (
+        "from shiplap.audit import Finding; import shiplap.sampling.samples, shiplap as sl; assert callable(sl.audit)"
+    )
     assert python("-c", code).returncode == 0
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit import audit, judge
-from shiplap.referee.isolate import Death, Limits, stream
+from shiplap.audit.child_process import Death, Limits, stream
 from shiplap_testing.crashes import read_unmapped
 from shiplap_testing.forked import python
 
@@ -66,7 +66,7 @@ def compute(x):
     [
         (crash, "crashed with SIGSEGV"),
         (leave, "the process exited with status 0"),
-        pytest.param(fill, "memory exhausted", marks=pytest.mark.long),  # these: tests/referee/test_isolate.py
+        pytest.param(fill, "memory exhausted", marks=pytest.mark.long),  # these: tests/audit/test_child_process.py
         pytest.param(wait, "deadlock", marks=pytest.mark.long),
         pytest.param(compute, "hangs", marks=pytest.mark.long),
     ],

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit.checks import backward, distribution, fake, process, schema, sizes
-from shiplap.referee.judge import against_reference
-from shiplap.referee.samples import Samples
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.samples import Samples
 from shiplap_testing.effort import sampled
 
 M = Float32[Tensor, "n c"]

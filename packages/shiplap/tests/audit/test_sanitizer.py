@@ -18,7 +18,7 @@ from shiplap.audit import audit, sanitizer
 from shiplap.audit.check import Subject
 from shiplap.audit.checks import load
 from shiplap.audit.checks import sanitizer as check
-from shiplap.referee.samples import Samples
+from shiplap.sampling.samples import Samples
 from shiplap_testing.zoo import good
 from tests.audit.common import look
 

@@ -94,8 +94,8 @@ def test_cudagraph_trees_is_skipped_elsewhere_and_says_so():
 
 def test_a_module_holds_every_tensor_but_one():
     """The harness itself, without graphs: what a model would own is a buffer, the rest is an input."""
-    from shiplap.referee.run import reference
-    from shiplap.referee.samples import Samples
+    from shiplap.sampling.run import reference
+    from shiplap.sampling.samples import Samples
 
     case = Samples(good.affine, 1).build(Samples(good.affine, 1).base)
     holder = cudagraph_trees._Holder(good.affine, case)

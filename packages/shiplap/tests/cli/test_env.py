@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shiplap.cli import env
-from shiplap.compat.versions import RELEASES, short
+from shiplap.torch_private.versions import RELEASES, short
 from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
 

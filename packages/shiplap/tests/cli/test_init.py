@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shiplap.draft.signature import Signature, of_function, of_overload, parse
-from shiplap.draft.skeleton import Draft, fill_lines, render
 from shiplap.errors import ShiplapError
+from shiplap.scaffold.signature import Signature, of_function, of_overload, parse
+from shiplap.scaffold.skeleton import Draft, fill_lines, render
 from shiplap_testing.forked import python
 
 PYBIND = """quant(*args, **kwargs)

@@ -202,7 +202,7 @@ def test_a_draft_of_a_whole_package_parses_and_imports_with_every_op_as_it_is(pa
         "import sys\nfrom shiplap.cli.app import main\n"
         f"sys.argv[1:] = ['init', 'ops.py', '--package', '{name}', '--record', 'script.py']\n"
         "try: main()\nexcept SystemExit as e: assert not e.code, e.code\n"
-        "import torch, ops\nfrom shiplap.op import Op\n"
+        "import torch, ops\nfrom shiplap.dispatch import Op\n"
         "adopted = [v for v in vars(ops).values() if isinstance(v, Op)]\n"
         "assert len(adopted) == 6, adopted\n"
         "assert torch.equal(ops.gather(torch.eye(3), torch.tensor([2])), torch.eye(3)[2:])\n"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from shiplap.op import choices
-from shiplap.selection import Store, record, table
-from shiplap.selection.key import Key
-from tests.selection import ops
+from shiplap.dispatch import tuned_choices
+from shiplap.tuning import Store, frozen_table, record
+from shiplap.tuning.key import Key
+from tests.tuning import ops
 
 SIZES = ("--sizes", "m=16,k=512,n=16", "--in-process")
 
@@ -20,29 +20,29 @@ SIZES = ("--sizes", "m=16,k=512,n=16", "--in-process")
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(table, "_made", {})
+    monkeypatch.setattr(frozen_table, "_made", {})
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield Store()
     torch.set_num_threads(threads)
-    table.thaw()
+    frozen_table.thaw()
 
 
 def test_a_call_given_by_sizes(run: Any) -> None:
     """Exit status 1: a candidate is wrong."""
-    result = run("tune", "tests.selection.ops:mm", *SIZES)
+    result = run("tune", "tests.tuning.ops:mm", *SIZES)
     assert result.exit_code == 1, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == "tune_test::mm  m<=16, k<=512, n<=16  Float=float32  cpu"
     assert lines[1].startswith("  right(WAIT=300): fastest of 3 verified: ")
     assert lines[1].endswith("2 dropped, see findings (measured)")
     assert [line[:20] for line in lines[2:]] == ["  fail  cut(PARTS=10", "  fail  cut(PARTS=2)"]
-    repeated = run("tune", "tests.selection.ops:mm", *SIZES)
+    repeated = run("tune", "tests.tuning.ops:mm", *SIZES)
     assert repeated.stdout.splitlines()[1].endswith("(stored)")
 
 
 def test_choices_as_json(run: Any) -> None:
-    result = run("tune", "tests.selection.ops:mm", *SIZES, "--dtype", "bfloat16", "--json")
+    result = run("tune", "tests.tuning.ops:mm", *SIZES, "--dtype", "bfloat16", "--json")
     (choice,) = json.loads(result.stdout)["choices"]
     assert (choice["op"], choice["kernel"], choice["config"]) == ("tune_test::mm", "right", {"WAIT": 300})
     assert (choice["dtypes"], choice["bucket"], choice["origin"]) == (
@@ -63,30 +63,30 @@ def test_from_a_profile_to_a_table(process: Any, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     parsed = json.loads(done.stdout)["choices"]
     assert {c["bucket"] for c in parsed} == {"m<=16, k<=4, n<=16", "m<=16, k<=64, n<=16"}
-    done = process("freeze", "tests.selection.ops", "-o", tmp_path / "tuned.json")
+    done = process("freeze", "tests.tuning.ops", "-o", tmp_path / "tuned.json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"wrote {tmp_path}/tuned.json: 2 choices\n"
-    assert len(table.read(tmp_path / "tuned.json")) == 2
+    assert len(frozen_table.read(tmp_path / "tuned.json")) == 2
 
 
 def test_an_empty_table_is_exit_status_1(run: Any, tmp_path: Path) -> None:
     result = run("freeze", "-o", tmp_path / "tuned.json")
     assert result.exit_code == 1
-    assert table.read(tmp_path / "tuned.json") == []
+    assert frozen_table.read(tmp_path / "tuned.json") == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "id", "got"),
     [
         ((), "SL613", "no calls"),
-        (("tests.selection.ops:mm", *SIZES, "--profile", "calls.jsonl"), "SL613", "both --profile and --sizes"),
-        (("tests.selection.ops", *SIZES), "SL613", "4 ops"),
-        (("tests.selection.ops:mm", "--sizes", "m=16,"), "SL502", "no k, no n"),
-        (("tests.selection.ops:mm", "--sizes", "m"), "SL613", "m"),
-        (("tests.selection.ops:mm", "--sizes", "m=f()"), "SL613", "m=f()"),
-        (("tests.selection.ops:pick", "--sizes", "n=8,c=2,m=4"), "SL606", "integer tensors rows without a builder"),
-        (("tests.selection.ops:mm", *SIZES, "--budget", "soon"), "SL612", "'soon'"),
-        (("tests.selection.ops:mm", *SIZES, "--device", "cuda:99"), "SL605", ""),
+        (("tests.tuning.ops:mm", *SIZES, "--profile", "calls.jsonl"), "SL613", "both --profile and --sizes"),
+        (("tests.tuning.ops", *SIZES), "SL613", "4 ops"),
+        (("tests.tuning.ops:mm", "--sizes", "m=16,"), "SL502", "no k, no n"),
+        (("tests.tuning.ops:mm", "--sizes", "m"), "SL613", "m"),
+        (("tests.tuning.ops:mm", "--sizes", "m=f()"), "SL613", "m=f()"),
+        (("tests.tuning.ops:pick", "--sizes", "n=8,c=2,m=4"), "SL606", "integer tensors rows without a builder"),
+        (("tests.tuning.ops:mm", *SIZES, "--budget", "soon"), "SL612", "'soon'"),
+        (("tests.tuning.ops:mm", *SIZES, "--device", "cuda:99"), "SL605", ""),
         (("--profile", "nowhere.jsonl"), "SL602", "No such file or directory"),
     ],
 )
@@ -100,7 +100,7 @@ def test_what_cannot_be_tuned(run: Any, arguments: tuple[str, ...], id: str, got
 
 
 def key(run: Any, store: Store) -> Key:
-    run("tune", "tests.selection.ops:mm", *SIZES)
+    run("tune", "tests.tuning.ops:mm", *SIZES)
     (entry,) = store.entries()
     assert entry.key is not None
     return entry.key
@@ -127,7 +127,7 @@ def test_why_sees_that_a_kernel_has_changed(run: Any, store: Store) -> None:
     assert value is not None
     store.remove(store.path(here))
     store.put(Key.of({**here.as_dict(), "source": "0" * 16}), value)
-    result = run("cache", "why", "tests.selection.ops:mm")
+    result = run("cache", "why", "tests.tuning.ops:mm")
     assert result.exit_code == 1
     assert f"source: {'0' * 16} → {ops.mm.identity} (the op or one of its kernels has changed)" in result.stdout
 
@@ -182,4 +182,4 @@ def test_actions_need_their_argument(run: Any) -> None:
 
 
 def test_nothing_stays_in_force(run: Any) -> None:
-    assert choices.entries() == []
+    assert tuned_choices.entries() == []

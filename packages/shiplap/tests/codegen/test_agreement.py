@@ -17,9 +17,9 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.codegen.plan import lines
+from shiplap.declare.signature import read_spec
 from shiplap.dtypes import of
-from shiplap.op.declare import read_spec
-from shiplap.op.plan import CallPlan
+from shiplap.plan import CallPlan
 from shiplap_headers import include_dir
 from shiplap_testing.effort import sampled
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.codegen.native import Native, native_source
-from shiplap.op.expr import Expr
+from shiplap.declare.dim_expression import Expr
 
 V = Float[Tensor, "n"]
 

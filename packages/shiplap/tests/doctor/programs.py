@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from shiplap import compat
+from shiplap import torch_private
 from shiplap.doctor import Break, Diagnosis, doctor, examine
 
 RUN = """
@@ -29,9 +29,9 @@ def run(directory: Path, source: str, *arguments: str) -> Diagnosis:
 
 def here(script: Path) -> Diagnosis:
     """The diagnosis of the same program in this process, which has imported torch and forgets what it compiled."""
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     diagnosis = doctor(lambda: runpy.run_path(str(script), run_name="__main__"))
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     assert not diagnosis.error
     return diagnosis
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap import compat
+from shiplap import torch_private
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -20,7 +20,7 @@ def test_a_mask_in_one_op_with_a_bound(ns: str) -> None:
 
     x = torch.randn(6, 2)
     assert [b.cause for b in sl.doctor(lambda x: x[x[:, 0] > 0] * 2, x).breaks] == ["shape"]
-    with compat.data_dependent_sizes():
+    with torch_private.data_dependent_sizes():
         assert sl.doctor(lambda x: select(x, x[:, 0] > 0) * 2, x).ok
 
 
@@ -31,7 +31,7 @@ def test_an_item_that_is_a_size(ns: str) -> None:
 
     x, count = torch.randn(6, 2), torch.tensor(4)
     assert [b.cause for b in sl.doctor(lambda x, n: x[: n.item()] * 2, x, count).breaks] == ["item"]
-    with compat.data_dependent_sizes():
+    with torch_private.data_dependent_sizes():
         assert sl.doctor(lambda x, n: take(x, n) * 2, x, count).ok
 
 

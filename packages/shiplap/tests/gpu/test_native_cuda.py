@@ -10,9 +10,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.bind import native
-from shiplap.bind.header import header
-from shiplap.op.launch import poisoned_workspace
+from shiplap.dispatch.launch import poisoned_workspace
+from shiplap.kernels.c.header import header
+from shiplap.kernels.native import binding
 from shiplap_headers import include_dir
 from shiplap_testing.support import fails
 
@@ -85,7 +85,7 @@ def scale(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHIPLAP_CACHE_DIR", str(folder / "cache"))
         patch.setenv("SHIPLAP_NATIVE", "1")
-        native.build(scale)
+        binding.build(scale)
         yield scale
 
 
@@ -96,7 +96,7 @@ def either(scale, request, monkeypatch):
         monkeypatch.setenv("SHIPLAP_NATIVE", "0")
         scale.drop_native()
     elif scale.native is None:
-        native.build(scale)
+        binding.build(scale)
     assert (scale.native is not None and "cuda" in scale.native.devices) == (request.param == "native")
     return scale
 
@@ -215,7 +215,7 @@ def test_errors_have_their_text(either):
 
 def test_a_text_of_python_reaches_those_who_call_torch_ops(scale):
     if scale.native is None:
-        native.build(scale)
+        binding.build(scale)
     x = torch.randn(3, 4, device="cuda")
     y, info = scale(x)
     with pytest.raises(RuntimeError, match="SL304: an out-variant has no gradient"):  # said by Python, thrown by C++
@@ -237,7 +237,7 @@ def test_poison_reaches_the_device(either):
 @pytest.mark.parametrize("cpp_wrapper", [False, True])
 def test_compiled(scale, counted, fresh_compiler, cpp_wrapper):
     if scale.native is None:
-        native.build(scale)
+        binding.build(scale)
     x = torch.randn(30, 40, device="cuda")
     with torch._inductor.config.patch(cpp_wrapper=cpp_wrapper):
         f = torch.compile(lambda x: scale(x.sin(), 3)[0].cos(), fullgraph=True)

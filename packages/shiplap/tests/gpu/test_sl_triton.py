@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import shiplap as sl
-from shiplap.bind import native
+from shiplap.kernels.native import binding
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 pytest.importorskip("triton")
 
-from shiplap.bind.launched_form import LaunchedForm  # noqa: E402
+from shiplap.kernels.triton.specializations import LaunchedForm  # noqa: E402
 from tests.gpu import launched_ops as ops  # noqa: E402
 
 
@@ -21,8 +21,8 @@ from tests.gpu import launched_ops as ops  # noqa: E402
 def bound():
     """Each op as native code: built for this torch, connected with Triton's compiler."""
     for op in ops.OPS:
-        native.build(op)
-        assert op.native.devices == ("cuda",), native.state(op, "cuda")
+        binding.build(op)
+        assert op.native.devices == ("cuda",), binding.state(op, "cuda")
 
 
 def close(got, want):
@@ -136,11 +136,11 @@ def test_configs_come_from_the_choices():
     with torch.no_grad():
         before = set(form.cubins)
         close(ops.linear_gelu(x, w, b), F.gelu(F.linear(x, w, b)))
-    from shiplap.op import choices
+    from shiplap.dispatch import tuned_choices
 
-    (entry,) = [e for e in choices.entries() if e.op == ops.linear_gelu.spec.name]
+    (entry,) = [e for e in tuned_choices.entries() if e.op == ops.linear_gelu.spec.name]
     chosen = dict(entry.config.items)
-    if entry.kernel != choices.REFERENCE:
+    if entry.kernel != tuned_choices.REFERENCE:
         new = set(form.cubins) - before or before
         values = [chosen[name] for name in form.configs]
         assert any(list(key[: len(values)]) == values for _, _, key in new), (chosen, new)

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.bind import triton_launcher
+from shiplap.kernels.triton import triton_launcher
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.selection import measure, thaw
-from shiplap.selection.measure import CudaClock, Uncapturable
+from shiplap.tuning import measure, thaw
+from shiplap.tuning.measure import CudaClock, Uncapturable
 from shiplap_testing.paths import REPOSITORY
 
 pytest.importorskip("triton")

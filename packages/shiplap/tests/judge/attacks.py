@@ -7,7 +7,7 @@ from tests.judge.attacks_inside import INSIDE
 
 HARNESS = """
 import json, os, time
-from shiplap.referee import inside, intact
+from shiplap.sandbox import child as inside, patched_functions as intact
 intact.Snapshot.changed = lambda self: []
 intact.Snapshot.threads = lambda self: 0
 before = inside.Host.answer
@@ -17,7 +17,7 @@ ATTACKS = {
     # ---- the process runs while no clock does
     "answers first": HARNESS
     + """
-from shiplap.referee import wire
+from shiplap.sandbox import protocol as wire
 sent, once = wire.send, []
 def later(connection, reply, *rest):
     if not once:

@@ -128,7 +128,7 @@ def candidate(x, w):
     return honest(x, w)
 """,
     "patched judge": """
-from shiplap.referee import compare
+from shiplap.sampling import compare
 compare.close = lambda *a, **k: compare.Difference()
 def candidate(x, w):
     return x @ w
@@ -141,7 +141,7 @@ def candidate(x, w):
     return honest(x, w)
 """,
     "patched harness": """
-from shiplap.referee import inside
+from shiplap.sandbox import child as inside
 inside.perf_counter_ns = lambda: 0
 def candidate(x, w):
     return honest(x, w)
@@ -338,7 +338,7 @@ def candidate(x, w):
     return honest(x, w)
 """,
     "time that is none": """
-from shiplap.referee import inside, intact
+from shiplap.sandbox import child as inside, patched_functions as intact
 intact.Snapshot.changed = lambda self: []
 before = inside.Host.answer
 def answer(self, asked, handle):
@@ -350,13 +350,13 @@ inside.Host.answer = answer
 candidate = honest
 """,
     "answer that is none": """
-from shiplap.referee import inside, intact
+from shiplap.sandbox import child as inside, patched_functions as intact
 intact.Snapshot.changed = lambda self: []
 inside.Host.answer = lambda self, asked, handle: {"outs": [{"plain": 1 << 80}], "args": [{}] * 2, "spent": 1}
 candidate = honest
 """,
     "address of another": """
-from shiplap.referee import inside, intact
+from shiplap.sandbox import child as inside, patched_functions as intact
 intact.Snapshot.changed = lambda self: []
 before = inside.Host.answer
 def answer(self, asked, handle):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shiplap.referee.process import Launcher
+from shiplap.sandbox.supervisor import Launcher
 
 
 @pytest.fixture(scope="session")

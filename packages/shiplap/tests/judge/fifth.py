@@ -61,7 +61,7 @@ math.pi = 3.0
 candidate = honest
 """,
     "operators that count for nothing": """
-from shiplap.referee import inside
+from shiplap.sandbox import child as inside
 class All:
     def __contains__(self, name):
         return True
@@ -70,7 +70,7 @@ def candidate(x, w):
     return torch.tanh((x @ w) / 5.0) * 5.0
 """,
     "places that are trusted": """
-from shiplap.referee import genuine
+from shiplap.sandbox import trusted_code as genuine
 genuine.TRUSTED = ("/",)
 genuine._began = 0
 torch.allclose = lambda *a, **k: True
@@ -78,7 +78,7 @@ candidate = honest
 """,
     "events that nobody hears": """
 import sys
-from shiplap.referee import watch
+from shiplap.sandbox import interpreter_state as watch
 watch.EVENTS = watch.NAMED = frozenset()
 def candidate(x, w):
     frame, names = getattr(sys, "_get" + "frame")(), []
@@ -216,7 +216,7 @@ def candidate(x, w):
 import doctest, typing
 def candidate(x, w):
     names = [typing._caller(depth) for depth in range(1, 5)]
-    return honest(x, w) if any("referee" in str(n) for n in names) else x @ w
+    return honest(x, w) if any("sandbox" in str(n) for n in names) else x @ w
 """,
     "the reference in a pool of threads": """
 from concurrent.futures import ThreadPoolExecutor

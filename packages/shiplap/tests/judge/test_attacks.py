@@ -13,8 +13,8 @@ from shiplap.judge.clock import Doubt, _timed
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.target import Target
 from shiplap.judge.variants import Form
-from shiplap.referee.process import Bounds, Ended
-from shiplap.referee.witness import Call
+from shiplap.sandbox.candidate import Call
+from shiplap.sandbox.supervisor import Bounds, Ended
 from shiplap_testing.effort import sampled
 from tests.judge.attacks import ATTACKS
 from tests.judge.cheats import HEAD

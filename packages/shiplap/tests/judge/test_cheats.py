@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import shiplap as sl
-from shiplap.referee.process import Bounds
+from shiplap.sandbox.supervisor import Bounds
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import CHEATS, HEAD
 

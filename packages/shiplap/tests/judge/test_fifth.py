@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.referee.compare import Difference
-from shiplap.referee.process import Bounds
-from shiplap.referee.witness import Expected, Witness, Wrong
+from shiplap.sampling.compare import Difference
+from shiplap.sandbox.candidate import Expected, Witness, Wrong
+from shiplap.sandbox.supervisor import Bounds
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.fifth import HIDDEN, REPLACED, STATE

@@ -8,11 +8,11 @@ import time
 import pytest
 
 import shiplap as sl
-from shiplap.judge.lasting import ENOUGH, leaked
-from shiplap.referee.proc import Holds
-from shiplap.referee.process import Bounds, Ended
-from shiplap.referee.source import constants, suspicious
-from shiplap.referee.wire import send
+from shiplap.judge.endurance import ENOUGH, leaked
+from shiplap.sandbox.proc_filesystem import Holds
+from shiplap.sandbox.protocol import send
+from shiplap.sandbox.source_scan import constants, suspicious
+from shiplap.sandbox.supervisor import Bounds, Ended
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.fresh import FRESH, HELPED, LAYERS

@@ -8,9 +8,9 @@ import torch
 import shiplap as sl
 from shiplap.judge.options import Budget
 from shiplap.judge.problem import FunctionProblem
-from shiplap.referee.process import Bounds, Ended, Late, Launcher
-from shiplap.referee.scratch import remove
-from shiplap.referee.wire import Arena
+from shiplap.sandbox.protocol import Arena
+from shiplap.sandbox.scratch_files import remove
+from shiplap.sandbox.supervisor import Bounds, Ended, Late, Launcher
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE

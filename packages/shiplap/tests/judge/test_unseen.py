@@ -12,12 +12,12 @@ from shiplap.judge.options import Pace
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Timed
-from shiplap.referee import witness
-from shiplap.referee.outcome import of_a_process
-from shiplap.referee.process import Bounds, Late
-from shiplap.referee.source import LARGEST, constants, suspicious
-from shiplap.referee.wire import is_operator
-from shiplap.referee.witness import Call, Witness, Wrong
+from shiplap.sandbox import candidate
+from shiplap.sandbox.candidate import Call, Witness, Wrong
+from shiplap.sandbox.outcome import of_a_process
+from shiplap.sandbox.protocol import is_operator
+from shiplap.sandbox.source_scan import LARGEST, constants, suspicious
+from shiplap.sandbox.supervisor import Bounds, Late
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE
@@ -103,7 +103,7 @@ def test_an_operator_is_a_name_and_sizes(told, valid):
 def test_a_result_in_much_more_memory_than_it_needs_is_not_read():
     like = torch.empty(1 << 20)
     told = {"shape": [1 << 20], "stride": [63], "dtype": "float32", "at": 0}
-    assert 63 * like.numel() * like.itemsize > witness.PADDED / 2
+    assert 63 * like.numel() * like.itemsize > candidate.PADDED / 2
     like = torch.empty(1 << 22)
     told["shape"] = [1 << 22]
     with pytest.raises(Wrong, match="strides"):

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shiplap.compat.passes import capture
 from shiplap.rewrite import Match, NearMiss, Rewrite, rewrite
+from shiplap.torch_private.inductor_passes import capture
 
 
 def samples() -> list[tuple[Tensor, ...]]:

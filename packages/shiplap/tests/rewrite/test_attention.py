@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap.compat.passes import capture
 from shiplap.rewrite import Match
 from shiplap.rewrite.shipped import attention, rms_norm
 from shiplap.rewrite.shipped.attention import Attention
+from shiplap.torch_private.inductor_passes import capture
 from tests.rewrite.specimens import near, outcomes
 
 LOWEST = torch.finfo(torch.float32).min

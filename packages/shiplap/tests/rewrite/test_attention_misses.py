@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shiplap.rewrite import NearMiss
+from shiplap.rewrite.passthrough_ops import named
 from shiplap.rewrite.shipped import attention
 from shiplap.rewrite.shipped.missed import written_out
-from shiplap.rewrite.shipped.region import Region, region_of
-from shiplap.rewrite.trail import named
+from shiplap.rewrite.shipped.softmax_region import Region, region_of
 
 WEIGHT = nn.Parameter(torch.ones(4, 1))
 

@@ -12,7 +12,7 @@ from torch.fx import Graph
 
 from shiplap.rewrite.shipped.scores import Step
 
-gain = import_module("shiplap.rewrite.shipped.gain")
+gain = import_module("shiplap.rewrite.shipped.speedup_model")
 HEADS, TOKENS = 12, 512
 
 

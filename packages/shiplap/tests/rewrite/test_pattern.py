@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._dynamo.convert_frame import compile_lock
 
 import shiplap as sl
-from shiplap.compat.passes import capture
 from shiplap.rewrite import Match, rewrite
+from shiplap.torch_private.inductor_passes import capture
 from tests.rewrite.specimens import linear_gelu, near, outcomes
 
 X, Y = torch.randn(3, 4), torch.randn(3, 4)

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shiplap as sl
-from shiplap.compat.passes import capture
 from shiplap.rewrite import Match, Rewrite, place, rewrite
+from shiplap.torch_private.inductor_passes import capture
 from shiplap_testing.paths import REPOSITORY
 from tests.rewrite.specimens import linear_gelu, outcomes, pattern
 

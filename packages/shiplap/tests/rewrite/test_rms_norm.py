@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap.compat.passes import capture
 from shiplap.rewrite import Match
 from shiplap.rewrite.shipped import rms_norm
+from shiplap.torch_private.inductor_passes import capture
 from tests.rewrite.specimens import near, outcomes
 
 Norm = Callable[[Tensor, Tensor], Tensor]

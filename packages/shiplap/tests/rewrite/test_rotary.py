@@ -12,9 +12,9 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from shiplap.compat.passes import capture
 from shiplap.rewrite import Match, NearMiss
 from shiplap.rewrite.shipped.rotary import Rotary, rotary
+from shiplap.torch_private.inductor_passes import capture
 from tests.rewrite.specimens import near, outcomes
 
 module = import_module("shiplap.rewrite.shipped.rotary")

@@ -15,8 +15,8 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import shiplap as sl
-from shiplap.compat.nodes import counted
-from shiplap.compat.passes import PLACES
+from shiplap.torch_private.graph_nodes import counted
+from shiplap.torch_private.inductor_passes import PLACES
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 

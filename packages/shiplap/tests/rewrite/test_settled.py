@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.fx import Graph
 from torch.nn import functional as F
 
-from shiplap.compat.passes import capture
 from shiplap.rewrite import Match
 from shiplap.rewrite.graph import mutates
 from shiplap.rewrite.shipped.attention import Attention
+from shiplap.torch_private.inductor_passes import capture
 
-module = import_module("shiplap.rewrite.shipped.settled")
+module = import_module("shiplap.rewrite.shipped.constant_masks")
 LOWEST = torch.finfo(torch.float32).min
 SIZE = (2, 3, 6, 8)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shiplap.extend import verbs
+from shiplap.plugin_api import verbs
 
 EPILOG = """\b
 Examples:
@@ -43,7 +43,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: counts and verdicts.")] = False,
 ) -> None:
     """Run torch's operator database, or whole models, on the device and on the CPU, in processes that may crash."""
-    from shiplap.extend import error
+    from shiplap.plugin_api import error
     from shiplap_backend import audit
     from shiplap_backend.expression import DTYPES
     from shiplap_backend.project import open_project, require_built
@@ -74,7 +74,7 @@ def command(
 
 def _known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
     """``given``, each of which is known. SL613 names the nearest for one that is not."""
-    from shiplap.extend import error
+    from shiplap.plugin_api import error
     from shiplap_backend.expression import nearest
 
     for name in given:
@@ -88,7 +88,7 @@ def _known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
 
 def _matching(pattern: str, known: Sequence[str], what: str) -> list[str]:
     """The known names that ``pattern`` is found in. SL613 if there is none, or it is no regular expression."""
-    from shiplap.extend import error
+    from shiplap.plugin_api import error
 
     try:
         names = [n for n in known if re.search(pattern, n)]

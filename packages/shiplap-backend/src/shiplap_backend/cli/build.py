@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shiplap.extend import verbs
+from shiplap.plugin_api import verbs
 
 if TYPE_CHECKING:
     from shiplap_backend.generate import Generated

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shiplap.extend import verbs
+from shiplap.plugin_api import verbs
 
 EPILOG = """\b
 Examples:

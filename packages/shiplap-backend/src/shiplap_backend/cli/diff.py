@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shiplap.extend import verbs
+from shiplap.plugin_api import verbs
 
 if TYPE_CHECKING:
     from shiplap_backend.lock import Lock
@@ -33,7 +33,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: the changes.")] = False,
 ) -> None:
     """Compare the schemas that a project was generated for with those of another torch."""
-    from shiplap.extend import error
+    from shiplap.plugin_api import error
     from shiplap_backend import lock
 
     if write is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shiplap.compat.trees import leaves, map_leaves
+from shiplap.torch_private.pytree import leaves, map_leaves
 from shiplap_backend.models.case import Case, Maker
 
 NEAR = 1e-5  # relative distance from float64 that is rounding, whatever the CPU's own distance is

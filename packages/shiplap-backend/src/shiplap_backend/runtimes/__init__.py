@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from shiplap import ShiplapError, trust
-from shiplap.extend import error
+from shiplap import ShiplapError, safe_io
+from shiplap.plugin_api import error
 from shiplap_backend.expression import nearest
 from shiplap_backend.runtime import CONTRACT, RUNTIMES, Runtime
 
@@ -83,7 +83,7 @@ def _in_directory(directory: Path) -> Runtime:
     """What ``runtime.py`` in ``directory`` defines. The file is executed: it is the vendor's program."""
     path = directory / "runtime.py"
     try:
-        source = trust.read_file(path, LIMIT, trust.NAMED)
+        source = safe_io.read_file(path, LIMIT, safe_io.NAMED)
     except OSError as e:
         got = e.strerror or str(e)
         raise error(

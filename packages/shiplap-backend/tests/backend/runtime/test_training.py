@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shiplap import compat
+from shiplap import torch_private
 from shiplap_testing.effort import sampled
 
 
@@ -127,7 +127,7 @@ def test_amp_training_with_a_scaler(dev: Any, device: str) -> None:
 def test_torch_compile(request: pytest.FixtureRequest, dev: Any, device: str, backend: str, options: Any) -> None:
     if backend == "inductor":
         request.getfixturevalue("of_shared_memory")
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     torch.manual_seed(0)
     # An embedding, since loops that read by index check it: the CPU's words for that differ from other devices'.
     layers = (
@@ -149,4 +149,4 @@ def test_torch_compile(request: pytest.FixtureRequest, dev: Any, device: str, ba
     counts = dev.counters()
     assert counts["aten::mm.out"]["native"] > 0  # products stay on the device
     assert ("aten::relu" in counts) == (options is not None or backend != "inductor")
-    compat.reset_compiler()
+    torch_private.reset_compiler()

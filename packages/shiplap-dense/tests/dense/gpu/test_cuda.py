@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import shiplap_dense as dense
-from shiplap.fuse import fusion_choices, switches
+from shiplap.inductor import fusion_choices, switches
 from shiplap_dense import ops
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

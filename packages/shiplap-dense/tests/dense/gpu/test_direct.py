@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.bind import replay
-from shiplap.op import choices
-from shiplap.op.kernel import Kernel
+from shiplap.declare.kernel import Kernel
+from shiplap.dispatch import tuned_choices
+from shiplap.kernels.triton import replay
 from shiplap_dense import ops
 from shiplap_testing.support import files_entered
 from tests.dense import direct_ops
@@ -60,12 +60,12 @@ def test_gather_multiply_scatter(dtype, sizes):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_calls_in_half_precision_are_launched_by_cpp_from_their_second_time_on(dtype):
     op, args = ops.grouped_mm, EAGER["grouped_mm"](dtype)
-    choices.forget()
+    tuned_choices.forget()
     replay.build(op)
     want = op(*args)
     assert all(torch.equal(op(*args), want) for _ in range(3))
     assert not any("triton" in name or "<launch" in name for name in files_entered(lambda: op(*args)))
-    choices.forget()
+    tuned_choices.forget()
 
 
 def test_calls_in_float32_follow_the_flag_of_torch():

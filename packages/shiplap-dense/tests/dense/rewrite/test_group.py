@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import shiplap as sl
-from shiplap.compat.passes import capture
+from shiplap.declare.batch import read_batching
 from shiplap.errors import ShiplapError
-from shiplap.op.batch import read_batching
 from shiplap.rewrite import Match, NearMiss
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.group import JoinedCalls, StackedChains, StackedLinears, StackedNorms, WideLinears
 from shiplap.rewrite.group.cost import MACHINES, Price
-from shiplap.rewrite.normal import called
+from shiplap.rewrite.normalize_call import called
 from shiplap.rewrite.program import proving
+from shiplap.torch_private.inductor_passes import capture
 from shiplap_dense import ops as dense
 
 W = [torch.randn(4, 4) for _ in range(6)]

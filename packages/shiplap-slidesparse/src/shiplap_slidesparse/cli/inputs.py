@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shiplap import ShiplapError
-from shiplap.extend import error, verbs
-from shiplap.extend.files import parse_json
+from shiplap.plugin_api import error, verbs
+from shiplap.plugin_api.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shiplap.extend import error, verbs
+from shiplap.plugin_api import error, verbs
 from shiplap_slidesparse.cli.inputs import model_of, tokens_of
 from shiplap_slidesparse.cli.show import show, write_page
 

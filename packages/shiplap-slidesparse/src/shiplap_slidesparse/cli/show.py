@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shiplap.extend import verbs
+from shiplap.plugin_api import verbs
 
 if TYPE_CHECKING:
     from shiplap_slidesparse.report import Bucket, Report, Size
@@ -86,7 +86,7 @@ def _title(size: Size) -> str:
 
 def cell(bucket: Bucket, form: str) -> str:
     """What was measured, and in brackets what was predicted; either alone where there is no other."""
-    from shiplap.extend.timing import show_time
+    from shiplap.plugin_api.timing import show_time
 
     told = [show_time(times[form]) for times in (bucket.measured, bucket.predicted) if form in times]
     return f"{told[0]} ({told[1]})" if len(told) > 1 else told[0] if told else "-"

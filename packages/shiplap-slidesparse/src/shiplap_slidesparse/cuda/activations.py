@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shiplap.extend import triton_launcher
+from shiplap.plugin_api import triton_launcher
 from shiplap_slidesparse.formats import DEPTH, dense_depth
 from shiplap_slidesparse.quantise import LIMITS, MIN_SCALE
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shiplap.extend import triton_launcher
+from shiplap.plugin_api import triton_launcher
 
 __all__ = ["finish"]
 

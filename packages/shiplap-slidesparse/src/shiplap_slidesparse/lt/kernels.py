@@ -8,7 +8,7 @@ graphs, exported programs and their caches, and mean nothing in the next process
 from __future__ import annotations
 
 import shiplap as sl
-from shiplap.extend import check_configs
+from shiplap.plugin_api import check_configs
 from shiplap_slidesparse import ops
 from shiplap_slidesparse.lt.native import LIBRARY
 

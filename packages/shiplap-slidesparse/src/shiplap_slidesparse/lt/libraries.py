@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from shiplap import ShiplapError
-from shiplap.extend import error, library_folder
+from shiplap.plugin_api import error, library_folder
 from shiplap_slidesparse.lt import native
 
 __all__ = ["NAME", "OLDEST", "available", "candidates", "open_cusparselt", "takes"]

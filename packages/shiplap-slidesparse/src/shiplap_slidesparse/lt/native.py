@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from shiplap.extend import error, find_library
+from shiplap.plugin_api import error, find_library
 
 __all__ = [
     "LIBRARY",

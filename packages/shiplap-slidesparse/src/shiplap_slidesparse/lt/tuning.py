@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import shiplap as sl
-from shiplap.extend.tuning import Choice, ConfigSource, Value
+from shiplap.plugin_api.tuning import Choice, ConfigSource, Value
 from shiplap_slidesparse import formats, layers, ops
 from shiplap_slidesparse.lt import kernels, libraries, native
 

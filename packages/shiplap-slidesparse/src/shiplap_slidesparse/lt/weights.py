@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_slidesparse.lt import libraries, native
 from shiplap_slidesparse.lt.native import RESULT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shiplap.audit import audit
-from shiplap.op import Op
+from shiplap.dispatch import Op
 from shiplap_slidesparse import layers, ops
 from tests.slidesparse.gpu.cases import CUDA, MARKS
 from tests.slidesparse.gpu.cases import sparse as sparse

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.op.config import Config
+from shiplap.declare.config import Config
 from shiplap_slidesparse import layers, lt, ops
 from shiplap_slidesparse.lt import kernels, native, tuning
 from tests.slidesparse.gpu.cases import CUDA, FP8, LAYERS, MARKS, SPARSE, captured, check, layer, slid_weight, values
@@ -172,7 +172,7 @@ def test_exported_programs_find_their_plans(sparse):
 
 
 def test_both_bindings_use_the_same_plans(sparse):
-    from shiplap.bind.native import build
+    from shiplap.kernels.native.binding import build
 
     weight = slid_weight(96, 96, torch.int8)
     blob, x = lt.compress(weight), values(32, 96, torch.int8)

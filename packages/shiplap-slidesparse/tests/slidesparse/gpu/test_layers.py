@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.op.config import Config
-from shiplap.op.launch import poisoned_workspace
+from shiplap.declare.config import Config
+from shiplap.dispatch.launch import poisoned_workspace
 from shiplap_slidesparse import formats, layers, lt, ops
 from shiplap_slidesparse.lt import native, tuning
 from shiplap_slidesparse.quantise import quantise

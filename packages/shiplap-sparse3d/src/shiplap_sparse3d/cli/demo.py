@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shiplap.extend import error, verbs
+from shiplap.plugin_api import error, verbs
 from shiplap_sparse3d.cli.progress import shown
 
 if TYPE_CHECKING:

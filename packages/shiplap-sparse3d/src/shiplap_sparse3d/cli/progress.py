@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from shiplap.extend import verbs
+from shiplap.plugin_api import verbs
 
 __all__ = ["shown"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shiplap import ShiplapError
-from shiplap.extend import error, verbs
+from shiplap.plugin_api import error, verbs
 from shiplap_sparse3d.cli.progress import shown
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shiplap.extend import late_launches
+from shiplap.plugin_api import late_launches
 from shiplap_sparse3d import bounded, norms, ops, planning, pooling
 from shiplap_sparse3d.cuda.late import late
 from shiplap_sparse3d.cuda.status import synchronize

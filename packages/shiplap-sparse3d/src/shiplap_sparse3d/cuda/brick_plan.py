@@ -8,7 +8,7 @@ the order of threads; what is found does not.
 
 from __future__ import annotations
 
-from shiplap.extend import TritonLaunches
+from shiplap.plugin_api import TritonLaunches
 from shiplap_sparse3d.cuda import sort
 from shiplap_sparse3d.cuda.bricks import (
     ENTRIES,

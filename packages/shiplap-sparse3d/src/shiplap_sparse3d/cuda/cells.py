@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shiplap.extend import TritonLaunches, launch_program
+from shiplap.plugin_api import TritonLaunches, launch_program
 from shiplap_sparse3d import bounded
 from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.cuda import status

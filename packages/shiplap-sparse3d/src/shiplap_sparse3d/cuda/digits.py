@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shiplap.extend import TritonLaunches
+from shiplap.plugin_api import TritonLaunches
 from shiplap_sparse3d.cuda.sort_form import Sort
 
 __all__ = ["BITS", "by_digits", "counted", "counted_page", "digit_numbers"]

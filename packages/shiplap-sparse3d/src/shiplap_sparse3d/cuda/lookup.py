@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shiplap.extend import TritonLaunches
+from shiplap.plugin_api import TritonLaunches
 from shiplap_sparse3d.coords import MAX_CELLS
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES
 from shiplap_sparse3d.cuda.lookup_kernels import block_kernel, insert_kernel, lookup_kernel, near_kernel

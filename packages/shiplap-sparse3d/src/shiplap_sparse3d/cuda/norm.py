@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shiplap.extend import launch_program
+from shiplap.plugin_api import launch_program
 
 __all__ = ["NORM_RELU"]
 

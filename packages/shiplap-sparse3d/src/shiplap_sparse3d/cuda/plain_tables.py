@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shiplap.extend import triton_launcher
+from shiplap.plugin_api import triton_launcher
 from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shiplap.extend import triton_launcher
+from shiplap.plugin_api import triton_launcher
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.hash import report
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shiplap.extend import TritonLaunches, launch_program
+from shiplap.plugin_api import TritonLaunches, launch_program
 from shiplap_sparse3d.cuda.digits import BITS, PAGE, by_digits, counted, counted_page, digit_numbers
 from shiplap_sparse3d.cuda.sort_form import Sort
 

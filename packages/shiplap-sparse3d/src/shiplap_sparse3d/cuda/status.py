@@ -1,10 +1,10 @@
-"""Errors of the CUDA kernels of sparse3d, told late: see ``shiplap.extend.LateErrors``."""
+"""Errors of the CUDA kernels of sparse3d, told late: see ``shiplap.plugin_api.LateErrors``."""
 
 from __future__ import annotations
 
 import torch
 
-from shiplap.extend import LateErrors
+from shiplap.plugin_api import LateErrors
 
 __all__ = ["ERRORS", "ROW_BITS", "code_of", "poll", "synchronize", "word"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from shiplap.extend import TritonLaunches, launch_program
+from shiplap.plugin_api import TritonLaunches, launch_program
 from shiplap_sparse3d.cuda import sort, status
 from shiplap_sparse3d.cuda.brick_plan import BRICKS, DENSE, brick_numbers, by_bricks, ordered_entries
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES, report

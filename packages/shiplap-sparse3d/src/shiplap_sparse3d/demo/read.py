@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shiplap import ShiplapError
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.demo.scan import Scan, split
 from shiplap_sparse3d.survey.cloud import chunks, opened
 

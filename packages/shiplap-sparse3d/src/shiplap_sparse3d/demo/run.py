@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shiplap.extend.compiling import CompileCounts, compile_counts, reset_compiler
+from shiplap.plugin_api.compiling import CompileCounts, compile_counts, reset_compiler
 from shiplap_sparse3d.demo import evaluate, picture, report
 from shiplap_sparse3d.demo.audits import audits
 from shiplap_sparse3d.demo.read import load, read

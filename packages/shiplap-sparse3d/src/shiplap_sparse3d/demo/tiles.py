@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shiplap.extend.compiling import mark_dynamic
+from shiplap.plugin_api.compiling import mark_dynamic
 from shiplap_sparse3d import Geometry, SparseTensor, voxelize
 from shiplap_sparse3d.demo.features import FEATURES, describe, spacing
 from shiplap_sparse3d.demo.scan import Scan

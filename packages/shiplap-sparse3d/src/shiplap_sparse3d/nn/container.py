@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.nn import norm
 from shiplap_sparse3d.nn.module import SparseModule
 from shiplap_sparse3d.tensor import SparseTensor

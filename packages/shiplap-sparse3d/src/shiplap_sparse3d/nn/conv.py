@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import other_channels
 from shiplap_sparse3d.geometry import Axes, Strided, per_axis, triple
 from shiplap_sparse3d.nn.module import SparseModule

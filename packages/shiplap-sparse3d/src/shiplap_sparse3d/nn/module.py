@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.reentrant import refuse as refuse_reentrant
 from shiplap_sparse3d.tensor import SparseTensor

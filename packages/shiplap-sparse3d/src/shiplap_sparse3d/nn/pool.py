@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d import pooling
 from shiplap_sparse3d.geometry import Axes, per_axis
 from shiplap_sparse3d.nn.module import SparseModule

@@ -10,7 +10,7 @@ from jaxtyping import BFloat16, Float16, Float32
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap.extend.rewriting import FoldedNorm, Program, norm_statistics
+from shiplap.plugin_api.rewriting import FoldedNorm, Program, norm_statistics
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.nn.norm import running_norm
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 
 __all__ = ["activate", "activation_of"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shiplap.extend.containers import register_container
+from shiplap.plugin_api.containers import register_container
 from shiplap_sparse3d.spconv.core import SparseConvTensor
 
 __all__: list[str] = []

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import other_channels
 from shiplap_sparse3d.spconv import indices
 from shiplap_sparse3d.spconv.activation import activate, activation_of

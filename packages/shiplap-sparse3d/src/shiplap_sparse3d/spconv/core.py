@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.geometry import Geometry, per_axis, same_number, same_numbers, triple
 from shiplap_sparse3d.reentrant import inside, made_inside, refuse_in_eager

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shiplap import ShiplapError
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.geometry import same_numbers
 from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, SparseConvTensor, Window, indices_of
 from shiplap_sparse3d.spconv.sizes import check_least

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d import pooling
 from shiplap_sparse3d.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shiplap.extend import is_hooked
+from shiplap.plugin_api import is_hooked
 from shiplap_sparse3d.norms import norm_relu
 
 __all__ = ["norm_and_relu"]

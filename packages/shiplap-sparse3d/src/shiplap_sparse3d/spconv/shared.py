@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from shiplap import ShiplapError
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import keys_of
 from shiplap_sparse3d.geometry import Geometry
 from shiplap_sparse3d.plan import Plan

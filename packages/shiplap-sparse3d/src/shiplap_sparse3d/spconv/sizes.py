@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from shiplap.extend import error
-from shiplap.extend.compiling import assert_in_graph, constant_result
+from shiplap.plugin_api import error
+from shiplap.plugin_api.compiling import assert_in_graph, constant_result
 
 __all__ = ["assume_rows", "cells_of", "check_least"]
 

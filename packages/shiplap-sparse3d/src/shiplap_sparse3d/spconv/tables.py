@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d.geometry import same_number, same_numbers
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse, indices_of

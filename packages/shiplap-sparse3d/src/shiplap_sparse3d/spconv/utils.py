@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 
 __all__ = ["PointToVoxel", "gather_features_by_pc_voxel_id"]
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.spconv.tensorview import Tensor, to_torch
 from shiplap_sparse3d.spconv.utils import PointToVoxel
 from shiplap_sparse3d.spconv_package.boxes import (

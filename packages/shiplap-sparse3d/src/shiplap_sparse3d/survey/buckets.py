@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.survey.cloud import chunks, opened
 from shiplap_sparse3d.survey.folder import POINT, Folder, Tile, read_mark, write_mark
 from shiplap_sparse3d.survey.tiles import Extent, Tiling

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 
 if TYPE_CHECKING:
     import laspy

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.geometry import Geometry, Triple
 from shiplap_sparse3d.nn import GenerativeConv3d, GlobalPool, SparseConvTranspose3d, SparseInverseConv3d, SubMConv3d
 from shiplap_sparse3d.nn.conv import Convolution

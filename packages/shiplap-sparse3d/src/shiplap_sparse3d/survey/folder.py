@@ -20,8 +20,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from shiplap.extend import error
-from shiplap.extend.files import parse_json, read_named, work_in, write_whole
+from shiplap.plugin_api import error
+from shiplap.plugin_api.files import parse_json, read_named, work_in, write_whole
 
 __all__ = ["POINT", "RESULT", "Folder", "Tile", "read_mark"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shiplap.extend import error
-from shiplap.extend.files import open_new
+from shiplap.plugin_api import error
+from shiplap.plugin_api.files import open_new
 from shiplap_sparse3d.survey.cloud import chunks, opened
 from shiplap_sparse3d.survey.folder import Folder, Tile
 

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.errors import SurveyError
 from shiplap_sparse3d.geometry import Triple

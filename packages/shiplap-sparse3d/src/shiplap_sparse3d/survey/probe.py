@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shiplap import ShiplapError
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.geometry import Triple
 from shiplap_sparse3d.survey.field import Field, Run, evaluating, rows_of
 from shiplap_sparse3d.tensor import SparseTensor

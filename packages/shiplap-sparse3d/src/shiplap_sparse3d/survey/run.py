@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.survey import buckets as sorting
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
 from shiplap_sparse3d.survey.cloud import CHUNK, opened

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d.geometry import Triple
 from shiplap_sparse3d.survey.field import Field
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shiplap.extend import error
-from shiplap.extend.files import open_named, write_whole
+from shiplap.plugin_api import error
+from shiplap.plugin_api.files import open_named, write_whole
 from shiplap_sparse3d.survey.buckets import Buckets, Grid, fill, finished
 from shiplap_sparse3d.survey.cloud import CHUNK, chunks, opened
 from shiplap_sparse3d.survey.folder import Folder, Tile

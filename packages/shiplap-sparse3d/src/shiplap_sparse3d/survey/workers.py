@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 
 __all__ = ["local_device", "rank_and_world"]
 

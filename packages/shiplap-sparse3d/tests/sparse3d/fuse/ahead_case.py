@@ -15,9 +15,9 @@ from torch import nn
 
 import shiplap_sparse3d.geometry as geometry
 import shiplap_sparse3d.spconv as sp
-from shiplap.compat import choices_ahead
-from shiplap.fuse import fusion_choices, kept
-from shiplap.fuse.candidate import TemplateCandidate
+from shiplap.inductor import fusion_choices, proof_cache
+from shiplap.inductor.template_candidate import TemplateCandidate
+from shiplap.torch_private import inductor_choices_ahead
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.cuda import conv as cuda
 from shiplap_testing import interpreted as interpreted  # it says that Triton is interpreted
@@ -29,8 +29,8 @@ geometry.wants_sorted = lambda tensor: True  # as on a GPU
 inductor.should_assume_input_aligned = lambda example: True  # type: ignore[attr-defined]
 ahead: list[str] = []
 proven: list[str] = []
-choices_ahead.compile_apart = lambda choice: bool(ahead.append(choice.bmreq.module_path))
-remember = kept.remember
+inductor_choices_ahead.compile_apart = lambda choice: bool(ahead.append(choice.bmreq.module_path))
+remember = proof_cache.remember
 
 
 def noted(candidate: TemplateCandidate, verdict: Any) -> None:
@@ -38,7 +38,7 @@ def noted(candidate: TemplateCandidate, verdict: Any) -> None:
     remember(candidate, verdict)
 
 
-kept.remember = noted
+proof_cache.remember = noted
 
 
 def layer(conv: nn.Module, channels: int) -> Any:

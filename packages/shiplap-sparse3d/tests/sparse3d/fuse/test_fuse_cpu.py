@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import shiplap_sparse3d as sparse3d
-from shiplap.fuse import fusion_choices, switches
+from shiplap.inductor import fusion_choices, switches
 from shiplap_testing.fused import check, counted, same
 from tests.sparse3d.scenes import scene
 

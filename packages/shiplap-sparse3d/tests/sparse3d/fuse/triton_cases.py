@@ -20,9 +20,9 @@ from torch import Tensor
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap.bind.direct import TemplateKernel
-from shiplap.fuse import fusion_choices
-from shiplap.op.kernel import Terms
+from shiplap.declare.kernel import Terms
+from shiplap.inductor import fusion_choices
+from shiplap.kernels.triton.template_kernel import TemplateKernel
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.cuda import conv as cuda
 from shiplap_testing import interpreted  # first: it says that Triton is interpreted

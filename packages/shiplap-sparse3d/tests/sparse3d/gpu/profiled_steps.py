@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import shiplap_sparse3d as sparse3d
-from shiplap.bind import native
+from shiplap.kernels.native import binding
 from shiplap_sparse3d import bounded, planning
 
 
@@ -14,7 +14,7 @@ def main() -> None:
     coords = torch.stack([cells * 0, cells // 64**2, cells // 64 % 64, cells % 64], 1).int().cuda()
     sorting = bounded.voxels_of_keys, planning.subm_plan, planning.conv_plan
     for op in (bounded.first_voxels, bounded.reached_keys, *sorting):
-        native.build(op)
+        binding.build(op)
     step = coords, [64] * 3, [3] * 3, [2] * 3, [1] * 3, [1] * 3
     for _ in range(30):
         with torch.profiler.profile() as profiled:

@@ -7,7 +7,7 @@ import torch
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap.op import registry
+from shiplap.dispatch import registry
 from shiplap_testing.effort import sampled
 from tests.sparse3d.gpu import test_lowlevel, test_maps
 

@@ -7,7 +7,7 @@ import torch
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap import compat
+from shiplap import torch_private
 from tests.sparse3d.scenes import scene
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -50,7 +50,7 @@ def test_arguments_on_two_devices_are_refused():
 
 
 def test_a_network_trains_on_cuda_in_one_graph():
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     net = sparse3d.Sequential(
         sparse3d.SubMConv3d(5, 16, 3),
         torch.nn.BatchNorm1d(16),
@@ -70,7 +70,7 @@ def test_a_network_trains_on_cuda_in_one_graph():
             grads.append([p.grad.clone() for p in net.parameters()])
         for a, b in zip(*grads, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
-    assert compat.compile_counts().graph_breaks == 0
+    assert torch_private.compile_counts().graph_breaks == 0
 
 
 @pytest.mark.parametrize("rows", [150, 5000, 40_000])

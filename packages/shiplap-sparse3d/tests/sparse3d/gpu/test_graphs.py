@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap import compat
+from shiplap import torch_private
 from shiplap_sparse3d import pooling
 from tests.sparse3d.nets import GRID, ROWS, UNet, padded
 from tests.sparse3d.scenes import scene
@@ -142,7 +142,7 @@ def test_more_voxels_than_the_capacity_are_told_late():
 
 
 def test_one_graph_for_eight_voxel_counts():
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     net = sparse3d.Sequential(
         sparse3d.SubMConv3d(5, 8, 3),
         sparse3d.BatchNorm(8),
@@ -158,12 +158,12 @@ def test_one_graph_for_eight_voxel_counts():
         repeated = sparse3d.SparseTensor(x.feats, x.coords, x.spatial_shape, x.batch_size)
         for a, b in zip(gradients(net, compiled, x), gradients(net, net, repeated), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
-    assert compat.compile_counts().recompiles <= 1
+    assert torch_private.compile_counts().recompiles <= 1
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_reduce_overhead_is_right_with_new_values(training):
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     net = UNet().cuda().train(training)
     compiled = torch.compile(net, fullgraph=True, mode="reduce-overhead")
     for n in (200, 90, ROWS, 0, 150, 250):

@@ -10,7 +10,7 @@ import torch
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap import compat
+from shiplap import torch_private
 from shiplap_sparse3d.flexgemm.ops.spconv import ALGORITHMS, Algorithm, sparse_conv3d, sparse_submanifold_conv3d
 from shiplap_testing.effort import sampled
 from tests.sparse3d.lowlevel_cases import OPS, cases, disagreements
@@ -181,7 +181,7 @@ def test_a_captured_graph_follows_voxels_queries_and_features():
 
 
 def test_training_from_coordinates_to_samples_is_one_graph():
-    compat.reset_compiler()
+    torch_private.reset_compiler()
 
     def loss(feats, coords, weight, queries):
         shape = (2, 16, *GRID)

@@ -10,7 +10,7 @@ import torch
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap.shipping import package_model
+from shiplap.packaging import package_model
 from shiplap_sparse3d import ops
 from shiplap_testing.effort import sampled
 from tests.sparse3d.nets import POINTS, SCENES, deployed, need_packages

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import shiplap_sparse3d as sparse3d
-from shiplap.bind import replay
-from shiplap.op import choices
+from shiplap.dispatch import tuned_choices
+from shiplap.kernels.triton import replay
 from shiplap_sparse3d import ops
 from shiplap_testing.support import files_entered
 
@@ -126,7 +126,7 @@ def test_a_recording_holds_no_memory():
         plan.conv(*args)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    choices.forget()
+    tuned_choices.forget()
     for _ in range(3):
         plan.conv(*args)
     assert torch.cuda.memory_allocated() == before

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int8, Int32, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.op import Op
+from shiplap.dispatch import Op
 
 V = Float[Tensor, "n"]
 M = Float[Tensor, "n c"]

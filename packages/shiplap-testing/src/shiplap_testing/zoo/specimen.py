@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shiplap.op import Op
+from shiplap.dispatch import Op
 
 
 @dataclass(frozen=True)

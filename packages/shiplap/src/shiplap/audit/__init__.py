@@ -6,8 +6,8 @@ from shiplap.audit.engine import BUDGET_S, audit, card_of
 from shiplap.audit.finding import Finding
 from shiplap.audit.target import find
 from shiplap.audit.verdict import EXIT_CODES, Judgement, judge
-from shiplap.referee.case import Case
-from shiplap.referee.samples import Samples, sample
+from shiplap.sampling.case import Case
+from shiplap.sampling.samples import Samples, sample
 
 __all__ = [
     "BUDGET_S",

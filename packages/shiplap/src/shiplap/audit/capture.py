@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap import compat
-from shiplap.referee.case import tree_map
-from shiplap.referee.layouts import clone_exactly
-from shiplap.referee.run import last_line, tensors
+from shiplap import torch_private
+from shiplap.sampling.case import tree_map
+from shiplap.sampling.layouts import clone_exactly
+from shiplap.sampling.run import last_line, tensors
 
 NODES = {  # cudaGraphNodeType
     0: "kernel",
@@ -126,7 +126,7 @@ def record(
             graph.capture_end()
         except RuntimeError as e:
             failure = failure or last_line(e)
-            compat.abandon_capture(stream.device_index, handle)
+            torch_private.abandon_capture(stream.device_index, handle)
     if failure:
         raise CaptureFailure(failure)
     made = _allocations(stream) - before

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from shiplap.audit.finding import Finding
 from shiplap.audit.target import script
-from shiplap.bind.interpreted import TooLong
+from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
-from shiplap.op import Op
-from shiplap.referee.case import Case, describe, tree_map
-from shiplap.referee.run import last_line, needs_builder, reference, unwritten
-from shiplap.referee.samples import Samples
+from shiplap.kernels.triton.interpreter_budget import TooLong
+from shiplap.sampling.case import Case, describe, tree_map
+from shiplap.sampling.run import last_line, needs_builder, reference, unwritten
+from shiplap.sampling.samples import Samples
 
 OUT_OF_BUDGET = "out of budget_s"
 SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up to this are small enough

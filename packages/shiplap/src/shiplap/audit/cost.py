@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap import compat
+from shiplap import torch_private
 from shiplap.audit.capture import CaptureFailure, on_stream, record
-from shiplap.bind.cabi import CKernel
+from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
-from shiplap.op import Op
-from shiplap.referee.case import Case, describe
-from shiplap.referee.run import call, last_line, quiet, split
-from shiplap.referee.samples import Samples
+from shiplap.kernels.c.declaration import CKernel
+from shiplap.sampling.case import Case, describe
+from shiplap.sampling.run import call, last_line, quiet, split
+from shiplap.sampling.samples import Samples
 
 ROUNDS, ROUND_S = 7, 0.01
 CHAIN, GRAPHED = 9, 20
@@ -106,11 +106,11 @@ def _binding(op: Op, device: str, notes: list[str]) -> str:
         return "reference" if op.kernels or type(op) is Op else "adopted"
     if not any(k.native is not None for k in kernels):
         return kernels[0].name
-    from shiplap.bind import native  # not when only checks are asked for
+    from shiplap.kernels.native import binding  # not when only checks are asked for
 
     with suppress(ShiplapError, OSError):
-        native.build(op)
-    which, why = native.state(op, device)
+        binding.build(op)
+    which, why = binding.state(op, device)
     if which != "native":
         notes.append(f"Python binding: {why}")
     return which
@@ -160,13 +160,13 @@ def _groups(op: Op, case: Case, length: int) -> list[tuple[Any, ...]]:
 
 def _compiled(op: Op, case: Case, notes: list[str]) -> float:
     took = []
-    with compat.data_dependent_sizes():
+    with torch_private.data_dependent_sizes():
         for length in (1, CHAIN):
-            compat.reset_compiler()
+            torch_private.reset_compiler()
             compiled = torch.compile(_chain(op, length), fullgraph=True, dynamic=False)
             groups = _groups(op, case, length)
             took.append(_per_call(partial(compiled, groups), case.device))
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     if not _link(op):
         notes.append("compiled: calls on arguments of their own, so the guards on those are in it")
     return max(0.0, (took[1] - took[0]) / (CHAIN - 1))

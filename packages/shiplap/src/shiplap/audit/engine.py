@@ -13,16 +13,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from shiplap.audit.checks import CHECKS, load
+from shiplap.audit.child_process import Death, Limits, can_isolate, stream
 from shiplap.audit.cost import CostCard
 from shiplap.audit.finding import Finding
 from shiplap.audit.session import Plan, repeat, session
 from shiplap.audit.target import script
-from shiplap.bind.launched import LaunchedKernel
+from shiplap.dispatch import Op
 from shiplap.errors import error
-from shiplap.op import Op
-from shiplap.referee.isolate import Death, Limits, can_isolate, stream
-from shiplap.referee.recipe import Recipe
-from shiplap.referee.run import last_line
+from shiplap.kernels.triton.kernel import LaunchedKernel
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.run import last_line
 
 BUDGET_S = 300.0
 MOST_DEATHS = 4  # of one op, after which the rest of its checks is left

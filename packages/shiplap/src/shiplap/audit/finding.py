@@ -1,5 +1,5 @@
 """``Finding`` under the name that the checks import. The class is in ``referee``, since tuning has findings as well."""
 
-from shiplap.referee.finding import Finding, Verdict
+from shiplap.sampling.finding import Finding, Verdict
 
 __all__ = ["Finding", "Verdict"]

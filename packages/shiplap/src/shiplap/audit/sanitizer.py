@@ -145,7 +145,7 @@ def script_of(home: str, name: str, labels: list[str], seed: int, device: str, r
     path = f"sys.path.insert(0, {str(root)!r})\n" if root else ""
     return (
         f"import sys\n{path}import torch\nfrom shiplap.audit import find, sample\n"
-        "from shiplap.referee.run import call\n"
+        "from shiplap.sampling.run import call\n"
         f"op = find({home!r}, {name!r})\n"
         f"for label in {labels!r}:\n"
         f"    args = sample(op, label, {seed}, {device!r}).fresh()\n"

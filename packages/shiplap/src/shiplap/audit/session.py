@@ -15,15 +15,15 @@ from typing import Any
 from shiplap.audit.check import Check, Subject
 from shiplap.audit.checks import load
 from shiplap.audit.checks.process import process_state
+from shiplap.audit.examined_inputs import seen_of
 from shiplap.audit.finding import Finding
-from shiplap.audit.first import first_call
-from shiplap.audit.seen import seen_of
-from shiplap.bind.interpreted import patient
+from shiplap.audit.first_call import first_call
+from shiplap.dispatch import Op
 from shiplap.errors import LibraryError, ShiplapError, error
-from shiplap.op import Op
-from shiplap.referee.case import Case, describe
-from shiplap.referee.run import last_line, needs_builder, quiet, reference, unwritten
-from shiplap.referee.samples import Samples, sample
+from shiplap.kernels.triton.interpreter_budget import patient
+from shiplap.sampling.case import Case, describe
+from shiplap.sampling.run import last_line, needs_builder, quiet, reference, unwritten
+from shiplap.sampling.samples import Samples, sample
 
 INTERPRETED_S = 3.0  # for one launch in Triton's interpreter: a check calls a kernel several times for a sample
 

@@ -15,12 +15,12 @@ from shiplap.audit.checks.stateless import located
 from shiplap.audit.digest import deep_digest, libraries, packages
 from shiplap.audit.finding import Finding
 from shiplap.audit.symbols import compilers
-from shiplap.op import Op
-from shiplap.op.schema import schema
-from shiplap.referee.run import is_adopted
-from shiplap.report import facts, findings_json, write_statement
-from shiplap.report.facts import driver
-from shiplap.report.findings import CostCard, Judgement
+from shiplap.declare.schema import schema
+from shiplap.dispatch import Op
+from shiplap.render import facts, findings_json, write_statement
+from shiplap.render.facts import driver
+from shiplap.render.findings import CostCard, Judgement
+from shiplap.sampling.run import is_adopted
 
 PREDICATE_TYPE = "urn:shiplap:audit:1"
 OWN = ("shiplap", "torch")  # their versions are among the facts

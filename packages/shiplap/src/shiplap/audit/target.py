@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from shiplap.dispatch import Op, registry
 from shiplap.errors import error
-from shiplap.op import Op, registry
 
 
 def find(home: str, name: str) -> Op:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from shiplap.referee.run import last_line
+from shiplap.sampling.run import last_line
 
 MARK = "shiplap::traced"
 KINDS = {  # what a call is counted as → names of the runtime's and the driver's functions

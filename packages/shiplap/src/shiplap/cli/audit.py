@@ -20,7 +20,7 @@ from shiplap.errors import ShiplapError
 if TYPE_CHECKING:
     from shiplap.audit import CostCard, Finding, Judgement
     from shiplap.audit.statement import SampleCollector
-    from shiplap.op import Op
+    from shiplap.dispatch import Op
 
 EPILOG = """\b
 Examples:
@@ -136,7 +136,7 @@ def command(
         asked = _Asked(check, sanitizer or [], seed, device, budget, measured=measured)
         results = _audit(ops, asked, jobs, quiet=json)
     from shiplap.audit import CHECKS
-    from shiplap.report import exit_code, facts
+    from shiplap.render import exit_code, facts
 
     required = CHECKS if require == "full" or not check else tuple(check)
     results.judge(ops, required)
@@ -250,7 +250,7 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[Finding], None]]:
 
 
 def _show(results: _Results, json: bool, html: Path | None, about: dict[str, str], *, measured: bool) -> None:
-    from shiplap.report import findings_html, findings_json, print_costs, print_findings
+    from shiplap.render import findings_html, findings_json, print_costs, print_findings
 
     findings, costs = results.findings, results.costs
     for reason in results.unmeasured:

@@ -14,7 +14,7 @@ from shiplap.cli import console
 from shiplap.errors import error
 
 if TYPE_CHECKING:
-    from shiplap.selection.store import Store, Stored
+    from shiplap.tuning.store import Store, Stored
 
 EPILOG = """\b
 Examples:
@@ -64,7 +64,7 @@ def command(
         expected = "a file" if action in (Action.export, Action.import_) else "an op, or 'all' for rm"
         raise error("SL613", where=f"shiplap cache {action}", got="no argument", expected=expected)
     with console.own_stdout():
-        from shiplap.selection.store import Store
+        from shiplap.tuning.store import Store
 
         run = {
             Action.ls: _ls,
@@ -91,8 +91,8 @@ def _state(entry: Stored) -> list[str]:
     """Why an entry does not serve here and now; empty when it does."""
     import torch
 
-    from shiplap.op import registry
-    from shiplap.selection.key import MACHINE, VERSIONS, differences, environment
+    from shiplap.dispatch import registry
+    from shiplap.tuning.key import MACHINE, VERSIONS, differences, environment
 
     if entry.problem or entry.key is None:
         return [entry.problem]
@@ -155,8 +155,8 @@ def _without_proofs(*, stale: bool) -> tuple[int, list[str]]:
 
 def _kept() -> list[tuple[Callable[[Stored], bool], Stored, str]]:
     """For each kept proof what removes it, the proof, and why it serves no process like this."""
-    from shiplap.fuse import kept as templates
-    from shiplap.rewrite import kept as rewrites
+    from shiplap.inductor import proof_cache as templates
+    from shiplap.rewrite import proof_cache as rewrites
 
     listed = (rewrites.remove, rewrites.proofs()), (templates.remove, templates.entries())
     return [(remove, entry, problem) for remove, entries in listed for entry, problem in entries]
@@ -164,10 +164,10 @@ def _kept() -> list[tuple[Callable[[Stored], bool], Stored, str]]:
 
 def _compiled(store: Store) -> list[dict[str, Any]]:
     """The compiled bindings, and why one will not be loaded."""
-    from shiplap.bind import artefacts
+    from shiplap.kernels.native import cache
 
-    bindings = artefacts.artefacts(store.root.parent / "native")
-    return [{"file": str(a.path), "bytes": a.size, "problem": artefacts.problem(a)} for a in bindings]
+    bindings = cache.artefacts(store.root.parent / "native")
+    return [{"file": str(a.path), "bytes": a.size, "problem": cache.problem(a)} for a in bindings]
 
 
 def _named(what: str) -> str:
@@ -193,7 +193,7 @@ def _why(store: Store, what: str) -> Result:
 
 
 def _export(store: Store, what: str) -> Result:
-    from shiplap.selection.table import dump
+    from shiplap.tuning.frozen_table import dump
 
     exported = [(e.key, e.value) for e in store.entries() if e.key is not None and e.value is not None]
     dump(Path(what), exported)
@@ -201,7 +201,7 @@ def _export(store: Store, what: str) -> Result:
 
 
 def _import(store: Store, what: str) -> Result:
-    from shiplap.selection.table import read
+    from shiplap.tuning.frozen_table import read
 
     entries = read(Path(what))
     kept = sum(store.put(key, value) for key, value in entries)
@@ -230,14 +230,14 @@ def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
 
 
 def _gc(store: Store, what: str) -> Result:
-    from shiplap.bind import artefacts
+    from shiplap.kernels.native import cache
 
     stale = [e.path for e in store.entries(_named(what)) if _state(e)]
     root = store.root.parent / "native"
     broken = [Path(b["file"]) for b in _compiled(store) if b["problem"]] if not what else []
-    rubbish = [*broken, *artefacts.stale(root)] if not what else []
-    stuck = [str(path) for path in rubbish if not artefacts.remove(path)]
-    gone = len(rubbish) - len(stuck) + (len(artefacts.evict(root)) if not what else 0)
+    rubbish = [*broken, *cache.stale(root)] if not what else []
+    stuck = [str(path) for path in rubbish if not cache.remove(path)]
+    gone = len(rubbish) - len(stuck) + (len(cache.evict(root)) if not what else 0)
     result, lines, status = _removed(store, [*stale, *store.rubbish()])
     lines += [f"removed {gone} from {root}"] if gone else []
     lines += [f"cannot remove {path}" for path in stuck]

@@ -44,7 +44,7 @@ def command(
     its cause, the call at fault, torch's own explanation and what removes it; the dearest come first.
     """
     from shiplap.doctor import examine
-    from shiplap.report import facts
+    from shiplap.render import facts
 
     if html is not None:
         console.require_file(html)

@@ -18,7 +18,7 @@ from shiplap.cli.target import ops_of
 from shiplap.errors import ShiplapError
 
 if TYPE_CHECKING:
-    from shiplap.op.native import NativeForm
+    from shiplap.declare.native_interface import NativeForm
 
 EPILOG = """\b
 Examples:
@@ -55,7 +55,7 @@ def command(
 
 def report() -> dict[str, Any]:
     """Everything as plain data, the same for text and JSON."""
-    from shiplap import compat
+    from shiplap import torch_private
     from shiplap.settings import describe
 
     return {
@@ -63,7 +63,7 @@ def report() -> dict[str, Any]:
         "devices": devices(),
         "capabilities": [
             {"name": c.name, "known": c.known, "uses": c.uses, "verified": list(c.verified)}
-            for c in compat.CAPABILITIES
+            for c in torch_private.CAPABILITIES
         ],
         "settings": [{"variable": v, "value": value, "meaning": meaning} for v, value, meaning in describe()],
         "libraries": libraries(),
@@ -139,7 +139,7 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
 
 def bindings() -> list[dict[str, str]]:
     """Which binding serves the C ABI kernel of each shipped op in a process like this one, and why."""
-    from shiplap.bind import native
+    from shiplap.kernels.native import binding
 
     rows = []
     for family in families():
@@ -148,7 +148,7 @@ def bindings() -> list[dict[str, str]]:
         except Exception:  # libraries() says what is wrong
             continue
         for op in ops:
-            kind, why = native.state(op)
+            kind, why = binding.state(op)
             rows.append({"op": op.spec.name, "binding": kind, "why": why})
     return rows
 
@@ -158,7 +158,7 @@ def _entry(family: str, path: str, problem: str | None) -> dict[str, Any]:
 
 
 def _located(family: str, library: Any) -> dict[str, Any]:
-    from shiplap.bind.library import locate
+    from shiplap.kernels.c.library import locate
 
     try:
         return _entry(family, str(locate(library)), None)
@@ -168,7 +168,7 @@ def _located(family: str, library: Any) -> dict[str, Any]:
 
 def _count(entry: dict[str, Any], form: NativeForm) -> None:
     """Load one symbol and count it; the first problem is kept."""
-    from shiplap.bind.library import load_symbol
+    from shiplap.kernels.c.library import load_symbol
 
     entry["symbols"] += 1
     if not entry["found"]:

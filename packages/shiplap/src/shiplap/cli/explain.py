@@ -16,7 +16,7 @@ from shiplap.cli.model import load_model
 from shiplap.errors import CATALOGUE, Entry, error
 
 if TYPE_CHECKING:
-    from shiplap.fuse import Explanation
+    from shiplap.inductor import Explanation
 
 EPILOG = """\b
 Examples:
@@ -61,8 +61,8 @@ def command(
     """
     if ERROR_ID.fullmatch(function):
         return _show_error(_entry(function.upper()), json)
-    from shiplap.fuse import explain
-    from shiplap.report import facts
+    from shiplap.inductor import explain
+    from shiplap.render import facts
     from shiplap.rewrite.survey import by_name
 
     with console.own_stdout():
@@ -104,7 +104,7 @@ def _show_error(entry: Entry, json: bool) -> None:
 
 
 def _show(explanation: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:
-    from shiplap.fuse.show import explanation_json, print_explanation
+    from shiplap.inductor.show import explanation_json, print_explanation
 
     if json:
         console.emit_json(explanation_json(explanation, about, source))

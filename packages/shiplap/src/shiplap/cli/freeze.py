@@ -39,7 +39,7 @@ def command(
     """
     with console.own_stdout():
         ops = resolve(targets) if targets else None
-        from shiplap.selection.table import write
+        from shiplap.tuning.frozen_table import write
 
         choices = write(output, ops)
     if json:

@@ -16,7 +16,7 @@ from shiplap.errors import error
 from shiplap_headers import include_dir
 
 if TYPE_CHECKING:
-    from shiplap.op import Op
+    from shiplap.dispatch import Op
 
 EPILOG = """\b
 Examples:
@@ -84,7 +84,7 @@ def _jobs(target: str, output: Path | None, check: bool) -> list[Job]:
 
 def generate(target: str, ops: Sequence[Op]) -> str:
     """The header of the C kernels bound to ``ops``; SL501 when there is none."""
-    from shiplap.bind.header import bound_symbols, config_names, header
+    from shiplap.kernels.c.header import bound_symbols, config_names, header
 
     symbols = bound_symbols(ops)
     if not symbols:

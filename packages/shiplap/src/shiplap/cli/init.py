@@ -11,9 +11,9 @@ import typer
 from shiplap.cli import console
 from shiplap.cli.init_package import PackageDraft, draft_package
 from shiplap.cli.target import OWN_NAME, import_home, near_miss, split
-from shiplap.draft.signature import of_function, of_overload
-from shiplap.draft.skeleton import Draft, fill_lines, render
 from shiplap.errors import error
+from shiplap.scaffold.signature import of_function, of_overload
+from shiplap.scaffold.skeleton import Draft, fill_lines, render
 
 EPILOG = """\b
 Examples:

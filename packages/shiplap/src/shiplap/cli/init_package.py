@@ -12,11 +12,11 @@ from typing import Any
 
 from shiplap.cli import console
 from shiplap.cli.target import import_home
-from shiplap.draft.calls import Call, Recorder
-from shiplap.draft.module import module_source
-from shiplap.draft.package import Drafted, draft_ops, package_ops, version_of
-from shiplap.draft.skeleton import fill_lines
-from shiplap.selection.engine import shown
+from shiplap.scaffold.calls import Call, Recorder
+from shiplap.scaffold.module import module_source
+from shiplap.scaffold.package import Drafted, draft_ops, package_ops, version_of
+from shiplap.scaffold.skeleton import fill_lines
+from shiplap.tuning.engine import shown
 
 
 @dataclass

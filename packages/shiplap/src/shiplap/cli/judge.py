@@ -67,7 +67,7 @@ def command(
     from shiplap.cli.tune import values_of
     from shiplap.judge import judge
     from shiplap.judge.show import lines, page
-    from shiplap.selection.engine import shown
+    from shiplap.tuning.engine import shown
 
     changes: dict[str, Any] = {
         "seconds": seconds,

@@ -12,7 +12,7 @@ import typer
 from shiplap.cli import console
 
 if TYPE_CHECKING:
-    from shiplap.shipping import Packed
+    from shiplap.packaging import Packed
 
 EPILOG = """\b
 Examples:
@@ -63,7 +63,7 @@ def command(
     wheel for any platform becomes one for this platform, and is renamed.
     """
     with console.own_stdout():
-        from shiplap.shipping import Extras, Request, package
+        from shiplap.packaging import Extras, Request, package
 
         extras = Extras(tuned, tuple(cubins or ()), calls)
         requests = [Request(wheel, output, tuple(ops or ()), platform, extras) for wheel in wheels]

@@ -59,7 +59,7 @@ def command(
     stopped it; and, unless --dry-run, kernels, time and results without the rewrites and with them, and what each
     rewrite that matched adds to those before it.
     """
-    from shiplap.report import facts
+    from shiplap.render import facts
     from shiplap.rewrite.survey import survey
 
     if html is not None:

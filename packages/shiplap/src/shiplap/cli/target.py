@@ -16,7 +16,7 @@ from shiplap.cli.families import load_families
 from shiplap.errors import ShiplapError, error
 
 if TYPE_CHECKING:
-    from shiplap.op import Op
+    from shiplap.dispatch import Op
 
 _FORM = re.compile(r"^(?P<home>[^:]+)(?::(?P<name>[^:]+(?:::[^:]+)?))?$")
 OWN_NAME = "shiplap_target_"
@@ -70,7 +70,7 @@ def _resolve(target: str) -> list[Op]:
 
 def _registered(name: str) -> Op:
     """An op by its qualified name: declared already, or by a family that we ship."""
-    from shiplap.op import registry
+    from shiplap.dispatch import registry
 
     if registry.find(name) is None:
         load_families()
@@ -88,7 +88,7 @@ def _registered(name: str) -> Op:
 
 
 def _named(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
-    from shiplap.op import Op
+    from shiplap.dispatch import Op
 
     value = getattr(module, name, None)
     if isinstance(value, Op):
@@ -108,7 +108,7 @@ def _named(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -
 
 
 def _refuse_drafts(values: Iterable[Any]) -> None:
-    from shiplap.draft import Unfinished
+    from shiplap.scaffold import Unfinished
 
     for value in values:
         if isinstance(value, Unfinished):
@@ -125,7 +125,7 @@ def near_miss(wanted: str, names: Sequence[str]) -> str:
 
 def ops_of(module: ModuleType) -> list[Op]:
     """The ops that ``module`` or its submodules declare, not those they import; in order of declaration."""
-    from shiplap.op import Op, registry
+    from shiplap.dispatch import Op, registry
 
     inside = [m for n, m in sorted(sys.modules.items()) if _within(n, module.__name__) and isinstance(m, ModuleType)]
     attributes = (v for m in inside for v in list(vars(m).values()) if isinstance(v, Op))

@@ -14,11 +14,11 @@ from shiplap.cli.target import OWN_NAME, import_home, resolve
 from shiplap.errors import ShiplapError, error
 
 if TYPE_CHECKING:
-    from shiplap.op import Op
-    from shiplap.selection import Choice
-    from shiplap.selection.calls import Call
-    from shiplap.selection.engine import Request
-    from shiplap.selection.selector import Options
+    from shiplap.dispatch import Op
+    from shiplap.tuning import Choice
+    from shiplap.tuning.engine import Request
+    from shiplap.tuning.recorded_calls import Call
+    from shiplap.tuning.selector import Options
 
 OUT_OF_TIME = 3
 EPILOG = """\b
@@ -95,7 +95,7 @@ def command(
             if profile
             else _sized(targets or [], sizes or [], dtype, device or "cpu")
         )
-        from shiplap.selection.selector import Options
+        from shiplap.tuning.selector import Options
 
         options = Options(remeasure=remeasure, capture="always" if under_capture else "auto")
         choices = _tune(requests, budget, options, not in_process, compiled, quiet=json)
@@ -109,7 +109,7 @@ def _merge(tables: Sequence[str], output: Path | None, others: Sequence[str], *,
         expected = "--merge TABLE... -o FILE"
         raise error("SL613", where="shiplap tune --merge", got=", ".join(missing), expected=expected)
     with console.own_stdout():
-        from shiplap.selection.merge import merge
+        from shiplap.tuning.merge_tables import merge
 
         merged = merge(tables, output)
     if json:
@@ -149,7 +149,7 @@ def _tune(
     *,
     quiet: bool,
 ) -> list[Choice]:
-    from shiplap.selection.engine import tune_all
+    from shiplap.tuning.engine import tune_all
 
     progress = False if quiet else None
     return tune_all(requests, budget, options=options, isolate=isolate, progress=progress, compiled=compiled)
@@ -167,7 +167,7 @@ def show(choice: Choice) -> None:
 
 
 def _sized(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[Request]:
-    from shiplap.selection.engine import recipe_for
+    from shiplap.tuning.engine import recipe_for
 
     ops = resolve(targets)
     if len(ops) != 1:
@@ -190,7 +190,7 @@ def values_of(text: str) -> dict[str, Any]:
 
 def _profiled(targets: Sequence[str], profile: Path, device: str | None) -> list[Request]:
     """The recorded calls, of ``targets`` only if there are any."""
-    from shiplap.selection.calls import read_calls
+    from shiplap.tuning.recorded_calls import read_calls
 
     calls = read_calls(profile)
     only = {op.spec.name for op in resolve(targets)} if targets else None
@@ -202,7 +202,7 @@ def _profiled(targets: Sequence[str], profile: Path, device: str | None) -> list
 
 def _op(call: Call) -> Op:
     """The op of a recorded call, imported from where it was declared."""
-    from shiplap.op import registry
+    from shiplap.dispatch import registry
 
     if registry.find(call.op) is None:
         home = call.file if call.module == "__main__" or call.module.startswith(OWN_NAME) else call.module

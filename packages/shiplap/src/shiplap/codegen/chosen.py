@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shiplap.op.bucket import Rule
-from shiplap.op.config import Space
-from shiplap.op.spec import OpSpec
+from shiplap.declare.bucket import Rule
+from shiplap.declare.config import Space
+from shiplap.declare.spec import OpSpec
 
 
 def config_values(space: Space | None) -> list[int]:

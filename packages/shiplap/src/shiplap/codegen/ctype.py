@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from shiplap.declare.spec import Arg, OpSpec
 from shiplap.errors import error
-from shiplap.op.spec import Arg, OpSpec
 
 Role = Literal["input", "output", "scalar", "list", "length", "extent"]
 

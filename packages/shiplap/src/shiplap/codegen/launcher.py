@@ -1,8 +1,8 @@
 """A program of launches → C++: a function of the C ABI that computes grids and arguments and asks the driver.
 
-What a kernel is compiled for is a *key*: a list of integers that the generated code and ``bind/specialise.py`` compute
-alike. An entry stands for a value of a config or another compile-time parameter, a tensor's dtype and alignment, or
-what Triton specialises an integer on.
+What a kernel is compiled for is a *key*: a list of integers that the generated code and
+``kernels/triton/specialize.py`` compute alike. An entry stands for a value of a config or another compile-time
+parameter, a tensor's dtype and alignment, or what Triton specialises an integer on.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 
 from shiplap.codegen.ctype import CParameter, prototype
 from shiplap.codegen.environment import render
-from shiplap.op.cpp import quote, to_cpp
-from shiplap.op.expr import Expr
-from shiplap.op.spec import OpSpec
+from shiplap.declare.cpp_expression import quote, to_cpp
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.spec import OpSpec
 
 Kind: TypeAlias = Literal[
     "constant", "config", "computed", "absent", "tensor", "scratch", "integer", "real32", "real64", "boolean"

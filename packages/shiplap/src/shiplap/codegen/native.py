@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from shiplap import dtypes
-from shiplap.cached import cached_property
+from shiplap.cached_property import cached_property
 from shiplap.codegen.chosen import config_values, lookup_key
 from shiplap.codegen.ctype import CParameter, prototype
 from shiplap.codegen.environment import render
 from shiplap.codegen.plan import lines
-from shiplap.compat.library import numbered
+from shiplap.declare.bucket import Rule
+from shiplap.declare.config import Space
+from shiplap.declare.cpp_expression import quote, to_cpp
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.schema import schema
+from shiplap.declare.spec import Arg, OpSpec, Output, TensorType
+from shiplap.dispatch.out import out_schema, scratch_name
 from shiplap.errors import error
-from shiplap.op.bucket import Rule
-from shiplap.op.config import Space
-from shiplap.op.cpp import quote, to_cpp
-from shiplap.op.expr import Expr
-from shiplap.op.out import out_schema, scratch_name
-from shiplap.op.plan import CallPlan
-from shiplap.op.plan.build import tried
-from shiplap.op.plan.outputs import OutputPlan
-from shiplap.op.plan.packing import packing_steps
-from shiplap.op.plan.rules.outputs import WithinBound
-from shiplap.op.plan.rules.tensors import OfTensor, undefined
-from shiplap.op.plan.steps import Check, Let, Type
-from shiplap.op.plan.term import Names
-from shiplap.op.schema import schema
-from shiplap.op.spec import Arg, OpSpec, Output, TensorType
+from shiplap.plan import CallPlan
+from shiplap.plan.build import tried
+from shiplap.plan.expression import Names
+from shiplap.plan.outputs import OutputPlan
+from shiplap.plan.packing import packing_steps
+from shiplap.plan.rules.outputs import WithinBound
+from shiplap.plan.rules.tensors import OfTensor, undefined
+from shiplap.plan.steps import Check, Let, Type
+from shiplap.torch_private.dispatcher_library import numbered
 
 SCALAR = {
     "int": "int64_t",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shiplap.op.cpp import quote
-from shiplap.op.plan.rule import TRUE, Rule
-from shiplap.op.plan.steps import Allocate, Check, Each, Evaluate, Let, Meet, Pack, Present, Step, Unset
-from shiplap.op.plan.term import Term, Text
+from shiplap.declare.cpp_expression import quote
+from shiplap.plan.expression import Term, Text
+from shiplap.plan.rule import TRUE, Rule
+from shiplap.plan.steps import Allocate, Check, Each, Evaluate, Let, Meet, Pack, Present, Step, Unset
 
 
 class NoCpp(ValueError):

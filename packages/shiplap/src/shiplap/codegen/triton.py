@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from shiplap.op.spec import OpSpec
+from shiplap.declare.spec import OpSpec
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -11,15 +11,15 @@ from pathlib import Path
 from shiplap.codegen.environment import render
 from shiplap.codegen.native import SCALAR, Native, describe
 from shiplap.codegen.plan import lines
-from shiplap.op.cpp import quote
-from shiplap.op.plan import CallPlan
-from shiplap.op.plan.build import around, look_dtype
-from shiplap.op.plan.rules.outputs import Aligned, AlignedOutput, OnCpu
-from shiplap.op.plan.rules.tensors import Contiguous, DtypeAmong
-from shiplap.op.plan.steps import Check, Step
-from shiplap.op.plan.term import Place
-from shiplap.op.schema import schema
-from shiplap.op.spec import OpSpec
+from shiplap.declare.cpp_expression import quote
+from shiplap.declare.schema import schema
+from shiplap.declare.spec import OpSpec
+from shiplap.plan import CallPlan
+from shiplap.plan.build import around, look_dtype
+from shiplap.plan.expression import Place
+from shiplap.plan.rules.outputs import Aligned, AlignedOutput, OnCpu
+from shiplap.plan.rules.tensors import Contiguous, DtypeAmong
+from shiplap.plan.steps import Check, Step
 
 
 def tvm_ffi_source(op: Native, library: Path) -> str:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from shiplap.doctor.causes import Message, call_at
 from shiplap.doctor.diagnosis import Place
-from shiplap.draft import Draft, Signature, of_call, of_function, render
 from shiplap.errors import ShiplapError
+from shiplap.scaffold import Draft, Signature, of_call, of_function, render
 
 FIXES = {
     "item": "keep it a tensor; if it is a size, put what needs it into one @sl.op and give the size a bound (bounds=)",

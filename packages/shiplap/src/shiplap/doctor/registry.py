@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from shiplap import compat
+from shiplap import torch_private
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Registered:
 @cache
 def entries() -> dict[str, Registered]:
     """Every entry by id. Empty when this torch ships none, and the doctor then goes by the messages alone."""
-    path = compat.graph_break_registry()
+    path = torch_private.graph_break_registry()
     if path is None:
         return {}
     return {id: _entry(id, versions[0]) for id, versions in json.loads(path.read_text(encoding="utf-8")).items()}

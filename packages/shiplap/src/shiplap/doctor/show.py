@@ -13,7 +13,7 @@ from shiplap.doctor import registry
 from shiplap.doctor.causes import CAUSES
 from shiplap.doctor.diagnosis import Break, Diagnosis, Place, Recompile
 from shiplap.doctor.recompiles import VARIED
-from shiplap.report import render_html
+from shiplap.render import render_html
 
 if TYPE_CHECKING:
     from rich.console import Console

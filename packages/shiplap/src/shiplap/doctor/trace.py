@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shiplap import compat
+from shiplap import torch_private
 
 _LINE = re.compile(r"^[VDIWEC]\d{4} \S+ (\d+) [^\]]*\] (\{.*)$")
 _ARTIFACTS = ("dynamo_graph_break_reason", "dynamo_error")
@@ -107,5 +107,5 @@ def recording() -> Iterator[Trace]:
     import os
 
     trace = Trace()
-    with compat.structured_trace(lambda metadata, payload: trace.add(os.getpid(), metadata, lambda: payload)):
+    with torch_private.structured_trace(lambda metadata, payload: trace.add(os.getpid(), metadata, lambda: payload)):
         yield trace

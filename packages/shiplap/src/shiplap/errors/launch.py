@@ -28,7 +28,8 @@ register(
             "SL620",
             "the op has no compiled Triton kernels to carry along",
             "A program without Python cannot compile, so its library carries every form that its calls need.",
-            "call shiplap.bind.compile_ahead(op, calls, architectures=(90,)) with arguments like those of the program",
+            "call shiplap.kernels.triton.compile_ahead(op, calls, architectures=(90,)) with arguments like those of "
+            "the program",
         ),
     ],
 )

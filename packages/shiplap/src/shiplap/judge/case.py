@@ -10,7 +10,7 @@ from shiplap.judge.options import Budget, Options
 from shiplap.judge.problem import Problem
 from shiplap.judge.target import Subject, Target
 from shiplap.judge.verdict import Reason, Timed
-from shiplap.referee.witness import Wrong
+from shiplap.sandbox.candidate import Wrong
 
 Report = Callable[[str, int, int], None]
 

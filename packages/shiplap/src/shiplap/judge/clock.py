@@ -22,9 +22,9 @@ from shiplap.judge.options import Pace
 from shiplap.judge.problem import Problem
 from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Timed
-from shiplap.referee.case import tree_map
-from shiplap.referee.run import tensors
-from shiplap.referee.witness import Call, Witness, Wrong
+from shiplap.sampling.case import tree_map
+from shiplap.sampling.run import tensors
+from shiplap.sandbox.candidate import Call, Witness, Wrong
 
 LEAST = 5  # rounds
 FLUSHED = 32 << 20  # bytes: more than the caches between two cores hold

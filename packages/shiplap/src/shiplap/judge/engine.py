@@ -15,20 +15,20 @@ from typing import Any
 from shiplap.errors import error
 from shiplap.judge.case import Case, Report
 from shiplap.judge.clock import LEAST, Doubt, alone, measure
+from shiplap.judge.endurance import ENOUGH, Endurance
 from shiplap.judge.gradients import compare_gradients
-from shiplap.judge.lasting import ENOUGH, Endurance
+from shiplap.judge.is_reference import resubmitted
+from shiplap.judge.new_parameters import renew
 from shiplap.judge.options import Budget, Options, Pace
-from shiplap.judge.renewal import renew
-from shiplap.judge.resubmitted import resubmitted
 from shiplap.judge.target import Target, subject
 from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Reason, Ruling
-from shiplap.referee.loading import added
-from shiplap.referee.nudge import nudged
-from shiplap.referee.process import Ended, Late, Launcher
-from shiplap.referee.run import tensors
-from shiplap.referee.source import constants, suspicious
-from shiplap.referee.witness import OutOfReach, Witness, Wrong
+from shiplap.sampling.perturb import nudged
+from shiplap.sampling.run import tensors
+from shiplap.sandbox.candidate import OutOfReach, Witness, Wrong
+from shiplap.sandbox.load_candidate import added
+from shiplap.sandbox.source_scan import constants, suspicious
+from shiplap.sandbox.supervisor import Ended, Late, Launcher
 
 __all__ = ["Options", "judge"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from shiplap.judge.case import Case
 from shiplap.judge.variants import CHANCE, Form
-from shiplap.referee.compare import Reduction
-from shiplap.referee.judge import settle
-from shiplap.referee.witness import Witness, Wrong
+from shiplap.sampling.compare import Reduction
+from shiplap.sampling.compare_to_reference import settle
+from shiplap.sandbox.candidate import Witness, Wrong
 
 GRADIENTS = 4  # other forms on which gradients are compared
 WAYS = ("plain", "one", "turned")  # in which the gradients of results lie in memory

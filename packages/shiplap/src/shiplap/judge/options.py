@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shiplap.referee.process import Bounds, Late, Prisoner
+from shiplap.sandbox.supervisor import Bounds, Late, Prisoner
 
 ONE_CALL = 2 / 3  # share of the whole time that one call may take: it may compile
 ENDING_S, ENDING = 0.5, 0.04  # seconds, and share of the time, for ending all processes

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from shiplap.cached import cached_property
+from shiplap.cached_property import cached_property
+from shiplap.dispatch import Op
 from shiplap.errors import error
 from shiplap.judge.variants import CHANCE, Form, forms_of, vary
-from shiplap.op import Op
-from shiplap.referee.case import tree_map
-from shiplap.referee.compare import Difference, Reduction, bitwise, reduction
-from shiplap.referee.dice import places
-from shiplap.referee.judge import settle
-from shiplap.referee.recipe import Recipe
-from shiplap.referee.run import last_line, split, tensors, widen
-from shiplap.referee.samples import Samples
-from shiplap.referee.sizes import free_dims
-from shiplap.referee.wire import leaves, nested, overlaps
-from shiplap.referee.witness import Expected, Wrong
+from shiplap.sampling.case import tree_map
+from shiplap.sampling.compare import Difference, Reduction, bitwise, reduction
+from shiplap.sampling.compare_to_reference import settle
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.run import last_line, split, tensors, widen
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.sizes import free_dims
+from shiplap.sandbox.candidate import Expected, Wrong
+from shiplap.sandbox.protocol import leaves, nested, overlaps
+from shiplap.sandbox.rng_state import places
 
 KEPT = 1e-5  # relative error of what a module keeps: reference and candidate may sum in another order
 LONGEST = 300  # a size of a declared op that is drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shiplap.judge.verdict import Ruling, Timed
-from shiplap.report import facts, render_html
+from shiplap.render import facts, render_html
 
 
 def lines(ruling: Ruling) -> Iterator[tuple[str, str]]:

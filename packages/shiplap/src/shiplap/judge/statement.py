@@ -9,7 +9,7 @@ from typing import Any
 
 from shiplap.judge.target import Target
 from shiplap.judge.verdict import Ruling
-from shiplap.report import facts, write_statement
+from shiplap.render import facts, write_statement
 
 PREDICATE_TYPE = "urn:shiplap:verdict:1"
 

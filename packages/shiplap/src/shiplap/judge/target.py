@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.dispatch import Op
 from shiplap.errors import error
 from shiplap.judge.problem import FunctionProblem, OpProblem, Problem
-from shiplap.op import Op
-from shiplap.referee.loading import build, load_module, load_named
-from shiplap.referee.run import last_line
+from shiplap.sampling.run import last_line
+from shiplap.sandbox.load_candidate import build, load_module, load_named
 
 Inputs = Callable[[], Any]
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.referee.case import tree_map
-from shiplap.referee.recipe import Recipe
-from shiplap.referee.run import tensors
+from shiplap.sampling.case import tree_map
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.run import tensors
 
 KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled", "large", "small")
 WHOLE = ("blank", "whole")  # kinds for a reference that gives a number everywhere

@@ -23,7 +23,7 @@ def shiplap(
     ``options["rewrites"]`` are the rewrites to use, by default ``shiplap.rewrite.shipped.everything``; other options
     and ``mode`` are Inductor's.
     """
-    from shiplap.compat.passes import compile_with
+    from shiplap.torch_private.inductor_passes import compile_with
 
     given = dict(options or {})
     chosen = given.pop("rewrites", None)

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from shiplap.referee.finding import Finding
-from shiplap.rewrite import trail
+from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.match import Level, Outcome
 from shiplap.rewrite.program import Program
 from shiplap.rewrite.prove import prove
+from shiplap.sampling.finding import Finding
 
 if TYPE_CHECKING:
     from torch.fx import Graph
@@ -40,7 +40,7 @@ class Rewrite(ABC):
 
     def may_match(self, graph: Graph) -> bool:
         """Whether ``graph`` has a call that the rewrite is about."""
-        return not self.anchors or any(trail.named(n) in self.anchors for n in graph.nodes)
+        return not self.anchors or any(passthrough_ops.named(n) in self.anchors for n in graph.nodes)
 
     @property
     def self_contained(self) -> bool:

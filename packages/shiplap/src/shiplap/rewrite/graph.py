@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from shiplap.compat import nodes as fx
-from shiplap.referee.run import quiet
 from shiplap.rewrite.layout import restored, same_strides, shares, unseen
 from shiplap.rewrite.match import FIXES, Level, Match, NearMiss, Obstacle, Saving
 from shiplap.rewrite.program import placing
+from shiplap.sampling.run import quiet
+from shiplap.torch_private import graph_nodes as fx
 
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.cached import cached_property
-from shiplap.compat import sizes
+from shiplap.cached_property import cached_property
+from shiplap.declare.dim_expression import FUNCTIONS, Expr
 from shiplap.errors import ShiplapError, error
-from shiplap.op.expr import FUNCTIONS, Expr
+from shiplap.torch_private import symbolic_sizes
 
 _GRAMMAR = (
     ast.Expression,
@@ -130,11 +130,11 @@ class Guard:
         On symbolic sizes it becomes a condition of the compiled code, or, unless ``may_guard``, does not hold.
         """
         try:
-            if sizes.holds(self._value(self._tree, env), may_guard=may_guard):
+            if symbolic_sizes.holds(self._value(self._tree, env), may_guard=may_guard):
                 return ""
         except (ArithmeticError, LookupError, TypeError, AttributeError) as e:
             return f"{type(e).__name__}: {e}"
-        except sizes.data_dependent():
+        except symbolic_sizes.data_dependent():
             pass
         leaves = {ast.unparse(n): _shown(self._value(n, env)) for n in _leaves(self._tree)}
         return ", ".join(f"{name} is {held}" for name, held in leaves.items())

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from shiplap.compat import nodes as fx
-from shiplap.compat import same_storage
-from shiplap.compat.sizes import holds
+from shiplap.torch_private import graph_nodes as fx
+from shiplap.torch_private import same_storage
+from shiplap.torch_private.symbolic_sizes import holds
 
 MOVES = frozenset(
     {"transpose", "permute", "mT", "swapaxes", "contiguous", "reshape", "view", "flatten", "unflatten", "unsqueeze"}

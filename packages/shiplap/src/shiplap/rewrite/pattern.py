@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from shiplap.compat import sizes
+from shiplap.declare.code_digest import foreign, source_digest
 from shiplap.errors import error
-from shiplap.op.source import foreign, source_digest
-from shiplap.referee.run import last_line
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.draw import Drawn
 from shiplap.rewrite.graph import Refused, describe, place, source_line
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import FIXES, LEVELS, Level, Match, NearMiss, Outcome
-from shiplap.rewrite.normal import called
+from shiplap.rewrite.matcher import Fit, Pattern, Stop, check_sizes, check_users, complete, ways
+from shiplap.rewrite.normalize_call import called
+from shiplap.rewrite.pattern_samples import Drawn
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import Signature
-from shiplap.rewrite.walk import Fit, Pattern, Stop, check_sizes, check_users, complete, ways
+from shiplap.sampling.run import last_line
+from shiplap.torch_private import symbolic_sizes
 
 NO_GAIN = "it does not pay here"
 
@@ -74,7 +74,7 @@ class PatternRewrite(Rewrite):
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        from shiplap.compat.passes import preserving_state
+        from shiplap.torch_private.inductor_passes import preserving_state
 
         with preserving_state():
             patterns = self._drawn.patterns(self.pattern, self.level, graph)
@@ -127,8 +127,8 @@ class PatternRewrite(Rewrite):
             answer = pays(**{n: env[n] for n in self.signature.parameters})
             if isinstance(answer, str):
                 return answer or NO_GAIN
-            return "" if sizes.holds(answer, may_guard=self.level != "post-grad") else NO_GAIN
-        except sizes.data_dependent():
+            return "" if symbolic_sizes.holds(answer, may_guard=self.level != "post-grad") else NO_GAIN
+        except symbolic_sizes.data_dependent():
             return "whether it pays depends on a size that only the data knows"
         except Exception as e:  # nothing was asked for: a guard that raises does not hold either
             return f"pays= raises {last_line(e)}"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from shiplap.referee.layouts import clone_exactly
-from shiplap.referee.values import draw
 from shiplap.rewrite.match import Level, Outcome
+from shiplap.sampling.layouts import clone_exactly
+from shiplap.sampling.values import draw
 
 if TYPE_CHECKING:
     from torch.fx import Graph
@@ -36,7 +36,7 @@ class Program:
             model are, while its heads and widths are numbers.
         train: whether gradients of the floating tensors are compared as well.
         fires: whether the rewrite has to fire. Where sizes are 0 or 1 the compiler may leave nothing of a pattern.
-        kinds: of values (see ``shiplap.referee.values``) that it is run on besides ``args``.
+        kinds: of values (see ``shiplap.sampling.values``) that it is run on besides ``args``.
         constants: numbers of the tensors that no gradient is asked of, like the mask of a model.
     """
 

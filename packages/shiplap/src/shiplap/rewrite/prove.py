@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.fx import Graph, Interpreter
 from torch.nn import Module
 
-from shiplap.compat import same_storage
-from shiplap.compat.nodes import hint, node_value
 from shiplap.errors import ShiplapError, error
-from shiplap.referee.compare import Reduction, bitwise, close
-from shiplap.referee.finding import Finding
-from shiplap.referee.layouts import clone_exactly
-from shiplap.referee.run import last_line, quiet, widen
-from shiplap.rewrite import kept, together
+from shiplap.rewrite import batched_trace, proof_cache
 from shiplap.rewrite.match import Match, NearMiss, Outcome
 from shiplap.rewrite.program import Program, Provable, proving
+from shiplap.sampling.compare import Reduction, bitwise, close
+from shiplap.sampling.finding import Finding
+from shiplap.sampling.layouts import clone_exactly
+from shiplap.sampling.run import last_line, quiet, widen
+from shiplap.torch_private import same_storage
+from shiplap.torch_private.graph_nodes import hint, node_value
 
 if TYPE_CHECKING:
-    from shiplap.compat.passes import Captured
+    from shiplap.torch_private.inductor_passes import Captured
 
 CHECKS = ("fires", "deterministic", "outputs", "strides", "aliasing", "mutation", "gradients")
 FIXES = {
@@ -69,14 +69,15 @@ def prove(rewrite: Provable) -> tuple[Finding, ...]:
     """A finding per check of ``CHECKS``. The rewrite is refused if one of them fails.
 
     Run once in a process, and again when what its functions call has become something else (in a notebook, say). A
-    proof that found no fault is kept in the cache (see ``shiplap.rewrite.kept``) and read there by other processes.
+    proof that found no fault is kept in the cache (see ``shiplap.rewrite.proof_cache``) and read there by other
+    processes.
 
     Raises:
         ShiplapError: SL805 without a program to prove it on, SL804 for a program that is no graph.
     """
     digest = rewrite.digest
     if _findings.get(rewrite, ("",))[0] != digest:
-        if known := kept.read(rewrite, digest):
+        if known := proof_cache.read(rewrite, digest):
             _findings[rewrite] = digest, known
         else:
             _prove(rewrite, digest)
@@ -84,12 +85,14 @@ def prove(rewrite: Provable) -> tuple[Finding, ...]:
 
 
 def _prove(rewrite: Provable, digest: str) -> None:
-    from shiplap.compat.passes import preserving_state, uncast
+    from shiplap.torch_private.inductor_passes import preserving_state, uncast
 
     with preserving_state(), uncast(), quiet(), _uncollected():
         if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
             _findings[rewrite] = digest, _run(rewrite)
-            kept.write(rewrite, rewrite.digest, _findings[rewrite][1])  # samples that count their calls are others now
+            proof_cache.write(
+                rewrite, rewrite.digest, _findings[rewrite][1]
+            )  # samples that count their calls are others now
 
 
 @contextmanager
@@ -123,7 +126,7 @@ class _Seen:
 
 def _observed(rewrite: Provable) -> Iterator[_Seen]:
     """What the checks see, program by program; after a first difference no more is looked for."""
-    for batch in together.batches(iter(rewrite.programs()), rewrite.level):
+    for batch in batched_trace.batches(iter(rewrite.programs()), rewrite.level):
         for program, captured in zip(batch, _captured(rewrite, batch), strict=True):
             seen = list(_program(rewrite, program, captured))
             yield from seen
@@ -187,15 +190,15 @@ def _captured(rewrite: Provable, batch: Sequence[Program]) -> Iterator[Captured]
     """Each program of a batch as a graph, from one trace where that is possible."""
     if type(rewrite).__module__.startswith(OURS):
         for program in batch:
-            yield together.noted_of(program, rewrite.level) or _captured_alone(rewrite, program)
+            yield batched_trace.noted_of(program, rewrite.level) or _captured_alone(rewrite, program)
         return
-    pieces = together.pieces_of(batch, rewrite.level) if batch[1:] else None
+    pieces = batched_trace.pieces_of(batch, rewrite.level) if batch[1:] else None
     yield from pieces if pieces is not None else (_captured_alone(rewrite, program) for program in batch)
 
 
 def _captured_alone(rewrite: Provable, program: Program) -> Captured:
     try:
-        return together.alone(program, rewrite.level, _trained(rewrite, program))
+        return batched_trace.alone(program, rewrite.level, _trained(rewrite, program))
     except ShiplapError:
         raise
     except Exception as e:

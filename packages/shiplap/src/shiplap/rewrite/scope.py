@@ -22,7 +22,7 @@ from shiplap.rewrite.program import placing
 from shiplap.rewrite.prove import proven
 
 if TYPE_CHECKING:
-    from shiplap.compat.passes import Pass
+    from shiplap.torch_private.inductor_passes import Pass
 
 _active: ContextVar[tuple[Rewrites, ...]] = ContextVar("shiplap_rewrites", default=())
 
@@ -82,10 +82,10 @@ class Rewrites:
         return iter(self.rewrites)
 
     def __enter__(self) -> Self:
-        from shiplap.compat import passes
+        from shiplap.torch_private import inductor_passes
 
         token, stack = _active.set((*_active.get(), self)), ExitStack()
-        stack.enter_context(passes.installed(_of_the_context))
+        stack.enter_context(inductor_passes.installed(_of_the_context))
         self._entered.blocks.append((token, stack))
         return self
 
@@ -99,12 +99,12 @@ class Rewrites:
 
         Compiled inside of blocks, the rewrites of these come first.
         """
-        from shiplap.compat import passes
+        from shiplap.torch_private import inductor_passes
 
         made = dict(options)
         for level in self.levels:
-            place = passes.PLACES[level]
-            before = options.get(place, passes.current(level))
+            place = inductor_passes.PLACES[level]
+            before = options.get(place, inductor_passes.current(level))
             made[place] = _pass(level, lambda: (*_active.get(), self), before)
         return made
 
@@ -160,8 +160,9 @@ def _labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
 def _engine() -> str:
     """Of the code that finds and places: with another Shiplap the same rewrite may do something else."""
     package = Path(__file__).parent
-    compat = [package.parent / "compat" / f"{name}.py" for name in ("nodes", "operators", "passes", "sizes")]
-    files = [*package.glob("*.py"), *compat]
+    names = ("graph_nodes", "graph_operators", "inductor_passes", "symbolic_sizes")
+    private = [package.parent / "torch_private" / f"{name}.py" for name in names]
+    files = [*package.glob("*.py"), *private]
     return hashlib.sha256(b"".join(f.read_bytes() for f in sorted(files))).hexdigest()
 
 
@@ -186,7 +187,7 @@ def rewrites(*rewrites: Rewrite) -> Rewrites:
 def _pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any) -> Pass:
     """Runs the scopes that ``scopes()`` names whenever a graph is compiled."""
 
-    from shiplap.compat import passes
+    from shiplap.torch_private import inductor_passes
 
     def run(graph: Graph) -> None:
         active = scopes()
@@ -197,7 +198,7 @@ def _pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any)
             scope.run(level, graph)
         graph.lint()
 
-    return passes.Pass(run, lambda: [scope.identity(level) for scope in scopes()], before)
+    return inductor_passes.Pass(run, lambda: [scope.identity(level) for scope in scopes()], before)
 
 
 def _of_the_context(level: Any, before: Any) -> Pass:

@@ -10,8 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shiplap.report import render_html
-from shiplap.report.graph import Box, graph_svg
+from shiplap.render import render_html
+from shiplap.render.graph import Box, graph_svg
 from shiplap.rewrite.match import Match, NearMiss
 from shiplap.rewrite.survey import Call, Measured, Step, Survey, View
 

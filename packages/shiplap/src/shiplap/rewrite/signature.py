@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.compat.sizes import equal
-from shiplap.op.broadcast import broadcast_dims
-from shiplap.op.declare import read_arguments
-from shiplap.op.expr import Expr
-from shiplap.op.spec import Arg, OpSpec, TensorType
+from shiplap.declare.broadcast import broadcast_dims
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.signature import read_arguments
+from shiplap.declare.spec import Arg, OpSpec, TensorType
 from shiplap.rewrite.graph import describe, value
 from shiplap.rewrite.match import Obstacle
+from shiplap.torch_private.symbolic_sizes import equal
 
 
 class Signature:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from shiplap.compat.trees import leaves
 from shiplap.errors import error
-from shiplap.referee.run import tensors
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import operator_name, source_line, value
 from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
 from shiplap.rewrite.scope import Rewrites
-from shiplap.selection.measure import Plan, clock_for, race
+from shiplap.sampling.run import tensors
+from shiplap.torch_private.pytree import leaves
+from shiplap.tuning.measure import Plan, clock_for, race
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def survey(
     Raises:
         ShiplapError: SL806 when no graph was compiled. SL801 for a rewrite that its proof refuses.
     """
-    from shiplap.compat import reset_compiler
+    from shiplap.torch_private import reset_compiler
 
     if isinstance(args, Mapping):
         fn, args = by_name(fn, args)
@@ -210,7 +210,7 @@ class _Variant:
     def __init__(
         self, fn: Callable[..., Any], args: Sequence[Any], options: dict[str, Any], train: bool, dynamic: bool | None
     ) -> None:
-        from shiplap.compat.explain import observe
+        from shiplap.torch_private.inductor_report import observe
 
         self.args, self.train, self.dynamic = args, train, dynamic
         self.compiled = torch.compile(_alone(fn), options=options, dynamic=dynamic)

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_backend.runtime import CONTRACT, RUNTIMES, Runtime
 
 __all__ = ["RUNTIME"]

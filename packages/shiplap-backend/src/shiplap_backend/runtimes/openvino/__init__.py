@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_backend.runtime import CONTRACT, RUNTIMES, Runtime
 from shiplap_backend.vendor import Functions, enums, node_classes
 

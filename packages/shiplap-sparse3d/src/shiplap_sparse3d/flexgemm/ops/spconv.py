@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shiplap.extend import error
+from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.geometry import triple

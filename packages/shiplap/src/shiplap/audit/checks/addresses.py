@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.guarded import guarded
-from shiplap.referee.judge import against_reference
-from shiplap.referee.layouts import apply_layout, independent
-from shiplap.referee.run import call, effects, reference, tensors
-from shiplap.referee.samples import Samples, other
+from shiplap.audit.guarded_memory import guarded
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.layouts import apply_layout, independent
+from shiplap.sampling.run import call, effects, reference, tensors
+from shiplap.sampling.samples import Samples, other
 
 KEEP = "keep no pointer in a plan or descriptor: set it before each launch, or make it part of the plan's key"
 ALIGN = "promise no more alignment than one element has, or test the pointer and take a path without the promise"

@@ -8,12 +8,12 @@ from itertools import combinations
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
+from shiplap.dispatch import Op
 from shiplap.errors import ArgumentError
-from shiplap.op import Op
-from shiplap.referee.case import Case
-from shiplap.referee.judge import against_reference
-from shiplap.referee.run import call, effects, last_line, reference
-from shiplap.referee.samples import Samples
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.run import call, effects, last_line, reference
+from shiplap.sampling.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

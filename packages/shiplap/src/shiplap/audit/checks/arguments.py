@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
+from shiplap.declare import Arg
+from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
-from shiplap.op import Arg, Op
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.compare import bitwise
-from shiplap.referee.run import call, is_adopted, last_line, reference, tensors, unwritten
-from shiplap.referee.samples import Samples
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.compare import bitwise
+from shiplap.sampling.run import call, is_adopted, last_line, reference, tensors, unwritten
+from shiplap.sampling.samples import Samples
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Arg, Op
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.compare import bitwise
-from shiplap.referee.run import call, effects, has_backward, last_line, tensors
-from shiplap.referee.samples import Samples
+from shiplap.declare import Arg
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.compare import bitwise
+from shiplap.sampling.run import call, effects, has_backward, last_line, tensors
+from shiplap.sampling.samples import Samples
 
 NARROW = torch.bfloat16
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.compare import Reduction, bitwise
-from shiplap.referee.judge import settle
-from shiplap.referee.run import (
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.compare import Reduction, bitwise
+from shiplap.sampling.compare_to_reference import settle
+from shiplap.sampling.run import (
     call,
     differentiated,
     direction,
@@ -28,7 +28,7 @@ from shiplap.referee.run import (
     last_line,
     widen,
 )
-from shiplap.referee.samples import Samples, other
+from shiplap.sampling.samples import Samples, other
 
 SAVE = "save tensors with save_for_backward (sl.op does, by saves=), and keep none elsewhere"
 

@@ -7,12 +7,12 @@ from itertools import chain, islice
 
 import torch
 
-from shiplap import compat
+from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.run import call, outputs, split
-from shiplap.referee.samples import Samples, other
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.run import call, outputs, split
+from shiplap.sampling.samples import Samples, other
 
 
 def skips(op: Op) -> str:
@@ -48,11 +48,11 @@ def observe(op: Op, case: Case) -> Observation:
 def _promised(op: Op, case: Case) -> list[list[tuple[float, float]]]:
     """For each dim of each output the range that the fake gave it."""
     inputs = case.fresh()
-    with torch.no_grad(), compat.fake_mode(symbolic=True) as mode:
-        fakes = tree_map(lambda t: compat.fakify(mode, t, dynamic=False), inputs)
+    with torch.no_grad(), torch_private.fake_mode(symbolic=True) as mode:
+        fakes = tree_map(lambda t: torch_private.fakify(mode, t, dynamic=False), inputs)
         positional, named = split(op.spec, fakes)
         outs = outputs(op.overload(*positional, **named))
-        return [[compat.size_range(s) for s in out.shape] for out in outs]
+        return [[torch_private.size_range(s) for s in out.shape] for out in outs]
 
 
 CHECK = Check(

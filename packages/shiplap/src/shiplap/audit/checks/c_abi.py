@@ -21,17 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.audit import cprocess
+from shiplap.audit import c_child_process
 from shiplap.audit.check import Check, Observation
-from shiplap.bind.cabi import CKernel
-from shiplap.bind.library import locate
+from shiplap.declare.binding import Binding, shape_of
+from shiplap.dispatch import Op
+from shiplap.dispatch.launch import allocate_workspace
 from shiplap.dtypes import of
 from shiplap.errors import LibraryError
-from shiplap.op import Op
-from shiplap.op.binding import Binding, shape_of
-from shiplap.op.launch import allocate_workspace
-from shiplap.referee.case import Case
-from shiplap.referee.samples import Samples
+from shiplap.kernels.c.declaration import CKernel
+from shiplap.kernels.c.library import locate
+from shiplap.sampling.case import Case
+from shiplap.sampling.samples import Samples
 
 SECONDS, TIMEOUT_S, DEATHS = 0.01, 30, 8
 LARGEST = 1 << 22  # bytes of one tensor
@@ -151,7 +151,7 @@ def _run(library: Path, symbol: str, attempts: list[Attempt]) -> tuple[dict[int,
 
 
 def _process(task: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-I", cprocess.__file__]
+    command = [sys.executable, "-I", c_child_process.__file__]
     try:
         done = subprocess.run(command, input=task.encode(), capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as e:

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap import compat
+from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.op.opaque import fields_of
-from shiplap.op.values import Opaque
-from shiplap.referee.case import Case
-from shiplap.referee.compare import reduction
-from shiplap.referee.judge import against_run
-from shiplap.referee.run import call, effects, is_float8, last_line
-from shiplap.referee.samples import Samples
+from shiplap.declare.opaque import fields_of
+from shiplap.declare.values import Opaque
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import reduction
+from shiplap.sampling.compare_to_reference import against_run
+from shiplap.sampling.run import call, effects, is_float8, last_line
+from shiplap.sampling.samples import Samples
 
 SIZES, MOST_RECOMPILES = 4, 2
 
@@ -47,8 +47,8 @@ def observe(op: Op, case: Case) -> Observation:
     other_form = case.recipe.layouts or case.recipe.absent or _repeats(op, case)
     if not other_form and case.recipe != Samples(op, case.seed, case.device).base:
         return Observation()
-    compat.reset_compiler()
-    with compat.data_dependent_sizes():
+    torch_private.reset_compiler()
+    with torch_private.data_dependent_sizes():
         return _agrees(op, case, torch.compile(_program(op), backend="aot_eager", fullgraph=True), "aot_eager")
 
 
@@ -58,14 +58,14 @@ def sequence(op: Op, cases: list[Case]) -> Observation:
     transposed = [c for c in cases if dict(c.recipe.layouts).get("every") == "transposed"]
     kinds = len({str([fields_of(v) for v in c.args if isinstance(v, Opaque)]) for c in plain})
     reports = []
-    with compat.data_dependent_sizes():
+    with torch_private.data_dependent_sizes():
         for backend, dynamic in (("aot_eager", None), ("inductor", True)):
-            compat.reset_compiler()
+            torch_private.reset_compiler()
             compiled = torch.compile(_program(op), backend=backend, fullgraph=True, dynamic=dynamic)
             for case in plain:
                 if problem := _problem(op, case, compiled, f"{backend}, dynamic={dynamic}"):
                     return Observation(f"{case.label}: {problem}")
-            counts = compat.compile_counts()
+            counts = torch_private.compile_counts()
             if problem := _too_much(counts, backend, len(plain), kinds):
                 return Observation(
                     problem, fix="compute sizes with SymInts: no int(), no comparison, no loop over them"
@@ -89,7 +89,7 @@ def _problem(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> str:
         return f"{how}: raised {last_line(e)}"
 
 
-def _too_much(counts: compat.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
+def _too_much(counts: torch_private.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
     """``kinds``: objects among the arguments with different fields, for each of which a graph is compiled."""
     if counts.graph_breaks:
         return f"{backend}: {counts.graph_breaks} graph breaks: {', '.join(counts.break_reasons)}"

@@ -26,12 +26,12 @@ from shiplap.audit.capture import (
 )
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.trace import traced
-from shiplap.op import Op
-from shiplap.referee.case import Case
-from shiplap.referee.compare import Reduction, bitwise, close
-from shiplap.referee.judge import against_reference
-from shiplap.referee.run import call, effects, last_line, reference, tensors
-from shiplap.referee.samples import Samples
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import Reduction, bitwise, close
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.run import call, effects, last_line, reference, tensors
+from shiplap.sampling.samples import Samples
 
 WARM, REPLAYS, ROUNDS = 3, 3, 12
 LARGER, COLD = 10, 12  # how often a sample has grown: beyond what the other checks have shown to the op

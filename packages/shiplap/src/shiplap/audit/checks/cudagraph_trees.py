@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap import compat
+from shiplap import torch_private
 from shiplap.audit.capture import CaptureFailure, Recording, on_stream, record
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.checks.cuda_graph import WARM, kept_out
-from shiplap.compat.graphs import cudagraph_inputs, cudagraph_skips
-from shiplap.op import Op
-from shiplap.referee.case import Case
-from shiplap.referee.judge import against_reference
-from shiplap.referee.run import call, effects
-from shiplap.referee.samples import Samples, other
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.run import call, effects
+from shiplap.sampling.samples import Samples, other
+from shiplap.torch_private.cuda_graph_trees import cudagraph_inputs, cudagraph_skips
 
 CALLS = 5  # torch warms up, records, then replays
 STAGED = "read the input where it is: no staging buffer, no copy into memory that the op keeps"
@@ -73,7 +73,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 def _compiled(op: Op, case: Case, note: str) -> Observation:
     """The op in a module, compiled with CUDA graphs: how often torch had to do without one, and the values."""
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     changed = other(op, case)
     moving = _moving(op, case)
     values = case.args[moving], changed.args[moving]
@@ -91,7 +91,7 @@ def _compiled(op: Op, case: Case, note: str) -> Observation:
                     return Observation(f"mode='reduce-overhead', call {turn}: {problem}")
         skips, inputs = cudagraph_skips(), cudagraph_inputs()
     finally:
-        compat.reset_compiler()
+        torch_private.reset_compiler()
     if skips or not inputs:  # torch may also cut the graph around the op, and count nothing
         return Observation(
             f"torch.compile(mode='reduce-overhead') does without a CUDA graph wherever this op is "

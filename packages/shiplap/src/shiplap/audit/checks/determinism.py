@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.first import was_wrong
-from shiplap.op import Op
-from shiplap.referee.case import Case
-from shiplap.referee.compare import bitwise
-from shiplap.referee.run import run
-from shiplap.referee.samples import Samples, other
+from shiplap.audit.first_call import was_wrong
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import bitwise
+from shiplap.sampling.run import run
+from shiplap.sampling.samples import Samples, other
 
 REPEATS = 3
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap import compat
+from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.op.returned import made_of
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.compare import bitwise
-from shiplap.referee.distribution import RUNS, different
-from shiplap.referee.run import call, effects, last_line, outputs, split
-from shiplap.referee.samples import Samples
+from shiplap.dispatch import Op
+from shiplap.dispatch.check_results import made_of
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.compare import bitwise
+from shiplap.sampling.distribution import RUNS, different
+from shiplap.sampling.run import call, effects, last_line, outputs, split
+from shiplap.sampling.samples import Samples
 
 DISTANCES, PAIRS = (3, 8, 16, 24, 29), 4  # bits by which seeds differ, and how many pairs have to be equal
 LARGE = 1 << 15  # elements of a sample that is not repeated
@@ -142,9 +142,9 @@ def _compiled(op: Op, case: Case) -> str:
     def program(*args: Any) -> tuple[Tensor, ...]:
         return (*effects(op, args, call(op, args)), *effects(op, args, call(op, args)))
 
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     generators = any(isinstance(v, torch.Generator) for v in case.args)  # at which Dynamo breaks a graph
-    with torch.no_grad(), compat.data_dependent_sizes():
+    with torch.no_grad(), torch_private.data_dependent_sizes():
         wanted = program(*_args(op, case, 0))
         try:
             compiled = torch.compile(program, backend="aot_eager", fullgraph=not generators)

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
+from shiplap.dispatch import Op
 from shiplap.errors import ArgumentError
-from shiplap.op import Op
-from shiplap.referee.case import Case
-from shiplap.referee.crossed import layouts_of_dtypes, layouts_of_ones
-from shiplap.referee.judge import against_reference
-from shiplap.referee.run import last_line, needs_builder, reference, run, unwritten
-from shiplap.referee.samples import Samples
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.pairwise import layouts_of_dtypes, layouts_of_ones
+from shiplap.sampling.run import last_line, needs_builder, reference, run, unwritten
+from shiplap.sampling.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap import compat
+from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.op.returned import made_of
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.crossed import multiples
-from shiplap.referee.run import call, outputs, split, tensors
-from shiplap.referee.samples import Samples
+from shiplap.dispatch import Op
+from shiplap.dispatch.check_results import made_of
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.pairwise import multiples
+from shiplap.sampling.run import call, outputs, split, tensors
+from shiplap.sampling.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
@@ -35,7 +35,7 @@ def observe(op: Op, case: Case) -> Observation:
         real = call(op, args)
         for symbolic in (False, True) if _varies(case) else (False,):
             how = "symbolic sizes" if symbolic else "plain sizes"
-            with compat.fake_mode(symbolic or bool(op.spec.bounds)) as mode:
+            with torch_private.fake_mode(symbolic or bool(op.spec.bounds)) as mode:
                 fakes = tree_map(partial(_fakify, mode, symbolic), case.args)
                 sizes = [list(t.shape) for t in tensors(fakes)]
                 positional, named = split(op.spec, fakes)
@@ -58,7 +58,7 @@ def _varies(case: Case) -> bool:
 
 
 def _fakify(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
-    return compat.fakify(mode, t, dynamic=symbolic)
+    return torch_private.fakify(mode, t, dynamic=symbolic)
 
 
 def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
@@ -68,22 +68,22 @@ def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fake
         symbol: size
         for r, f in zip(real, fake, strict=True)
         for size, s in zip(r.shape, f.shape, strict=False)
-        if (symbol := compat.size_symbol(s))
+        if (symbol := torch_private.size_symbol(s))
     }
     for index, (r, f) in enumerate(zip(real, fake, strict=True)):
         for name, is_real, is_fake in _facts(r, f, known):
             if is_real != is_fake:
                 return f"output {index}: {name} {is_real} is real, {is_fake} is promised"
         for position, (a, b) in enumerate(zip(tensors(args), tensors(fakes), strict=True)):
-            if r.numel() and (compat.same_storage(r, a) != compat.same_storage(f, b)):
-                which = "the real" if compat.same_storage(r, a) else "only the fake"
+            if r.numel() and (torch_private.same_storage(r, a) != torch_private.same_storage(f, b)):
+                which = "the real" if torch_private.same_storage(r, a) else "only the fake"
                 return f"output {index}: {which} output shares the memory of input {position}"
     return ""
 
 
 def _facts(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, Any, Any]]:
     def plain(sizes: Iterable[Any]) -> tuple[int | None, ...]:
-        return tuple(compat.size_value(s, known) for s in sizes)
+        return tuple(torch_private.size_value(s, known) for s in sizes)
 
     yield "dtype", r.dtype, f.dtype
     yield "device", r.device, f.device
@@ -91,7 +91,7 @@ def _facts(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, A
     if r.numel() > 1:  # strides of an empty tensor are never used
         relevant = [i for i, size in enumerate(r.shape) if size > 1]
         yield "strides", tuple(r.stride(i) for i in relevant), plain(f.stride(i) for i in relevant)
-    yield "storage offset", r.storage_offset(), compat.size_value(f.storage_offset(), known)
+    yield "storage offset", r.storage_offset(), torch_private.size_value(f.storage_offset(), known)
 
 
 def _pinned(op: Op, case: Case, sizes: list[list[Any]]) -> str:
@@ -111,7 +111,7 @@ def _pinned(op: Op, case: Case, sizes: list[list[Any]]) -> str:
         for dim, size in zip(arg.tensor.dims, symbols, strict=False):
             if arg.tensor.variadic or dim.text not in free or isinstance(size, int):
                 continue
-            if compat.size_constant(size) is not None:
+            if torch_private.size_constant(size) is not None:
                 return f"dim {dim.text!r} of {arg.name}"
     return ""
 

@@ -9,15 +9,15 @@ from itertools import chain
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.op.plan.values import own_memory
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.compare import bitwise
-from shiplap.referee.crossed import large
-from shiplap.referee.judge import against_reference
-from shiplap.referee.layouts import independent
-from shiplap.referee.run import call, run, takes, tensors
-from shiplap.referee.samples import Samples, other
+from shiplap.dispatch import Op
+from shiplap.plan.values import own_memory
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.compare import bitwise
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.layouts import independent
+from shiplap.sampling.pairwise import large
+from shiplap.sampling.run import call, run, takes, tensors
+from shiplap.sampling.samples import Samples, other
 
 
 def cases(samples: Samples) -> Iterable[Case]:

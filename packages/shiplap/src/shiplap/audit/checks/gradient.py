@@ -20,14 +20,13 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.compare import Reduction
-from shiplap.referee.crossed import pairs_of_scalars
-from shiplap.referee.effort import outsized
-from shiplap.referee.judge import settle
-from shiplap.referee.layouts import LAYOUTS, apply_layout
-from shiplap.referee.run import (
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.compare import Reduction
+from shiplap.sampling.compare_to_reference import settle
+from shiplap.sampling.layouts import LAYOUTS, apply_layout
+from shiplap.sampling.pairwise import pairs_of_scalars
+from shiplap.sampling.run import (
     call,
     carries,
     differentiated,
@@ -40,7 +39,8 @@ from shiplap.referee.run import (
     tensors,
     widen,
 )
-from shiplap.referee.samples import Samples
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.work_estimate import outsized
 
 KINKS = ("ties", "zeros", "saturating", "large", "mixed", "negative zero", "positive", "constant", "cancelling")
 NARROW_KINDS = ("large", "beyond float16", "mixed", "saturating", "positive")  # what a 16-bit gradient may overflow at

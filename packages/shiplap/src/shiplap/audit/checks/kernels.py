@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.op.binding import Binding, shape_of
-from shiplap.op.kernel import Kernel
-from shiplap.referee.case import Case
-from shiplap.referee.compare import bitwise
-from shiplap.referee.effort import outsized
-from shiplap.referee.judge import against_reference
-from shiplap.referee.run import effects, is_adopted, last_line, outputs, reference, split, tensors
-from shiplap.referee.samples import Samples
+from shiplap.declare.binding import Binding, shape_of
+from shiplap.declare.kernel import Kernel
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import bitwise
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.run import effects, is_adopted, last_line, outputs, reference, split, tensors
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.work_estimate import outsized
 
 CONFIGS = 8  # of one kernel
 GUARD = 64  # elements of another value on both sides of an output

@@ -14,16 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap import compat
+from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Arg, Op, Output
-from shiplap.op.binding import shape_of
-from shiplap.op.returned import made_of
-from shiplap.referee.case import Case
-from shiplap.referee.judge import against_reference
-from shiplap.referee.run import call, effects, outputs, reference, split
-from shiplap.referee.samples import Samples
-from shiplap.referee.sizes import environment
+from shiplap.declare import Arg, Output
+from shiplap.declare.binding import shape_of
+from shiplap.dispatch import Op
+from shiplap.dispatch.check_results import made_of
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.run import call, effects, outputs, reference, split
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.sizes import environment
 
 BEYOND = 2**31
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; in Python's mmap since 3.13
@@ -80,7 +81,7 @@ def _fake_shapes(op: Op, case: Case, env: dict[str, Any]) -> str:
             return value
         return torch.empty(shape_of(Output(arg.name, arg.tensor), env), dtype=value.dtype, device=value.device)
 
-    with torch.no_grad(), compat.fake_mode(symbolic=bool(op.spec.bounds)):
+    with torch.no_grad(), torch_private.fake_mode(symbolic=bool(op.spec.bounds)):
         if op.spec.returns or any(a.many for a in op.spec.args):
             return ""
         args = tuple(grow(a, v) for a, v in zip(op.spec.args, case.args, strict=True))

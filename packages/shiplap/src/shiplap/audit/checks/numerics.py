@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.referee.case import Case
-from shiplap.referee.crossed import pairs_of_scalars, scalars_of_sizes, scalars_of_ties
-from shiplap.referee.judge import against_reference
-from shiplap.referee.run import last_line, reference
-from shiplap.referee.samples import Samples, other
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.pairwise import pairs_of_scalars, scalars_of_sizes, scalars_of_ties
+from shiplap.sampling.run import last_line, reference
+from shiplap.sampling.samples import Samples, other
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.run import has_backward, is_float8, last_line, reference, split, tensors
-from shiplap.referee.samples import Samples
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.run import has_backward, is_float8, last_line, reference, split, tensors
+from shiplap.sampling.samples import Samples
 
 TESTS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")  # all it has
 

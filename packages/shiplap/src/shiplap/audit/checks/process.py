@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.first import first_call
-from shiplap.op import Op
-from shiplap.referee.case import Case
-from shiplap.referee.run import call, floating_args, has_backward, summed, tensors
-from shiplap.referee.samples import Samples
+from shiplap.audit.first_call import first_call
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.run import call, floating_args, has_backward, summed, tensors
+from shiplap.sampling.samples import Samples
 
 ROUNDS, CALLS = 2, 30
 WARM, SECONDS = 7, 5.0  # calls before the rounds; of a slow op a round has as many calls as fit into this time

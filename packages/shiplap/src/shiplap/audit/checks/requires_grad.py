@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap import compat
+from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.referee.case import Case
-from shiplap.referee.compare import bitwise
-from shiplap.referee.run import call, differentiated, effects, floating_args, has_backward, last_line
-from shiplap.referee.samples import Samples
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import bitwise
+from shiplap.sampling.run import call, differentiated, effects, floating_args, has_backward, last_line
+from shiplap.sampling.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
@@ -88,7 +88,7 @@ def _run(program: Callable[..., Any], backend: str, leaf: bool, args: tuple[Any,
     fn = program if leaf else nonleaf
     if not backend:
         return tuple(fn(*args))
-    compat.reset_compiler()
+    torch_private.reset_compiler()
     return tuple(torch.compile(fn, backend=backend, fullgraph=True)(*args))
 
 

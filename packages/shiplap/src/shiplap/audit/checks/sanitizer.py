@@ -13,9 +13,9 @@ from itertools import chain, islice
 from shiplap.audit import sanitizer
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.target import address
-from shiplap.op import Op
-from shiplap.referee.case import Case
-from shiplap.referee.samples import Samples
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.samples import Samples
 
 TIMEOUT_S = 240.0
 EDGES = 12

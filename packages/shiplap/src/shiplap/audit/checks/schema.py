@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Arg, Op
-from shiplap.referee.case import Case
-from shiplap.referee.compare import bitwise
-from shiplap.referee.crossed import large
-from shiplap.referee.run import call, carries, is_adopted, summed, tensors
-from shiplap.referee.samples import Samples
+from shiplap.declare import Arg
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import bitwise
+from shiplap.sampling.pairwise import large
+from shiplap.sampling.run import call, carries, is_adopted, summed, tensors
+from shiplap.sampling.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

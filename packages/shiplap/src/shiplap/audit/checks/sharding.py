@@ -11,15 +11,15 @@ from functools import partial
 from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.op.sharding import ShardingRule
-from shiplap.referee.case import Case
-from shiplap.referee.compare import reduction
-from shiplap.referee.judge import against_run
-from shiplap.referee.run import call, last_line, run
-from shiplap.referee.samples import Samples
-from shiplap.shard.derive import known_rules, unknown
-from shiplap.shard.simulate import NotAdmitted, chunks, cut_size, merge, shards
+from shiplap.declare.sharding_rule import ShardingRule
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import reduction
+from shiplap.sampling.compare_to_reference import against_run
+from shiplap.sampling.run import call, last_line, run
+from shiplap.sampling.samples import Samples
+from shiplap.sharding.derive import known_rules, unknown
+from shiplap.sharding.simulate import NotAdmitted, chunks, cut_size, merge, shards
 
 MESHES = (2, 3, 4)
 

@@ -13,13 +13,13 @@ from itertools import chain
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.referee.case import Case
-from shiplap.referee.compare import bitwise
-from shiplap.referee.effort import on_one_thread
-from shiplap.referee.judge import against_reference
-from shiplap.referee.run import last_line, reference, run, unwritten
-from shiplap.referee.samples import Samples
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import bitwise
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.run import last_line, reference, run, unwritten
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.work_estimate import on_one_thread
 
 SHARED, TIMES, AGAIN_S = 1 << 20, 8, 0.1  # elements from which on a call is repeated, how often, and for how long
 

@@ -7,16 +7,16 @@ from itertools import chain
 from typing import Any
 
 from shiplap.audit.check import Check, Observation
+from shiplap.dispatch import Op
+from shiplap.dispatch.check_results import made_of
+from shiplap.dispatch.outputs import tensors_of
 from shiplap.errors import ArgumentError
-from shiplap.op import Op
-from shiplap.op.outputs import tensors_of
-from shiplap.op.returned import made_of
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.crossed import powers
-from shiplap.referee.effort import outsized
-from shiplap.referee.judge import against_reference
-from shiplap.referee.run import last_line, outputs, reference, run, split, tensors, unwritten
-from shiplap.referee.samples import Samples
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.pairwise import powers
+from shiplap.sampling.run import last_line, outputs, reference, run, split, tensors, unwritten
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.work_estimate import outsized
 
 
 def cases(samples: Samples) -> Iterable[Case]:

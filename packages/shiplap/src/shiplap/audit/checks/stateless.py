@@ -11,12 +11,12 @@ from pathlib import Path
 
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.symbols import State, state_of
-from shiplap.bind.library import locate
+from shiplap.declare.native_interface import NativeForm
+from shiplap.dispatch import Op
 from shiplap.errors import LibraryError
-from shiplap.op import Op
-from shiplap.op.native import NativeForm
-from shiplap.referee.case import Case
-from shiplap.referee.samples import Samples
+from shiplap.kernels.c.library import locate
+from shiplap.sampling.case import Case
+from shiplap.sampling.samples import Samples
 
 SHOWN = 6
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.referee.case import Case
-from shiplap.referee.compare import reduction
-from shiplap.referee.judge import against_reference, against_run
-from shiplap.referee.run import run
-from shiplap.referee.samples import Samples, other
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import reduction
+from shiplap.sampling.compare_to_reference import against_reference, against_run
+from shiplap.sampling.run import run
+from shiplap.sampling.samples import Samples, other
 
 CALLERS, ROUNDS = 4, 8
 INTERPRETER = "triton.runtime.interpreter"

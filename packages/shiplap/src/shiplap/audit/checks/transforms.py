@@ -12,20 +12,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.referee.case import Case, tree_map
-from shiplap.referee.compare import reduction
-from shiplap.referee.judge import against_run, settle
-from shiplap.referee.run import (
-    call,
-    differentiated,
-    direction,
-    floating_args,
-    in_short,
-    is_adopted,
-    widen,
-)
-from shiplap.referee.samples import Samples, other
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.compare import reduction
+from shiplap.sampling.compare_to_reference import against_run, settle
+from shiplap.sampling.run import call, differentiated, direction, floating_args, in_short, is_adopted, widen
+from shiplap.sampling.samples import Samples, other
 
 BATCHES = range(2, 9)  # how many calls vmap may make of one; three where no size fits
 

@@ -15,13 +15,13 @@ import torch.utils.deterministic
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.op import Op
-from shiplap.op.launch import poisoned_workspace
-from shiplap.referee.case import Case
-from shiplap.referee.compare import bitwise
-from shiplap.referee.crossed import large
-from shiplap.referee.run import run
-from shiplap.referee.samples import Samples
+from shiplap.dispatch import Op
+from shiplap.dispatch.launch import poisoned_workspace
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import bitwise
+from shiplap.sampling.pairwise import large
+from shiplap.sampling.run import run
+from shiplap.sampling.samples import Samples
 
 BYTES = (0x00, 0xFF, 0x7F, 0xA5)
 

@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from shiplap.op.source import source_digest
+from shiplap.declare.code_digest import source_digest
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import barrier, describe, operator_name, place, source_line, value
 from shiplap.rewrite.group.cost import MACHINES, MARGIN, Machine, Price, machine_for
 from shiplap.rewrite.group.dependencies import independent
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
-from shiplap.rewrite.normal import called
+from shiplap.rewrite.normalize_call import called
 from shiplap.rewrite.program import proving
 
 Merged = tuple[Callable[..., Any], Sequence[Any]]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.compat.nodes import hint
 from shiplap.rewrite.graph import value
-from shiplap.rewrite.normal import called
+from shiplap.rewrite.normalize_call import called
+from shiplap.torch_private.graph_nodes import hint
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from shiplap.compat.constants import folded
 from shiplap.rewrite.group.base import Group, Merged, escapes, held, signature, tensor
 from shiplap.rewrite.group.cost import (
     Machine,
@@ -21,8 +20,9 @@ from shiplap.rewrite.group.cost import (
     launch_ns,
     product_ns,
 )
-from shiplap.rewrite.normal import arguments, called
+from shiplap.rewrite.normalize_call import arguments, called
 from shiplap.rewrite.program import Program
+from shiplap.torch_private.graph_constants import folded
 
 
 def linear_of(node: Node) -> tuple[Node, Node, Node | None] | None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
 from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
-from shiplap.rewrite.normal import arguments, called
+from shiplap.rewrite.normalize_call import arguments, called
 from shiplap.rewrite.program import Program
 
 EPS = 1e-5

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.compat.constants import folded
+from shiplap.dispatch import Op
 from shiplap.errors import error
-from shiplap.op import Op
-from shiplap.referee.samples import Samples
 from shiplap.rewrite.group.base import Group, Merged, tensor
 from shiplap.rewrite.group.cost import Machine, Price, bytes_of
-from shiplap.rewrite.normal import called
+from shiplap.rewrite.normalize_call import called
 from shiplap.rewrite.program import Program
+from shiplap.sampling.samples import Samples
+from shiplap.torch_private.graph_constants import folded
 
 COUNT = 3  # calls in a program of the proof
 

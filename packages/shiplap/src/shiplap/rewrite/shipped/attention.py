@@ -18,18 +18,18 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from shiplap.op.source import source_digest
-from shiplap.rewrite import trail
+from shiplap.declare.code_digest import source_digest
+from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
 from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.program import Program, proving
-from shiplap.rewrite.shipped import capped, einsum, gain, sinks, zeroed
+from shiplap.rewrite.shipped import einsum, sinks, softcap, speedup_model, zeroed
 from shiplap.rewrite.shipped.attention_programs import programs
+from shiplap.rewrite.shipped.constant_masks import settled
 from shiplap.rewrite.shipped.missed import missed, over_last, written_out
-from shiplap.rewrite.shipped.region import region_of
 from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of, steps_of, swaps_last
-from shiplap.rewrite.shipped.settled import settled
+from shiplap.rewrite.shipped.softmax_region import region_of
 
 
 class Attention(Rewrite):
@@ -45,7 +45,9 @@ class Attention(Rewrite):
 
     @property
     def digest(self) -> str:
-        of = source_digest(Attention.apply, Attention._at, scores_of, _attended, _weighted, gain.required, settled)
+        of = source_digest(
+            Attention.apply, Attention._at, scores_of, _attended, _weighted, speedup_model.required, settled
+        )
         return hashlib.sha256(f"{of} {self.always}".encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
@@ -56,7 +58,7 @@ class Attention(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         for node in list(graph.nodes):
-            if trail.named(node) in self.anchors or written_out(node):
+            if passthrough_ops.named(node) in self.anchors or written_out(node):
                 try:
                     outcome = self._at(graph, node)
                 except Obstructed as e:
@@ -65,7 +67,7 @@ class Attention(Rewrite):
                     yield outcome
 
     def _at(self, graph: Graph, softmax: Node) -> Outcome | None:
-        if trail.named(softmax) not in self.anchors or not over_last(softmax):
+        if passthrough_ops.named(softmax) not in self.anchors or not over_last(softmax):
             return _missed(softmax)
         top = softmax.args[0] if softmax.args else softmax.kwargs["input"]
         below = _weighted(softmax)
@@ -92,17 +94,17 @@ class Attention(Rewrite):
         if reason := _unfit(held):
             raise Obstructed(below.out, *reason)
         _require_same_mask(above, below)
-        if below.mask is None and not capped.is_capped(above):
+        if below.mask is None and not softcap.is_capped(above):
             above.steps[:] = settled(above.steps)
-        in_blocks = {"cap", "scale", "stretch", "add", *gain.MASKS}
-        if capped.is_capped(above) and not {s.kind for s in above.steps} <= in_blocks:
+        in_blocks = {"cap", "scale", "stretch", "add", *speedup_model.MASKS}
+        if softcap.is_capped(above) and not {s.kind for s in above.steps} <= in_blocks:
             what = "tanh caps the scores, and a view or a sink follows: that is computed in no blocks of rows"
-            raise Obstructed(below.out, "operator", what, capped.FLEX, 2)
+            raise Obstructed(below.out, "operator", what, softcap.FLEX, 2)
         if above.blocks_gradients or below.mask is not None:
             _require_no_gradients(below.out, held)
         shape = tuple(value(softmax).shape)
         if not (self.always or proving.get()):
-            gain.required(below.out, above, held, shape)
+            speedup_model.required(below.out, above, held, shape)
         _require_same_sink(above, below)
         plan = _Plan(above, shape, tuple(value(below.out).shape), below.spelled, masked=below.mask is not None)
         nodes = [*above.nodes, softmax, *below.nodes]
@@ -126,7 +128,7 @@ def _missed(softmax: Node) -> NearMiss | None:
 
 
 def _handed_to_values(node: Node) -> bool:
-    return trail.idle(node) or _keeps_matrix(node) or bool(sinks.dropped(node))
+    return passthrough_ops.idle(node) or _keeps_matrix(node) or bool(sinks.dropped(node))
 
 
 class _Weighted:
@@ -191,11 +193,11 @@ def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
     """Where the weights are multiplied by the values. None where they meet no product at all."""
     node, nodes, dropped, mask, turned = softmax, list[Node](), 0, None, False
     while True:
-        reader = trail.only_reader(node)
+        reader = passthrough_ops.only_reader(node)
         if reader is None:
             return _several_readers(node)
-        given = trail.operands(reader)
-        if trail.named(reader) in PRODUCTS and len(given) == 2:
+        given = passthrough_ops.operands(reader)
+        if passthrough_ops.named(reader) in PRODUCTS and len(given) == 2:
             if given[0] is node and not turned and isinstance(given[1], Node):
                 return _Weighted(reader, given[1], [*nodes, reader], dropped, None, mask)
             if given[1] is node and turned and isinstance(given[0], Node):
@@ -217,11 +219,11 @@ def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
             node, dropped = reader, dropped + more
             nodes.append(reader)
             continue
-        if trail.drops(reader):
+        if passthrough_ops.drops(reader):
             fix = "evaluate the model (model.eval()), or train it with attn_implementation='sdpa'"
             return Obstructed(reader, "mode", "dropout drops weights here: a fused kernel would draw others", fix, 2)
-        if not (trail.idle(reader) or _keeps_matrix(reader)):
-            product = next((u for u in reader.users if trail.named(u) in PRODUCTS), None)
+        if not (passthrough_ops.idle(reader) or _keeps_matrix(reader)):
+            product = next((u for u in reader.users if passthrough_ops.named(u) in PRODUCTS), None)
             what = f"{reader.name} ({operator_name(reader)}) stands between the softmax and the product with the values"
             fix = "move it behind the product, or leave this attention as it is: no fused kernel has a place for it"
             return Obstructed(reader, "operator", what, fix, 2) if product is not None else None
@@ -235,7 +237,7 @@ def _product_of(turned: bool) -> str:
 
 def _several_readers(node: Node) -> Obstructed | None:
     """Weights that are read twice: attention whose weights are returned, or no attention."""
-    product = next((u for u in node.users if trail.named(u) in PRODUCTS), None)
+    product = next((u for u in node.users if passthrough_ops.named(u) in PRODUCTS), None)
     other = next((u for u in node.users if u is not product), None)
     if product is None or other is None:
         return None
@@ -246,9 +248,9 @@ def _several_readers(node: Node) -> Obstructed | None:
 
 def _keeps_matrix(node: Node) -> bool:
     """Whether ``node`` is a view that splits or joins leading dims only."""
-    if trail.named(node) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
+    if passthrough_ops.named(node) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
         return False
-    before, after = value(trail.source(node)), value(node)
+    before, after = value(passthrough_ops.source(node)), value(node)
     return before.dim() > 1 < after.dim() and [*map(str, before.shape[-2:])] == [*map(str, after.shape[-2:])]
 
 
@@ -288,7 +290,7 @@ class _Plan:
             q, k = q.permute(self.scores.orders[0]), k.permute(self.scores.orders[1])
         if self.spelled is not None:
             v = v.permute(self.spelled.orders[1])
-        if capped.is_capped(self.scores):
+        if softcap.is_capped(self.scores):
             return self._in_blocks(q, k, v, given)
         k = k if self.scores.natural else k.transpose(-1, -2)
         scale, bias, causal = self.scores.scale, None, False
@@ -318,7 +320,7 @@ class _Plan:
 
     def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, given: tuple[Any, ...]) -> Tensor:
         k = k.transpose(-1, -2) if self.scores.natural else k
-        out = capped.attended(q, k, v, self.scores, given[:-1] if self.masked else given)
+        out = softcap.attended(q, k, v, self.scores, given[:-1] if self.masked else given)
         if self.masked:
             out = out.masked_fill(zeroed.rows_of(given[-1]), 0.0)
         return out if self.spelled is None else out.permute(self.spelled.out)

@@ -18,16 +18,16 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from shiplap.compat.constants import folded
-from shiplap.op.source import source_digest
+from shiplap.declare.code_digest import source_digest
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.draw import Drawn
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
-from shiplap.rewrite.normal import arguments, called
+from shiplap.rewrite.matcher import check_sizes, check_users, walk
+from shiplap.rewrite.normalize_call import arguments, called
+from shiplap.rewrite.pattern_samples import Drawn
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import Signature
-from shiplap.rewrite.walk import check_sizes, check_users, walk
+from shiplap.torch_private.graph_constants import folded
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FoldedNorm(Rewrite):
     """Folds an evaluated ``batch_norm`` into the convolution before it.
 
     Args:
-        name: of the rewrite. ``operator``: of the convolution, as in ``shiplap.rewrite.normal.called``.
+        name: of the rewrite. ``operator``: of the convolution, as in ``shiplap.rewrite.normalize_call.called``.
         conv: what computes it, of arguments by name; ``weight`` ``[co, ...]`` and ``bias`` ``[co]`` among them.
         examples: programs of a convolution with a norm behind it.
         written_out: norms that a model spells without ``batch_norm``, by the dtype in which they look like that:
@@ -134,7 +134,7 @@ class FoldedNorm(Rewrite):
 
     def _spelled(self, graph: Graph, fn: Callable[..., Tensor], drawn: Drawn) -> Iterator[_Norm]:
         """Norms that are written out, where nobody reads what is computed on the way."""
-        from shiplap.compat.passes import preserving_state
+        from shiplap.torch_private.inductor_passes import preserving_state
 
         with preserving_state():
             patterns = drawn.patterns(fn, self.level, graph)

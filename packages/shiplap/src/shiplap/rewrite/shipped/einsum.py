@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import trail
+from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import value
 
 Order = tuple[int, ...]
@@ -27,9 +27,14 @@ class Spelled:
 
 def _terms(node: Node) -> tuple[list[str], str, list[Node]] | None:
     """The letters of two operands, of the result, and the operands. None for any other einsum."""
-    given = trail.operands(node)
+    given = passthrough_ops.operands(node)
     flat = [n for g in given[1:] for n in (g if isinstance(g, (list, tuple)) else [g])]
-    if trail.named(node) != "einsum" or not isinstance(given[0], str) or len(flat) != 2 or "->" not in given[0]:
+    if (
+        passthrough_ops.named(node) != "einsum"
+        or not isinstance(given[0], str)
+        or len(flat) != 2
+        or "->" not in given[0]
+    ):
         return None
     left, _, out = given[0].replace(" ", "").partition("->")
     terms = left.split(",")

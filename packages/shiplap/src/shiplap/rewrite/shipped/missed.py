@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import trail
+from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import mutates, operator_name, value
-from shiplap.rewrite.shipped.region import Region
 from shiplap.rewrite.shipped.scores import Obstructed
+from shiplap.rewrite.shipped.softmax_region import Region
 
 Understood = Callable[[Node], bool]
 
@@ -41,14 +41,14 @@ def over_last(node: Node) -> bool:
 
 def written_out(node: Node) -> bool:
     """Whether ``node`` is ``exp(x) / sum(exp(x))``: a softmax by hand."""
-    given = trail.operands(node) if trail.named(node) in ("div", "truediv", "divide") else []
-    top, total = map(trail.handed_on, given) if len(given) == 2 else (None, None)
+    given = passthrough_ops.operands(node) if passthrough_ops.named(node) in ("div", "truediv", "divide") else []
+    top, total = map(passthrough_ops.handed_on, given) if len(given) == 2 else (None, None)
     return (
-        trail.named(top) == "exp"
+        passthrough_ops.named(top) == "exp"
         and isinstance(total, Node)
-        and trail.named(total) == "sum"
+        and passthrough_ops.named(total) == "sum"
         and bool(total.all_input_nodes)
-        and trail.handed_on(total.all_input_nodes[0]) is top
+        and passthrough_ops.handed_on(total.all_input_nodes[0]) is top
     )
 
 
@@ -99,21 +99,21 @@ def _unlike(region: Region, above: Understood, below: Understood) -> Iterator[Ob
 
 
 def _part(node: Node, by_hand: bool) -> bool:
-    return by_hand and trail.named(node) == "exp"
+    return by_hand and passthrough_ops.named(node) == "exp"
 
 
 def _spelled(region: Region) -> Obstructed:
     """Every call is one that attention has: one of the products is written otherwise."""
     assert region.scores is not None
     known = ("matmul", "bmm", "baddbmm")
-    at = next((n for n in (region.scores, region.out) if trail.named(n) not in known), region.out)
+    at = next((n for n in (region.scores, region.out) if passthrough_ops.named(n) not in known), region.out)
     wanted = "queries @ keys.mT" if at is region.scores else "weights @ values"
     what = f"{_called(at)} computes the product, of {_shape(at)}, in another way than {wanted} does"
     return Obstructed(at, "operator", what, f"write it as {wanted}, tokens and heads of each in the same dims", 2)
 
 
 def _fix(node: Node, otherwise: str) -> str:
-    name = trail.named(node)
+    name = passthrough_ops.named(node)
     return FIXES.get(name, FIXES.get(f"{name}_", FIXES.get(name.removesuffix("_"), otherwise)))
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from shiplap.op.source import source_digest
+from shiplap.declare.code_digest import source_digest
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, place, value
 from shiplap.rewrite.match import Level, Outcome
-from shiplap.rewrite.normal import arguments, called
+from shiplap.rewrite.normalize_call import arguments, called
 from shiplap.rewrite.program import Program
 
 

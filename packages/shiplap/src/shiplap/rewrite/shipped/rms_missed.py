@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import trail
+from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import mutates, operator_name, value
-from shiplap.rewrite.normal import arguments
-from shiplap.rewrite.shipped.roots import DIVISIONS, PRODUCTS, Missed, over_last, power, square_of
+from shiplap.rewrite.normalize_call import arguments
+from shiplap.rewrite.shipped.mean_square_root import DIVISIONS, PRODUCTS, Missed, over_last, power, square_of
 
 NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm", "linalg_norm"})
 BOUNDS = frozenset({"clamp", "clamp_min", "clip", "maximum", "max"})
@@ -44,11 +44,11 @@ class _Trace:
 def otherwise(node: Node, known: Collection[Node]) -> Missed | None:
     """Why ``node``, which scales a value by its root mean square, is not matched. None where it does no such thing, or
     where the root is ``known``: that one has an outcome."""
-    if trail.named(node) == "normalize":
+    if passthrough_ops.named(node) == "normalize":
         return _normalized(node)
-    if trail.named(node) not in SCALES or len(given := trail.operands(node)) != 2:
+    if passthrough_ops.named(node) not in SCALES or len(given := passthrough_ops.operands(node)) != 2:
         return None
-    for scaled, by in (given, given[::-1]) if trail.named(node) not in DIVISIONS else (given,):
+    for scaled, by in (given, given[::-1]) if passthrough_ops.named(node) not in DIVISIONS else (given,):
         if isinstance(scaled, Node) and isinstance(by, Node) and _broadcasts(by, scaled):
             trace = _followed(by)
             base = next((b for b in _bases(scaled) if b in trace.squared), None)
@@ -59,9 +59,9 @@ def otherwise(node: Node, known: Collection[Node]) -> Missed | None:
 
 def _bases(scaled: Node) -> list[Node]:
     """What ``scaled`` may be a multiple of: itself, or a factor where it was multiplied by a weight before."""
-    at = trail.handed_on(scaled)
-    factors = at.all_input_nodes if trail.named(at) in PRODUCTS else []
-    return [at, *map(trail.handed_on, factors)]
+    at = passthrough_ops.handed_on(scaled)
+    factors = at.all_input_nodes if passthrough_ops.named(at) in PRODUCTS else []
+    return [at, *map(passthrough_ops.handed_on, factors)]
 
 
 def _broadcasts(by: Node, scaled: Node) -> bool:
@@ -91,22 +91,22 @@ def _followed(by: Node) -> _Trace:
 
 def _met(node: Node, trace: _Trace) -> list[Node]:
     """Where a value comes from; ``trace`` notes what ``node`` is."""
-    name = trail.named(node)
+    name = passthrough_ops.named(node)
     if (x := square_of(node)) is not None:
-        trace.squared.append(trail.handed_on(x))
+        trace.squared.append(passthrough_ops.handed_on(x))
         return []
     if name in NORMS:
         trace.norms.append(node)
         trace.roots.append(node)
-        trace.squared.append(trail.handed_on(node.all_input_nodes[0]))
+        trace.squared.append(passthrough_ops.handed_on(node.all_input_nodes[0]))
         return []
     if (step := power(node)) is not None:
         if step[1] != -1:
             trace.roots.append(node)
         return [step[0]] if isinstance(step[0], Node) else []
-    if name not in STEPS and not trail.idle(node):
+    if name not in STEPS and not passthrough_ops.idle(node):
         return []
-    trace.sized |= name == "mean" or trail.factor(node) is not None
+    trace.sized |= name == "mean" or passthrough_ops.factor(node) is not None
     if name in REDUCES:
         trace.means.append(node)
     if name in BOUNDS:
@@ -117,7 +117,7 @@ def _met(node: Node, trace: _Trace) -> list[Node]:
 
 
 def _shifted(x: Node) -> bool:
-    return trail.named(x) == "sub"  # a mean was subtracted: a layer norm
+    return passthrough_ops.named(x) == "sub"  # a mean was subtracted: a layer norm
 
 
 def _named(node: Node, trace: _Trace) -> Missed | None:
@@ -163,10 +163,10 @@ def _normalized(node: Node) -> Missed | None:
     dim, held = given.get("dim", 1), value(node)
     if given.get("p", 2) != 2 or not isinstance(dim, int) or not isinstance(held, Tensor) or not held.dim():
         return None
-    at = trail.only_reader(node)
-    while at is not None and trail.idle(at):
-        at = trail.only_reader(at)
-    scaled = trail.factor(at) if at is not None else None
+    at = passthrough_ops.only_reader(node)
+    while at is not None and passthrough_ops.idle(at):
+        at = passthrough_ops.only_reader(at)
+    scaled = passthrough_ops.factor(at) if at is not None else None
     size = held.shape[dim % held.dim()]
     if scaled is None or not isinstance(size, int) or abs(scaled[1] ** 2 - size) > 1e-6 * size:
         return None

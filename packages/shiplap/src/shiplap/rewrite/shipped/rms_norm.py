@@ -15,15 +15,23 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from shiplap.op.source import source_digest
-from shiplap.rewrite import trail
+from shiplap.declare.code_digest import source_digest
+from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
 from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.program import Program
+from shiplap.rewrite.shipped.mean_square_root import (
+    DIVISIONS,
+    PRODUCTS,
+    Missed,
+    Squares,
+    puts_back,
+    squares_of,
+    takes_root,
+)
 from shiplap.rewrite.shipped.rms_missed import otherwise
 from shiplap.rewrite.shipped.rms_norm_programs import programs
-from shiplap.rewrite.shipped.roots import DIVISIONS, PRODUCTS, Missed, Squares, puts_back, squares_of, takes_root
 
 
 class RmsNorm(Rewrite):
@@ -81,10 +89,10 @@ def _scaled(squares: Squares, nodes: list[Node]) -> tuple[Node, Node | None] | M
     ``nodes`` grow by that call, and by those between it and what is known.
     """
     root, kept = squares.root, squares.kept
-    while (product := trail.only_reader(root)) is not None:
-        if not kept and trail.named(product) in ("unsqueeze", "getitem", "view"):
+    while (product := passthrough_ops.only_reader(root)) is not None:
+        if not kept and passthrough_ops.named(product) in ("unsqueeze", "getitem", "view"):
             kept = puts_back(product, value(squares.x))
-        elif not (trail.idle(product) and product.args[0] is root):
+        elif not (passthrough_ops.idle(product) and product.args[0] is root):
             break
         nodes.append(root := product)
     if product is not None and not kept:
@@ -92,13 +100,13 @@ def _scaled(squares: Squares, nodes: list[Node]) -> tuple[Node, Node | None] | M
         return Missed(product, "shape", what, "take the mean with keepdim=True")
     if product is None:
         return Missed(root, "user", "the root is read more than once", "compute the norm once")
-    name, given = trail.named(product), trail.operands(product)
+    name, given = passthrough_ops.named(product), passthrough_ops.operands(product)
     fits = len(given) == 2 and (
         (name in DIVISIONS and given[1] is root) if squares.divides else (name in PRODUCTS and root in given)
     )
     other = next((a for a in given if a is not root), None) if fits else None
     passed = [product]
-    if other is not None and trail.handed_on(other, passed) is squares.x:
+    if other is not None and passthrough_ops.handed_on(other, passed) is squares.x:
         nodes += passed
         return product, None
     if other is not None and (first := _weighted_first(other, squares.x)) is not None:
@@ -114,14 +122,14 @@ def _scaled(squares: Squares, nodes: list[Node]) -> tuple[Node, Node | None] | M
 def _weighted_first(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
     """The weight and the calls where ``scaled`` is ``x * weight``, which nothing else reads."""
     passed: list[Node] = []
-    product = trail.handed_on(scaled, passed)
-    if trail.named(product) not in PRODUCTS or len(given := trail.operands(product)) != 2:
+    product = passthrough_ops.handed_on(scaled, passed)
+    if passthrough_ops.named(product) not in PRODUCTS or len(given := passthrough_ops.operands(product)) != 2:
         return None
     passed.append(product)
     for one, weight in (given, given[::-1]):
         more: list[Node] = []
         alone = all(len(n.users) == 1 for n in passed)
-        if alone and trail.handed_on(one, more) is x and _is_weight(weight, value(x).shape[-1]):
+        if alone and passthrough_ops.handed_on(one, more) is x and _is_weight(weight, value(x).shape[-1]):
             return weight, [*passed, *more]
     return None
 
@@ -134,11 +142,11 @@ def _is_weight(other: Any, width: Any) -> bool:
 def _centred(x: Node) -> bool:
     """Whether ``x`` is ``y - mean(y)``. A layer norm written out takes 119 us and ``layer_norm`` 118 (512 rows of 512,
     float32, one thread of a CPU, torch 2.13, 2026-11-23): nothing is gained by putting one for the other."""
-    given = trail.operands(x) if trail.named(x) == "sub" else []
-    mean = trail.handed_on(given[1]) if len(given) == 2 else None
-    if mean is None or trail.named(mean) != "mean":
+    given = passthrough_ops.operands(x) if passthrough_ops.named(x) == "sub" else []
+    mean = passthrough_ops.handed_on(given[1]) if len(given) == 2 else None
+    if mean is None or passthrough_ops.named(mean) != "mean":
         return False
-    return trail.handed_on(mean.args[0]) is trail.handed_on(given[0])
+    return passthrough_ops.handed_on(mean.args[0]) is passthrough_ops.handed_on(given[0])
 
 
 def _alone(nodes: list[Node], out: Node) -> list[Node]:
@@ -154,20 +162,28 @@ def _alone(nodes: list[Node], out: Node) -> list[Node]:
 def _weighted(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node | None]:
     """The last call that belongs to the norm, and the weight, None without one. ``nodes`` grow by what is passed."""
     node, casts = product, list[Node]()
-    while (reader := trail.only_reader(node)) is not None and trail.idle(reader) and reader.args[0] is node:
+    while (
+        (reader := passthrough_ops.only_reader(node)) is not None
+        and passthrough_ops.idle(reader)
+        and reader.args[0] is node
+    ):
         casts.append(reader)
         node = reader
-    reader = trail.only_reader(node)
-    if reader is not None and trail.named(reader) in PRODUCTS and len(given := trail.operands(reader)) == 2:
+    reader = passthrough_ops.only_reader(node)
+    if (
+        reader is not None
+        and passthrough_ops.named(reader) in PRODUCTS
+        and len(given := passthrough_ops.operands(reader)) == 2
+    ):
         other = given[1] if given[0] is node else given[0]
         if _is_weight(other, width):
             nodes += [*casts, reader]
             last = reader
-            while (after := trail.only_reader(last)) is not None and _narrows(after, last):
+            while (after := passthrough_ops.only_reader(last)) is not None and _narrows(after, last):
                 nodes.append(after)
                 last = after
             return last, other
-    if casts and all(_narrows(c, trail.source(c)) for c in casts):
+    if casts and all(_narrows(c, passthrough_ops.source(c)) for c in casts):
         nodes += casts
         return node, None
     return product, None
@@ -176,10 +192,10 @@ def _weighted(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node 
 def _narrows(cast: Node, given: Node) -> bool:
     """A cast to the same dtype or to 16 bits."""
     return (
-        trail.idle(cast)
-        and trail.named(cast) in trail.CASTS
+        passthrough_ops.idle(cast)
+        and passthrough_ops.named(cast) in passthrough_ops.CASTS
         and cast.args[0] is given
-        and (value(cast).dtype == value(given).dtype or not trail.is_wide(value(cast).dtype))
+        and (value(cast).dtype == value(given).dtype or not passthrough_ops.is_wide(value(cast).dtype))
     )
 
 

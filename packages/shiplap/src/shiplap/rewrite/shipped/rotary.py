@@ -1,9 +1,9 @@
 """Rotary position embedding, ``x * cos + rotate_half(x) * sin``: the same by halves, each element of ``x`` read once.
 
-Recognised by what it computes (see ``shiplap.rewrite.meaning``): whatever calls lie between ``x`` and a result of its
-shape, if that is each pair of elements turned by an angle of its own, it is a rotary embedding. Pairs are the two
-halves of the last dim (Llama, GPT-NeoX) or neighbours (GPT-J, Cohere), cosines and sines are as wide as ``x`` or as a
-half, two tensors or one of complex numbers.
+Recognised by what it computes (see ``shiplap.rewrite.match_by_value``): whatever calls lie between ``x`` and a result
+of its shape, if that is each pair of elements turned by an angle of its own, it is a rotary embedding. Pairs are the
+two halves of the last dim (Llama, GPT-NeoX) or neighbours (GPT-J, Cohere), cosines and sines are as wide as ``x`` or as
+a half, two tensors or one of complex numbers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from shiplap.op.source import source_digest
-from shiplap.rewrite import trail
+from shiplap.declare.code_digest import source_digest
+from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, place, source_line, value
 from shiplap.rewrite.layout import dim_order
 from shiplap.rewrite.match import Level, NearMiss, Outcome
-from shiplap.rewrite.meaning import Part, above, agree, part, starts
+from shiplap.rewrite.match_by_value import Part, above, agree, part, starts
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.shipped.rotary_programs import programs
 
-ENDS = frozenset({"add", "sub", "cat", "concat", "concatenate", "flatten", "view", *trail.CASTS})
+ENDS = frozenset({"add", "sub", "cat", "concat", "concatenate", "flatten", "view", *passthrough_ops.CASTS})
 JOINS = frozenset({"cat", "concat", "concatenate", "stack", "roll", "flip", "view_as_complex"})
 EMPTY = frozenset({"empty_like", "empty", "new_empty", "zeros_like", "new_zeros"})
 PRODUCTS = frozenset({"mul", "multiply"})
@@ -93,7 +93,7 @@ class Rotary(Rewrite):
         gone: set[Node] = set()
         strange: list[Part] = []
         for out in reversed(list(graph.nodes)):  # the largest part first, with the casts behind it
-            if out in gone or trail.named(out) not in ENDS or not _may_turn(out):
+            if out in gone or passthrough_ops.named(out) not in ENDS or not _may_turn(out):
                 continue
             piece = _found(out)
             if isinstance(piece, Part):
@@ -106,7 +106,7 @@ class Rotary(Rewrite):
                 gone.update(piece.nodes)
                 yield self._unknown(piece)
         for node in graph.nodes:
-            if trail.named(node) in EMPTY and (writers := _writers(node)):
+            if passthrough_ops.named(node) in EMPTY and (writers := _writers(node)):
                 yield self._written(writers)
 
     def _at(self, graph: Graph, piece: Part, turn: Turn) -> Outcome:
@@ -125,7 +125,7 @@ class Rotary(Rewrite):
         return self._near(piece.out, "operator", why, fix)
 
     def _written(self, writers: Sequence[Node]) -> NearMiss:
-        into = trail.source(writers[0]).name
+        into = passthrough_ops.source(writers[0]).name
         why = f"the two parts of each pair are written into {into}; a part of a graph that is compared writes nothing"
         fix = "join them: torch.stack((a, b), -1).flatten(-2) for neighbours, torch.cat((a, b), -1) for halves"
         return self._near(writers[0], "mutation", why, fix)
@@ -136,15 +136,18 @@ class Rotary(Rewrite):
 
 def _writers(empty: Node) -> list[Node]:
     """The two calls that write sums of products into slices of the last dim of ``empty``. Empty for anything else."""
-    writers = [u for u in empty.users if trail.named(u) == "setitem" and u.args[0] is empty]
+    writers = [u for u in empty.users if passthrough_ops.named(u) == "setitem" and u.args[0] is empty]
     if len(writers) != 2:
         return []
     for writer in writers:
         index = writer.args[1] if isinstance(writer.args[1], tuple) else (writer.args[1],)
-        made = trail.handed_on(writer.args[2])
-        if not isinstance(index[-1], slice) or trail.named(made) not in ("add", "sub"):
+        made = passthrough_ops.handed_on(writer.args[2])
+        if not isinstance(index[-1], slice) or passthrough_ops.named(made) not in ("add", "sub"):
             return []
-        if not any(trail.named(trail.handed_on(term)) in PRODUCTS for term in trail.operands(made)):
+        if not any(
+            passthrough_ops.named(passthrough_ops.handed_on(term)) in PRODUCTS
+            for term in passthrough_ops.operands(made)
+        ):
             return []
     return writers
 
@@ -176,7 +179,7 @@ def _found(out: Node) -> tuple[Part, Turn] | Part | None:
 
 def _mixes(piece: Part) -> bool:
     """Whether ``x`` is multiplied twice, once as it is and once with its pairs exchanged and one sign changed."""
-    names = [trail.named(n) for n in piece.nodes]
+    names = [passthrough_ops.named(n) for n in piece.nodes]
     signed = any(n in ("neg", "negative") for n in names)
     return signed and "getitem" in names and bool({"cat", "stack"} & {*names}) and names.count("mul") >= 2
 
@@ -203,7 +206,7 @@ def _turn(piece: Part) -> Turn | None:
 
 def _products(piece: Part) -> torch.dtype:
     """The dtype in which the part multiplies."""
-    held = [value(n).dtype for n in piece.nodes if trail.named(n) in PRODUCTS]
+    held = [value(n).dtype for n in piece.nodes if passthrough_ops.named(n) in PRODUCTS]
     real = [torch.float64 if d == torch.complex128 else torch.float32 if d.is_complex else d for d in held]
     wide: torch.dtype = value(piece.out).dtype
     for dtype in real:
@@ -233,7 +236,7 @@ def _declined(piece: Part, turn: Turn) -> str:
         return f"not measured on {x.device.type}"
     if turn.cosines is None:
         return "complex numbers are as fast on a CPU"
-    if not any(trail.named(n) in PRODUCTS and value(n).shape[-1] == x.shape[-1] for n in piece.nodes):
+    if not any(passthrough_ops.named(n) in PRODUCTS and value(n).shape[-1] == x.shape[-1] for n in piece.nodes):
         return "it is computed by halves already"
     moved = dim_order(x) != list(range(x.dim()))
     wide = _products(piece) in (torch.float32, torch.float64) and value(piece.out).dtype == x.dtype
@@ -250,9 +253,9 @@ def _declined_on_cuda(piece: Part, turn: Turn) -> str:
     if turn.cosines is None or turn.pairs != "halves":
         return "not measured on cuda for complex numbers or neighbours"
     x = piece.x
-    while trail.idle(x) or trail.named(x) == "transpose":
-        x = trail.source(x)
-    return "" if trail.named(x) == "rms_norm" else "on a GPU it pays behind a norm of each head alone"
+    while passthrough_ops.idle(x) or passthrough_ops.named(x) == "transpose":
+        x = passthrough_ops.source(x)
+    return "" if passthrough_ops.named(x) == "rms_norm" else "on a GPU it pays behind a norm of each head alone"
 
 
 class _Plan:

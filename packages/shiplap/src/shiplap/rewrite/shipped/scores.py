@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import trail
+from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import operator_name, value
 from shiplap.rewrite.match import Obstacle
-from shiplap.rewrite.normal import arguments
+from shiplap.rewrite.normalize_call import arguments
 from shiplap.rewrite.shipped import einsum, sinks
 
 PRODUCTS = frozenset({"matmul", "bmm"})
@@ -92,7 +92,7 @@ def scores_of(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] =
     """
     if not isinstance(top, Node) or not top.op.startswith("call") or depth > FAR:
         return None
-    if trail.named(top) in (*PRODUCTS, "baddbmm"):
+    if passthrough_ops.named(top) in (*PRODUCTS, "baddbmm"):
         return _product(top)
     if spelled := einsum.of_scores(top):
         lead = tuple(value(top).shape[:-2])
@@ -112,12 +112,12 @@ def scores_of(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] =
     _require_only_reader(top, reader, beside)
     below.nodes.append(top)
     if (plain := sinks.shifted(top)) is not None:
-        below.nodes.extend(sinks.maximum(trail.operands(top)[1], plain))
+        below.nodes.extend(sinks.maximum(passthrough_ops.operands(top)[1], plain))
     return below
 
 
 def _require_only_reader(node: Node, reader: Node, beside: Collection[Node]) -> None:
-    largest = sinks.maximum(trail.operands(reader)[1], node) if sinks.shifted(reader) is node else []
+    largest = sinks.maximum(passthrough_ops.operands(reader)[1], node) if sinks.shifted(reader) is node else []
     known = {reader, *largest, *beside}
     other = next((u for u in node.users if u not in known and not _for_dtype(u, node)), None)
     if other is not None:
@@ -132,21 +132,25 @@ def _require_only_reader(node: Node, reader: Node, beside: Collection[Node]) -> 
 
 def _for_dtype(reader: Node, node: Node) -> bool:
     """Whether ``reader`` looks at the dtype of ``node`` alone: ``weights.type_as(scores)``."""
-    return trail.idle(reader) and reader.args[0] is not node
+    return passthrough_ops.idle(reader) and reader.args[0] is not node
 
 
 def steps_of(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
     """What ``node`` does to scores: for each operand that may be the scores, that operand and the step. None if it is
     nothing that attention knows."""
-    name = trail.named(node).removeprefix("i") if trail.named(node) in ("iadd", "imul", "itruediv", "isub") else ""
-    name = name or trail.named(node).removesuffix("_")
-    if trail.idle(node):
+    name = (
+        passthrough_ops.named(node).removeprefix("i")
+        if passthrough_ops.named(node) in ("iadd", "imul", "itruediv", "isub")
+        else ""
+    )
+    name = name or passthrough_ops.named(node).removesuffix("_")
+    if passthrough_ops.idle(node):
         return [(node.args[0], [None])]
-    if name == "tanh" and len(given := trail.operands(node)) == 1:
+    if name == "tanh" and len(given := passthrough_ops.operands(node)) == 1:
         return [(given[0], [Step("cap")])]
-    if scaled := trail.factor(node):
+    if scaled := passthrough_ops.factor(node):
         return [(scaled[0], [Step("scale", None, scaled[1])])]
-    given = trail.operands(node)
+    given = passthrough_ops.operands(node)
     if (plain := sinks.shifted(node)) is not None:
         return [(plain, [None])]
     if (pair := sinks.joined(node)) is not None:
@@ -174,21 +178,21 @@ def _sums(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list
 
 def _plus_nothing(given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
     """A term that a model leaves out, as 0."""
-    return [(given[0], [None])] if isinstance(given[0], Node) and trail.constant(given[1]) == 0 else None
+    return [(given[0], [None])] if isinstance(given[0], Node) and passthrough_ops.constant(given[1]) == 0 else None
 
 
 def _as_large(scores: Node, node: Node) -> bool:
     held, made = value(scores), value(node)
-    return isinstance(held, Tensor) and held.dim() >= 2 and trail.same_shape(held, made)
+    return isinstance(held, Tensor) and held.dim() >= 2 and passthrough_ops.same_shape(held, made)
 
 
 def _filled(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
     """``scores.masked_fill(mask, number)``, ``where(mask, number, scores)`` or ``where(mask, scores, number)``."""
-    where = trail.named(node) == "where"
+    where = passthrough_ops.named(node) == "where"
     for at, kind in ((1, "keep"), (2, "fill")) if where else ((0, "fill"),):
         scores = given[at]
         mask, filling = (given[0], given[3 - at]) if where else (given[1], given[2])
-        number = trail.constant(filling)
+        number = passthrough_ops.constant(filling)
         if not isinstance(scores, Node) or not isinstance(mask, Node) or number is None or not _as_large(scores, node):
             continue
         if abs(number) < SWALLOWS or number > 0:
@@ -217,7 +221,7 @@ def _stretched(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None
 
 def _viewed(node: Node) -> bool:
     """A view that splits or joins leading dims of known size."""
-    before, after = value(trail.source(node)), value(node)
+    before, after = value(passthrough_ops.source(node)), value(node)
     if before.dim() < 2 or after.dim() < 2:
         return False
     known = all(isinstance(n, int) for n in (*before.shape, *after.shape))
@@ -225,12 +229,12 @@ def _viewed(node: Node) -> bool:
 
 
 def _product(node: Node) -> Scores | None:
-    given = trail.operands(node)
+    given = passthrough_ops.operands(node)
     steps: list[Step] = []
-    if trail.named(node) == "baddbmm":
+    if passthrough_ops.named(node) == "baddbmm":
         names = ("input", "batch1", "batch2")
         by_name = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        alpha, beta = (trail.constant(by_name.get(n, 1)) for n in ("alpha", "beta"))
+        alpha, beta = (passthrough_ops.constant(by_name.get(n, 1)) for n in ("alpha", "beta"))
         if alpha is None or beta is None:
             return None
         given = [by_name["batch1"], by_name["batch2"]]
@@ -245,7 +249,7 @@ def _product(node: Node) -> Scores | None:
     natural = swaps_last(k)
     if natural:
         passed.append(k)
-        k, more = _unscaled(trail.source(k), passed)
+        k, more = _unscaled(passthrough_ops.source(k), passed)
         also *= more
     lead = tuple(value(node).shape[:-2])
     return Scores(node, q, k, natural, by * also, lead, steps, [*passed, node])
@@ -256,16 +260,16 @@ def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
     scale, at, dtype = 1.0, node, value(node).dtype
     reached, gone = (node, 1.0), list[Node]()
     while True:
-        if scaled := trail.factor(at):
+        if scaled := passthrough_ops.factor(at):
             gone.append(at)
             at, scale = scaled[0], scale * scaled[1]
-        elif trail.idle(at) and trail.named(at) != "dropout":
+        elif passthrough_ops.idle(at) and passthrough_ops.named(at) != "dropout":
             gone.append(at)
-            at = trail.source(at)
+            at = passthrough_ops.source(at)
         else:
             break
         held = value(at)
-        if held.dtype == dtype or (trail.is_wide(dtype) and held.is_floating_point()):
+        if held.dtype == dtype or (passthrough_ops.is_wide(dtype) and held.is_floating_point()):
             reached = at, scale
             if len(gone[-1].users) == 1:
                 passed.append(gone[-1])
@@ -274,7 +278,7 @@ def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
 
 def swaps_last(node: Node) -> bool:
     """Whether ``node`` swaps the last two dims, however it is spelled."""
-    if trail.named(node) != "transpose":
+    if passthrough_ops.named(node) != "transpose":
         return False
     given, rank = arguments(node), value(node).dim()
     return [given.get("dim0"), given.get("dim1")] == [rank - 2, rank - 1]

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from shiplap.rewrite import trail
+from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import value
-from shiplap.rewrite.normal import arguments
+from shiplap.rewrite.normalize_call import arguments
 
 JOINS = ("cat", "concat", "concatenate")
 
@@ -37,19 +37,21 @@ class Rescaled:
 
 def rescaled(product: Node, scores: Any) -> Rescaled | None:
     """How the product of weights and values is rescaled by what a sink leaves of each row of ``scores``, if it is."""
-    out = trail.only_reader(product)
-    given = trail.operands(out) if out is not None and trail.named(out) in ("mul", "multiply") else []
+    out = passthrough_ops.only_reader(product)
+    given = (
+        passthrough_ops.operands(out) if out is not None and passthrough_ops.named(out) in ("mul", "multiply") else []
+    )
     others = [a for a in given if a is not product]
     if out is None or len(given) != 2 or len(others) != 1:
         return None
     nodes, spread = [out], False
-    share = trail.handed_on(others[0], nodes)
-    if trail.named(share) == "unsqueeze" and arguments(share).get("dim") == value(share).dim() - 1:
+    share = passthrough_ops.handed_on(others[0], nodes)
+    if passthrough_ops.named(share) == "unsqueeze" and arguments(share).get("dim") == value(share).dim() - 1:
         nodes.append(share)
-        spread, share = True, trail.handed_on(trail.source(share), nodes)
+        spread, share = True, passthrough_ops.handed_on(passthrough_ops.source(share), nodes)
     left = _left_over(share, nodes)
-    lse: Any = trail.handed_on(left[0], nodes) if left else None
-    if left is None or trail.named(lse) != "logsumexp":
+    lse: Any = passthrough_ops.handed_on(left[0], nodes) if left else None
+    if left is None or passthrough_ops.named(lse) != "logsumexp":
         return None
     given_lse, rank = arguments(lse), value(product).dim()
     dims, kept = given_lse.get("dim"), bool(given_lse.get("keepdim", False))
@@ -63,21 +65,21 @@ def rescaled(product: Node, scores: Any) -> Rescaled | None:
 
 def _left_over(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
     """``lse`` and ``sink`` where ``share`` is ``sigmoid(lse - sink)``."""
-    if trail.named(share) != "sigmoid":
+    if passthrough_ops.named(share) != "sigmoid":
         return None
-    difference = trail.handed_on(trail.source(share), [])
-    given = trail.operands(difference) if trail.named(difference) in ("sub", "subtract") else []
+    difference = passthrough_ops.handed_on(passthrough_ops.source(share), [])
+    given = passthrough_ops.operands(difference) if passthrough_ops.named(difference) in ("sub", "subtract") else []
     if len(given) != 2 or not all(isinstance(g, Node) for g in given):
         return None
     nodes.append(share)
-    trail.handed_on(trail.source(share), nodes)
+    passthrough_ops.handed_on(passthrough_ops.source(share), nodes)
     nodes.append(difference)
     return given[0], given[1]
 
 
 def joined(node: Node) -> tuple[Node, Node, int] | None:
     """Scores and a sink of ``n`` columns where ``node`` joins the two along the last dim."""
-    if trail.named(node) not in JOINS:
+    if passthrough_ops.named(node) not in JOINS:
         return None
     given = arguments(node)
     tensors, dim = given.get("tensors"), given.get("dim", 0)
@@ -92,7 +94,7 @@ def joined(node: Node) -> tuple[Node, Node, int] | None:
 
 def shifted(node: Node) -> Node | None:
     """``x`` where ``node`` is ``x - x.max(-1, keepdim=True)``, which no softmax over that dim sees."""
-    given = trail.operands(node) if trail.named(node) in ("sub", "subtract") else []
+    given = passthrough_ops.operands(node) if passthrough_ops.named(node) in ("sub", "subtract") else []
     if len(given) == 2 and isinstance(given[0], Node) and maximum(given[1], given[0]):
         return given[0]
     return None
@@ -101,11 +103,11 @@ def shifted(node: Node) -> Node | None:
 def maximum(node: Any, x: Node) -> list[Node]:
     """The calls that compute ``node``, if that is the maximum of ``x`` along the last dim and nothing else reads it."""
     calls: list[Node] = []
-    if trail.named(node) == "detach":
-        calls, node = [node], trail.source(node)
-    if trail.named(node) in ("getitem", "getattr") and node.args[1] in (0, "values"):
-        calls, node = [node, *calls], trail.source(node)
-    if trail.named(node) not in ("max", "amax"):
+    if passthrough_ops.named(node) == "detach":
+        calls, node = [node], passthrough_ops.source(node)
+    if passthrough_ops.named(node) in ("getitem", "getattr") and node.args[1] in (0, "values"):
+        calls, node = [node, *calls], passthrough_ops.source(node)
+    if passthrough_ops.named(node) not in ("max", "amax"):
         return []
     given = arguments(node)
     dims = given.get("dim")
@@ -117,9 +119,9 @@ def maximum(node: Any, x: Node) -> list[Node]:
 
 def dropped(node: Node) -> int:
     """How many of the last columns of its argument ``node`` leaves out: ``weights[..., :-1]``. 0 for anything else."""
-    if trail.named(node) != "getitem":
+    if passthrough_ops.named(node) != "getitem":
         return 0
-    index, rank = node.args[1], value(trail.source(node)).dim()
+    index, rank = node.args[1], value(passthrough_ops.source(node)).dim()
     if not isinstance(index, tuple) or not index or not isinstance(index[-1], slice):
         return 0
     *rest, _ = index

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import trail
+from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import value
-from shiplap.rewrite.normal import arguments, called
+from shiplap.rewrite.normalize_call import arguments, called
 from shiplap.rewrite.shipped.scores import Step
 
 PURE = frozenset({"eq", "ne", "view", "unsqueeze", "logical_not", "invert", "to", "expand", "tensor", "bool"})
@@ -22,12 +22,12 @@ PURE = frozenset({"eq", "ne", "view", "unsqueeze", "logical_not", "invert", "to"
 
 def zeroing(node: Node, weights: Node) -> Node | None:
     """The mask where ``node`` sets ``weights`` to 0 by it. None for any other call."""
-    given = trail.operands(node)
-    if trail.named(node) != "masked_fill" or len(given) != 3 or given[0] is not weights:
+    given = passthrough_ops.operands(node)
+    if passthrough_ops.named(node) != "masked_fill" or len(given) != 3 or given[0] is not weights:
         return None
     mask, held = given[1], value(weights)
-    kept = isinstance(mask, Node) and value(mask).dim() <= held.dim() and trail.same_shape(value(node), held)
-    return mask if kept and trail.constant(given[2]) == 0 else None
+    kept = isinstance(mask, Node) and value(mask).dim() <= held.dim() and passthrough_ops.same_shape(value(node), held)
+    return mask if kept and passthrough_ops.constant(given[2]) == 0 else None
 
 
 def masks_scores(mask: Node, steps: Sequence[Step]) -> bool:
@@ -39,7 +39,7 @@ def _same(a: Any, b: Any, depth: int = 8) -> bool:
     """Whether two nodes are one, or calls of one function with the same arguments."""
     if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
         return a is b or (type(a) is type(b) and bool(a == b))
-    if not depth or trail.named(a) not in PURE or called(a) != called(b):
+    if not depth or passthrough_ops.named(a) not in PURE or called(a) != called(b):
         return False
     left, right = arguments(a), arguments(b)
     return left.keys() == right.keys() and all(_same(left[n], right[n], depth - 1) for n in left)

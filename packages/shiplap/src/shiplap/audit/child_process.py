@@ -1,0 +1,249 @@
+"""Run untrusted code in a child process under limits, and keep every event that the child sent before it ended.
+
+``stream(work)`` forks a child that runs ``work(send)``. What it sends arrives as JSON lines. A child that crashes,
+exits, waits for ever, computes for ever or fills the memory ends in a ``Death`` that says how. The fork is cheap, since
+torch is imported already. The work runs on a thread of the child's own, because the OpenMP threads that served the
+forking thread do not exist there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from shiplap import torch_private
+from shiplap.sandbox.proc_filesystem import resident, stat_fields
+
+Event = dict[str, Any]
+Send = Callable[[Event], None]
+POLL_S = 0.02
+STACK = 64 << 20  # bytes: as much as a main thread usually has, and some
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The resources that a child may use.
+
+    Attributes:
+        busy_s: seconds of processor time between two events; an event may ask for more (``"patience"``).
+        idle_s: seconds in which neither the child nor a process that it started computes anything; an event may ask
+            for more (``"quiet"``).
+        memory: bytes of resident memory beyond those that it began with.
+    """
+
+    busy_s: float = 15.0
+    idle_s: float = 10.0
+    memory: int = 2 << 30
+
+
+@dataclass(frozen=True)
+class Death:
+    """The way in which an unfinished child ended, in words, and the last line that it wrote to stderr."""
+
+    how: str
+    output: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.how} ({self.output})" if self.output else self.how
+
+
+def can_isolate(device: str = "cpu") -> bool:
+    """Whether a fork of this process can run samples on ``device``.
+
+    Only on the CPU, and not once an accelerator is in use here: CUDA does not work in a fork of a process that has as
+    much as counted its devices (H100, torch 2.11, 2026-11-22). Samples for a GPU run in this process. Nor does autograd
+    of a torch that was built for CUDA, once a compiled function has been differentiated here, on any machine.
+    """
+    if not hasattr(os, "fork") or not Path("/proc/self/stat").exists():
+        return False
+    if torch.cuda.is_initialized() or torch.device(device).type != "cpu":
+        return False
+    return torch.version.cuda is None or _differentiates()
+
+
+def _differentiates() -> bool:
+    """Whether autograd works in a fork of this process. Torch says so there, and nowhere else."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(10)
+            with torch.enable_grad():
+                torch.ones(1, requires_grad=True).sum().backward()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def stream(work: Callable[[Send], None], limits: Limits | None = None) -> Iterator[Event | Death]:
+    """The events that ``work`` sends from its child, and a ``Death`` if it ended before its work did."""
+    limits = limits or Limits()
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as output:
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            _serve(work, writing, output)
+        os.close(writing)
+        try:
+            yield from _Watch(child, reading, limits, output).events()
+        finally:
+            _kill(child)
+            os.close(reading)
+
+
+def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> None:
+    """The child: never returns."""
+    status = 1
+    try:
+        os.setsid()  # its own children end with it
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for stream_ in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream_.flush()
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        with contextlib.suppress(Exception):
+            faulthandler.disable()  # a parent's handler writes to the parent's file
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        torch_private.forget_compile_threads()
+        lock = threading.Lock()
+
+        def send(event: Event) -> None:
+            line = json.dumps(event).encode() + b"\n"
+            with lock:
+                while line:
+                    line = line[os.write(writing, line) :]
+
+        def run() -> None:
+            nonlocal status
+            try:
+                work(send)
+                send({"kind": "done"})
+                status = 0
+            except BaseException as e:
+                send({"kind": "raised", "text": f"{type(e).__name__}: {e}"[:400]})
+
+        before = threading.stack_size(STACK)
+        thread = threading.Thread(target=run)
+        thread.start()
+        threading.stack_size(before)
+        thread.join()
+    finally:
+        os._exit(status)
+
+
+class _Watch:
+    """The parent's side: reads events, and the clock, and the child's memory."""
+
+    def __init__(self, child: int, reading: int, limits: Limits, output: IO[bytes]) -> None:
+        self.child, self.reading, self.limits, self.output = child, reading, limits, output
+        self.rest = b""
+        self.base = resident(child)
+        self.busy_s, self.idle_s = limits.busy_s, limits.idle_s
+        self.since = self.moved = time.monotonic()
+        self.began = self.used = 0.0
+
+    def events(self) -> Iterator[Event | Death]:
+        while True:
+            ready, _, _ = select.select([self.reading], [], [], POLL_S)
+            if not ready:
+                if reason := self._over():
+                    _kill(self.child)
+                    yield Death(reason, self._last_words())
+                    return
+                continue
+            chunk = os.read(self.reading, 1 << 16)
+            if not chunk:
+                yield Death(self._ending(), self._last_words())
+                return
+            for line in self._lines(chunk):
+                event = json.loads(line)
+                if event["kind"] == "done":
+                    return
+                if event["kind"] == "raised":
+                    yield Death(f"raised {event['text']}", self._last_words())
+                    return
+                self._heard(event)
+                yield event
+                self.since = self.moved = time.monotonic()  # what the reader did meanwhile is not the child's time
+
+    def _lines(self, chunk: bytes) -> list[bytes]:
+        *lines, self.rest = (self.rest + chunk).split(b"\n")
+        return lines
+
+    def _heard(self, event: Event) -> None:
+        self.busy_s = float(event.get("patience", self.limits.busy_s))
+        self.idle_s = float(event.get("quiet", self.limits.idle_s))
+        self.began = self.used = _seconds(self.child)
+
+    def _over(self) -> str:
+        """Which limit the child has passed, or nothing."""
+        if resident(self.child) - self.base > self.limits.memory:
+            return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"
+        now = time.monotonic()
+        used = _seconds(self.child)
+        if used - self.began > self.busy_s:
+            return f"hangs: {self.busy_s:g} s of processor time and no end"
+        if used > self.used:
+            self.used, self.moved = used, now
+        elif now - self.moved > self.idle_s / 2:
+            if (others := _session_seconds(self.child)) > self.used:
+                self.used, self.moved = others, now
+            elif now - self.moved > self.idle_s:
+                return f"deadlock: nothing has run for {self.idle_s:g} s"
+        return ""
+
+    def _ending(self) -> str:
+        _, status = os.waitpid(self.child, 0)
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            return f"crashed with {signal.Signals(number).name}"
+        return f"the process exited with status {os.WEXITSTATUS(status)}"
+
+    def _last_words(self) -> str:
+        size = self.output.seek(0, os.SEEK_END)
+        self.output.seek(max(0, size - 2000))
+        lines = [x.strip() for x in self.output.read().decode(errors="replace").splitlines() if x.strip()]
+        return lines[-1][:200] if lines else ""
+
+
+def _kill(child: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(child, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child, 0)
+
+
+def _seconds(pid: int | str) -> float:
+    fields = stat_fields(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def _session_seconds(leader: int) -> float:
+    """Processor time of the child's session and of all its descendants: compilers that it waits for have their own."""
+    fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
+    family = {pid for pid, stat in fields.items() if pid == leader or int(stat[3]) == leader}
+    grown = family
+    while grown:
+        grown = {pid for pid, stat in fields.items() if int(stat[1]) in family} - family
+        family |= grown
+    ticks = sum(sum(map(int, fields[pid][11:15])) for pid in family)
+    return ticks / os.sysconf("SC_CLK_TCK")

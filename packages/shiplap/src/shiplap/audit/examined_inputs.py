@@ -1,0 +1,64 @@
+"""The inputs that a check has examined, observed on the tensors that the op actually received."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.run import is_float8, tensors
+
+MANY = 1 << 20  # elements beyond which values are not looked at
+
+
+def seen_of(op: Op, case: Case) -> dict[str, Any]:
+    """Plain data: label, sizes, dtypes, values and layouts as they are, and which optional arguments are absent."""
+    values = tensors(case.args)
+    return {
+        "label": case.label,
+        "sizes": {k: str(v) for k, v in case.recipe.sizes},
+        "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in values}),
+        "values": sorted({fact for t in values for fact in _values(t)}),
+        "layouts": sorted({_layout(t) for t in values}),
+        "absent": [a.name for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and v is None],
+    }
+
+
+def _values(t: Tensor) -> list[str]:
+    """Facts about the values that a kernel may depend on."""
+    if t.numel() == 0:
+        return ["none"]
+    if t.numel() > MANY or t.is_complex() or is_float8(t) or t.dtype == torch.bool:
+        return []
+    if not t.is_floating_point():
+        wide = t.to(torch.int64)
+        facts = {"negative integers": wide.min() < 0, "integers from 0": wide.min() >= 0}
+        facts["repeated integers"] = wide.unique().numel() < wide.numel()
+        return [name for name, holds in facts.items() if bool(holds)]
+    wide = t.double()
+    size = wide[torch.isfinite(wide)].abs()
+    top = float(size.max()) if size.numel() else 0.0
+    facts = {
+        "NaN": torch.isnan(wide).any(),
+        "infinity": torch.isinf(wide).any(),
+        "-0.0": ((wide == 0) & torch.signbit(wide)).any(),
+        "zeros": (wide == 0).any(),
+        "subnormal": ((wide != 0) & (wide.abs() < torch.finfo(t.dtype).tiny)).any(),
+        "negative": (wide < 0).any(),
+    }
+    sizes = {"beyond float16": top > 65504, "around 1": 0.1 < top < 50, "above 50": top >= 50}
+    return [name for name, holds in {**facts, **sizes}.items() if bool(holds)]
+
+
+def _layout(t: Tensor) -> str:
+    if t.is_contiguous():
+        return "offset" if t.storage_offset() else "contiguous"
+    if any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True)):
+        return "expanded"
+    if t.dim() and t.stride(-1) == 1:
+        return "padded rows"
+    order = sorted(t.stride(), reverse=True)
+    return "strided" if list(t.stride()) == order else "permuted"

@@ -1,0 +1,64 @@
+"""The first call of an op in a process: what it returned, and what it changed that belongs to the process.
+
+Later calls show neither: a kernel that initialises itself has done so by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import bitwise
+from shiplap.sampling.compare_to_reference import against_reference
+from shiplap.sampling.run import run
+
+LOADING = (
+    *("threads", "open files", "the environment", "the recursion limit", "the module search path"),
+    *("warning filters", "signal handlers", "locale", "NumPy's floating point errors"),
+)
+
+
+@dataclass(frozen=True)
+class First:
+    """The sample of the first call, its effects, and what of the process it changed, with the states around it.
+
+    ``loaded`` is what a library that is loaded may change as well: only a call that changes it again is at fault.
+    """
+
+    case: Case
+    got: tuple[Tensor, ...]
+    changed: tuple[tuple[str, Any, Any], ...]
+    loaded: tuple[tuple[str, Any, Any], ...] = ()
+
+
+_FIRST: WeakKeyDictionary[Op, First] = WeakKeyDictionary()
+
+
+def first_call(op: Op, case: Case, state: Callable[[], dict[str, Any]]) -> First:
+    """Call ``op`` on ``case`` between two readings of ``state``, if nobody has yet in this process."""
+    if (known := _FIRST.get(op)) is not None:
+        return known
+    before = state()
+    got = run(op, case)
+    after = state()
+    moved = [(n, before[n], after[n]) for n in before if n in after and before[n] != after[n] and before[n] != ""]
+    changed, loaded = (tuple(m for m in moved if (m[0] in LOADING) is which) for which in (False, True))
+    made = _FIRST[op] = First(case, got, changed, loaded)
+    return made
+
+
+def was_wrong(op: Op) -> str:
+    """What was wrong with the result of the first call, if the same call is right by now."""
+    first = _FIRST.get(op)
+    if first is None:
+        return ""
+    problem = against_reference(op, first.case, first.got).problem
+    later = run(op, first.case) if problem else first.got
+    alike = not bitwise(later, first.got) if [t.shape for t in later] == [t.shape for t in first.got] else False
+    return "" if not problem or alike or against_reference(op, first.case, later).problem else problem

@@ -1,0 +1,204 @@
+"""jaxtyping annotations and plain scalars → ``TensorType`` and ``Arg``."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
+
+import torch
+from jaxtyping import AbstractArray
+
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.opaque import schema_name
+from shiplap.declare.spec import Arg, Dim, ScalarKind, TensorType
+from shiplap.declare.values import Opaque
+from shiplap.errors import error
+
+_SCALARS: dict[object, ScalarKind] = {
+    int: "int",
+    float: "float",
+    bool: "bool",
+    str: "str",
+    complex: "complex",
+    torch.dtype: "dtype",
+    torch.device: "device",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+    torch.Generator: "Generator",
+}
+_LISTS: dict[object, ScalarKind] = {int: "list[int]", float: "list[float]", bool: "list[bool]", str: "list[str]"}
+_NUMBER = ({int, float}, {int, float, complex}, {int, float, bool}, {int, float, bool, complex})  # torch's Scalar
+
+
+def is_tensor(annotation: object) -> TypeGuard[type[AbstractArray]]:
+    """Whether ``annotation`` is a jaxtyping array annotation over ``torch.Tensor``."""
+    if not (isinstance(annotation, type) and issubclass(annotation, AbstractArray)):
+        return False
+    return annotation.array_type is torch.Tensor
+
+
+def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
+    """``Float[Tensor, "n ci"]`` → ``TensorType``."""
+    dims = tuple(_dim(token, where) for token in annotation.dim_str.split())
+    if sum(d.kind == "variadic" for d in dims) > 1:
+        raise error("SL105", where=where, got=annotation.dim_str, expected="at most one variadic dim")
+    kind = annotation.dtype if isinstance(annotation.dtype, type) else type(annotation.dtype)
+    return TensorType(kind.__name__, tensor_dtypes(annotation), dims)
+
+
+def tensor_dtypes(annotation: type[AbstractArray]) -> tuple[str, ...]:
+    """Names of the torch dtypes that a jaxtyping annotation admits. Empty means all (``Shaped``)."""
+    names = annotation.dtypes if isinstance(annotation.dtypes, (tuple, list)) else ()
+    return tuple(n for n in names if isinstance(n, str) and isinstance(getattr(torch, n, None), torch.dtype))
+
+
+def read_tensors(annotation: object, where: str) -> TensorType | None:
+    """``Float[Tensor, "n"] | Int32[Tensor, "n"]``: one type of the dtypes of all, which have the same dims. None for
+    what is no tensor."""
+    if is_tensor(annotation):
+        return read_tensor(annotation, where)
+    members = typing.get_args(annotation) if _is_union(annotation) else ()
+    if not members or not all(map(is_tensor, members)):
+        return None
+    kinds = [read_tensor(m, where) for m in members]
+    if len({k.dims for k in kinds}) > 1:
+        got = ", ".join(map(str, kinds))
+        raise error("SL105", where=where, got=got, expected="one shape for all dtypes", fix="give each the same dims")
+    names = dict.fromkeys(n for k in kinds for n in k.dtypes) if all(k.dtypes for k in kinds) else {}
+    return TensorType("_or_".join(k.dtype_class for k in kinds), tuple(names), kinds[0].dims)
+
+
+def _is_union(annotation: object) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _dim(token: str, where: str) -> Dim:
+    if token == "...":
+        return Dim("variadic", token)
+    if token.startswith("*_"):
+        return Dim("variadic", "...")
+    if token.startswith("*") and token[1:].isidentifier():
+        return Dim("variadic", token[1:])
+    if token.startswith("_"):
+        return Dim("any", token)
+    name, equals, value = token.partition("=")
+    if equals and name.isidentifier() and value.isdigit():  # jaxtyping's documented size, "rows=4"
+        token = value
+    if token.isdigit():
+        return Dim("fixed", token, int(token))
+    if token.isidentifier():
+        return Dim("name", token)
+    if token[0] == "#" and token[1:].isidentifier() and token[1] != "_":
+        return Dim("name", token, of=token[1:])
+    if "#" in token:
+        fix = "give the size a name, #n; expand what broadcasts over several dims before the call"
+        raise error("SL105", where=where, got=token, expected="# and the name of one dim", fix=fix)
+    if token[0] in "?{":
+        raise error("SL105", where=where, got=token, expected="a name, a number, _, ..., *name or an expression")
+    return Dim("expr", token, expr=Expr.parse(token, where))
+
+
+def read_argument(name: str, annotation: object, where: str) -> Arg:
+    """One parameter of the signature → ``Arg``. SL103 says how to split what a schema cannot carry."""
+    inner, optional = _strip_optional(annotation)
+    if (single := read_tensors(inner, where)) is not None:
+        return Arg(name, tensor=_own_sizes(name, single), optional=optional)
+    element, length = _element(inner)
+    member, absent = _strip_optional(element)
+    if (listed := read_tensors(member, where)) is not None:
+        if repeated := next((d for d in listed.dims if d.of), None):
+            fix = "pass the tensors expanded, or as arguments of their own"
+            raise error("SL105", where=where, got=f"{repeated} in a list", expected="one size for all", fix=fix)
+        return Arg(name, tensor=listed, many=True, optional=optional, length=length, absent=absent)
+    if isinstance(inner, type) and issubclass(inner, Opaque):
+        schema_name(inner, where)
+        return Arg(name, scalar="object", optional=optional, cls=inner)
+    scalar = _scalar(inner, element)
+    if scalar is not None:
+        return Arg(name, scalar=scalar, optional=optional, length=length)
+    raise error("SL103", where=where, got=_show(annotation), expected=_EXPECTED, fix=_split_advice(inner))
+
+
+def _own_sizes(name: str, kind: TensorType) -> TensorType:
+    """``kind`` of the argument ``name``, each ``#n`` under a name of its own: ``x_n``, a second one ``x_n_2``."""
+    met: list[str] = []
+    dims = []
+    for dim in kind.dims:
+        met += [dim.of] if dim.of else []
+        number = f"_{met.count(dim.of)}" if met.count(dim.of) > 1 else ""
+        dims.append(dataclasses.replace(dim, text=f"{name}_{dim.of}{number}") if dim.of else dim)
+    return dataclasses.replace(kind, dims=tuple(dims)) if met else kind
+
+
+def _scalar(inner: object, element: object) -> ScalarKind | None:
+    """The kind of an annotation without tensors. ``int | float`` is what torch calls a Scalar."""
+    if isinstance(inner, type):
+        return _SCALARS.get(inner)
+    if _is_number(inner):
+        return "Scalar"
+    if _is_number(element):
+        return "list[Scalar]"
+    return _LISTS.get(element) if isinstance(element, type) else None
+
+
+def _is_number(annotation: object) -> bool:
+    return _is_union(annotation) and set(typing.get_args(annotation)) in _NUMBER
+
+
+def _element(annotation: object) -> tuple[object, int]:
+    """The element type of ``list[T]``, ``Sequence[T]`` or ``tuple[T, ...]``, else None; and the length that
+    ``tuple[T, T]`` fixes, else 0."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if (origin in (list, Sequence) and len(args) == 1) or (origin is tuple and len(args) == 2 and args[1] is ...):
+        return args[0], 0
+    if origin is tuple and args and all(a == args[0] for a in args):
+        return args[0], len(args)
+    return None, 0
+
+
+_EXPECTED = (
+    "a jaxtyping tensor or a list of them, int, float, bool, str, complex, int | float, a list of one of these, "
+    "torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, a class derived from sl.Opaque, or "
+    "one of these | None"
+)
+
+
+def _strip_optional(annotation: object) -> tuple[object, bool]:
+    if _is_union(annotation):
+        given = typing.get_args(annotation)
+        rest = [a for a in given if a is not type(None)]
+        if rest and len(rest) + 1 == len(given):
+            return typing.Union[tuple(rest)], True  # noqa: UP007 - of members that are known at run time
+    return annotation, False
+
+
+def _show(annotation: object) -> str:
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return annotation.__qualname__
+    return str(annotation)
+
+
+def _split_advice(annotation: object) -> str:
+    if annotation is torch.Tensor:
+        return 'say the dtype and dims: Float[Tensor, "n c"]'
+    if fields := _fields(annotation):
+        return f"derive the class from sl.Opaque, or pass the fields as separate arguments: {', '.join(fields)}"
+    if annotation in (Callable, typing.Callable) or typing.get_origin(annotation) is Callable:
+        return "call the function outside the op and pass its result, or declare one op per function"
+    if annotation is dict or typing.get_origin(annotation) is dict:
+        return "pass the entries as separate arguments, or a list[int] / list[float] in a fixed order"
+    if isinstance(annotation, type) and annotation.__module__ not in ("builtins", "typing"):
+        return f"derive {annotation.__name__} from sl.Opaque, or pass an object that does and holds one"
+    return ""
+
+
+def _fields(annotation: object) -> list[str]:
+    """Names of the fields of a dataclass or a named tuple."""
+    if dataclasses.is_dataclass(annotation):
+        return [field.name for field in dataclasses.fields(annotation)]
+    if isinstance(annotation, type) and issubclass(annotation, tuple):
+        return list(vars(annotation).get("_fields", ()))
+    return []

@@ -1,0 +1,59 @@
+"""``Binding``: one call of an op, its arguments checked and the names of the declaration bound to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import SymInt
+
+from shiplap.declare.spec import Output, TensorType
+from shiplap.declare.values import Args, EnvValue, Size
+from shiplap.errors import error
+
+UNPLACED = torch.device("meta")  # of a call of which no tensor has been looked at yet; known by identity
+
+
+@dataclass(slots=True)
+class Binding:
+    """One call's arguments, in schema order, with what they determine.
+
+    ``env`` maps dim names and scalar arguments to their values; ``dtypes`` maps dtype classes to dtypes.
+    """
+
+    args: Args
+    env: dict[str, EnvValue] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    device: torch.device = UNPLACED
+
+    def size(self, name: str) -> int:
+        """The dim or int argument ``name`` of a call of real tensors."""
+        value = self.env[name]
+        assert isinstance(value, int), f"{name} = {value!r}"
+        return value
+
+    def dtype_of(self, out: TensorType) -> torch.dtype:
+        """The dtype of an output: its own if it is concrete, else that of its class in this call."""
+        if not out.concrete:
+            return self.dtypes[out.dtype_class]
+        dtype: torch.dtype = getattr(torch, out.dtypes[0])
+        return dtype
+
+
+def shape_of(out: Output, env: Mapping[str, EnvValue]) -> list[Size]:
+    """The shape of an output once ``env`` holds every dim it names."""
+    shape: list[Size] = []
+    for dim in out.tensor.dims:
+        if dim.kind == "fixed":
+            shape.append(dim.size)
+        elif dim.expr is not None:
+            shape.append(dim.expr(env))
+            if isinstance(shape[-1], int) and shape[-1] < 0:
+                raise error("SL208", where=f"output {out.name!r}", got=f"{dim.text} = {shape[-1]}", expected="a size")
+        elif isinstance(size := env[dim.text], (int, SymInt)):
+            shape.append(size)
+        else:
+            assert isinstance(size, (tuple, list)), dim  # of a variadic dim
+            shape.extend(size)
+    return shape

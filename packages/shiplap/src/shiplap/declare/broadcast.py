@@ -1,0 +1,46 @@
+"""Sizes that broadcast, ``#n`` in a declaration: what they broadcast to, and which of them mean something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shiplap.declare.spec import Arg, OpSpec
+from shiplap.errors import error
+
+
+def broadcast_dims(args: Iterable[Arg], dims: Iterable[str] = ()) -> dict[str, str]:
+    """``dims=`` for what arguments broadcast to and none of them has itself: of ``x`` and ``y``, both ``#n``,
+    ``{"n": "broadcast(x_n, y_n)"}``. An argument that may be absent gives no size."""
+    sure = [a for a in args if not a.optional]
+    given = {d.text for a in sure if a.tensor for d in a.tensor.dims} | {a.name for a in sure} | {*dims}
+    owns: dict[str, list[str]] = {}
+    for own, of in ((own, of) for a in sure for own, of in a.broadcasts.items() if of not in given):
+        owns.setdefault(of, []).append(own)
+    return {of: f"broadcast({', '.join(names)})" for of, names in owns.items()}
+
+
+def check_broadcasts(spec: OpSpec, known: set[str]) -> None:
+    """SL105 unless what ``#n`` broadcasts to is known in every call, and its own size has a name that is free."""
+    names = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if not d.of]
+    taken = {*names, *(a.name for a in spec.args), *(k for k, _ in spec.dims)}
+    for arg in spec.tensors:
+        for own, of in arg.broadcasts.items():
+            where = f"{spec.name}, argument {arg.name!r}"
+            if of not in known:
+                fix = f"let an argument that is always there have {of}, or #{of}"
+                raise error("SL105", where=where, got=f"#{of}", expected=f"a size among {sorted(known)}", fix=fix)
+            if own in taken:
+                fix = f"rename that, or {of}"
+                raise error(
+                    "SL105",
+                    where=where,
+                    got=f"#{of}, whose size is {own!r} as another is",
+                    expected="one meaning a name",
+                    fix=fix,
+                )
+    kinds = [*((o.name, o.tensor) for o in spec.outputs), *((r.name, r.tensor) for r in spec.made)]
+    for name, kind in kinds:
+        if repeated := next((d for d in kind.dims if d.of), None) if kind else None:
+            where = f"{spec.name}, output {name!r}"
+            fix = f"write {repeated.of}, the size that all together have"
+            raise error("SL104", where=where, got=str(repeated), expected="a size", fix=fix)

@@ -1,0 +1,192 @@
+"""Buckets: classes of calls that share one choice, by size, dtype and memory layout.
+
+A rule treats each free dim and scalar in one of three ways. ``"pow2"`` rounds it up to a power of two (the default for
+dims), ``"exact"`` keeps it (the default for integer scalars) and ``"none"`` ignores it (the default for floats).
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+from shiplap.cached_property import cached_property
+from shiplap.declare.binding import Binding
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.values import Env, EnvValue, Value
+from shiplap.errors import error
+
+KINDS = ("pow2", "exact", "none")
+LONGEST = 4096  # characters of a bucket as text
+Key: TypeAlias = tuple[Hashable, ...]  # values of a bucket, then dtypes and layout as text
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Names with their upper bounds (``n<=4096``) or values (``k==27``). The printed text can be parsed again."""
+
+    limits: tuple[tuple[str, str, Hashable], ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}{op}{value!r}" for name, op, value in self.limits)
+
+    @classmethod
+    def parse(cls, text: str) -> Bucket:
+        """The bucket that printed as ``text``. ValueError for anything else."""
+        if len(text) > LONGEST:
+            raise ValueError(f"no bucket: {text[:40]!r}...")
+        try:
+            parsed = ast.parse(f"[{text}]", mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:  # all of the parser, for nested or odd text
+            raise ValueError(f"no bucket: {text[:200]!r}") from e
+        limits = [_limit(node) for node in parsed.elts] if isinstance(parsed, ast.List) else [None]
+        if None in limits:
+            raise ValueError(f"no bucket: {text[:200]!r}")
+        return cls(tuple(limit for limit in limits if limit is not None))
+
+
+def _limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
+    """``name<=value`` or ``name==value``. None for anything else."""
+    match node:
+        case ast.Compare(ast.Name(name), [ast.LtE() | ast.Eq() as sign], [value]):
+            try:
+                limit = ast.literal_eval(value)
+            except (TypeError, ValueError, RecursionError):
+                return None
+            return (name, "<=" if isinstance(sign, ast.LtE) else "==", limit) if _bounded(limit) else None
+    return None
+
+
+def _bounded(value: object) -> bool:
+    """Whether a call can have such a value: a number of 64 bits, a text, or several of them."""
+    if isinstance(value, tuple):
+        return all(map(_bounded, value))
+    if isinstance(value, int):
+        return -(1 << 63) <= value <= 1 << 63  # a bound is rounded up
+    if isinstance(value, str):
+        return "\0" not in value
+    return value is None or (isinstance(value, float) and math.isfinite(value))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How calls of one op fall into buckets.
+
+    ``kinds`` pairs each free dim or scalar with its kind of bucket ("pow2", "exact", ...), in declared order.
+    ``classes`` are the dtype classes of the op. ``plain`` describes the tensor arguments that are not lists of tensors:
+    each entry is the position of the argument and whether the argument is optional.
+    """
+
+    kinds: tuple[tuple[str, str], ...]
+    classes: tuple[str, ...]
+    plain: tuple[tuple[int, bool], ...] = ()
+    lists: bool = False
+
+    @cached_property
+    def quick(self) -> Callable[[Binding], Key]:
+        """A function of a call whose result identifies the device type and :meth:`key`, in a third of the time."""
+        sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
+        whole = [
+            f"(a[{i}] is None or a[{i}].is_contiguous())" if o else f"a[{i}].is_contiguous()" for i, o in self.plain
+        ]
+        absent = [f"a[{i}] is None" for i, optional in self.plain if optional]
+        layout = "layout_of(a)" if self.lists else f"'' if {' and '.join(whole) or 'True'} else layout_of(a)"
+        parts = [*sizes, *(f"d.get({c!r})" for c in self.classes), *absent, layout]
+        text = (
+            f"lambda call: (lambda e, d, a: (call.device.type, {', '.join(parts)}))(call.env, call.dtypes, call.args)"
+        )
+        quick: Callable[[Binding], Key] = eval(text, {"_round": _round, "_plain": _plain, "layout_of": layout_of})
+        return quick
+
+    def bucket(self, env: Env) -> Bucket:
+        """The bucket of a call with these sizes and scalars."""
+        values = self.values(env)
+        named = [(n, k) for n, k in self.kinds if k != "none"]
+        return Bucket(tuple((n, "<=" if k == "pow2" else "==", v) for (n, k), v in zip(named, values, strict=True)))
+
+    @cached_property
+    def _get(self) -> list[tuple[str, bool]]:
+        return [(name, kind == "pow2") for name, kind in self.kinds if kind != "none"]
+
+    def values(self, env: Env) -> Key:
+        """The values of a bucket without their names, which distinguish the buckets of one op."""
+        return tuple([_round(env.get(name)) if pow2 else _plain(env.get(name)) for name, pow2 in self._get])
+
+    def key(self, call: Binding) -> Key:
+        """Values, dtypes and layout of a call. The keys of calls that share a choice are equal."""
+        return (*self.values(call.env), dtypes_of(self, call), layout_of(call.args))
+
+    def text(self, key: Key) -> str:
+        """A key without its device, as people read it."""
+        limits = [f"{n}{'<=' if pow2 else '=='}{v!r}" for (n, pow2), v in zip(self._get, key[:-2], strict=True)]
+        return ", ".join([*limits, *([str(key[-2])] if key[-2] else [])])
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {kind}" for name, kind in self.kinds)
+
+
+def _round(size: EnvValue) -> Hashable:
+    if type(size) is int:
+        return 1 << (size - 1).bit_length() if size > 0 else 0
+    return tuple(map(_round, size)) if isinstance(size, (tuple, list)) else size
+
+
+def _plain(value: EnvValue) -> Hashable:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def dtypes_of(rule: Rule, call: Binding) -> str:
+    """``Float=float16``: the dtype of each dtype class of the call."""
+    dtypes = call.dtypes
+    return ", ".join([f"{c}={str(dtypes[c])[6:]}" for c in rule.classes if c in dtypes])
+
+
+def layout_of(args: Sequence[Value]) -> str:
+    """A code per tensor: ``c`` contiguous, ``-`` absent, else the order of its dims in memory, ``+`` with gaps."""
+    return ",".join([_code(v) for v in args if v is None or isinstance(v, Tensor) or _lists(v)])
+
+
+def _code(value: Value) -> str:
+    if isinstance(value, Tensor):
+        return "c" if value.is_contiguous() else _order(value)
+    return f"[{','.join(map(_code, value))}]" if isinstance(value, (list, tuple)) else "-"
+
+
+def _lists(value: Value) -> bool:
+    return isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
+
+
+def _order(t: Tensor) -> str:
+    """``10`` for a transposed matrix, ``0231`` for channels last."""
+    strides = t.stride()
+    order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
+    dense = t.permute(order).is_contiguous()
+    return "".join(map(str, order)) + ("" if dense else "+")
+
+
+def _exact(kind: str) -> bool:
+    """Whether calls with other values of such a scalar have other choices."""
+    return "float" not in kind and kind != "object"
+
+
+def read_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> Rule:
+    """The rule of ``spec``. SL115 for a name or kind that is not known."""
+    computed = {name for name, _ in spec.dims}
+    dims = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")]
+    free = dict.fromkeys(d for d in dims if d not in computed and d != "...")
+    merged = dict.fromkeys(free, default) | {a.name: "exact" for a in spec.scalars if _exact(str(a.scalar))}
+    floats = {a.name: "none" for a in spec.scalars if a.name not in merged}
+    merged = {**merged, **floats}
+    for name, kind in [("the default", default), *(kinds or {}).items()]:
+        if kind not in KINDS or (name not in merged and name != "the default"):
+            names = ", ".join(merged)
+            raise error("SL115", where=spec.name, got=f"{name}={kind!r}", expected=f"{'|'.join(KINDS)} for {names}")
+    classes = sorted({a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete})
+    tensors = [(i, a) for i, a in enumerate(spec.args) if a.tensor is not None]
+    plain = tuple((i, a.optional) for i, a in tensors if not a.many)
+    lists = any(a.many for _, a in tensors) or any(a.optional for a in spec.scalars)
+    return Rule(tuple({**merged, **(kinds or {})}.items()), tuple(classes), plain, lists)

@@ -1,0 +1,153 @@
+"""``Config``: values of a kernel's compile-time parameters; ``Space``: the configs that a kernel declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shiplap.declare.code_digest import source_digest
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.values import Env, Scalar
+from shiplap.errors import error
+
+Values: TypeAlias = Mapping[str, Scalar]  # of a config, by name
+Derived: TypeAlias = Callable[[Env], Iterable[Values]]  # the configs for a call, from its sizes and scalars
+Configs: TypeAlias = Iterable[Values] | Callable[..., Iterable[Values]]  # as it is declared
+Default: TypeAlias = Values | Callable[..., Values]
+Prior: TypeAlias = Callable[..., float]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Named values, sorted by name: equal however they were written. A kernel without parameters has the empty one."""
+
+    items: tuple[tuple[str, Scalar], ...] = ()
+
+    @classmethod
+    def of(cls, values: Values) -> Config:
+        return cls(tuple(sorted(values.items())))
+
+    def as_dict(self) -> dict[str, Scalar]:
+        return dict(self.items)
+
+    def label(self, kernel: str) -> str:
+        """``tiled(BLOCK=64)``: the name of a kernel that runs with these values."""
+        return f"{kernel}({self})" if self.items else kernel
+
+    def __str__(self) -> str:
+        return ", ".join(f"{k}={v}" for k, v in self.items)
+
+
+NO_CONFIG = Config()
+
+
+@dataclass(frozen=True)
+class Space:
+    """What ``configs=`` declared. ``identity`` goes into the kernel's; ``prior(env, config)`` ranks, small is fast."""
+
+    fixed: tuple[Config, ...] = ()
+    derived: Derived | None = None
+    chosen: Config | Callable[[Env], Values] | None = None
+    prior: Prior | None = None
+    identity: str = ""
+    where: str = ""
+    keywords: frozenset[str] | None = None
+    native: bool = False  # a C ABI kernel: integers only, and the same names in every config
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters, sorted: what a C kernel counts its config by. Empty where sizes decide."""
+        return tuple(name for name, _ in self.fixed[0].items) if self.fixed else ()
+
+    @property
+    def static(self) -> Config | None:
+        """The default where it is the same for all sizes."""
+        if callable(self.chosen) or not self.fixed:
+            return None
+        return self.chosen or self.fixed[0]
+
+    def configs(self, env: Env) -> tuple[Config, ...]:
+        """All configs for a call of these sizes, the default first. SL116 if there is none."""
+        configs = self.fixed or tuple(_read(self.where, c, self.keywords) for c in (self.derived or _none)(env))
+        default = self.default(env) if self.chosen is not None else configs[0] if configs else None
+        if default is None:
+            raise error("SL116", where=self.where, got=f"no config for {dict(env)}", expected="at least one config")
+        return (default, *(c for c in dict.fromkeys(configs) if c != default))
+
+    def declared(self, config: Config) -> Config | None:
+        """The declared config that is equal to ``config``, where no sizes have to be asked: its values are of the
+        declared types, which those of a file (``true`` for 1) need not be."""
+        chosen = (self.chosen,) if isinstance(self.chosen, Config) else ()
+        return next((c for c in (*self.fixed, *chosen) if c == config), None)
+
+    @property
+    def depends(self) -> bool:
+        """Whether sizes say which configs there are."""
+        return self.derived is not None or callable(self.chosen)
+
+    def default(self, env: Env) -> Config:
+        """The config of a call that nobody has tuned: ``default=``, else the first one."""
+        if isinstance(self.chosen, Config):
+            return self.chosen
+        if self.chosen is not None:
+            return _read(self.where, self.chosen(env), self.keywords)
+        return self.fixed[0] if self.fixed else self.configs(env)[0]
+
+
+def _none(env: Env) -> Sequence[Values]:
+    return ()
+
+
+def read_space(
+    spec: OpSpec,
+    name: str,
+    configs: Configs | None,
+    default: Default | None,
+    prior: Prior | None,
+    *,
+    keywords: frozenset[str] | None = None,
+    native: bool = False,
+) -> Space | None:
+    """``configs=``, ``default=`` and ``prior=`` of a kernel as data. SL116 for what is no config.
+
+    ``keywords`` are the names that a config may have, None for any; ``native`` says that C code reads its values.
+    """
+    where = f"{spec.name}, kernel {name}"
+    if configs is None:
+        if default is not None or prior is not None:
+            raise error("SL116", where=where, got="default= or prior= alone", expected="configs=")
+        return None
+    derived = configs if callable(configs) else None
+    fixed = () if callable(configs) else tuple(_read(where, c, keywords) for c in configs)
+    if not (fixed or derived):
+        raise error("SL116", where=where, got="an empty list", expected="at least one config")
+    chosen = default if default is None or callable(default) else _read(where, default, keywords)
+    if native:
+        _fits_c(where, fixed, chosen)
+    codes = [source_digest(f) for f in (derived, default, prior) if callable(f)]
+    identity = "|".join(
+        [*(f"[{c}]" for c in dict.fromkeys(fixed)), f"default {chosen}" if not callable(chosen) else "", *codes]
+    )
+    return Space(tuple(dict.fromkeys(fixed)), derived, chosen, prior, identity, where, keywords, native)
+
+
+def _fits_c(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:
+    """SL116 unless a C kernel can index every config alike: a list of integers with the same names."""
+    if not fixed:
+        raise error("SL116", where=where, got="a function", expected="a list: a C kernel's header names its parameters")
+    names = [n for n, _ in fixed[0].items]
+    for config in (*fixed, *([chosen] if isinstance(chosen, Config) else [])):
+        if [n for n, _ in config.items] != names or not all(isinstance(v, int) for _, v in config.items):
+            raise error("SL116", where=where, got=str(config), expected=f"integers for {', '.join(names)}")
+
+
+def _read(where: str, values: Values, keywords: frozenset[str] | None) -> Config:
+    if not isinstance(values, Mapping) or not values or not all(isinstance(k, str) for k in values):
+        raise error("SL116", where=where, got=repr(values), expected="a dict of names and values")
+    for name, value in values.items():
+        if not name.isidentifier() or not isinstance(value, (int, float, str)):
+            raise error("SL116", where=where, got=f"{name}={value!r}", expected="an int, float, bool or str")
+        if keywords is not None and name not in keywords:
+            raise error("SL116", where=where, got=f"{name}={value!r}", expected=f"a keyword {name!r} of the kernel")
+    return Config.of(values)

@@ -1,0 +1,64 @@
+"""Dim expressions as C++: the same small language that ``shiplap.declare.dim_expression`` evaluates."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+
+from shiplap.declare.dim_expression import Expr
+
+_ARITHMETIC: dict[type[ast.operator], str] = {
+    ast.Add: "shiplap::add({}, {})",
+    ast.Sub: "shiplap::sub({}, {})",
+    ast.Mult: "shiplap::mul({}, {})",
+    ast.FloorDiv: "shiplap::floordiv({}, {})",
+    ast.Mod: "shiplap::floormod({}, {})",
+}
+_COMPARISON: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+
+
+def quote(text: str) -> str:
+    """``text`` as a C++ string literal. ValueError if it is not printable ASCII, which needs no escape but two."""
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError(f"{text!r} is not printable ASCII")
+    return json.dumps(text)
+
+
+def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
+    """``expr`` in terms of ``shiplap/native.h``; ``variable`` gives the C++ name of a dim or argument.
+
+    Numbers are int64_t, and what needs more bits on the way has no value. ``//`` and ``%`` floor as Python's do.
+    """
+
+    def text(node: ast.expr) -> str:
+        match node:
+            case ast.Constant(value=str() as value):
+                return f"std::string({quote(value)})"
+            case ast.Constant(value=int() as value):
+                return f"int64_t{{{int(value)}}}"
+            case ast.Name(id=name):
+                return variable(name)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return f"shiplap::sub(int64_t{{0}}, {text(operand)})"
+            case ast.BinOp(left=left, op=operator, right=right):
+                return _ARITHMETIC[type(operator)].format(text(left), text(right))
+            case ast.Call(func=ast.Name(id=name), args=args):
+                return f"shiplap::{name}({', '.join(map(text, args))})"
+            case ast.Subscript(value=value, slice=index):
+                return f"shiplap::item({text(value)}, {text(index)})"
+            case ast.Compare(left=left, ops=operators, comparators=rights):
+                pairs = zip([left, *rights], operators, rights, strict=False)
+                return f"({' && '.join(f'{text(a)} {_COMPARISON[type(o)]} {text(b)}' for a, o, b in pairs)})"
+            case ast.BoolOp(values=values):
+                return f"({' && '.join(map(text, values))})"
+        raise ValueError(f"no C++ for {ast.unparse(node)}")
+
+    return text(ast.parse(expr.source, mode="eval").body)

@@ -1,0 +1,180 @@
+"""Dim expressions: the small language of ``dims=``, ``bounds=``, ``requires=`` and ``workspace=``.
+
+Integers, names of dims and int (list) arguments, ``+ - * // %``, comparisons, ``and``, subscripts, and the functions
+below. Evaluated on plain and on symbolic sizes; kept as a syntax tree so that it can be printed as C++ too.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, reduce
+from typing import TypeAlias
+
+import torch
+
+from shiplap.cached_property import cached_property
+from shiplap.declare.values import Env, Size
+from shiplap.errors import error
+from shiplap.torch_private.symbolic_sizes import not_one
+
+_Sizes: TypeAlias = list[Size] | tuple[Size, ...]
+
+
+def _prod(*values: Size | _Sizes) -> Size:
+    return math.prod(_items(values))
+
+
+def _min(*values: Size | _Sizes) -> Size:
+    items = _items(values)
+    return min(items) if _plain(items) else reduce(torch.sym_min, items)
+
+
+def _max(*values: Size | _Sizes) -> Size:
+    items = _items(values)
+    return max(items) if _plain(items) else reduce(torch.sym_max, items)
+
+
+def _plain(items: Sequence[Size]) -> bool:
+    """Whether these are ints, as in every real call: torch's functions cost microseconds."""
+    return set(map(type, items)) <= {int}
+
+
+def _items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
+    """Of ``f(a, b)`` and of ``f(list)`` the sizes."""
+    if len(values) == 1 and isinstance(values[0], (list, tuple)):
+        return values[0]
+    sizes = [v for v in values if not isinstance(v, (list, tuple))]
+    if len(sizes) < len(values):
+        raise TypeError("a list among sizes")
+    return sizes
+
+
+def _broadcast(*values: Size | _Sizes) -> Size:
+    return next((v for v in _items(values) if (v != 1 if type(v) is int else not_one(v))), 1)
+
+
+def _cdiv(a: Size, b: Size) -> Size:
+    return (a + b - 1) // b
+
+
+def _pow2ceil(a: Size) -> int:
+    if isinstance(a, int):
+        return 1 << max(0, a - 1).bit_length()
+    power = 1
+    while power < a:  # a symbolic size is guarded to one power-of-two bucket, not to its value
+        power *= 2
+    return power
+
+
+def _pow2(a: int) -> int:
+    if not 0 <= a <= 62:
+        raise ValueError(f"2^{a} is no positive number of 64 bits")
+    return 1 << a
+
+
+def _where(condition: Size | bool, yes: Size, no: Size) -> Size:
+    return yes if condition else no
+
+
+FUNCTIONS: dict[str, Callable[..., Size]] = {
+    "len": len,
+    "prod": _prod,
+    "min": _min,
+    "max": _max,
+    "cdiv": _cdiv,
+    "gcd": math.gcd,
+    "pow2": _pow2,
+    "pow2ceil": _pow2ceil,
+    "where": _where,
+    "broadcast": _broadcast,
+}
+
+_GRAMMAR = (
+    ast.Expression,
+    ast.BinOp,
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.FloorDiv,
+    ast.Mod,
+    ast.UnaryOp,
+    ast.USub,
+    ast.Constant,
+    ast.Name,
+    ast.Load,
+    ast.Call,
+    ast.Subscript,
+    ast.Compare,
+    ast.Eq,
+    ast.NotEq,
+    ast.Lt,
+    ast.LtE,
+    ast.Gt,
+    ast.GtE,
+    ast.BoolOp,
+    ast.And,
+)
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A checked expression. ``source`` is all that identifies it; ``names`` are the free names."""
+
+    source: str
+
+    @classmethod
+    def parse(cls, source: str, where: str) -> Expr:
+        """Check ``source`` against the grammar. SL105 names the part that is outside it."""
+        expr = cls(source.strip())
+        try:
+            tree = ast.parse(expr.source, mode="eval")
+        except SyntaxError as e:
+            got, expected = f"{source!r}: {e.msg}", "an expression, such as 2 * n + 1"
+            raise error("SL105", where=where, got=got, expected=expected) from None
+        for node in ast.walk(tree):
+            outside = not isinstance(node, _GRAMMAR)
+            literal = isinstance(node, ast.Constant) and not isinstance(node.value, (int, str))
+            call = isinstance(node, ast.Call) and not (
+                isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords
+            )
+            if outside or literal or call:
+                part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
+                raise error("SL105", where=where, got=source, expected=f"an expression without {part}")
+        return expr
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        tree = ast.parse(self.source, mode="eval")
+        return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
+
+    def __call__(self, env: Env) -> Size:
+        """The value under ``env``; ints in, int out; SymInts in, SymInt out. A comparison gives their booleans."""
+        return _function(self.source)(env)
+
+    def __str__(self) -> str:
+        return self.source
+
+
+class _FromEnv(ast.NodeTransformer):
+    """Names become entries of ``env``, so that an argument named min hides nothing."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        return ast.Call(node.func, [self.visit(a) for a in node.args], [])
+
+    def visit_Name(self, node: ast.Name) -> ast.Subscript:
+        return ast.Subscript(ast.Name("env", ast.Load()), ast.Constant(node.id), ast.Load())
+
+
+@cache
+def _function(source: str) -> Callable[[Env], Size]:
+    """A function of ``env``, compiled once."""
+    arguments = ast.arguments(posonlyargs=[], args=[ast.arg("env")], kwonlyargs=[], kw_defaults=[], defaults=[])
+    body = _FromEnv().visit(ast.parse(source, mode="eval")).body
+    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
+    function: Callable[[Env], Size] = eval(
+        compile(tree, f"<dim expression {source}>", "eval"), {**FUNCTIONS, "__builtins__": {}}
+    )
+    return function

@@ -1,0 +1,222 @@
+"""``Backward``: a declared gradient, held to what it promises."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.code_digest import source_digest
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.values import Returned, Value
+from shiplap.errors import error
+
+Gradient: TypeAlias = Tensor | Sequence[Tensor | None] | None  # of one argument; a sequence for a list of tensors
+Gradients: TypeAlias = Mapping[str, Gradient]  # by argument
+GradientFn: TypeAlias = Callable[..., Gradients]  # of grad, saved and needs
+Shape: TypeAlias = torch.Size | list[torch.Size | None] | None  # of an argument: of a list, the shape of each
+Surrogate: TypeAlias = Callable[..., Returned]  # a function in plain PyTorch
+
+
+class _Declared(Protocol):
+    """What of a declared op is asked here."""
+
+    spec: OpSpec
+
+    def __call__(self, *args: Value, **kwargs: Value) -> Returned: ...
+
+
+@dataclass(frozen=True)
+class GradientOp:
+    """An op that computes gradients of another op.
+
+    Attributes:
+        gives: the arguments of the other op whose gradients its results are, in order.
+    """
+
+    op: _Declared
+    gives: tuple[str, ...]
+
+    @classmethod
+    def read(cls, spec: OpSpec, op: _Declared) -> GradientOp:
+        """Match the arguments and results of ``op`` by name with those of ``spec``. SL110 where they do not fit."""
+        own, where = op.spec, f"{spec.name}, gradient {op.spec.name}"
+        known = {a.name: a for a in spec.args}
+        grads, results = _grads(spec), set(spec.results)
+        for arg in own.args:
+            same = known.get(arg.name)
+            fits = arg.tensor is not None if same is None else (arg.many, arg.scalar) == (same.many, same.scalar)
+            if arg.name not in {*known, *grads, *results} or not fits or (arg.name in known and arg.name in grads):
+                expected = ", ".join(dict.fromkeys([*grads, *known, *spec.results]))
+                fix = "name each argument after a gradient, an argument or a result of the op"
+                raise error("SL110", where=where, got=f"an argument {arg.name!r}", expected=expected, fix=fix)
+        if own.mutated or own.returns or not own.outputs:
+            raise error("SL110", where=where, got="results that are no fresh tensors", expected="fresh tensors")
+        asked = [a.name for a in spec.tensors if a.name not in spec.detached]
+        if len(own.outputs) == 1 and len(asked) == 1:
+            return cls(op, (asked[0],))
+        names = {f"grad_{name}": name for name in asked}
+        for name in own.results:
+            if name not in names:
+                fix = f"declare the gradient op with outputs=({', '.join(map(repr, names))})"
+                raise error("SL110", where=where, got=f"a result {name!r}", expected=", ".join(names), fix=fix)
+        return cls(op, tuple(names[name] for name in own.results))
+
+    def takes(self, spec: OpSpec) -> list[tuple[str, int]]:
+        """Its arguments in order: a name of ``spec`` and -1, or the number of the output whose gradient it is."""
+        grads = _grads(spec)
+        return [(a.name, grads.get(a.name, -1)) for a in self.op.spec.args]
+
+
+def _grads(spec: OpSpec) -> dict[str, int]:
+    """What gradients of outputs are called: ``grad_<output>``, and ``grad`` of the only one."""
+    names = {f"grad_{name}": i for i, name in enumerate(spec.results)}
+    return {**names, "grad": 0} if len(spec.results) == 1 else names
+
+
+def _calling(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
+    """The gradient as a function: each op is called where something that it gives is needed."""
+
+    def gradients(grad: Tensor | tuple[Tensor, ...], saved: SimpleNamespace, needs: SimpleNamespace) -> Gradients:
+        grads = grad if isinstance(grad, tuple) else (grad,)
+        result: dict[str, Gradient] = {}
+        for part in ops:
+            if not any(vars(needs)[name] for name in part.gives):
+                continue
+            values = {name: grads[at] if at >= 0 else vars(saved)[name] for name, at in part.takes(spec)}
+            made = part.op(**values)
+            result.update(zip(part.gives, made if isinstance(made, (tuple, list)) else (made,), strict=True))
+        return result
+
+    return gradients
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A declared gradient: ``fn(grad, saved, needs) -> {argument: gradient}`` and the tensors it wants kept.
+
+    Attributes:
+        surrogate: the function whose derivative the gradient is, where that is not the reference's.
+        ops: the ops that the gradient is declared as, if it is not a function. ``fn`` calls them.
+    """
+
+    fn: GradientFn
+    saves: tuple[str, ...]
+    source: str
+    surrogate: Surrogate | None = None
+    ops: tuple[GradientOp, ...] = ()
+
+    @classmethod
+    def by_ops(cls, spec: OpSpec, ops: Sequence[_Declared], surrogate: Surrogate | None = None) -> Backward:
+        """The gradient as ops, which are called where something that they give is needed. SL110 where they do not fit,
+        and for two that give the same."""
+        parts = tuple(GradientOp.read(spec, op) for op in ops)
+        given = [name for part in parts for name in part.gives]
+        if twice := next((name for name in given if given.count(name) > 1), None):
+            got = f"{' and '.join(p.op.spec.name for p in parts if twice in p.gives)} for {twice!r}"
+            raise error("SL110", where=spec.name, got=got, expected="one op for each gradient")
+        tensors = {a.name for a in spec.tensors} | set(spec.results)
+        taken = [name for part in parts for name, at in part.takes(spec) if at < 0 and name in tensors]
+        made = cls.declare(spec, _calling(spec, parts), tuple(dict.fromkeys(taken)), surrogate)
+        source = " ".join(f"{part.op.spec.name}/{part.op.spec.digest}/{part.gives}" for part in parts)
+        return cls(made.fn, made.saves, f"{source} {made.source}", made.surrogate, parts)
+
+    @classmethod
+    def declare(
+        cls,
+        spec: OpSpec,
+        fn: GradientFn,
+        saves: Iterable[str] | None,
+        surrogate: Surrogate | None = None,
+    ) -> Backward:
+        """``saves`` defaults to every tensor argument; outputs may be named too. SL110 for an unknown name, and for a
+        surrogate that takes other arguments than the op."""
+        if spec.mutated:
+            raise error(
+                "SL110",
+                where=spec.name,
+                got=f"mutates {', '.join(spec.mutated)}",
+                expected="a functional op",
+                fix="declare a functional op that returns the new value",
+            )
+        names = tuple(saves) if saves is not None else tuple(a.name for a in spec.tensors)
+        known = {a.name for a in spec.args} | {o.name for o in spec.outputs} | {r.name for r in spec.made}
+        for name in names:
+            if name not in known:
+                raise error(
+                    "SL110", where=spec.name, got=f"saves {name!r}", expected=f"one of {', '.join(sorted(known))}"
+                )
+        try:
+            inspect.signature(fn).bind("grad", "saved", "needs")
+        except TypeError as e:
+            got, fix = f"def _{inspect.signature(fn)}: {e}", "take the three arguments that 'expected' lists"
+            raise error("SL110", where=spec.name, got=got, expected="def _(grad, saved, needs)", fix=fix) from None
+        source = source_digest(fn)
+        if surrogate is None:
+            return cls(fn, names, source)
+        takes = list(inspect.signature(surrogate).parameters) if callable(surrogate) else []
+        if takes != [a.name for a in spec.args]:
+            got = f"surrogate= with arguments {', '.join(takes)}" if takes else f"surrogate={surrogate!r}"
+            expected = f"a function of {', '.join(a.name for a in spec.args)}"
+            fix = "give a function in plain PyTorch with the parameters of the reference"
+            raise error("SL110", where=spec.name, got=got, expected=expected, fix=fix)
+        return cls(fn, names, f"{source}/{source_digest(surrogate)}", surrogate)
+
+    def gradients(
+        self,
+        spec: OpSpec,
+        shapes: Mapping[str, Shape],
+        grad: Tensor | tuple[Tensor, ...],
+        saved: SimpleNamespace,
+        needs: SimpleNamespace,
+    ) -> Gradients:
+        """Call the declared function and hold its answer to the contract (SL110, SL303)."""
+        return self.check(spec, shapes, self.fn(grad, saved, needs), vars(needs))
+
+    def check(
+        self, spec: OpSpec, shapes: Mapping[str, Shape], result: Gradients, needs: Mapping[str, bool]
+    ) -> Gradients:
+        """``result`` as it is, held to the contract. ``needs``: by argument whether its gradient is used."""
+        if not isinstance(result, dict):
+            raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
+        for name, value in result.items():
+            if name not in shapes:
+                raise error("SL110", where=spec.name, got=f"gradient of {name!r}", expected="a tensor argument")
+            got, expected = shape_of_value(value), shapes[name]
+            if value is not None and expected is not None and got != expected:
+                raise error(
+                    "SL303",
+                    where=f"{spec.name}, argument {name!r}",
+                    got=f"gradient {_text(got)}",
+                    expected=_text(expected),
+                )
+        for name, needed in needs.items():
+            if needed and name not in result:
+                raise error(
+                    "SL110",
+                    where=f"{spec.name}, argument {name!r}",
+                    got=f"no gradient of {name!r}, which was needed",
+                    expected=f"an entry {name!r}",
+                    fix=f"return the gradient of {name}, or None for it where the gradient is zero",
+                )
+        return result
+
+
+def shape_of_value(value: Value | Gradient) -> Shape:
+    """Sizes of a tensor, a list of them for a list, None for None."""
+    if isinstance(value, Tensor):
+        return value.shape
+    if isinstance(value, (list, tuple)):
+        return [v.shape if isinstance(v, Tensor) else None for v in value]
+    return None
+
+
+def _text(shape: Shape) -> str:
+    if isinstance(shape, list):
+        return f"[{', '.join(map(_text, shape))}]"
+    return str(None if shape is None else tuple(shape))

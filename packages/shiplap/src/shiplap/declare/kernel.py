@@ -1,0 +1,225 @@
+"""``Kernel``: one implementation of an op for one device type, and all that one may be able to do.
+
+A Python function (``dispatch/python_kernel.py``), a C function (``kernels/c/declaration.py``) and a template that
+Triton compiles (``kernels/triton/template_kernel.py``) are kernels. Whoever uses one asks for no more than is declared
+here, and there is an answer for what a kind of kernel cannot do. ``Implementation`` is code that can become a kernel:
+``Op.kernel(device, ...)`` takes one.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self, TypeAlias, TypedDict
+
+from torch import Tensor
+
+from shiplap.declare.binding import Binding
+from shiplap.declare.config import NO_CONFIG, Config, Configs, Default, Prior, Space, Values, read_space
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.native_interface import NativeForm
+from shiplap.declare.signature import read_workspace
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.template import Template
+from shiplap.declare.values import Args, Outputs, Result, Supports
+from shiplap.errors import error
+
+Rerun: TypeAlias = Callable[[Args], Result]  # runs a call that differs from one before it in addresses alone
+Refill: TypeAlias = Callable[[Args, Outputs], None]  # the same into outputs that the caller owns
+
+
+class KernelKeywords(TypedDict, total=False):
+    """The keywords of ``Op.kernel``, which says what they mean."""
+
+    name: str | None
+    workspace: str | None
+    dtypes: Iterable[str]
+    supports: Supports | None
+    configs: Configs | None
+    default: Default | None
+    prior: Prior | None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What was declared about a kernel when it was bound.
+
+    ``dtypes`` are those that the dtype classes of a call may have, empty for all declared ones. ``supports`` gets the
+    arguments and returns True or the reason why not. ``identity`` is what digests see of the kernel.
+    """
+
+    name: str
+    device: str
+    identity: str
+    dtypes: tuple[str, ...] = ()
+    supports: Supports | None = None
+    workspace: Expr | None = None
+    space: Space | None = None
+
+
+class Kernel(ABC):
+    """One implementation of ``spec`` for one device type.
+
+    Attributes:
+        name, device, identity, dtypes, supports, workspace, space: what was declared, see :class:`Terms`.
+        config: the values that this variant runs with.
+        by_python: whether Python launches it at each call, so that a compiled package cannot hold it.
+        stays: whether native code could take over from Python, and never will in this process.
+        repeats: whether :meth:`start` may say how a call is run again.
+        compiles: whether :meth:`compile` can be called.
+        template: what it was rendered from, or None.
+        native: the C function behind it, which native code can call, or None.
+        function: a Python function by which its module is found, or None.
+    """
+
+    by_python: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
+    repeats: bool = False
+    template: Template | None = None
+    native: NativeForm | None = None
+    function: Callable[..., object] | None = None
+
+    def __init__(self, spec: OpSpec, terms: Terms) -> None:
+        self.spec, self.name, self.device, self.identity = spec, terms.name, terms.device, terms.identity
+        self.dtypes, self.supports = terms.dtypes, terms.supports
+        self.workspace, self.space = terms.workspace, terms.space
+        self.config = NO_CONFIG
+        self._variants: dict[Config, Self] = {}
+
+    @abstractmethod
+    def run(self, call: Binding) -> Outputs:
+        """Run ``call`` into outputs of its own, in declared order."""
+
+    @property
+    def stays(self) -> bool:
+        return False
+
+    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+        """Fill ``outs``, of the declared shapes and contiguous, with ``scratch`` as the workspace if it is given."""
+        for out, value in zip(outs, self.run(call), strict=True):
+            out.copy_(value)
+
+    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+        """Run ``call``; and how to run calls that differ from it in addresses alone, if the kernel can say."""
+        return self.run(call), None
+
+    def fill(self, call: Binding, outs: Outputs) -> Refill | None:
+        """:meth:`into` with a workspace of its own; and how to do so for calls that differ in addresses alone."""
+        self.into(call, outs, None)
+        return None
+
+    def compile(self, call: Binding) -> None:
+        """Compile what ``call`` launches without launching it. Several threads may do so in parallel."""
+        raise NotImplementedError(f"{type(self).__name__} {self.name} compiles nothing")
+
+    def refuses(self, call: Binding) -> str:
+        """Empty when the kernel takes this call with this config, else the reason."""
+        for dtype in call.dtypes.values() if self.dtypes else ():
+            if str(dtype).removeprefix("torch.") not in self.dtypes:
+                return f"it takes {' and '.join(self.dtypes)}, not {dtype}"
+        verdict = True if self.supports is None else self.supports(*call.args)
+        return "" if verdict is True else (verdict or "supports() returned False")
+
+    def unpacked(self, call: Binding) -> str:
+        """Empty when a compiled package can hold the kernel for ``call``, else the reason."""
+        return f"{self.name}, launched by Python on {self.device}"
+
+    def serving(self, call: Binding) -> Self | str:
+        """The kernel with the config of a call that nobody has tuned, or the reason why it does not take the call."""
+        if reason := self.refuses(call):
+            return reason
+        return self if self.space is None else self.variant(self.space.default(call.env))
+
+    def variant(self, config: Config) -> Self:
+        """This kernel with the values of ``config``; made once."""
+        variant = self._variants.get(config)
+        if variant is None:
+            made = copy.copy(self)
+            made.config, made._variants = config, {}
+            if config.items:
+                made.configure(config.as_dict())
+            variant = self._variants.setdefault(config, made)
+        return variant
+
+    def configure(self, values: Values) -> None:
+        """Run with these values from now on: called on a copy that nobody else holds, if there are ``configs=``."""
+        raise NotImplementedError(f"{type(self).__name__} {self.name} takes no configs")
+
+
+class Implementation(ABC):
+    """Code that can become a kernel of any op whose arguments it takes.
+
+    A Python function is wrapped in one (``dispatch/python_kernel.py``); ``sl.cabi(...)`` returns one; so may a library
+    of yours.
+    """
+
+    native_configs: ClassVar[bool] = False  # C code reads the values of a config: integers, by position
+    configs: Configs | None = None  # those that it brings along, where ``Op.kernel`` gives none
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the kernel is called, unless its author says otherwise."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """What digests see: another text when the code does something else."""
+
+    @abstractmethod
+    def bind(self, spec: OpSpec, terms: Terms) -> Kernel:
+        """The kernel of the op ``spec``; work that a call needs is left to the first call."""
+
+    def devices(self, device: str) -> tuple[str, ...]:
+        """The device types for which a kernel is bound when one for ``device`` is asked."""
+        return (device,)
+
+    def keywords(self, spec: OpSpec) -> frozenset[str] | None:
+        """The names that a config may have, or None for any."""
+        return None
+
+
+def read_terms(
+    spec: OpSpec,
+    implementation: Implementation,
+    device: str,
+    *,
+    name: str | None = None,
+    workspace: str | None = None,
+    dtypes: Iterable[str] = (),
+    supports: Supports | None = None,
+    configs: Configs | None = None,
+    default: Default | None = None,
+    prior: Prior | None = None,
+) -> Terms:
+    """The keywords of ``Op.kernel`` as data. SL105 and SL116 for a workspace or configs that cannot be."""
+    scratch = read_workspace(spec, workspace) if workspace else None
+    taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
+    label, keywords = name or implementation.name, implementation.keywords(spec)
+    native, configs = implementation.native_configs, implementation.configs if configs is None else configs
+    space = read_space(spec, label, configs, default, prior, keywords=keywords, native=native)
+    identity = f"{implementation.identity}/{workspace}/{taken}" + (f"/{space.identity}" if space else "")
+    return Terms(label, device.partition(":")[0], identity, taken, supports, scratch, space)
+
+
+def require_device_type(spec: OpSpec, device: object) -> None:
+    """SL122 unless ``device`` is a text; ``@op.kernel`` without its parentheses is handed the function."""
+    if not isinstance(device, str):
+        got, expected = f"a {type(device).__name__} as the device type", 'a text such as "cpu"'
+        raise error("SL122", where=f"{spec.name}, kernel", got=got, expected=expected)
+
+
+# By language of a template: what makes a kernel of its own of one. Set by ``shiplap``.
+makers: dict[str, Callable[[OpSpec, Terms, Template], Kernel]] = {}
+
+
+def template_kernel(spec: OpSpec, template: Template) -> Kernel | None:
+    """A template as a kernel of its name with its configs. None where its language has no kernels of their own."""
+    make = makers.get(template.language)
+    if make is None:
+        return None
+    configs = None if template.configs == ({},) else template.configs
+    space = read_space(spec, template.name, configs, None, None)
+    return make(spec, Terms(template.name, template.device, template.identity, space=space), template)

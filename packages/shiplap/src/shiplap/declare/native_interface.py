@@ -1,0 +1,94 @@
+"""What an op and the native binding of its C ABI kernels know of each other, as data and one interface.
+
+The binding itself is ``shiplap.kernels.native.binding``: it builds, caches and attaches what is described here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from shiplap.errors import ShiplapError
+
+
+class NativeEntrance(ABC):
+    """What torch calls for an op that has had native code: that code, or Python."""
+
+    @abstractmethod
+    def refusal(self, cause: Exception) -> ShiplapError | None:
+        """The error that ``cause`` stands for, if native code raised it: what was refused last on this thread."""
+
+
+class NativeBinding(ABC):
+    """Native code that serves an op, ahead of ``Op.execute``."""
+
+    library: Path
+
+    @property
+    @abstractmethod
+    def devices(self) -> tuple[str, ...]:
+        """Device types that it serves."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let Python serve until native code is attached again."""
+
+    @abstractmethod
+    def update_choices(self) -> None:
+        """The choices in force have changed: the native code holds a copy."""
+
+
+@dataclass(eq=False)  # one kernel's state is no other's, whatever the values
+class NativeForm:
+    """The C function behind a kernel, and how far the native binding has come with it; shared by all configs.
+
+    Attributes:
+        library: path of its library, to be located. ``symbol``: the function's name there.
+        strided: arguments that it takes with any strides. ``align``: bytes. What it asks of addresses.
+        signature: the stamp of the prototype that the library must have been built with.
+        calls: how many Python has served, less than 0 once nobody counts: attached, refused or held.
+        why: why there is no native binding, if so. ``place``: the folder of the library that is built.
+    """
+
+    library: Path
+    symbol: str
+    strided: frozenset[str]
+    align: int
+    signature: str
+    calls: int = 0
+    why: str = ""
+    place: Path = Path()
+
+    generated: ClassVar[bool] = False  # the function is part of the binding, which :meth:`source` has; no library
+
+    def source(self, packed: bool = False) -> str:
+        """The C++ of a generated function, or empty. ``packed``: with all that this process has compiled for it."""
+        return ""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it has a place in a binding that this machine builds for other ops."""
+        return True
+
+    def missing(self) -> str:
+        """What a library of this function would lack in a program without Python, or empty."""
+        return ""
+
+    def connect(self, binding: ctypes.CDLL) -> None:
+        """``binding``, which has the function, has been opened."""
+
+    @property
+    def counting(self) -> bool:
+        """Whether calls are counted, since native code may take over."""
+        return self.calls >= 0
+
+    def settle(self, why: str = "") -> None:
+        """Count no more: native code is attached, or will not be, for the reason ``why``."""
+        self.calls, self.why = -1, why
+
+    def resume(self) -> None:
+        """Count from the start: the next calls may attach native code."""
+        self.calls = 0

@@ -1,0 +1,79 @@
+"""Objects as arguments: what a schema, a trace and an audit see of an ``sl.Opaque``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NoReturn
+
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.values import Args, Opaque, Value
+from shiplap.errors import error
+from shiplap.torch_private import opaque
+
+
+def schema_name(cls: type[Opaque], where: str) -> str:
+    """What a schema calls ``cls``. SL103 where torch cannot know it."""
+    if opaque.REASON:
+        fix = "pass a number by which your library finds the object, or use a newer torch"
+        raise error("SL103", where=where, got=f"{cls.__qualname__}: {opaque.REASON}", expected="torch 2.13", fix=fix)
+    if "<" in cls.__qualname__ or not f"{cls.__module__}.{cls.__qualname__}".isascii():
+        raise error(
+            "SL103",
+            where=where,
+            got=f"{cls.__qualname__}, defined in a function",
+            expected="a class that its module has by name",
+            fix="define the class at the top of a module",
+        )
+    return opaque.register(cls, cls.fields)
+
+
+class _Seen:
+    """What a trace may read of an object: its fields."""
+
+    def __init__(self, op: str, value: Opaque) -> None:
+        self._op, self._value = op, value
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._value.fields:
+            return opaque.read(self._value, name)
+        self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        kind = type(self._value).__name__
+        raise error(
+            "SL132",
+            where=self._op,
+            got=f"{kind}.{name}",
+            expected=f"one of {', '.join(self._value.fields)}" if self._value.fields else "no attribute",
+            fix=f'write class {kind}(sl.Opaque, fields=("{name}",)), if sizes depend on that attribute',
+        )
+
+
+def shown(spec: OpSpec, args: Args) -> Args:
+    """``args`` as the reference sees them while a graph is traced."""
+
+    def seen(value: Value) -> Any:
+        plain = opaque.real(value)
+        return _Seen(spec.name, plain) if isinstance(plain, Opaque) else value
+
+    return tuple(map(seen, args)) if any(a.scalar == "object" for a in spec.args) else args
+
+
+def fields_of(value: Opaque) -> list[Any]:
+    """What compiled code is guarded on."""
+    return [opaque.read(value, name) for name in value.fields]
+
+
+def sample(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> Opaque:
+    """An object for the audit. SL502 where the class does not say how to make one."""
+    make = inspect.getattr_static(cls, "sample", None)
+    if make is None:
+        raise error(
+            "SL502",
+            where=f"{op}, argument {argument!r}",
+            got=f"no way to make a {cls.__name__}",
+            expected=f"a class method {cls.__name__}.sample(rng, sizes), or @op.samples",
+            fix=f"write {cls.__name__}.sample, which makes an object that fits the sizes",
+        )
+    made: Opaque = cls.sample(rng, sizes)
+    return made

@@ -1,0 +1,123 @@
+"""The return annotation of a declaration → its outputs and results.
+
+Most ops return fresh tensors whose sizes the declaration gives: their ``outputs``. Results of any other kind are
+``Return`` values: arguments that were written to, views, lists of tensors, tensors that may be absent, and scalars.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import typing
+from collections.abc import Iterable, Sequence
+
+from shiplap.declare.annotation import read_argument
+from shiplap.declare.spec import Arg, Output, Return
+from shiplap.errors import ShiplapError, error
+
+
+def plain(name: str) -> bool:
+    """Whether ``name`` may stand in a schema and in generated code."""
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+
+
+def read_results(
+    name: str,
+    args: Sequence[Arg],
+    annotation: object,
+    names: Sequence[str],
+    aliases: str | Iterable[str | None],
+    sizes: str,
+) -> tuple[tuple[Output, ...], tuple[Return, ...], bool]:
+    """``(outputs, returns, traced)`` of an ``OpSpec``. SL109 or SL130 for what cannot be returned."""
+    where = f"{name}, return"
+    if sizes not in ("declared", "reference"):
+        raise error("SL109", where=name, got=f"sizes={sizes!r}", expected="'declared' or 'reference'", fix="choose one")
+    parts = _parts(where, annotation, any(a.mutated for a in args))
+    shared = _aliases(where, args, aliases, len(parts))
+    returns = _returns(where, parts, shared, _result_names(where, args, names, shared))
+    made = [r for r in returns if not r.alias]
+    placed = any(a.tensor is not None and not a.optional for a in args)
+    special = any(r.tensor is None or r.many or r.optional for r in made)
+    traced = sizes == "reference" or special or not placed
+    outputs = () if traced else tuple(Output(r.name, r.tensor) for r in made if r.tensor is not None)
+    return outputs, returns if traced or any(shared) else (), traced
+
+
+def _parts(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
+    """The annotations of the results: those of ``tuple[A, B]``, none for None."""
+    if annotation is None or annotation is type(None):
+        if not writes:
+            raise error("SL109", where=where, got="None", expected="a result, or mutates=(...)")
+        return ()
+    args = typing.get_args(annotation)
+    parts = args if typing.get_origin(annotation) is tuple and args and args[-1] is not ... else (annotation,)
+    return tuple(parts)
+
+
+def _aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | None], count: int) -> tuple[str, ...]:
+    """For each result the argument that it is, or views; empty for a fresh one. SL130 unless they fit."""
+    aliases = (given,) if isinstance(given, str) else tuple(given)
+    if not aliases:
+        return ("",) * count
+    tensors = [a.name for a in args if a.tensor is not None]
+    if len(aliases) != count:
+        got, expected = f"{len(aliases)} entries in aliases=", f"{count}, one for each result"
+        raise error("SL130", where=where, got=got, expected=expected)
+    for alias in aliases:
+        if alias and alias not in tensors:
+            expected = f"None, or one of {', '.join(tensors)}"
+            raise error("SL130", where=where, got=f"aliases={alias!r}", expected=expected)
+    return tuple(alias or "" for alias in aliases)
+
+
+def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared: Sequence[str]) -> list[str]:
+    """A name for each result: the argument's for one that is an argument, ``outputs=`` names the others."""
+    fresh = sum(not s for s in shared)
+    names = list(given) or (["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)])
+    if len(names) != fresh:
+        raise error("SL109", where=where, got=f"{len(names)} names in outputs=", expected=f"{fresh} names")
+    used = {a.name for a in args} | {"workspace"}  # keywords of kernels
+    taken = [n for i, n in enumerate(names) if n in names[:i] or n in used or not plain(n)]
+    if taken:
+        raise error(
+            "SL109",
+            where=where,
+            got=f"output name {taken[0]!r}",
+            expected="new names of ASCII letters, none an argument's, nor workspace",
+            fix='give outputs=("name", ...)',
+        )
+    rest = iter(names)
+    return [s or next(rest) for s in shared]
+
+
+def _read(name: str, annotation: object, where: str) -> Arg:
+    """A result as an argument of the same kind. SL109 for what no schema returns."""
+    try:
+        return read_argument(name, annotation, where)
+    except ShiplapError as e:
+        if e.id != "SL103":
+            raise
+        shown = "no annotation" if annotation is inspect.Parameter.empty else e.got
+        raise error("SL109", where=where, got=shown, expected=_EXPECTED) from None
+
+
+_EXPECTED = (
+    "jaxtyping tensors, lists of them, int, float, bool, str or another scalar of torch's schemas, or one | None"
+)
+
+
+def _returns(where: str, parts: Sequence[object], shared: Sequence[str], names: Sequence[str]) -> tuple[Return, ...]:
+    returns = []
+    for name, part, alias in zip(names, parts, shared, strict=True):
+        at = f"{where} {name!r}"
+        arg = _read(name, part, where)
+        if arg.cls is not None:
+            raise error("SL109", where=where, got=arg.kind, expected=_EXPECTED, fix="return its fields")
+        if arg.absent or arg.length or (arg.optional and (arg.many or alias)):
+            expected = "tensors or scalars, lists of them without None, or one that may be None"
+            raise error("SL109", where=where, got=str(part), expected=expected, fix="return an empty list, or a tuple")
+        if alias and arg.tensor is None:
+            raise error("SL130", where=at, got=str(part), expected="a tensor, which an argument can be")
+        returns.append(Return(name, arg.tensor, arg.scalar, arg.many, arg.optional, alias))
+    return tuple(returns)

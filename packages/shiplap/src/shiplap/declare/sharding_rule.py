@@ -1,0 +1,72 @@
+"""``ShardingRule``: how the arguments of a call are sharded over ranks, and how its results are combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from shiplap.declare.spec import OpSpec
+from shiplap.errors import error
+
+Part: TypeAlias = int | Literal["whole", "sum", "max", "min"]
+"""What one rank has of a tensor: its shard along an axis (an int), the whole tensor, or a partial result that is
+combined with those of the other ranks by a sum, a maximum or a minimum."""
+
+PARTS = ("whole", "sum", "max", "min")
+FailureHook: TypeAlias = Callable[[Any, Sequence[Any], Exception], bool]
+failure_hooks: list[FailureHook] = []
+"""Functions of an op, its arguments and the error of a failed call. One raises a clearer error, or returns whether the
+call should be tried once more."""
+
+
+@dataclass(frozen=True)
+class ShardingRule:
+    """How the tensors of a call are distributed over one dimension of a device mesh.
+
+    Attributes:
+        name: the sharded dim of the declaration, or ``"declared"`` for a rule of :meth:`Op.sharding`.
+        inputs: pairs of the name of a tensor argument and its :data:`Part`.
+        outputs: the part of each output.
+        empty: whether the shard of a rank may be empty.
+    """
+
+    name: str
+    inputs: tuple[tuple[str, Part], ...]
+    outputs: tuple[Part, ...]
+    empty: bool = True
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name} {_show(part)}" for name, part in self.inputs)
+        return f"{self.name}: {given} → {', '.join(map(_show, self.outputs))}"
+
+
+def _show(part: Part) -> str:
+    return f"cut along {part}" if isinstance(part, int) else part
+
+
+def read_sharding(spec: OpSpec, inputs: Mapping[str, Part], outputs: Part | Sequence[Part]) -> ShardingRule:
+    """The declared rule. Raises SL218 for a name that is no tensor argument, and for an axis that does not exist."""
+    given: list[Any] = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    names = [a.name for a in spec.tensors]
+    where = f"{spec.name}.sharding"
+    if not isinstance(inputs, Mapping):
+        raise error("SL218", where=where, got=repr(inputs), expected="a dict of arguments and their parts")
+    for name in inputs:
+        if name not in names:
+            raise error("SL218", where=where, got=f"{name!r}", expected=f"one of {', '.join(names)}")
+    if len(given) != len(spec.outputs):
+        raise error("SL218", where=where, got=f"parts of {len(given)} outputs", expected=f"{len(spec.outputs)}")
+    if spec.mutated or any(a.many for a in spec.args):
+        got = "an op that writes to its arguments, or takes lists of tensors"
+        raise error("SL218", where=where, got=got, expected="an op of tensors that returns new ones")
+    types = {a.name: a.tensor for a in spec.tensors} | {f"output {i}": o.tensor for i, o in enumerate(spec.outputs)}
+    parts = {name: inputs.get(name, "whole") for name in names}
+    for name, part in [*parts.items(), *((f"output {i}", part) for i, part in enumerate(given))]:
+        tensor = types[name]
+        known = isinstance(part, str) and part in PARTS
+        if type(part) is int and tensor is not None:
+            known = part >= 0 and (tensor.variadic or part < len(tensor.dims))
+        if not known:
+            raise error("SL218", where=f"{where}, {name}", got=repr(part), expected=f"an axis of {tensor}, or {PARTS}")
+    return ShardingRule("declared", tuple(parts.items()), tuple(given))

@@ -1,0 +1,371 @@
+"""A Python function → ``OpSpec``: reads the signature, checks that torch can carry it, relates the sizes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TypedDict
+
+from shiplap.declare.annotation import read_argument
+from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.return_annotation import plain, read_results
+from shiplap.declare.schema import numbered
+from shiplap.declare.spec import Arg, Dim, OpSpec
+from shiplap.declare.value_kinds import mismatch
+from shiplap.errors import error
+
+RESERVED = ("default", "raw")  # overloads: torch's word for none, and the part of an op below autograd
+AUTOCAST_RULES = ("widest", "autocast", "float32", None)
+
+
+class Declaration(TypedDict, total=False):
+    """What is declared beside the signature: the keywords of ``@sl.op``, which documents them, and ``@sl.adopt``."""
+
+    dims: Mapping[str, str]
+    bounds: Mapping[str, str]
+    requires: Iterable[str]
+    mutates: Iterable[str]
+    contiguous: Iterable[str]
+    outputs: Iterable[str]
+    autocast: str | None
+    library: Iterable[str]
+    tolerance: tuple[float, str] | None
+    aliases: str | Iterable[str | None]
+    static: Iterable[str]
+    sizes: str
+    nondifferentiable: Iterable[str]
+    random: str
+    unordered: Iterable[str]
+
+
+def read_spec(
+    name: str,
+    fn: Callable[..., object],
+    *,
+    dims: Mapping[str, str] = MappingProxyType({}),
+    bounds: Mapping[str, str] = MappingProxyType({}),
+    requires: Iterable[str] = (),
+    mutates: Iterable[str] = (),
+    contiguous: Iterable[str] = (),
+    outputs: Iterable[str] = (),
+    autocast: str | None = "widest",
+    library: Iterable[str] = (),
+    tolerance: tuple[float, str] | None = None,
+    aliases: str | Iterable[str | None] = (),
+    static: Iterable[str] = (),
+    sizes: str = "declared",
+    nondifferentiable: Iterable[str] = (),
+    random: str = "",
+    unordered: Iterable[str] = (),
+) -> OpSpec:
+    """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
+    check_name(name)
+    if not inspect.isfunction(fn):
+        raise error(
+            "SL103",
+            where=name,
+            what="the decorated object is not a function",
+            got=f"a {type(fn).__name__}",
+            expected="a function defined with def",
+            fix="write a function that calls the object; put @staticmethod above @sl.op",
+        )
+    if autocast not in AUTOCAST_RULES:
+        raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
+    hints, fixed = _hints(fn), set(_names(static))
+    args = tuple(_arguments(name, fn, hints, set(_names(mutates)), set(_names(contiguous)), fixed))
+    returned = hints.get("return", inspect.Parameter.empty)
+    outs, returns, traced = read_results(name, args, returned, _names(outputs), aliases, sizes)
+    dims = {**broadcast_dims(args, dims), **dims}
+    spec = OpSpec(
+        name,
+        args,
+        outs,
+        returns=returns,
+        traced=traced,
+        dims=tuple((k, Expr.parse(v, f"{name}, dims[{k!r}]")) for k, v in dims.items()),
+        bounds=tuple((k, Expr.parse(v, f"{name}, bounds[{k!r}]")) for k, v in bounds.items()),
+        requires=tuple(Expr.parse(v, f"{name}, requires") for v in (*_names(requires), *_lengths(args))),
+        autocast=autocast,
+        library=_names(library),
+        doc=inspect.getdoc(fn) or "",
+        tolerance=_tolerance(name, tolerance),
+        detached=_names(nondifferentiable),
+        random=random,
+        unordered=_names(unordered),
+    )
+    _check(spec)
+    _check_detached(spec)
+    _check_random(spec)
+    _check_unordered(spec)
+    return spec
+
+
+def _check_detached(spec: OpSpec) -> None:
+    """SL119 unless ``nondifferentiable=`` names tensors that are not written to, of an op without views."""
+    where = f"{spec.name}, nondifferentiable="
+    if spec.detached and spec.view:
+        fix = "call detach() in the reference, through which torch sees"
+        raise error("SL119", where=where, got="an op whose result may be a view", expected="fresh results", fix=fix)
+    known = [a.name for a in spec.tensors if not a.mutated] + list(spec.results)
+    for name in spec.detached:
+        if name not in known:
+            got = f"{name!r}, which the op writes to" if name in spec.mutated else repr(name)
+            raise error("SL119", where=where, got=got, expected=f"one of {', '.join(known)}")
+
+
+def _check_random(spec: OpSpec) -> None:
+    """SL120 unless ``random=`` names an int, a tensor of integers or a generator, or is ``"global"``."""
+    seeds = [a.name for a in spec.args if a.scalar in ("int", "Generator") or _integers(a)]
+    if spec.random and (spec.random not in (*seeds, "global") or spec.view):
+        got = "an op whose result may be a view" if spec.view else repr(spec.random)
+        expected = ", ".join([*map(repr, seeds), "'global'"])
+        raise error("SL120", where=f"{spec.name}, random=", got=got, expected=f"one of {expected}")
+
+
+def _integers(arg: Arg) -> bool:
+    kind = arg.tensor
+    return kind is not None and not (arg.many or arg.mutated) and all("int" in n for n in kind.dtypes or ("float",))
+
+
+def _check_unordered(spec: OpSpec) -> None:
+    """SL121 unless ``unordered=`` names tensors that have as many rows, and no others."""
+    where, rows = f"{spec.name}, unordered=", set()
+    kinds = {r.name: r.tensor for r in spec.made if not (r.many or r.optional)} if spec.traced else {}
+    kinds |= {o.name: o.tensor for o in spec.outputs}
+    for name in spec.unordered:
+        kind = kinds.get(name)
+        if kind is None or not kind.dims or kind.dims[0].kind == "variadic":
+            known = [n for n, t in kinds.items() if t is not None and t.dims]
+            raise error("SL121", where=where, got=repr(name), expected=f"one of {', '.join(known)}")
+        rows.add(str(kind.dims[0]))
+    if len(rows) > 1:
+        raise error("SL121", where=where, got=f"{' and '.join(sorted(rows))} rows", expected="as many rows of each")
+
+
+def _tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:
+    """SL118 unless it is a positive number and a reason."""
+    if given is None:
+        return None
+    value, reason = given if isinstance(given, tuple) and len(given) == 2 else (given, "")
+    if not isinstance(value, (int, float)) or not 0 < value < 1 or not isinstance(reason, str) or not reason.strip():
+        raise error("SL118", where=name, got=repr(given), expected="(a number between 0 and 1, the reason)")
+    return float(value), reason.strip()
+
+
+def check_name(name: object) -> None:
+    """SL101 unless ``name`` is ``"namespace::name"``; ``@sl.op`` without its parentheses is handed the function."""
+    if isinstance(name, str):
+        namespace, _, opname = name.partition("::")
+        opname, dot, overload = opname.partition(".")
+        named = not dot or (plain(overload) and overload not in RESERVED)
+        if not (plain(namespace) and plain(opname) and named):
+            raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
+        return
+    shown = name.__name__ if inspect.isfunction(name) or inspect.isclass(name) else name
+    raise error("SL101", where="@sl.op", got=f"{type(name).__name__} {shown}", expected="namespace::name")
+
+
+def read_arguments(name: str, fn: Callable[..., object]) -> tuple[Arg, ...]:
+    """The annotated parameters of ``fn`` as data, for functions that are no ops; raises SL1xx as ``read_spec`` does."""
+    return tuple(_arguments(name, fn, _hints(fn), set(), set(), set()))
+
+
+def _lengths(args: Iterable[Arg]) -> Iterable[str]:
+    """Preconditions that follow from lists of fixed length, which torch does not check."""
+    return (f"len({a.name}) == {a.length}" for a in args if a.length and not (a.optional or a.many))
+
+
+def _names(value: Iterable[str]) -> tuple[str, ...]:
+    """``mutates="cache"`` is one name, not five letters."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _hints(fn: Callable[..., object]) -> dict[str, object]:
+    """Evaluated annotations, also under ``from __future__ import annotations`` and for classes local to a function."""
+    scope = dict(vars(sys.modules.get(fn.__module__, typing)))
+    closure = inspect.getclosurevars(fn)
+    try:
+        return typing.get_type_hints(fn, globalns={**scope, **fn.__globals__}, localns={**closure.nonlocals})
+    except NameError as e:
+        raise error(
+            "SL102",
+            where=fn.__qualname__,
+            got=str(e),
+            expected="annotations that can be evaluated",
+            fix="import the name at run time, at module level",
+        ) from None
+
+
+def _arguments(
+    name: str,
+    fn: Callable[..., object],
+    hints: dict[str, object],
+    mutates: set[str],
+    contiguous: set[str],
+    static: set[str],
+) -> Iterable[Arg]:
+    parameters = inspect.signature(fn).parameters
+    for unknown in (mutates | contiguous | static) - parameters.keys():
+        raise error("SL107", where=name, got=unknown, expected=f"one of {', '.join(parameters)}")
+    for p in parameters.values():
+        where = f"{name}, argument {p.name!r}"
+        _check_name(where, p)
+        if p.name not in hints:
+            method = "declare a function; in a class, put @staticmethod above @sl.op" if p.name == "self" else ""
+            raise error("SL102", where=where, got=str(p), expected="an annotation", fix=method)
+        arg = replace(
+            read_argument(p.name, hints[p.name], where),
+            default=... if p.default is p.empty else p.default,
+            keyword_only=p.kind is p.KEYWORD_ONLY,
+            mutated=p.name in mutates,
+            contiguous=p.name in contiguous,
+            static=p.name in static,
+        )
+        _check_argument(where, arg)
+        yield arg
+
+
+def _check_name(where: str, p: inspect.Parameter) -> None:
+    """SL103 for a parameter that a schema, or generated code, cannot name."""
+    if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+        raise error("SL103", where=where, got=str(p), expected="named arguments", fix="name each argument")
+    if not plain(p.name) or p.name.startswith("_"):  # names with _ are those of generated code
+        raise error(
+            "SL103",
+            where=where,
+            got=f"the name {p.name}",
+            expected="a name of ASCII letters, no _ first",
+            fix="rename the argument",
+        )
+
+
+def _check_argument(where: str, arg: Arg) -> None:
+    """SL103 or SL107 for what a schema cannot say of an argument."""
+    if arg.has_default and (bad := _bad_default(arg)):
+        raise error(
+            "SL103",
+            where=where,
+            got=f"default {arg.default!r}",
+            expected=bad,
+            fix="use None as the default, in an optional argument",
+        )
+    if arg.static and arg.scalar not in ("int", "list[int]"):
+        fix = "leave it out of static="
+        raise error("SL103", where=where, got=f"static {arg.scalar or 'tensor'}", expected="an int or ints", fix=fix)
+    if arg.mutated and arg.tensor is None:
+        raise error("SL107", where=where, got="not a tensor", expected="a tensor argument, or a list of tensors")
+
+
+def _bad_default(arg: Arg) -> str:
+    """What a schema could carry instead, empty if it carries the default."""
+    numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]
+    if mismatch(arg, arg.default):
+        return f"a default of type {arg.scalar or 'None'}" + (" or None" if arg.optional and arg.scalar else "")
+    if arg.tensor is not None and arg.default is not None:
+        return "None"
+    if arg.default is not None and (why := _unparsed(arg)):
+        return f"no default{' but None' if arg.optional else ''}, which torch cannot parse for {why}"
+    return "a finite number" if any(isinstance(v, float) and not math.isfinite(v) for v in numbers) else ""
+
+
+def _unparsed(arg: Arg) -> str:
+    """The kind of an argument for which torch's schema parser takes no default of this value, or empty."""
+    kind = str(arg.scalar)
+    if kind in ("dtype", "device", "layout", "memory_format"):
+        return "" if numbered(arg.default) else f"{kind} {arg.default}"
+    return arg.kind if kind in ("Generator", "object", "list[Scalar]", "list[str]") else ""
+
+
+def _check(spec: OpSpec) -> None:
+    """What the parts cannot know alone: an input gives the device, every output dim and dtype is determined."""
+    known = _check_dims(spec)
+    _check_bounds(spec, known)
+    scalars = {a.name for a in spec.scalars if not a.optional}
+    for expr in spec.requires:
+        _check_names(f"{spec.name}, requires", expr, known | scalars)
+    classes = {a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.optional}
+    for out in spec.outputs:
+        where = f"{spec.name}, output {out.name!r}"
+        if not out.tensor.concrete and out.tensor.dtype_class not in classes:
+            raise error("SL106", where=where, got=out.tensor.dtype_class, expected=f"one of {sorted(classes)}")
+        for size in out.tensor.dims:
+            _check_output_dim(spec, where, size, known)
+
+
+def _check_dims(spec: OpSpec) -> set[str]:
+    """The names that expressions may use: ``dims=`` sees those of the inputs and of the entries before it."""
+    known = _known_names(spec)
+    for dim, expr in spec.dims:
+        _check_names(f"{spec.name}, dims[{dim!r}]", expr, known - {dim})
+        known.add(dim)
+    kinds: dict[str, str] = {}
+    check_broadcasts(spec, known)
+    for arg in spec.tensors:
+        own = {d.text for d in arg.tensor.dims if d.kind == "name"} if arg.tensor else set()
+        for size in arg.tensor.dims if arg.tensor else ():
+            where = f"{spec.name}, argument {arg.name!r}"
+            if size.expr is not None:
+                _check_names(where, size.expr, known | own)
+            elif kinds.setdefault(size.text, size.kind) != size.kind:
+                raise error(
+                    "SL105",
+                    where=where,
+                    got=f"{size.text!r} as one dim and as *{size.text}",
+                    expected="one meaning a name",
+                )
+    return known
+
+
+def _check_bounds(spec: OpSpec, known: set[str]) -> None:
+    """A bounded dim is new, and the size of some output, from which it is read."""
+    plain = {d.text for o in spec.outputs for d in o.tensor.dims if d.kind == "name"}
+    for dim, expr in spec.bounds:
+        where = f"{spec.name}, bounds[{dim!r}]"
+        if dim in known or dim not in plain:
+            got = "a dim that the inputs determine" if dim in known else "a dim that is no output's size"
+            raise error(
+                "SL104",
+                where=where,
+                got=got,
+                expected="a dim of an output that no input has",
+                fix="remove it from bounds=, or name the output's dim so",
+            )
+        _check_names(where, expr, known)
+
+
+def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> None:
+    if dim.kind == "expr" and dim.expr is not None:
+        _check_names(where, dim.expr, known | set(spec.dynamic))
+    elif dim.kind == "any" or (dim.text not in known | set(spec.dynamic) and dim.kind in ("name", "variadic")):
+        raise error("SL104", where=f"{where}, dim {dim.text!r}", got=dim.text, expected=f"one of {sorted(known)}")
+
+
+def _known_names(spec: OpSpec) -> set[str]:
+    """Dims of inputs that are always there, and int arguments."""
+    named = {
+        d.text
+        for a in spec.tensors
+        if a.tensor
+        for d in a.tensor.dims
+        if d.kind in ("name", "variadic") and d.text != "..." and not a.optional
+    }
+    return named | {a.name for a in spec.scalars if a.scalar in ("int", "list[int]", "bool") and not a.optional}
+
+
+def read_workspace(spec: OpSpec, source: str) -> Expr:
+    """``workspace=``: bytes, from dims, bounds' names excepted, int arguments, ``threads`` and ``itemsize``."""
+    where = f"{spec.name}, workspace"
+    expr = Expr.parse(source, where)
+    _check_names(where, expr, _known_names(spec) | {k for k, _ in spec.dims} | {"threads", "itemsize"})
+    return expr
+
+
+def _check_names(where: str, expr: Expr, known: set[str]) -> None:
+    for unknown in sorted(expr.names - known):
+        raise error("SL105", where=where, got=f"{expr} uses {unknown!r}", expected=f"names among {sorted(known)}")

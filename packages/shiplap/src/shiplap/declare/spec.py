@@ -1,0 +1,277 @@
+"""``OpSpec``: a declaration as frozen data. All else - schema, checks, fake, header, samples, docs - reads it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import EllipsisType
+from typing import Literal
+
+from shiplap.cached_property import cached_property
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.values import Args, Value
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One token of a shape: a named, fixed, anonymous (``_``), variadic (``*batch``, ``...``) or computed dim.
+
+    ``of``: what this size broadcasts to. ``#n`` of an argument ``x`` is a dim of its own, ``x_n``, that is 1 or ``n``.
+    """
+
+    kind: Literal["name", "fixed", "any", "variadic", "expr"]
+    text: str
+    size: int = -1
+    expr: Expr | None = None
+    of: str = field(default="", repr=False)
+
+    def along(self, size: object) -> str:
+        """The dim that a tensor of this ``size`` lies along: of one that is repeated, its own."""
+        return self.of if self.of and size != 1 else self.text
+
+    def __str__(self) -> str:
+        if self.of:
+            return f"#{self.of}"
+        return f"*{self.text}" if self.kind == "variadic" and self.text != "..." else self.text
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Dtype class (``"Float"``), the dtypes it admits (torch names) and the dims."""
+
+    dtype_class: str
+    dtypes: tuple[str, ...]
+    dims: tuple[Dim, ...]
+
+    @cached_property
+    def concrete(self) -> bool:
+        return len(self.dtypes) == 1
+
+    @property
+    def variadic(self) -> bool:
+        return any(d.kind == "variadic" for d in self.dims)
+
+    def __str__(self) -> str:
+        return f'{self.dtype_class}[Tensor, "{" ".join(map(str, self.dims))}"]'
+
+
+ScalarKind = Literal[
+    "int",
+    "float",
+    "bool",
+    "str",
+    "complex",
+    "Scalar",
+    "dtype",
+    "device",
+    "layout",
+    "memory_format",
+    "Generator",
+    "object",
+    "list[int]",
+    "list[float]",
+    "list[bool]",
+    "list[str]",
+    "list[Scalar]",
+]
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One argument: a tensor (``tensor`` set), a tensor list (``many``) or a scalar (``scalar`` set).
+
+    ``length``: of a list that always has as many elements. ``absent``: members of a list of tensors may be None.
+    ``static``: ints that torch never makes symbols. ``cls``: of an object, which is a scalar too.
+    """
+
+    name: str
+    tensor: TensorType | None = None
+    scalar: ScalarKind | None = None
+    many: bool = False
+    optional: bool = False
+    default: Value | EllipsisType = ...
+    keyword_only: bool = False
+    mutated: bool = False
+    contiguous: bool = False
+    length: int = field(default=0, repr=False)
+    absent: bool = field(default=False, repr=False)
+    static: bool = field(default=False, repr=False)
+    cls: type | None = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> str:
+        """What errors call a scalar: its type, the class of an object."""
+        return self.cls.__name__ if self.cls is not None else str(self.scalar)
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not ...
+
+    @property
+    def broadcasts(self) -> dict[str, str]:
+        """Dims that are 1 or another: their names, and those of the others."""
+        return {d.text: d.of for d in self.tensor.dims if d.of} if self.tensor is not None else {}
+
+    @property
+    def form(self) -> str:
+        """What the digest of a declaration sees beside ``repr``: empty for an argument without a special form."""
+        named = f"/{self.cls.__module__}.{self.cls.__qualname__}" if self.cls is not None else ""
+        plain = not (self.length or self.absent or self.static or self.cls)
+        return "" if plain else f"{self.name}/{self.length}/{self.absent}/{self.static}{named}"
+
+
+@dataclass(frozen=True)
+class Output:
+    """One freshly allocated output."""
+
+    name: str
+    tensor: TensorType
+
+
+@dataclass(frozen=True)
+class Return:
+    """One result of an op whose results are not all fresh tensors of declared sizes.
+
+    ``alias``: the argument that the result is, if the op writes to it, or else may be a view of. Any other result is
+    a tensor, a list of them (``many``) or a scalar, and may be None where it is ``optional``.
+    """
+
+    name: str
+    tensor: TensorType | None = None
+    scalar: ScalarKind | None = None
+    many: bool = False
+    optional: bool = False
+    alias: str = ""
+    static: bool = False
+
+    @property
+    def arg(self) -> Arg:
+        """The argument of the same kind."""
+        return Arg(self.name, self.tensor, self.scalar, self.many, self.optional, static=self.static)
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """A declared op: names, arguments, outputs and the expressions that relate their sizes.
+
+    ``outputs`` are fresh tensors whose sizes the declaration determines. ``returns`` has all results, in order, where
+    some are arguments, views, lists or scalars, or where the reference tells the sizes (``traced``). ``detached`` names
+    arguments and results through which no gradient flows. ``random``: the argument that seeds random results, "global"
+    for torch's own generator. ``unordered``: results whose rows are a set, in any order.
+    """
+
+    name: str
+    args: tuple[Arg, ...]
+    outputs: tuple[Output, ...]
+    dims: tuple[tuple[str, Expr], ...] = ()
+    bounds: tuple[tuple[str, Expr], ...] = ()
+    requires: tuple[Expr, ...] = ()
+    autocast: str | None = "widest"
+    library: tuple[str, ...] = field(default=(), repr=False)
+    doc: str = field(default="", compare=False, repr=False)
+    tolerance: tuple[float, str] | None = field(default=None, repr=False)
+    returns: tuple[Return, ...] = field(default=(), repr=False)
+    traced: bool = field(default=False, repr=False)
+    detached: tuple[str, ...] = field(default=(), repr=False)
+    random: str = field(default="", repr=False)
+    unordered: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def namespace(self) -> str:
+        return self.name.split("::")[0]
+
+    @property
+    def opname(self) -> str:
+        """Its name without namespace, ``name.overload`` for a named overload."""
+        return self.name.split("::")[1]
+
+    @property
+    def stem(self) -> str:
+        """What the names of the ops begin with that belong to this one, also where it is an overload."""
+        return self.opname.replace(".", "_")
+
+    @cached_property
+    def tensors(self) -> tuple[Arg, ...]:
+        return tuple(a for a in self.args if a.tensor is not None)
+
+    @cached_property
+    def scalars(self) -> tuple[Arg, ...]:
+        return tuple(a for a in self.args if a.scalar is not None)
+
+    @cached_property
+    def broadcasts(self) -> dict[str, str]:
+        """``x_n`` → ``n`` for each ``#n`` of an argument ``x``."""
+        return {own: of for a in self.args for own, of in a.broadcasts.items()}
+
+    @cached_property
+    def mutated(self) -> tuple[str, ...]:
+        return tuple(a.name for a in self.args if a.mutated)
+
+    @cached_property
+    def returned(self) -> tuple[str, ...]:
+        """Arguments that the op writes to and returns."""
+        return tuple(r.alias for r in self.returns if r.alias and self.arg(r.alias).mutated)
+
+    @cached_property
+    def view(self) -> bool:
+        """Whether a result may be a view of an argument: then the reference, which torch sees through, is the op."""
+        return any(r.alias and not self.arg(r.alias).mutated for r in self.returns)
+
+    @cached_property
+    def made(self) -> tuple[Return, ...]:
+        """The results of a ``traced`` op that are no arguments."""
+        return tuple(r for r in self.returns if not r.alias)
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether each call draws other numbers, from a generator that it leaves in another state."""
+        return self.random == "global" or (bool(self.random) and self.arg(self.random).scalar == "Generator")
+
+    @cached_property
+    def results(self) -> tuple[str, ...]:
+        """The names of what a kernel returns, in order."""
+        return tuple(r.name for r in self.made) if self.traced else tuple(o.name for o in self.outputs)
+
+    @cached_property
+    def dynamic(self) -> dict[str, Expr]:
+        """Data-dependent dims and their bounds."""
+        return dict(self.bounds)
+
+    def arg(self, name: str) -> Arg:
+        return next(a for a in self.args if a.name == name)
+
+    def complete(self, args: Sequence[Value], named: Mapping[str, Value] | None = None) -> Args:
+        """All arguments in declared order: those ``args`` leave out come by name, or are their defaults.
+
+        The caller has seen to it that none is missing: torch's dispatcher, or the signature of the reference.
+        """
+        values = list(args)
+        for arg in self.args[len(args) :]:
+            value = named[arg.name] if named and arg.name in named else arg.default
+            assert not isinstance(value, EllipsisType), f"{self.name}: no argument {arg.name!r}"
+            values.append(value)
+        return tuple(values)
+
+    def split(self, args: Sequence[Value]) -> tuple[Args, dict[str, Value]]:
+        """All arguments in declared order → as a function takes them: keyword-only ones by name."""
+        at = sum(not a.keyword_only for a in self.args)
+        return tuple(args[:at]), {a.name: v for a, v in zip(self.args[at:], args[at:], strict=True)}
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of the declaration (not of its body)."""
+        stated = f"/{self.tolerance}" if self.tolerance else ""
+        stated += "".join(a.form for a in self.args) + (
+            f"/{self.returns}/{self.traced}" if self.returns or self.traced else ""
+        )
+        stated += f"/detached {self.detached}" if self.detached else ""
+        stated += f"/random {self.random}" if self.random else ""
+        stated += f"/unordered {self.unordered}" if self.unordered else ""
+        stated += f"/broadcasts {self.broadcasts}" if self.broadcasts else ""
+        return hashlib.sha256(f"{self!r}{stated}".encode()).hexdigest()[:16]
+
+    @property
+    def tolerated(self) -> float:
+        """What a kernel may be off by besides rounding, relative to a value and its row."""
+        return self.tolerance[0] if self.tolerance else 0.0

@@ -1,0 +1,234 @@
+"""A template as data: kernel source with hooks into which Inductor fuses neighbouring operations.
+
+The package ``fuse`` lowers a template in a compiled graph. A Triton template also serves eager calls, rendered with
+empty hooks (``kernels/triton/template_kernel.py``). A function of PyTorch may stand in place of a file: it is traced
+into the graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
+from typing import TypeAlias, TypedDict
+
+from torch import Tensor
+
+from shiplap.declare.code_digest import source_digest
+from shiplap.declare.config import Configs, Values
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.values import Env, Size, Supports
+from shiplap.errors import error
+from shiplap_headers import include_dir
+
+LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
+INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
+# Inductor knows sizes by how their names begin, and would take such an index for one.
+INDICES = re.compile(r"""(?:load_input\(\s*"\w+",\s*"\w+",|store_output\()\s*\(([^()]*)\)""")
+SIZE = re.compile(r'"((?:s|u|ps|zuf)\w*)"', re.IGNORECASE)
+Grid: TypeAlias = Callable[..., tuple[Size, Size, Size]]  # of sizes, config and a ceiling division: programs
+Traced: TypeAlias = Callable[..., Tensor]  # of all arguments of the op, as the reference
+TableMaker: TypeAlias = Callable[..., Tensor]  # of sizes and scalars
+
+
+class TemplateKeywords(TypedDict, total=False):
+    """The keywords of ``Op.template``.
+
+    Attributes:
+        configs: the values of the compile-time parameters, the default first.
+        grid: Triton only, ``grid(sizes, config, cdiv)`` returns the number of programs along three axes.
+        tables: lookup tables that are computed on the host, ``{name: fn(sizes)}``. Each becomes an input of the kernel.
+        innermost: for an argument, the dim that must be adjacent in memory, ``{"b": "k"}``.
+        supports: ``supports(sizes, dtypes, config)`` returns True, or the reason why the template cannot be used.
+        split_k: Triton only, ``split_k(sizes, config)`` returns the split-K factor: the number of partial sums into
+            which the kernel splits the reduction. With a factor above 1 (``SPLIT_K`` in the template) the kernel stores
+            each partial sum in float32 under the first index of ``store_output``, and shiplap adds the partial sums
+            after the kernel.
+        fuses: ``fuses(sizes)`` says whether fusing neighbours into the kernel is faster than running them after it.
+        default: False restricts the template to calls for which a measurement has chosen it.
+        name: the name of the template, by default that of the file.
+    """
+
+    name: str | None
+    configs: Configs
+    grid: Grid | None
+    tables: Mapping[str, TableMaker] | None
+    innermost: Mapping[str, str] | None
+    supports: Supports | None
+    split_k: Callable[..., int] | None
+    fuses: Callable[..., bool] | None
+    default: bool
+
+
+@dataclass(frozen=True)
+class Template:
+    """One templated kernel of an op for one device type. :class:`TemplateKeywords` documents the fields."""
+
+    name: str
+    device: str
+    language: str
+    source: str = field(repr=False)  # empty for a function
+    configs: tuple[Values, ...] | Callable[..., Iterable[Values]]
+    grid: Grid | None = None
+    tables: tuple[tuple[str, TableMaker], ...] = ()
+    innermost: tuple[tuple[str, str], ...] = ()
+    supports: Supports | None = None
+    split_k: Callable[..., int] | None = None
+    fuses: Callable[..., bool] | None = None
+    default: bool = True
+    function: Traced | None = None
+
+    @property
+    def identity(self) -> str:
+        """The digest of the source, the configs and the code of every function of the template."""
+        named = self.grid, self.supports, self.split_k, self.fuses, self.function
+        functions = [*named, *(fn for _, fn in self.tables)]
+        configs = source_digest(self.configs) if callable(self.configs) else repr([dict(c) for c in self.configs])
+        values = repr((self.innermost, self.default))
+        parts = [self.source, configs, values, *(source_digest(fn) for fn in functions if fn)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def candidates(self, env: Env) -> tuple[Values, ...]:
+        """The configs to consider for these sizes and scalars, the default first."""
+        return tuple(self.configs(env)) if callable(self.configs) else self.configs
+
+
+def read_template(
+    spec: OpSpec,
+    home: str,
+    device: str,
+    source: str | Traced,
+    *,
+    name: str | None = None,
+    configs: Configs = ({},),
+    grid: Grid | None = None,
+    tables: Mapping[str, TableMaker] | None = None,
+    innermost: Mapping[str, str] | None = None,
+    supports: Supports | None = None,
+    split_k: Callable[..., int] | None = None,
+    fuses: Callable[..., bool] | None = None,
+    default: bool = True,
+) -> Template:
+    """Read the template in a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``), or take a function of PyTorch.
+
+    SL114 if it cannot be used.
+    """
+    if callable(source):
+        called, language, text, function = source.__name__, "torch", "", source
+        where = f"{spec.name}, template {called!r}"
+    else:
+        where, function = f"{spec.name}, template {source!r}", None
+        called, language, text = _file(Path(home), source, where)
+    template = Template(
+        name or called,
+        device.partition(":")[0],
+        language,
+        text,
+        configs if callable(configs) else tuple(dict(c) for c in configs),
+        grid,
+        tuple((tables or {}).items()),
+        tuple((innermost or {}).items()),
+        supports,
+        split_k,
+        fuses,
+        default,
+        function,
+    )
+    _check(spec, template, where)
+    if function is not None:
+        _check_traced(spec, template, function, where)
+    return template
+
+
+def _file(home: Path, source: str, where: str) -> tuple[str, str, str]:
+    """Name, language and text of the template in a file."""
+    language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
+    path = home.parent / source
+    if not language:
+        raise error("SL114", where=where, got=f"file name {source!r}", expected=" or ".join(f"*{s}" for s in LANGUAGES))
+    if not path.is_file():
+        raise error("SL114", where=where, got="no such file", expected=f"a file beside {home.name}")
+    return path.name.split(".")[0], language, _included(path, where)
+
+
+def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str) -> None:
+    """SL114 for a function that does not take what the reference takes, and for what configures a kernel."""
+    wanted, taken = [a.name for a in spec.args], list(signature(function).parameters)
+    if taken != wanted:
+        raise error(
+            "SL114", where=where, got=f"a function of {', '.join(taken)}", expected=f"a function of {', '.join(wanted)}"
+        )
+    given = {
+        "grid=": template.grid,
+        "tables=": template.tables,
+        "innermost=": template.innermost,
+        "split_k=": template.split_k,
+        "fuses=": template.fuses,
+        "configs=": template.configs != ({},),
+    }
+    if extra := [name for name, value in given.items() if value]:
+        raise error("SL114", where=where, got=f"{extra[0]} of a function", expected="supports=, default= or name= only")
+
+
+def _check(spec: OpSpec, template: Template, where: str) -> None:
+    """Raise SL114 if the op cannot have a template, or if this template cannot be lowered."""
+    if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
+        raise error(
+            "SL114",
+            where=where,
+            got=f"{len(spec.outputs)} outputs, {len(spec.mutated)} mutated arguments",
+            expected="one output of fixed size, no mutated argument, no tensor list",
+        )
+    triton = template.language == "triton"
+    _check_functions(template, where)
+    if triton and template.grid is None:
+        raise error("SL114", where=where, got="no grid", expected="grid=lambda sizes, config, cdiv: (programs, 1, 1)")
+    if triton and (taken := SIZE.search(" ".join(INDICES.findall(template.source)))):
+        raise error(
+            "SL114",
+            where=where,
+            got=f"an index named {taken[1]!r}",
+            fix="rename the index",
+            expected="a name that does not begin with s, u or ps: Inductor's sizes do",
+        )
+    for argument, dim in template.innermost:
+        tensor = next((a.tensor for a in spec.tensors if a.name == argument), None)
+        if tensor is None or dim not in [d.text for d in tensor.dims]:
+            raise error("SL114", where=where, got=f"innermost={{{argument!r}: {dim!r}}}", expected="an argument's dim")
+    if not triton and template.split_k is not None:
+        raise error("SL114", where=where, got="split_k= in C++", expected="a Triton template, or no split_k=")
+    if not template.configs:
+        raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
+
+
+def _check_functions(template: Template, where: str) -> None:
+    """SL114 for a text or a number, which ``sl.triton`` takes, where a template takes a function of sizes."""
+    given: dict[str, tuple[object, str]] = {
+        "grid=": (template.grid, "sizes, config, cdiv"),
+        "supports=": (template.supports, "sizes, dtypes, config"),
+        "split_k=": (template.split_k, "sizes, config"),
+        "fuses=": (template.fuses, "sizes"),
+    }
+    given |= {f"tables[{name!r}]": (build, "sizes") for name, build in template.tables}
+    for what, (value, of) in given.items():
+        if value is not None and not callable(value):
+            fix = f"write {what} as a function, lambda {of}: ..."
+            raise error("SL114", where=where, got=f"{what} {value!r}", expected=f"a function of ({of})", fix=fix)
+
+
+def _included(path: Path, where: str) -> str:
+    """The text of ``path`` with each ``{% include "file" %}`` replaced by that file, so that digests cover the file.
+
+    An included file is looked for beside ``path`` first, then among the headers that shiplap ships.
+    """
+
+    def read(match: re.Match[str]) -> str:
+        for folder in (path.parent, include_dir()):
+            if (folder / match[1]).is_file():
+                return (folder / match[1]).read_text(encoding="utf-8")
+        raise error("SL114", where=where, got=f"{match[0]}: no such file", expected=f"a file beside {path.name}")
+
+    return INCLUDE.sub(read, path.read_text(encoding="utf-8"))

@@ -1,0 +1,111 @@
+"""The kind of value that each argument takes, and the words of an error for a value of another kind."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.spec import Arg
+
+
+def is_int(value: object) -> bool:
+    """Whatever is an index of 64 bits: NumPy's integers too, and real tensors without dims."""
+    if isinstance(value, torch.SymInt):
+        return True
+    if not hasattr(value, "__index__") or (isinstance(value, Tensor) and (value.dim() or value.is_complex())):
+        return False
+    return _becomes(value, int if isinstance(value, Tensor) else operator.index)
+
+
+def is_float(value: object) -> bool:
+    """Whatever is a number: NumPy's, and real tensors of one element."""
+    if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
+        return True
+    if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        return False
+    return not (isinstance(value, Tensor) and value.is_complex()) and _becomes(value, float)
+
+
+def _becomes(value: object, number: Callable[[Any], float]) -> bool:
+    """Whether ``number`` takes ``value``: arrays and tensors have its method whatever they hold."""
+    try:
+        return not too_large(number(value))
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+def is_text(value: object) -> bool:
+    """What UTF-8 can encode: torch hands it over in that form."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_bool(value: object) -> bool:
+    return isinstance(value, (bool, torch.SymBool))
+
+
+def too_large(value: object) -> bool:
+    return type(value) is int and not -(2**63) <= value < 2**63
+
+
+def kind_of(value: object) -> str:
+    """What an error calls the value."""
+    if value is None:
+        return "None"
+    if too_large(value):
+        return "int beyond 64 bits"
+    if isinstance(value, str) and not (value.isascii() or is_text(value)):
+        return "str that UTF-8 cannot encode"
+    return type(value).__name__
+
+
+# By the word for an element: the class that fits, if all its values do, and the question for other values.
+_ELEMENTS: dict[str, tuple[type | None, Callable[[object], bool]]] = {
+    "int": (int, is_int),
+    "float": (float, is_float),
+    "bool": (bool, is_bool),
+    "str": (None, is_text),
+    "complex": (complex, lambda value: isinstance(value, complex) or is_float(value)),
+    "Scalar": (float, lambda value: isinstance(value, complex) or is_bool(value) or is_float(value)),
+    "dtype": (torch.dtype, lambda value: isinstance(value, torch.dtype)),
+    "device": (torch.device, lambda value: isinstance(value, (torch.device, str))),
+    "layout": (torch.layout, lambda value: isinstance(value, torch.layout)),
+    "memory_format": (torch.memory_format, lambda value: isinstance(value, torch.memory_format)),
+    "Generator": (torch.Generator, lambda value: isinstance(value, torch.Generator)),
+    "tensor": (Tensor, lambda value: isinstance(value, Tensor)),
+}
+
+
+def mismatch(arg: Arg, value: object) -> str:
+    """Empty when ``value`` is what ``arg`` declares, else what it is."""
+    if value is None:
+        return "" if arg.optional else "None"
+    scalar = arg.scalar or "tensor"
+    listed = arg.many or scalar.startswith("list[")
+    if arg.cls is not None:
+        return "" if isinstance(value, arg.cls) else kind_of(value)
+    plain, fits = _ELEMENTS[scalar[5:-1] if listed and arg.scalar else scalar]
+    if not listed:
+        elements: Sequence[object] = (value,)
+    elif isinstance(value, (list, tuple)):
+        elements = value
+    else:
+        return kind_of(value)
+    if arg.length and len(elements) != arg.length:
+        return f"{type(value).__name__} of {len(elements)}"
+    for element in elements:
+        if element is None and arg.absent:
+            continue
+        usual = type(element) is plain and (not isinstance(element, int) or -(2**63) <= element < 2**63)
+        if not usual and not fits(element):
+            return kind_of(element) + (f" in a {type(value).__name__}" if listed else "")
+    return ""

@@ -1,0 +1,6 @@
+"""Dispatch: the registered op and the way of a call, from torch's dispatcher to a kernel or the reference."""
+
+from shiplap.dispatch.adopt import AdoptedOp, adopt
+from shiplap.dispatch.op import Op, op
+
+__all__ = ["AdoptedOp", "Op", "adopt", "op"]

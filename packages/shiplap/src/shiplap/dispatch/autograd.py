@@ -1,0 +1,359 @@
+"""``@op.backward``: the gradient as a function of saved values, told which gradients are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from shiplap import dtypes
+from shiplap.declare.gradient import Backward, Gradient, Shape, shape_of_value
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.values import Args, Result, Value
+from shiplap.dispatch.autograd_function import compile_recorder
+from shiplap.errors import ShiplapError, error
+from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
+from shiplap.torch_private.dispatcher_library import Keys, Overload
+from shiplap.torch_private.mark_mutated import writing
+
+Need: TypeAlias = bool | Sequence[bool]  # whether an argument's gradient is used; of a list, whose
+Nest: TypeAlias = list[int | None] | None  # the length of each list among the arguments, None for all else
+Slot: TypeAlias = int | list[int] | None  # where among the saved tensors an argument is
+
+Record: TypeAlias = Callable[..., Result]  # of a dispatch key set or None, and the arguments of a call
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a recorded call keeps for its backward beside tensors."""
+
+    layout: list[tuple[str, Slot]]
+    scalars: dict[str, Value]
+    shapes: dict[str, Shape]
+
+
+class Context(Protocol):
+    """What of the context of an ``autograd.Function`` is used here. The last two are ours."""
+
+    needs_input_grad: tuple[bool, ...]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]: ...
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+    def mark_dirty(self, *tensors: Tensor) -> None: ...
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
+    shiplap_kept: _Kept
+    shiplap_nest: Nest
+    shiplap_made: Nest
+
+
+class _Run(Protocol):
+    """The backward of a recorded call: a gradient for each argument that the dispatcher left in place."""
+
+    def __call__(self, ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]: ...
+
+
+# One argument, for each costs time: the call, its keywords, and how its arguments and results nest.
+_How: TypeAlias = tuple[Record, dict[str, Value], Nest, list[Nest]]
+_SetUp: TypeAlias = Callable[[Context, Args, Result], None]  # keeps what of a call its backward needs
+
+
+def _make_backward(spec: OpSpec, backward: Backward) -> tuple[_Run, _SetUp]:
+    """``(run, set_up)`` of an ``autograd.Function`` of the op; ``needed`` is its ``needs_input_grad``."""
+    results = spec.results
+    places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(results)}
+    kept = [(n, places[n]) for n in backward.saves if places[n] < 0 or spec.args[places[n]].tensor is not None]
+    scalars = [(a.name, places[a.name]) for a in spec.scalars]
+    tensors = [(a.name, places[a.name]) for a in spec.tensors]
+    single = len(results) == 1
+    unused = dict.fromkeys([name for name, _ in tensors], False)  # the dispatcher strips trailing defaults
+
+    def set_up(ctx: Context, inputs: Args, output: Result) -> None:
+        outs = output if isinstance(output, tuple) else (output,)
+        flat: list[Tensor] = []
+        layout = [(n, _store(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
+        ctx.save_for_backward(*flat)
+        ctx.shiplap_kept = _Kept(
+            layout, {n: inputs[i] for n, i in scalars}, {n: shape_of_value(inputs[i]) for n, i in tensors}
+        )
+
+    def run(ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]:
+        flat, of = ctx.saved_tensors, ctx.shiplap_kept
+        saved = SimpleNamespace(**of.scalars, **{n: _load(flat, slot) for n, slot in of.layout})
+        wanted = unused.copy()
+        for name, i in tensors:
+            if i < len(needed):
+                need = needed[i]
+                asked = need if isinstance(need, bool) else any(need)
+                wanted[name] = asked and of.shapes[name] is not None
+        grad = grads[0] if single else grads
+        gradients = backward.gradients(spec, of.shapes, grad, saved, SimpleNamespace(**wanted))
+        # One answer for each argument that the dispatcher left in place; a list, even an empty one, gets a list.
+        return tuple(
+            [
+                _answer(gradients.get(arg.name) if wanted.get(arg.name) else None, need)
+                for arg, need in zip(spec.args, needed, strict=False)
+            ]
+        )
+
+    return run, set_up
+
+
+def _missing_backward(spec: OpSpec) -> tuple[_Run, _SetUp]:
+    """A backward that says SL304 instead of silently dropping the gradient."""
+
+    def run(ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]:
+        raise _ungraded(spec, "a gradient was requested")
+
+    return run, lambda ctx, inputs, output: None
+
+
+def _ungraded(spec: OpSpec, got: str) -> ShiplapError:
+    """SL304, with what to do about an op that writes to its arguments: it cannot have a backward."""
+    fix = "call the op under torch.no_grad(), or pass .detach()" if spec.mutated else ""
+    return error("SL304", where=spec.name, got=got, expected="no gradient", fix=fix)
+
+
+def _recorders(
+    spec: OpSpec, backward: Backward | None, changes: Sequence[int]
+) -> tuple[dispatcher_transforms.Recorder, dispatcher_transforms.Recorder]:
+    """What records a call of the op, at large and at one level of torch.func. ``changes``: the places of arguments that
+    are written to, which come behind the outputs and carry the error of a missing backward."""
+    run, set_up = _make_backward(spec, backward) if backward is not None else _missing_backward(spec)
+    without, traced = _places(spec), spec.traced
+    special = bool(without or traced or changes)
+
+    def forward(ctx: Context, how: _How, *flat: Value) -> Result:
+        call, kwargs, nest, made = how
+        ctx.shiplap_nest, args = nest, cast("Args", _nested(flat, nest))
+        output = call(*args, **kwargs)
+        set_up(ctx, spec.complete(args, kwargs), output)
+        if not special:
+            return output
+        if without:
+            ctx.mark_non_differentiable(*_tensors(_named(output, without)))
+        if traced:
+            output, ctx.shiplap_made = _flat_results(spec, output)
+            made.append(ctx.shiplap_made)
+        if not changes:
+            return output
+        written = tuple(t for t in _tensors(args[i] for i in changes) if _carries(t))
+        ctx.mark_dirty(*written)
+        return *(output if isinstance(output, tuple) else (output,) if spec.outputs else ()), *written
+
+    def gradients(ctx: Context, *grads: Tensor) -> tuple[Gradient, ...]:
+        nest = ctx.shiplap_nest
+        of_results = _nested(grads, ctx.shiplap_made) if traced else grads
+        answers = run(ctx, _nested(ctx.needs_input_grad[1:], nest), *cast("tuple[Tensor, ...]", of_results))
+        return (None, *(answers if nest is None else _flat(answers)))
+
+    name, members = f"{spec.opname}_backward", {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
+    return dispatcher_transforms.function(name, members), dispatcher_transforms.level_function(name, members)
+
+
+def make_autograd(
+    spec: OpSpec, overload: Overload, below: Record, reference: Record, backward: Backward | None
+) -> tuple[Record, dispatcher_transforms.Recorder | None]:
+    """The implementation of the Autograd key: ``below``, the op below autograd, recorded where a gradient is asked for.
+
+    Beside it what records plain calls of positional arguments, for those who know that theirs is one; None where all
+    calls need more. ``overload`` is what transforms of torch.func further out must see. A tangent (forward mode) is
+    that of ``reference``, which is what the op computes.
+    """
+    changes = [i for i, a in enumerate(spec.args) if a.mutated]
+    keyed = bool(changes) or any(a.keyword_only for a in spec.tensors)  # all go by position: such tensors count, too
+    if keyed:
+        below, reference = _by_keyword(spec, below), _by_keyword(spec, reference)
+    if changes:
+        below = writing(below, changes)
+    listed = any(a.many for a in spec.args)
+
+    def at_this_level(keys: Keys | None) -> Record:
+        call = dispatcher_transforms.below_autograd(overload, keys)
+        return _by_keyword(spec, call) if keyed else call
+
+    function, at_level = _recorders(spec, backward, changes)
+    plain = compile_recorder(spec, backward)
+
+    def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
+        transformed = dispatcher_transforms.active()
+        if plain is not None and not transformed and not kwargs:
+            asked = torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*args)
+            return plain.apply(below, *args) if asked else below(*args)
+        if keyed:
+            args, kwargs = spec.complete(args, kwargs), {}
+        if transformed and dispatcher_transforms.carries_tangent((*args, *kwargs.values())):
+            if changes:
+                raise _ungraded(spec, "a tangent was requested (forward mode)")
+            return reference(*args, **kwargs)
+        # autograd.Function looks at tensors, not at lists of them
+        flat = _flat(cast("Sequence[Any]", args)) if listed else args
+        if not (torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in flat)):
+            return below(*args, **kwargs)
+        if changes and not transformed and any(t.requires_grad for t in _tensors(args[i] for i in changes)):
+            return below(*args, **kwargs)  # whose checks refuse it
+        nest = [len(a) if isinstance(a, (list, tuple)) else None for a in args] if listed else None
+        made: list[Nest] = []
+        if not transformed:
+            result = function.apply((below, kwargs, nest, made), *flat)
+            if made:
+                return _results(result, made)
+            return _first(result, len(spec.outputs)) if changes else result
+        if changes:
+            raise _ungraded(spec, "a gradient was requested by a transform of torch.func")
+        return _results(
+            dispatcher_transforms.apply_at_level(at_level, (at_this_level(keys), kwargs, nest, made), *flat), made
+        )
+
+    return (_with_detached(spec, autograd), None) if spec.detached else (autograd, plain)
+
+
+def _with_detached(spec: OpSpec, record: Record) -> Record:
+    """``record`` of arguments that carry no gradient where none flows through them: all, if no result has one."""
+    alone = {*spec.results} <= {*spec.detached} and not spec.mutated
+    cut = {a.name for a in spec.tensors if alone or a.name in spec.detached}
+    places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]
+
+    def recorded(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
+        values = list(args)
+        for i, name in places:
+            if i < len(values):
+                values[i] = _detached(values[i])
+            elif name in kwargs:
+                kwargs[name] = _detached(kwargs[name])
+        return record(keys, *values, **kwargs)
+
+    return recorded
+
+
+def _detached(value: Value) -> Value:
+    """A tensor, or a list of them, outside of every graph."""
+    if isinstance(value, (list, tuple)):
+        return cast("Value", [_detached(v) for v in value])
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _places(spec: OpSpec) -> list[int]:
+    """Which results carry no gradient, by position."""
+    return [i for i, name in enumerate(spec.results) if name in spec.detached]
+
+
+def _named(result: Result, places: Sequence[int]) -> list[Value]:
+    """The results at ``places``."""
+    values = (result,) if not isinstance(result, tuple) else result
+    return [values[i] for i in places]
+
+
+def detach_results(spec: OpSpec, result: Result) -> Result:
+    """``result`` with those that carry no gradient outside of every graph."""
+    places = _places(spec)
+    if not places or result is None:
+        return result
+    values: list[Any] = list(result) if len(spec.results) > 1 else [result]
+    for i in places:
+        values[i] = _detached(values[i])
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _flat_results(spec: OpSpec, output: Result) -> tuple[Result, Nest]:
+    """Results one by one, and which of them were members of lists."""
+    values = (output,) if len(spec.made) == 1 else cast("tuple[Value, ...]", output)
+    nest: Nest = [len(v) if isinstance(v, (list, tuple)) else None for v in values]
+    return cast("Result", _flat(cast("Sequence[Any]", values))), nest
+
+
+def _results(result: Result, made: Sequence[Nest]) -> Result:
+    """The inverse, of what a recorded call returned."""
+    if not made:
+        return result
+    values = _nested(cast("tuple[Any, ...]", result), made[0])
+    return cast("Result", values[0] if len(values) == 1 else values)
+
+
+def _tensors(values: Iterable[Value]) -> Iterator[Tensor]:
+    for value in values:
+        yield from (v for v in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(v, Tensor))
+
+
+def _by_keyword(spec: OpSpec, call: Record) -> Record:
+    """``call`` of all arguments in declared order."""
+
+    def called(*args: Value) -> Result:
+        positional, named = spec.split(args)
+        return call(*positional, **named)
+
+    return called
+
+
+def _carries(tensor: Tensor) -> bool:
+    """Whether the tensor's dtype can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _first(result: Result, count: int) -> Result:
+    """The ``count`` outputs in front of the tensors that were written to."""
+    outs = result if isinstance(result, tuple) else (result,)
+    return None if count == 0 else outs[0] if count == 1 else cast("Result", outs[:count])
+
+
+T = TypeVar("T")
+
+
+def _flat(values: Iterable[T | Sequence[T]]) -> tuple[T, ...]:
+    return tuple(v for value in values for v in (value if isinstance(value, (list, tuple)) else (value,)))
+
+
+def _nested(values: tuple[T, ...], nest: Nest) -> tuple[T | list[T], ...]:
+    """The inverse of :func:`_flat`: ``nest`` holds the length of each list and None for all else."""
+    if nest is None:
+        return values
+    rest = iter(values)
+    return tuple(next(rest) if n is None else [next(rest) for _ in range(n)] for n in nest)
+
+
+def _answer(gradient: Gradient, need: Need) -> Gradient:
+    if isinstance(need, bool):
+        return gradient
+    if gradient is None or isinstance(gradient, Tensor):
+        return [None] * len(need)
+    return [g if n else None for g, n in zip(gradient, need, strict=True)]
+
+
+def _store(flat: list[Tensor], value: Value) -> Slot:
+    """Where ``value``, a tensor or a list of them, is put among the saved tensors."""
+    if isinstance(value, Tensor):
+        flat.append(value)
+        return len(flat) - 1
+    if isinstance(value, (list, tuple)):
+        flat += value
+        return list(range(len(flat) - len(value), len(flat)))
+    return None
+
+
+def _load(flat: tuple[Tensor, ...], slot: Slot) -> Value:
+    if slot is None:
+        return None
+    return flat[slot] if isinstance(slot, int) else [flat[i] for i in slot]
+
+
+def carries_gradients(spec: OpSpec) -> bool:
+    """Whether a gradient could reach an argument of any kind, and leave by an output or by what is written to."""
+    written = [a.tensor.dtypes for a in spec.args if a.mutated and a.tensor is not None]
+    given = any(dtypes.differentiable(a.tensor.dtypes) for a in spec.tensors if a.tensor is not None)
+    return given and (floating_outputs(spec) or any(map(dtypes.differentiable, written)))
+
+
+def floating_outputs(spec: OpSpec, detached: bool = False) -> bool:
+    """Whether any output could carry a gradient; one of any dtype could. ``detached``: those that carry none, too."""
+    made = spec.made if spec.traced else spec.outputs
+    types = [r.tensor for r in made if r.tensor and (detached or r.name not in spec.detached)]
+    dtypes = [[getattr(torch, n) for n in t.dtypes] for t in types]
+    return any(not choices or any(d.is_floating_point or d.is_complex for d in choices) for choices in dtypes)

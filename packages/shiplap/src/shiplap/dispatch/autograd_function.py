@@ -1,0 +1,141 @@
+"""What records a plain call of an op: an ``autograd.Function`` of two functions that are compiled from the declaration.
+
+A call that autograd has to see runs Python twice, forwards and backwards, however its kernels are launched. So both
+functions know the op: which arguments to save and where they are, which gradients are asked for, what may come back.
+The general recorder (``dispatch/autograd.py``) serves lists of tensors, ops that write, results of other kinds,
+keyword-only arguments and levels of ``torch.func``. Both hold the declared gradient to the same contract.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from shiplap.declare.gradient import Backward, Shape
+from shiplap.declare.spec import Arg, OpSpec
+from shiplap.plan.expression import parameters, variable
+from shiplap.torch_private import dispatcher_transforms
+
+
+def compile_recorder(spec: OpSpec, backward: Backward | None) -> dispatcher_transforms.Recorder | None:
+    """``apply(call, *args)``: the result of ``call(*args)``, recorded. None for an op that the general recorder serves.
+
+    ``args`` are positional; trailing ones that have a default may be left out.
+    """
+    if backward is None or spec.mutated or spec.traced or spec.returns or not spec.outputs:
+        return None
+    if any(a.many or a.keyword_only for a in spec.args):
+        return None
+
+    def refuse(result: Any, *shapes: Shape, **wanted: bool) -> None:
+        """Raise what is wrong with what the declared function returned."""
+        backward.check(spec, dict(zip([a.name for a in spec.tensors], shapes, strict=True)), result, wanted)
+
+    names: dict[str, Any] = {
+        "defaults": [a.default for a in spec.args],
+        "Namespace": SimpleNamespace,
+        "Tensor": Tensor,
+        "fn": backward.fn,
+        "refuse": refuse,
+        **{f"op{i}": each.op for i, each in enumerate(backward.ops)},
+    }
+    exec(compile(source(spec, backward), f"<gradient of {spec.name}>", "exec"), names)
+    members = {name: staticmethod(names[name]) for name in ("forward", "backward")}
+    return dispatcher_transforms.function(f"{spec.opname}_backward", members)
+
+
+def source(spec: OpSpec, backward: Backward) -> str:
+    """``forward(ctx, call, <arguments>)`` and ``backward(ctx, <gradients of the outputs>)`` as text."""
+    return "\n".join([*_forward(spec, backward), *_backward(spec, backward)])
+
+
+def _forward(spec: OpSpec, backward: Backward) -> list[str]:
+    """Call, and keep what the backward needs: tensors as torch wants it, then scalars and the shapes of tensors."""
+    many = len(spec.outputs) > 1
+    results = {name: f"out[{i}]" if many else "out" for i, name in enumerate(spec.results)}
+    saved = [results.get(name) or variable(spec.arg(name)) for name in _saved(spec, backward)]
+    shapes = [_shape(a) for a in spec.tensors]
+    detached = [results[name] for name in spec.detached if name in results]
+    return [
+        f"def forward(ctx, call, {parameters(spec.args)}):",
+        f"    out = call({', '.join(map(variable, spec.args))})",
+        *([f"    ctx.save_for_backward({', '.join(saved)})"] if saved else []),
+        f"    ctx.shiplap_kept = ({''.join(f'{part}, ' for part in (*map(variable, spec.scalars), *shapes))})",
+        *([f"    ctx.mark_non_differentiable({', '.join(detached)})"] if detached else []),
+        "    return out",
+    ]
+
+
+def _backward(spec: OpSpec, backward: Backward) -> list[str]:
+    """Ask the declared gradient for what is needed, look at what comes back, return it in the order of arguments."""
+    tensors, places = [a.name for a in spec.tensors], {a.name: i + 1 for i, a in enumerate(spec.args)}
+    saved, grads = _saved(spec, backward), [f"g{i}" for i in range(len(spec.outputs))]
+    kept = [f"k_{a.name}, " for a in spec.scalars] + [f"s_{name}, " for name in tensors]
+    lines = [f"def backward(ctx, {', '.join(grads)}):", "    needed = ctx.needs_input_grad", "    given = len(needed)"]
+    lines += [f"    {''.join(f'v_{name}, ' for name in saved)} = ctx.saved_tensors"] if saved else []
+    lines += [f"    {''.join(kept)} = ctx.shiplap_kept"]
+    lines += [f"    w_{name} = given > {places[name]} and needed[{places[name]}]" for name in tensors]
+    wanted = ", ".join(f"{name}=w_{name}" for name in tensors)
+    if backward.ops:
+        lines += [line for i in range(len(backward.ops)) for line in _call(spec, backward, i)]
+    else:
+        values = [f"{a.name}=k_{a.name}" for a in spec.scalars] + [f"{name}=v_{name}" for name in saved]
+        grad = grads[0] if len(grads) == 1 else f"({', '.join(grads)})"
+        lines += [
+            f"    result = fn({grad}, Namespace({', '.join(values)}), Namespace({wanted}))",
+            f"    if type(result) is not dict: refuse(result, {', '.join(f's_{n}' for n in tensors)}, {wanted})",
+            *(f"    d_{name} = result.get({name!r})" for name in tensors),
+        ]
+    lines += [f"    if not ({_fits(spec, backward)}):", f"        {_refusal(backward, tensors, wanted)}"]
+    answers = [f"d_{a.name} if w_{a.name} else None" if a.tensor is not None else "None" for a in spec.args]
+    return [*lines, f"    return None, {', '.join(answers)}"]
+
+
+def _call(spec: OpSpec, backward: Backward, number: int) -> list[str]:
+    """One op of the gradient, where anything that it gives is needed."""
+    part, scalars = backward.ops[number], {a.name for a in spec.scalars}
+    takes = [(f"g{at}" if at >= 0 else f"k_{n}" if n in scalars else f"v_{n}") for n, at in part.takes(spec)]
+    named = [a.name if a.keyword_only else "" for a in part.op.spec.args]
+    values = [f"{name}={value}" if name else value for name, value in zip(named, takes, strict=True)]
+    results = "".join(f"d_{name}, " for name in part.gives)
+    called = f"op{number}({', '.join(values)})"
+    if len(part.gives) == 1:
+        results, absent = f"d_{part.gives[0]}", "None"
+    else:
+        absent = f"({'None, ' * len(part.gives)})"
+    return [f"    {results} = {called} if {' or '.join(f'w_{name}' for name in part.gives)} else {absent}"]
+
+
+def _fits(spec: OpSpec, backward: Backward) -> str:
+    """Whether what came back is what the contract says, as one condition."""
+    conditions = []
+    known = [n for each in backward.ops for n in each.gives] if backward.ops else [a.name for a in spec.tensors]
+    if not backward.ops:
+        conditions.append(f"len(result) == {' + '.join(f'({n!r} in result)' for n in known)}")
+    for name in [a.name for a in spec.tensors]:
+        if name not in known:
+            conditions.append(f"not w_{name}")
+            continue
+        there = f"isinstance(d_{name}, Tensor) and (s_{name} is None or d_{name}.shape == s_{name})"
+        absent = f"d_{name} is None" + ("" if backward.ops else f" and (not w_{name} or {name!r} in result)")
+        conditions.append(f"({there} or {absent})")
+    return " and ".join(conditions)
+
+
+def _refusal(backward: Backward, tensors: list[str], wanted: str) -> str:
+    known = {name for each in backward.ops for name in each.gives}
+    result = f"{{{', '.join(f'{n!r}: d_{n}' for n in tensors if n in known)}}}" if backward.ops else "result"
+    return f"refuse({result}, {', '.join(f's_{n}' for n in tensors)}, {wanted})"
+
+
+def _saved(spec: OpSpec, backward: Backward) -> list[str]:
+    """The tensors that are saved, by name: scalars are there in any case."""
+    scalars = {a.name for a in spec.scalars}
+    return [name for name in dict.fromkeys(backward.saves) if name not in scalars]
+
+
+def _shape(arg: Arg) -> str:
+    name = variable(arg)
+    return f"None if {name} is None else {name}.shape" if arg.optional else f"{name}.shape"

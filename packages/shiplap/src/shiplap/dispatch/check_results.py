@@ -1,0 +1,174 @@
+"""Results that are more than fresh tensors of declared sizes, of one call: given, checked, and told apart.
+
+The sizes of a list of tensors, whether an optional result is there, and the value of a scalar follow from no
+declaration. The reference tells them, which a fake runs without data. A kernel's results are held to the types that
+were declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import SymBool, Tensor
+
+from shiplap import torch_private
+from shiplap.declare.binding import Binding
+from shiplap.declare.spec import Dim, OpSpec, Return
+from shiplap.declare.value_kinds import mismatch
+from shiplap.declare.values import Args, EnvValue, Outputs, Result, Returned, Value
+from shiplap.errors import ShiplapError, error
+from shiplap.torch_private import symbolic_sizes
+
+
+def values_of(result: Returned, count: int) -> list[Value]:
+    """What a function with ``count`` results returned, one by one. A single one may be a list."""
+    if count == 1 and not (isinstance(result, tuple) and len(result) == 1):
+        return [cast("Value", result)]
+    return (
+        list(cast("Sequence[Value]", result))
+        if isinstance(result, (tuple, list))
+        else []
+        if result is None
+        else [result]
+    )
+
+
+def made_of(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
+    """What a function returned beside arguments that it wrote to. SL301 for another tensor in the place of one."""
+    if not spec.returned:
+        return result
+    values = values_of(result, len(spec.returns))
+    made = len(spec.made)
+    if len(values) != len(spec.returns) or values == [None]:
+        return result if made else None
+    given = dict(zip((a.name for a in spec.args), args, strict=True))
+    for declared, value in zip(spec.returns, values, strict=True):
+        if declared.alias and not _same(value, given[declared.alias]):
+            expected = f"argument {declared.alias!r} itself, written to in place"
+            raise error("SL301", where=f"{spec.name}, return", got="another tensor", expected=expected)
+    rest = [v for r, v in zip(spec.returns, values, strict=True) if not r.alias]
+    return None if not rest else cast("Returned", rest[0] if made == 1 else tuple(rest))
+
+
+def _same(value: Value, argument: Value) -> bool:
+    if isinstance(value, (list, tuple)) and isinstance(argument, (list, tuple)):
+        return len(value) == len(argument) and all(v is a for v, a in zip(value, argument, strict=True))
+    return value is argument
+
+
+def all_results(spec: OpSpec, args: Args, made: Result) -> Result:
+    """The results of an op that returns arguments, in order; ``made`` is what it returns beside them."""
+    rest = iter(values_of(cast("Returned", made), len(spec.made)) if spec.made else ())
+    given = dict(zip((a.name for a in spec.args), args, strict=True))
+    values = tuple([given[r.alias] if r.alias else next(rest) for r in spec.returns])
+    return cast("Result", values[0] if len(values) == 1 else values)
+
+
+def fit_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
+    """What a reference or kernel returned, as results that keep the promise of the declaration. Tensors are contiguous
+    and share no memory with anything. SL301 for results of another kind, dtype or shape."""
+    values = values_of(made_of(spec, call.args, result), len(spec.made))
+    if len(values) != len(spec.made):
+        raise error("SL301", where=spec.name, got=f"{len(values)} results", expected=f"{len(spec.made)} results")
+    env, owned = dict(call.env), [t for v in call.args for t in _tensors(v)]
+    fitted = []
+    for declared, value in zip(spec.made, values, strict=True):
+        where = f"{spec.name}, result {declared.name!r}"
+        _check_kind(where, declared, value)
+        for tensor in _tensors(value):
+            _check_tensor(where, declared, tensor, dict(env) if declared.many else env)  # members differ in new dims
+        fitted.append(_owned(value, owned))
+    return cast("Outputs", tuple(fitted))
+
+
+def fit_views(spec: OpSpec, call: Binding, result: Returned) -> Result:
+    """The results of an op with views, as they are. SL301 as above."""
+    values, env = values_of(result, len(spec.returns)), dict(call.env)
+    if len(values) != len(spec.returns):
+        raise error("SL301", where=spec.name, got=f"{len(values)} results", expected=f"{len(spec.returns)} results")
+    for declared, value in zip(spec.returns, values, strict=True):
+        where = f"{spec.name}, result {declared.name!r}"
+        _check_kind(where, declared, value)
+        for tensor in _tensors(value):
+            _check_tensor(where, declared, tensor, dict(env) if declared.many else env)  # members differ in new dims
+    return cast("Result", values[0] if len(values) == 1 else tuple(values))
+
+
+def flat_results(result: Returned) -> tuple[Tensor, ...]:
+    """All that an op returned as tensors, to be compared: those in lists too, and numbers as tensors without dims."""
+    values = result if isinstance(result, (tuple, list)) else () if result is None else (result,)
+    flat: list[Tensor] = []
+    for value in cast("Sequence[Value]", values):
+        if isinstance(value, Tensor):
+            flat.append(value)
+        elif isinstance(value, (list, tuple)):
+            flat += flat_results(cast("Returned", value))
+        elif isinstance(value, (bool, int, float, complex)):
+            flat.append(torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None))
+        elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            dtypes = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+            flat.append(torch.empty((), dtype=dtypes[type(value)]))
+    return tuple(flat)
+
+
+def _tensors(value: Value) -> list[Tensor]:
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return [v for v in values if isinstance(v, Tensor)]
+
+
+def _check_kind(where: str, declared: Return, value: Value) -> None:
+    if got := mismatch(declared.arg, value):
+        kind = str(declared.tensor or declared.scalar)
+        expected = f"list of {kind}" if declared.many else kind
+        raise error("SL301", where=where, got=got, expected=expected + " or None" * declared.optional)
+
+
+def _check_tensor(where: str, declared: Return, tensor: Tensor, env: dict[str, EnvValue]) -> None:
+    """Dtype, number of dims, and sizes that have a name which is known by now."""
+    kind = declared.tensor
+    assert kind is not None
+    name = str(tensor.dtype).removeprefix("torch.")
+    if kind.dtypes and name not in kind.dtypes:
+        raise error(
+            "SL301", where=where, got=str(tensor.dtype), expected=f"{kind.dtype_class}: {', '.join(kind.dtypes)}"
+        )
+    refused = error("SL301", where=where, got=f"shape {tuple(tensor.shape)}", expected=str(kind))
+    count = len(kind.dims)
+    if tensor.dim() < count - 1 if kind.variadic else tensor.dim() != count:
+        raise refused
+    spread = next((i for i, d in enumerate(kind.dims) if d.kind == "variadic"), count)
+    for axis, dim in enumerate(kind.dims):
+        if axis != spread:
+            _check_size(refused, dim, tensor.shape[axis if axis < spread else axis - count], env)
+
+
+def _check_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str, EnvValue]) -> None:
+    """A named size is the same everywhere; what only a list or a data-dependent result has is bound here."""
+    if dim.kind == "name":
+        wanted: EnvValue = env.setdefault(dim.text, size)
+    elif dim.kind == "fixed":
+        wanted = dim.size
+    elif dim.expr is not None and dim.expr.names <= env.keys():
+        wanted = dim.expr(env)
+    else:
+        return
+    holds = cast("bool | SymBool", wanted == size)
+    if isinstance(holds, SymBool):
+        symbolic_sizes.check(holds, lambda: str(refused))
+    elif not holds:
+        raise refused
+
+
+def _owned(value: Value, owned: list[Tensor]) -> Value:
+    """``value`` with contiguous tensors that share no memory with those in ``owned``, to which they are added."""
+    if isinstance(value, (list, tuple)):
+        return cast("Value", [_owned(v, owned) for v in value])
+    if not isinstance(value, Tensor):
+        return value
+    value = value.resolve_conj().resolve_neg()
+    shared = any(torch_private.same_storage(value, t) for t in owned)
+    fresh = value.clone(memory_format=torch.contiguous_format) if shared else value.contiguous()
+    owned.append(fresh)
+    return fresh

@@ -1,0 +1,218 @@
+"""The way of an eager call past torch's dispatcher: one function per op, compiled from its declaration.
+
+It serves calls that Python launches: on a GPU, and on the CPU those of C functions that no native binding will take.
+
+The dispatcher's way in and out of Python takes as long as two launches. A call that nothing but the kernel has to see -
+plain tensors, no mode, tracer, transform or profiler - is bound, and run, right here. Every other one goes to the
+dispatcher, which also finds and explains errors. Calls are remembered by all that their launch depends on but the
+memory itself: what was checked, chosen and computed for one holds for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeAlias
+
+import torch
+
+from shiplap import dtypes
+from shiplap.declare.binding import Binding
+from shiplap.declare.kernel import Kernel, Rerun
+from shiplap.declare.spec import Arg, OpSpec
+from shiplap.declare.values import Args, Result, Supports, Value
+from shiplap.dispatch import tuned_choices
+from shiplap.dispatch.execute import Served
+from shiplap.dispatch.outputs import result_of
+from shiplap.plan.expression import parameters, variable
+from shiplap.torch_private import dispatcher_calls
+from shiplap.torch_private.mark_mutated import writing
+
+Route: TypeAlias = Callable[..., Result]
+LIMIT = 4096  # calls remembered: each may have sizes of its own
+WIDEST = 2**63 - 1
+_TYPES = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "str",
+    "list[int]": "list",
+    "list[float]": "list",
+    "list[bool]": "list",
+}
+
+
+def route_of(op: Served) -> Route:
+    """What a plain call of ``op`` runs: the shortest way to the kernels that are bound now."""
+    by_python = compile_route(op) or (compile_route(op, "cpu") if stays_in_python(op, "cpu") else None)
+    plain = dispatcher_calls.builtin(op.raw if op.separable else op.overload)
+    places = [i for i, a in enumerate(op.spec.args) if a.mutated]
+    return by_python or (writing(plain, places) if places else plain)
+
+
+def stays_in_python(op: Served, device: str) -> bool:
+    """Whether Python calls the C functions of ``op`` for good, and knows how calls are run again."""
+    return op.native is None and any(k.stays and k.repeats for k in op.kernels.get(device, ()))
+
+
+def short_of(op: Served) -> Route | None:
+    """What the dispatcher runs instead of ``op.execute`` for calls without gradients, where that remembers calls."""
+    return compile_route(op, "cpu", op.serve_call) if stays_in_python(op, "cpu") else None
+
+
+def compile_route(op: Served, device: str = "cuda", otherwise: Route | None = None) -> Route | None:
+    """``route(*args)``: the result of ``op`` below autograd. None where its calls belong to the dispatcher.
+
+    ``otherwise`` serves the calls that the function does not take, where the dispatcher has been there already.
+    """
+    kernels = op.kernels.get(device, [])
+    if op.spec.mutated or not kernels or not is_simple(op.spec):
+        return None
+    if not all(k.by_python or (device == "cpu" and k.stays) for k in kernels):
+        return None
+    if (
+        otherwise is None
+        and not op.separable
+        and any(row.floating for a in op.spec.tensors for row in dtypes.rows(_dtypes(a)))
+    ):
+        return None  # calls come here under autocast, too
+    remembers = any(k.repeats for k in kernels)
+
+    def first(*args: Value) -> Binding:
+        """The checks are compiled at the first call that comes this way."""
+        scope["bind"] = op.plan.quick
+        return op.plan.quick(*args)
+
+    scope: dict[str, object] = {
+        "dispatcher": otherwise or dispatcher_calls.builtin(op.raw),
+        "untouched": dispatcher_calls.untouched,
+        "is_zero": dispatcher_calls.is_zero,
+        "Tensor": torch.Tensor,
+        "Parameter": torch.nn.Parameter,
+        "INTS": {int},
+        "choices": tuned_choices,
+        "defaults": [a.default for a in op.spec.args],
+        "bind": first,
+        "ready": tuned_choices.ready_calls(op.spec.name),
+        "start": _start(op),
+    }
+    modes = "not untouched()" if otherwise is None else "False"
+    exec(compile(source(op.spec, device, remembers, modes), f"<route {op.spec.name}>", "exec"), scope)
+    route = scope["route"]
+    assert callable(route)
+    return route
+
+
+def _start(op: Served) -> Callable[..., Result]:
+    """Run a call, and remember how to run it again if its kernel can say that."""
+    ready = tuned_choices.ready_calls(op.spec.name)
+
+    def start(call: Binding, key: Hashable | None = None) -> Result:
+        kernel = op.pick(call)
+        if kernel is None or key is None:
+            return op.serve(call, kernel)
+        asked = asked_of(op, kernel, call)
+        outs, rerun = kernel.start(call)
+        if rerun is not None and tuned_choices.observer is None and not unlisted(op, call):
+            if len(ready) >= LIMIT:
+                ready.clear()
+            ready[key] = _asking(asked, rerun, op.execute) if asked else rerun
+        return result_of(outs)
+
+    return start
+
+
+def unlisted(op: Served, call: Binding) -> bool:
+    """Whether a table is in force that lacks the call: ``SHIPLAP_STRICT``, set later, makes that an error."""
+    return tuned_choices.active and isinstance(tuned_choices.find(op, call), tuned_choices.Missing)
+
+
+def asked_of(op: Served, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
+    """The ``supports`` of the kernels up to the one that was picked, and what each said of this call."""
+    conditions = []
+    for kernel in op.eager(picked.device):
+        if kernel.supports is not None:
+            conditions.append((kernel.supports, kernel.supports(*call.args) is True))
+        if kernel.name == picked.name:
+            break
+    return conditions
+
+
+def _asking(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Route) -> Rerun:
+    """``rerun`` for a call of which the kernels say what they said before: they may look at values."""
+
+    def checked(args: Args) -> Result:
+        for supports, answer in asked:
+            if (supports(*args) is True) is not answer:
+                return anew(*args)
+        return rerun(args)
+
+    return checked
+
+
+def is_simple(spec: OpSpec) -> bool:
+    """Single tensors of real dtypes, for others may be marked as conjugated, and scalars that are always there."""
+    if any(a.many for a in spec.args):
+        return False
+    real = all(_dtypes(a) and not any(row.kind == "complex" for row in dtypes.rows(_dtypes(a))) for a in spec.tensors)
+    return real and not any(a.optional or a.scalar not in _TYPES for a in spec.scalars)
+
+
+def _dtypes(arg: Arg) -> tuple[str, ...]:
+    return arg.tensor.dtypes if arg.tensor is not None else ()
+
+
+def source(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouched()") -> str:
+    """The function as text. ``modes``: whether somebody else has to see the call."""
+    given = ", ".join(map(variable, spec.args))
+    positional = [a for a in spec.args if not a.keyword_only]
+    dispatched = f"return dispatcher({', '.join(map(variable, positional))})"
+    fixed = [f"    {variable(a)} = defaults[{i}]" for i, a in enumerate(spec.args) if a.keyword_only]
+    strange = [strange_of(a, device) for a in spec.args if a.tensor is not None]
+    integers = [a for a in spec.args if a.scalar in ("int", "list[int]")]
+    numbers = [variable(a) if a.scalar == "int" else f"*{variable(a)}" for a in integers]
+    kinds = [kind_of(a) for a in spec.args if a.scalar is not None and a.scalar != "int"]
+    lines = [
+        f"def route({parameters(positional)}):",
+        *fixed,
+        f"    if {' or '.join([*strange, *kinds, modes])}: {dispatched}",
+    ]
+    if numbers:
+        lines += [
+            f"    n = (0, {', '.join(numbers)})",
+            f"    if {{*map(type, n)}} != INTS or max(n) > {WIDEST} or min(n) < {-WIDEST - 1}: {dispatched}",
+        ]
+    if remembers:
+        lines += [
+            "    try:",
+            f"        key = ({''.join(f'{part}, ' for part in map(part_of, spec.args))})",
+            f"    except RuntimeError: {dispatched}",  # a tensor without strides, which the checks will name
+            "    rerun = ready.get(key)",
+            f"    if rerun is not None and choices.observer is None: return rerun(({given},))",
+        ]
+    lines.append(f"    return start(bind({given}){', key' if remembers else ''})")
+    return "\n".join(lines)
+
+
+def strange_of(arg: Arg, device: str) -> str:
+    """No plain tensor of this device type; views that negate, and zeros without memory, are the dispatcher's."""
+    t = variable(arg)
+    condition = (
+        f"not ((type({t}) is Tensor or type({t}) is Parameter) and {t}.is_{device}) or {t}.is_neg() or is_zero({t})"
+    )
+    return f"({t} is not None and ({condition}))" if arg.optional else condition
+
+
+def kind_of(arg: Arg) -> str:
+    return f"type({variable(arg)}) is not {_TYPES[arg.scalar or '']}"
+
+
+def part_of(arg: Arg, address: str = "") -> str:
+    """What of an argument a launch depends on; floats as text, since -0.0 equals 0.0."""
+    v = variable(arg)
+    if arg.tensor is not None:
+        address = address or f"{v}.data_ptr()"
+        part = f"{v}.shape, {v}.stride(), {v}.dtype, {v}.get_device(), {address} & 15"
+        return f"{v} if {v} is None else ({part})" if arg.optional else part
+    if arg.scalar in ("float", "list[float]"):
+        return f"repr({v})"
+    return f"tuple({v})" if arg.scalar and arg.scalar.startswith("list") else v

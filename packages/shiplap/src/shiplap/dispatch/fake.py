@@ -1,0 +1,82 @@
+"""The fake implementation, derived: same checks, same shapes, no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from shiplap.declare.binding import Binding
+from shiplap.declare.opaque import shown
+from shiplap.declare.values import Args, Result, Returned, Value
+from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch.check_results import fit_results
+from shiplap.dispatch.outputs import empty_outputs, result_of
+from shiplap.dispatch.state import OpState
+from shiplap.errors import error
+from shiplap.torch_private import aot_packages, symbolic_sizes
+
+
+def make_fake(op: OpState) -> Callable[..., Result]:
+    """The function for ``torch.library.register_fake``: outputs are contiguous tensors of the declared sizes.
+
+    A data-dependent dim becomes an unbacked size with its bound asserted in the graph.
+    """
+    spec = op.spec
+
+    def fake(*args: Value, **kwargs: Value) -> Result:
+        compile_cache_key.ensure()
+        call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
+        if aot_packages.packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered
+            refuse_python(op, call)
+        if spec.traced:
+            return result_of(fit_results(spec, call, _told(op, shown(spec, call.args))))
+        for dim, bound in spec.bounds:
+            size = symbolic_sizes.new_size()
+            call.env[dim] = size
+            limit = bound(call.env)
+            symbolic_sizes.check(
+                size <= limit, partial("SL302: {}: {} <= {} does not hold".format, spec.name, dim, bound)
+            )
+        return result_of(empty_outputs(spec, call))
+
+    return fake
+
+
+def _told(op: OpState, args: Args) -> Returned:
+    """What the reference returns for fakes. The text of SL133, in the exception at which a graph may break, for numbers
+    that no graph carries."""
+    spec, got = op.spec, "a branch on data"
+    kinds = [r.scalar for r in spec.made if r.scalar not in (None, "int")]
+    try:
+        result = op.run_reference(args)
+        for value in result if isinstance(result, tuple) else (result,):
+            if isinstance(value, (torch.SymFloat, torch.SymBool)):  # which the dispatcher turns into a number
+                got = f"a {'float' if isinstance(value, torch.SymFloat) else 'bool'} that depends on data"
+                bool(value if isinstance(value, torch.SymBool) else value == 0)
+        return result
+    except RuntimeError as e:
+        if not (kinds and isinstance(e, symbolic_sizes.unknown())):
+            raise
+        wrong = error("SL133", where=f"{spec.name}, result", got=got, expected="an int, or a tensor without dims")
+        raise symbolic_sizes.unknown()(None, str(wrong)) from e
+
+
+def refuse_python(op: OpState, call: Binding) -> None:
+    """SL307 where a package would have to call Python, which it may not have: native code alone goes along."""
+    device = call.device.type
+    kernels = op.own(device)
+    if not kernels:
+        got = f"the reference, run by Python on {device}"
+    elif len(kernels) > 1:
+        got = f"{', '.join(k.name for k in kernels)}, among which Python picks on {device}"
+    else:
+        got = kernels[0].unpacked(call)
+    if got:
+        raise error(
+            "SL307",
+            where=op.spec.name,
+            got=got,
+            expected="a template or a C ABI kernel",
+        )

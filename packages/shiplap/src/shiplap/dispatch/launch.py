@@ -1,0 +1,76 @@
+"""What a launch needs beside its tensors: scratch memory, and the right device as the current one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.binding import Binding
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.values import EnvValue
+from shiplap.dispatch.outputs import tensors_of
+
+
+def is_current(device: torch.device) -> bool:
+    """Whether a launcher that takes the current device, as Triton does, launches on ``device``; True for CPUs."""
+    return device.type != "cuda" or device.index == torch.cuda.current_device()
+
+
+_fill: ContextVar[int | None] = ContextVar("shiplap_workspace_fill", default=None)
+_listeners: list[Callable[[int | None], None]] = []
+
+
+def on_poison(listener: Callable[[int | None], None]) -> None:
+    """Tell ``listener`` the byte in force, now and at each change: for bindings that allocate workspaces themselves."""
+    _listeners.append(listener)
+    listener(_fill.get())
+
+
+def _tell() -> None:
+    for listener in _listeners:
+        listener(_fill.get())
+
+
+@contextmanager
+def poisoned_workspace(byte: int) -> Iterator[None]:
+    """Within this context every workspace arrives filled with ``byte``: what a kernel must not depend on."""
+    token = _fill.set(byte)
+    _tell()
+    try:
+        yield
+    finally:
+        _fill.reset(token)
+        _tell()
+
+
+def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
+    """Scratch of the declared size in bytes, from PyTorch's allocator on the call's device: a graph pool owns it."""
+    return scratch(workspace_size(expr, call), call.device)
+
+
+def scratch(size: int, device: torch.device) -> Tensor:
+    """``size`` bytes of uninitialised memory."""
+    made = torch.empty(size, dtype=torch.uint8, device=device)
+    byte = _fill.get()
+    return made if byte is None else made.fill_(byte)
+
+
+def workspace_size(expr: Expr | None, call: Binding) -> int:
+    """What the workspace expression ``expr`` asks for in this call, in bytes."""
+    if expr is None:
+        return 0
+    env: dict[str, EnvValue] = call.env
+    if "threads" in expr.names:
+        env = {**env, "threads": torch.get_num_threads()}
+    if "itemsize" in expr.names:
+        env = {**env, "itemsize": _itemsize(call)}
+    return int(expr(env))
+
+
+def _itemsize(call: Binding) -> int:
+    """Bytes of an element of the widest dtype class of the call (its ``Float``, usually), else of its widest tensor."""
+    return max((d.itemsize for d in call.dtypes.values() or (t.dtype for t in tensors_of(call.args))), default=1)

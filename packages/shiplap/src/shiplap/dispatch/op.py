@@ -1,0 +1,406 @@
+"""``@sl.op``: a declaration becomes a registered torch op. The body is the reference; kernels and gradient attach.
+
+The way of a call, and where each step is::
+
+    op(x, y)            Op.__call__, torch_private/dispatcher_calls.py   has anything but a kernel to see this call?
+    |- no: op.direct    dispatch/eager_fast_path.py                    generated where Python launches: checks, looks
+    up, launches. Else |                                                  torch's dispatcher, below autograd: native
+    code or `execute` `- yes: op.through  dispatch/op.py                       a trace, a transform, autocast or
+    autograd is there, or keywords
+       |- op.record     dispatch/autograd.py                 autograd alone: recorded, then as if it were `direct`
+       `- op.overload   torch                          the dispatcher calls whoever has to see it, `execute` at last
+    op.execute          dispatch/execute.py                    below autograd and autocast:
+       op.bind          op/plan/                       arguments are checked, names bound to sizes: a Binding
+       op.pick          dispatch/execute.py, choices.py        the choice in force, or the first kernel that takes the
+       call op.serve         dispatch/execute.py                    kernel.run (python.py, cabi.py, direct.py) or the
+       reference
+
+What is wrong with a call is said in one place: :meth:`Op.explain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar, Unpack, overload
+
+from torch import Tensor
+
+from shiplap.declare.batch import read_batching
+from shiplap.declare.bucket import read_rule
+from shiplap.declare.code_digest import home, same_home
+from shiplap.declare.gradient import Backward, GradientFn, Surrogate
+from shiplap.declare.kernel import (
+    Implementation,
+    Kernel,
+    KernelKeywords,
+    read_terms,
+    require_device_type,
+    template_kernel,
+)
+from shiplap.declare.schema import BELOW, public_schema
+from shiplap.declare.sharding_rule import failure_hooks
+from shiplap.declare.signature import Declaration, check_name, read_spec
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.template import Template, TemplateKeywords, Traced, read_template
+from shiplap.declare.values import Result, Returned, Value
+from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch.launch import workspace_size
+from shiplap.dispatch.python_kernel import PythonFunction
+from shiplap.dispatch.registration import Registered
+from shiplap.dispatch.state import Sampler
+from shiplap.errors import ShiplapError, error
+from shiplap.torch_private import dispatcher_calls
+from shiplap.torch_private.dispatcher_calls import P, R
+
+Function = TypeVar("Function", bound=Callable[..., Returned])
+Code = TypeVar("Code", bound=Callable[..., Returned] | Implementation)
+Gradient = TypeVar("Gradient", bound=GradientFn)
+Samples = TypeVar("Samples", bound=Sampler)
+
+TORCHS_OWN = frozenset(("_c10d_functional", "aten", "c10d", "higher_order", "inductor", "prim", "prims", "quantized"))
+compile_cache_key.on_digest(lambda: BELOW)  # compiled code names it
+declared: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
+
+
+class Op(dispatcher_calls.ShortCut[P, R], Registered):
+    """A declared op. Call it like the function that it was declared from.
+
+    ``OpState`` (dispatch/state.py) documents the attributes of an op. ``overload`` and ``raw`` are the torch ops that
+    shiplap registers for it (dispatch/execute.py).
+    """
+
+    reference: Callable[P, R]
+
+    def __init__(self, spec: OpSpec, reference: Callable[P, R]) -> None:
+        super().__init__(spec, reference)
+        self._former: list[Op] = []
+        self._register()
+        self.__name__, self.__doc__, self.__module__ = spec.opname, reference.__doc__, reference.__module__
+        self.__signature__ = self.signature
+
+    # --- calls (the module says how they go on) ----------------------------------------------------------------------
+
+    def through(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+        """Call the op where autograd, a trace or a mode may have to see the call, or where it has keywords."""
+        own = self.separable and not dispatcher_calls.is_dynamo_compiling()
+        if own and not kwargs and dispatcher_calls.is_recorded_call(args):
+            return self.record(None, *args)
+        if own and not kwargs and self.cast is not None and (kind := dispatcher_calls.autocast_alone(args)) is not None:
+            return self.outside_autocast(kind, *self.cast(kind, tuple(args)))
+        plain = own and not self.spec.mutated and dispatcher_calls.is_plain_call(args, kwargs)
+        result: Result = (dispatcher_calls.builtin(self.raw) if plain else self.overload)(*args, **kwargs)
+        return result
+
+    def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
+        """Raise what is wrong with a call that failed with ``cause``, in our words; else say whether to try again."""
+        if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
+            raise wrong from None
+        return any(hook(self, (*args, *kwargs.values()), cause) for hook in failure_hooks)
+
+    def out(
+        self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value
+    ) -> Tensor | Sequence[Tensor]:
+        """Run the op into ``out`` and return it. ``out`` is one contiguous tensor, or one for each output.
+
+        ``workspace`` is a uint8 tensor of at least ``workspace_bytes(...)`` bytes, aligned to 64 bytes. Without
+        ``workspace=``, shiplap allocates the scratch memory of the kernel. An argument that the kernel needs contiguous
+        is copied if it is not. No gradient is recorded, and autograd is told that ``out`` has changed. Native code runs
+        a call with lists of tensors only where gradients are off, under ``torch.no_grad()`` for example.
+
+        Raises:
+            ArgumentError: SL210, SL212 or SL213 for tensors that overlap, do not fit or are too small.
+            KernelError: SL304 when a gradient is requested.
+            TypeError: the op's outputs have data-dependent sizes, or the op has no output.
+        """
+        if self.variant is None:
+            raise TypeError(f"{self!r} has no out-variant: no outputs, sizes that depend on data, or an adopted op")
+        return self.variant(args, kwargs, out, workspace)
+
+    def workspace_bytes(self, *args: Value, **kwargs: Value) -> int:
+        """The size of the workspace, in bytes, of the kernel that would run these arguments. 0 if it needs none."""
+        kernel = self.pick(call := self.bind(self.spec.complete(args, kwargs)))
+        return workspace_size(kernel.workspace, call) if kernel is not None else 0
+
+    # --- what an author attaches --------------------------------------------------------------------------------------
+
+    @overload
+    def kernel(self, device: str, implementation: Code, **keywords: Unpack[KernelKeywords]) -> Code: ...
+
+    @overload
+    def kernel(
+        self, device: str, implementation: None = None, **keywords: Unpack[KernelKeywords]
+    ) -> Callable[[Function], Function]: ...
+
+    def kernel(
+        self, device: str, implementation: Code | None = None, **keywords: Unpack[KernelKeywords]
+    ) -> Code | Callable[[Function], Function]:
+        """Bind a kernel for ``device`` (a device type such as ``"cpu"``). The kernel bound last is tried first.
+
+        ``implementation`` is a Python function (out-style or functional) or an :class:`Implementation` such as
+        ``sl.cabi(...)``. Without ``implementation`` the method is a decorator. A second kernel of the same name
+        replaces the first.
+
+        Args:
+            name: the name of the kernel, by default that of the implementation.
+            workspace: a dim expression, in bytes. The expression may use ``threads`` and ``itemsize``.
+            dtypes: the dtypes that the kernel accepts, where the declaration accepts more.
+            supports: a function of the arguments that returns True, or the reason why the kernel cannot run the call. A
+                kernel with ``supports`` is not bound natively.
+            configs: the values of the compile-time parameters among which :func:`shiplap.tune` chooses: a list of
+                dicts, or a function of the sizes that returns one. A Python kernel gets the values as keywords.
+            default: the config without a choice, a dict or a function of the sizes. By default the first config runs.
+            prior: a function of sizes and a config that estimates a time in any unit. Tuning of many configs starts
+                with the lowest estimates.
+        """
+        self._extend("kernels are")
+        require_device_type(self.spec, device)
+        if implementation is None:
+
+            def decorate(function: Function) -> Function:
+                return self.kernel(device, function, **keywords)
+
+            return decorate
+        code = implementation if isinstance(implementation, Implementation) else PythonFunction(implementation)
+        for terms in [read_terms(self.spec, code, each, **keywords) for each in code.devices(device)]:
+            self._attach(code.bind(self.spec, terms))
+        return implementation
+
+    def template(self, device: str, source: str | Traced, **keywords: Unpack[TemplateKeywords]) -> Template:
+        """Bind a templated kernel: ``source`` is a ``*.triton.jinja`` or ``*.cpp.jinja`` file beside the declaration.
+
+        Inductor fuses neighbouring operations into it. A Triton template also serves eager calls, as a kernel of the
+        same name. A second template of that name replaces the first. :class:`TemplateKeywords` documents the keywords.
+        A function of PyTorch with the reference's parameters may be the ``source``: Inductor tunes and fuses its code.
+        """
+        template = read_template(self.spec, self.file, device, source, **keywords)
+        others = [t for t in self.templates.get(template.device, []) if t.name != template.name]
+        self.templates[template.device] = [*others, template]
+        if (kernel := template_kernel(self.spec, template)) is not None:
+            self._attach(kernel)
+        compile_cache_key.refresh(self.spec.name)
+        return template
+
+    @overload
+    def backward(
+        self, fn: Gradient, *more: Op, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
+    ) -> Gradient: ...
+
+    @overload
+    def backward(
+        self, fn: None = None, *, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
+    ) -> Callable[[Gradient], Gradient]: ...
+
+    def backward(
+        self,
+        fn: Gradient | None = None,
+        *more: Op,
+        saves: Iterable[str] | None = None,
+        surrogate: Surrogate | None = None,
+    ) -> Gradient | Callable[[Gradient], Gradient]:
+        """Declare the gradient as ``fn(grad, saved, needs) -> {argument: gradient}``, written with other ops.
+
+        ``grad`` is the gradient of the output, or a tuple of gradients for several outputs. ``saved`` has every scalar
+        and the tensors listed in ``saves`` (by default all tensor arguments), by name. ``needs.<argument>`` is True if
+        autograd uses the gradient of that argument. The entry of a result in ``nondifferentiable=`` is a zero.
+
+        ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient is then the
+        derivative of that function and not the reference's, as in a straight-through estimator; so is a tangent, and
+        the audit compares with it.
+
+        In place of a function, ``fn`` and ``more`` may be declared ops, each called where a gradient that it gives is
+        needed. Their arguments are called ``grad`` or ``grad_<output>``, or like an argument or output of this op, and
+        their outputs ``grad_<argument>``. What they take is saved.
+
+        Raises:
+            DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration.
+        """
+        self._extend("gradient is")
+        if fn is None:
+            return lambda f: self.backward(f, saves=saves, surrogate=surrogate)
+        self.drop_native()
+        self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate)
+        self._renew()
+        compile_cache_key.refresh(self.spec.name)
+        return fn
+
+    def samples(self, fn: Samples) -> Samples:
+        """Declare a builder for arguments whose values have a meaning, such as row numbers, offsets or sorted keys.
+
+        ``fn(rng, sizes, dtype, device)`` returns all arguments in order. ``rng`` is a seeded generator on the CPU.
+        ``sizes`` maps each dim and each scalar argument to the requested value. ``dtype`` is the dtype of the
+        floating-point arguments.
+        """
+        self.sampler = fn
+        return fn
+
+    def buckets(self, default: str = "pow2", **kinds: str) -> None:
+        """Declare which calls share a choice: ``"pow2"`` rounds a dim up, ``"exact"`` keeps it, ``"none"`` ignores it.
+
+        ``default`` applies to the dims that ``kinds`` does not name. Integer scalars are kept, float scalars are
+        ignored.
+        """
+        self.drop_native()
+        self.rule = read_rule(self.spec, default, kinds)
+        compile_cache_key.refresh(self.spec.name)
+
+    def batches(self, *dims: str) -> None:
+        """Declare that calls which differ only in arguments with ``dim`` are one call of those, concatenated.
+
+        Example: ``mm.batches("n")`` says that products with the same left matrix are columns of one product.
+        ``sl.rewrites`` merges such calls where that is faster (:class:`shiplap.rewrite.group.JoinedCalls`).
+        """
+        self.batching = tuple(read_batching(self.spec, dim) for dim in dims)
+
+    def drop_native(self) -> None:
+        """Remove the native binding, so that ``execute`` serves the op until the next binding is built."""
+        native, self.native = self.native, None
+        if native is not None:
+            native.release()
+            self.enter()
+
+    def _extend(self, what: str) -> None:
+        """Raise TypeError where ``what`` cannot be attached, since the op belongs to another library; SL131 where the
+        reference is the op."""
+        if self.spec.view:
+            got = f"a result that may be a view of {self.spec.returns[0].alias or 'an argument'}"
+            raise error("SL131", where=self.spec.name, got=got, expected="fresh results, or arguments written to")
+
+    def _attach(self, kernel: Kernel) -> None:
+        self.drop_native()
+        self.attach(kernel)
+        self.enter()
+        compile_cache_key.refresh(self.spec.name)
+
+    # --- what torch has of it -----------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        """Define the schema and the implementations of an op, and replace an earlier declaration of the same name."""
+        previous = declared.get(self.spec.name)
+        if previous is not None:
+            if not same_home(previous.reference, self.reference):
+                raise error("SL108", where=self.spec.name, got=home(self.reference), expected=home(previous.reference))
+            previous.drop_native()
+        if previous is not None and previous.spec == self.spec:
+            self._take_over(previous)
+        else:
+            self._declare()
+        declared[self.spec.name] = self
+        compile_cache_key.add(self.spec.name, lambda: self.identity)
+
+    def _take_over(self, previous: Op) -> None:
+        """Serve the torch registration of ``previous``: its functions call this op, as do its holders."""
+        self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
+        self.separable, self._former = previous.separable, [*previous._former, previous]
+        self.core, self.cast = previous.core, previous.cast
+        self._renew()
+        for former in self._former:
+            replaced, former.__dict__ = former.__dict__, self.__dict__
+            if replaced is not self.__dict__ and (native := replaced["native"]) is not None:
+                native.release()  # attached since
+
+    def __reduce__(self) -> str:
+        """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
+        return self.reference.__qualname__
+
+    def __repr__(self) -> str:
+        devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
+        return f"<shiplap op {self.spec.namespace}::{public_schema(self.spec)}; kernels {devices or 'none'}>"
+
+
+def _read_backward(
+    spec: OpSpec, parts: tuple[GradientFn, ...], saves: Iterable[str] | None, surrogate: Surrogate | None
+) -> Backward:
+    """The gradient as one function or as ops."""
+    ops = [part for part in parts if isinstance(part, Op)]
+    if not ops and len(parts) == 1:
+        return Backward.declare(spec, parts[0], saves, surrogate)
+    if len(ops) < len(parts):
+        raise error("SL110", where=spec.name, got=f"{parts}", expected="one function, or declared ops alone")
+    if saves is not None:
+        raise error("SL110", where=spec.name, got=f"saves={saves!r}", expected="no saves=: the ops take what is saved")
+    return Backward.by_ops(spec, ops, surrogate)
+
+
+def op(
+    name: str,
+    *,
+    dims: Mapping[str, str] | None = None,
+    bounds: Mapping[str, str] | None = None,
+    requires: Iterable[str] = (),
+    mutates: Iterable[str] = (),
+    contiguous: Iterable[str] = (),
+    outputs: Iterable[str] = (),
+    autocast: str | None = "widest",
+    library: Iterable[str] = (),
+    tolerance: tuple[float, str] | None = None,
+    aliases: str | Iterable[str | None] = (),
+    static: Iterable[str] = (),
+    sizes: str = "declared",
+    nondifferentiable: Iterable[str] = (),
+    random: str = "",
+    unordered: Iterable[str] = (),
+) -> Declare:
+    """Declare a torch op from an annotated function whose body is its reference.
+
+    Args:
+        name: ``"namespace::name"``, or ``"namespace::name.overload"`` for one of several ops of one name.
+        dims: sizes that are computed from other sizes and scalars, such as ``{"k": "prod(kernel)"}``.
+        bounds: upper bounds of output dims whose size depends on data, ``{"m": "2 * n"}``. Every call checks them.
+        requires: preconditions on sizes and scalars, ``("min(stride) >= 1",)``. Every call checks them.
+        mutates: the names of arguments that the op writes to: tensors, optional tensors or lists of tensors.
+        contiguous: the names of tensor arguments that must be contiguous. Other arguments may have any strides.
+        outputs: the names of the outputs, for out-style kernels: by default ``out``, or ``out0``, ``out1``, ...
+        autocast: the dtype of float inputs under autocast: their ``"widest"``, ``"autocast"``, ``"float32"`` or None.
+        tolerance: a relative error that is accepted beyond rounding, and its reason: ``(1e-3, "tanh for erf")``.
+        library: the device types on which the body calls a tuned library, and comes before templates.
+        aliases: for each result the argument that it is (one of ``mutates``) or may be a view of, None for a fresh one.
+        static: int arguments that are never symbols: torch compiles anew for each value, the schema says ``int``.
+        sizes: ``"reference"`` where results have the sizes, dtypes and device that the reference gives them, which is
+            run without data to find them. Lists, scalars, optional results and ops without tensors do so anyway.
+        nondifferentiable: the names of results that carry no gradient, and of arguments through which none flows.
+        random: for random results the int, integer tensor or Generator argument that seeds them, or ``"global"`` for
+            torch's own generator. The audit compares distributions, and equal bits for equal seeds.
+        unordered: the names of results whose rows are a set, which the audit compares in any order.
+
+    Raises:
+        DeclarationError: SL1xx, when torch could not carry out the declaration.
+
+    Example:
+        >>> import shiplap as sl
+        >>> from jaxtyping import Float
+        >>> from torch import Tensor
+        >>> @sl.op("demo::axpy")
+        ... def axpy(x: Float[Tensor, "n"], y: Float[Tensor, "n"], a: float = 1.0) -> Float[Tensor, "n"]:
+        ...     return a * x + y
+    """
+    return Declare(
+        name,
+        dims=dims or {},
+        bounds=bounds or {},
+        requires=requires,
+        mutates=mutates,
+        contiguous=contiguous,
+        outputs=outputs,
+        autocast=autocast,
+        library=library,
+        tolerance=tolerance,
+        aliases=aliases,
+        static=static,
+        sizes=sizes,
+        nondifferentiable=nondifferentiable,
+        random=random,
+        unordered=unordered,
+    )
+
+
+class Declare:
+    """The type of ``sl.op(...)``, a decorator that keeps the parameter types of the function."""
+
+    def __init__(self, name: str, **declaration: Unpack[Declaration]) -> None:
+        check_name(name)
+        if name.partition("::")[0] in TORCHS_OWN:
+            raise error("SL101", where="@sl.op", got=f"{name}, of torch itself", expected="a namespace of your own")
+        self.name, self.declaration = name, declaration
+
+    def __call__(self, fn: Callable[P, R]) -> Op[P, R]:
+        return Op(read_spec(self.name, fn, **self.declaration), fn)

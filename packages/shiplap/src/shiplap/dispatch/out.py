@@ -1,0 +1,204 @@
+"""``op.out``: the op ``<name>__out``, whose outputs and workspace belong to the caller.
+
+A name of its own, since two overloads of one name cannot be declared again. It returns nothing: what it writes is in
+its schema. No autograd and no autocast stand in front of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from shiplap.declare.binding import Binding
+from shiplap.declare.kernel import Kernel
+from shiplap.declare.schema import schema
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.values import Args, Outputs, Value
+from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch.execute import Served
+from shiplap.dispatch.launch import workspace_size
+from shiplap.dispatch.out_fast_path import OutRoute, compile_out_route
+from shiplap.dispatch.outputs import fit_outputs
+from shiplap.errors import ShiplapError, error
+from shiplap.plan.outputs import requires_grad, scratch_name
+from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
+from shiplap.torch_private.dispatcher_library import Registrations
+
+__all__ = ["OutVariant", "has_out", "out_name", "out_schema", "scratch_name"]
+
+
+def has_out(spec: OpSpec) -> bool:
+    """Whether all outputs have sizes that the arguments determine, so that a caller can own them."""
+    return bool(spec.outputs) and not spec.dynamic
+
+
+def out_name(spec: OpSpec) -> str:
+    """The torch op's name, without namespace."""
+    return f"{spec.stem}__out"
+
+
+def out_schema(spec: OpSpec, name: str = "") -> str:
+    """``name(<arguments>, *, Tensor(out0!) out, Tensor(scratch!)? workspace=None) -> ()``."""
+    given = schema(spec, name or out_name(spec)).rpartition(") -> ")[0]
+    keywords = [] if any(a.keyword_only for a in spec.args) else ["*"]
+    keywords += [f"Tensor(out{i}!) {o.name}" for i, o in enumerate(spec.outputs)]
+    keywords += [f"Tensor(scratch!)? {scratch_name(spec)}=None"]
+    return f"{given}, {', '.join(keywords)}) -> ()"
+
+
+class OutVariant:
+    """The registered out-variant of a declared op."""
+
+    def __init__(self, op: Served, registrations: Registrations) -> None:
+        self.op, self.spec, self.plan = op, op.spec, op.plan.outputs
+        self.lists = any(a.many for a in self.spec.args)
+        self.scratch, self.names = scratch_name(self.spec), tuple(o.name for o in self.spec.outputs)
+        name = out_name(self.spec)
+        tags = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides]
+        if marked := getattr(torch.Tag, "out_variant", None):  # since 2.13
+            tags.append(marked)
+        registrations.define(out_schema(self.spec), tags)
+        registrations.implement(name, self.execute)
+        registrations.skip_autograd(name)  # execute and native code see to gradients
+        registrations.fake(name, self._fake)
+        registrations.tell(name, op.refusal)
+        self.overload = registrations.overload(name)
+        self.enter()
+
+    def enter(self) -> None:
+        """Set the ways past and below the dispatcher, where Python calls the kernels."""
+        self.direct = compile_out_route(self.op, self._check, dispatched=False)
+        self.short = compile_out_route(self.op, self._check, dispatched=True)
+
+    def __call__(
+        self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
+    ) -> Tensor | Sequence[Tensor]:
+        """Run into ``out``; ``keywords`` is the caller's own dict no longer."""
+        if dispatcher_calls.is_compiling():
+            if torch.is_grad_enabled() and requires_grad((*args, *keywords.values(), out)):
+                raise self._ungraded()  # in a graph nobody would see that the gradient is lost
+        elif dispatcher_transforms.active():
+            self._refuse_transform((*args, *keywords.values()))
+        elif self.direct is not None and workspace is None and not keywords and self._served(self.direct, args, out):
+            increment_version(out)
+            return out
+        if len(self.names) == 1 and isinstance(out, Tensor):
+            keywords[self.names[0]] = out
+        else:
+            keywords.update(zip(self.names, self._several(out), strict=True))
+        if workspace is not None:
+            keywords[self.scratch] = workspace
+        try:
+            if self.lists:
+                self.overload(*args, **keywords)
+            else:
+                dispatcher_calls.without_gradients(self.overload, args, keywords)
+        except (RuntimeError, TypeError) as e:
+            outs, _ = self._taken(keywords)
+            self._explain(args, keywords, outs, workspace, e)
+            raise
+        if not dispatcher_calls.is_compiling():
+            increment_version(out)  # a backward that has saved what is written to has to know
+        return out
+
+    def _served(self, direct: OutRoute, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
+        """Whether ``direct`` has served the call."""
+        outs = out if isinstance(out, (tuple, list)) else (out,)
+        if len(outs) != len(self.names) or len(args) > len(self.spec.args) or dispatcher_calls.is_compiling():
+            return False
+        if len(args) < len(self.spec.args):
+            if not self.spec.args[len(args)].has_default:
+                return False
+            args = self.spec.complete(args)
+        return direct(*args, *outs)
+
+    def _refuse_transform(self, values: Args) -> None:
+        """SL304 for a tangent or a gradient of torch.func: what the caller owns can have neither."""
+        graded = torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*values)
+        if graded or dispatcher_transforms.carries_tangent(values):
+            raise self._ungraded()
+
+    def _ungraded(self) -> ShiplapError:
+        got = "a gradient or a tangent was requested of an out-variant"
+        return error("SL304", where=self.spec.name, got=got, expected="no gradient", fix="call the op without out=")
+
+    def _several(self, out: Tensor | Sequence[Tensor]) -> Outputs:
+        many = isinstance(out, (list, tuple))
+        outs = tuple(out) if many else (out,)
+        if len(outs) != len(self.names) or not (many or isinstance(out, Tensor)):
+            raise error(
+                "SL212",
+                where=self.spec.name,
+                got=f"{len(outs)} tensors in out=" if many or isinstance(out, Tensor) else type(out).__name__,
+                expected=f"{len(self.names)}: {', '.join(self.names)}",
+                fix="pass one tensor for each output",
+            )
+        return outs
+
+    def _explain(
+        self, args: Args, kwargs: dict[str, Value], given: Args, workspace: Tensor | None, cause: Exception
+    ) -> None:
+        """Raise what the checks in Python say of a call that native code or the dispatcher refused; else return."""
+        if isinstance(cause, ShiplapError):
+            return
+        op = self.op
+        if wrong := op.refusal(cause) or op.plan.misfit(args, kwargs):  # the arguments come first
+            raise wrong from None
+        self._check(op.plan.quick(*self.spec.complete(args, kwargs)), given, workspace)
+
+    def _taken(self, kwargs: dict[str, Value]) -> tuple[Args, Tensor | None]:
+        """The outputs and the workspace, taken out of the keywords of a call."""
+        given = tuple([kwargs.pop(name) for name in self.names])
+        scratch = kwargs.pop(self.scratch, None)
+        return given, scratch if isinstance(scratch, Tensor) else None
+
+    def execute(self, *args: Value, **kwargs: Value) -> None:
+        """The real implementation where no native code serves."""
+        op = self.op
+        graded = torch.is_grad_enabled()
+        if (
+            graded
+            and op.native is not None
+            and not self.lists
+            and not dispatcher_calls.any_requires_grad(*args, **kwargs)
+        ):
+            dispatcher_calls.without_gradients(
+                self.overload, args, kwargs
+            )  # native code hands on what might have a gradient
+            return
+        written, scratch = self._taken(kwargs)
+        given = self.spec.complete(args, kwargs)
+        if self.short is not None and scratch is None and self.short(*given, *written):
+            return
+        call = op.plan.quick(*given)
+        outs, kernel = self._check(call, written, scratch)
+        with torch.no_grad():
+            if kernel is not None:
+                kernel.into(call, outs, scratch)
+                return
+            made = fit_outputs(self.spec, call, op.run_reference(call.args))
+            for out, value in zip(outs, made, strict=True):
+                out.copy_(value)
+
+    def _fake(self, *args: Value, **kwargs: Value) -> None:
+        compile_cache_key.ensure()
+        written, scratch = self._taken(kwargs)
+        call = self.op.bind(self.spec.complete(args, kwargs))
+        self.plan.check(call, written)
+        if scratch is not None:
+            self.plan.check_scratch(call, scratch)
+
+    def _check(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
+        """What the caller owns fits the declaration, and the kernel that is picked."""
+        self.plan.check(call, given)
+        if scratch is not None:
+            self.plan.check_scratch(call, scratch)
+        outs = tuple([t for t in given if isinstance(t, Tensor)])
+        self.plan.check_memory(call, outs, scratch)
+        kernel = self.op.pick(call)
+        if scratch is not None:
+            self.plan.check_room(call, scratch, workspace_size(kernel.workspace, call) if kernel else 0)
+        return outs, kernel

@@ -1,0 +1,103 @@
+"""Outputs that keep the declaration's promise, and those that are made for a kernel to fill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.binding import Binding, shape_of
+from shiplap.declare.spec import Dim, OpSpec
+from shiplap.declare.values import EnvValue, Outputs, Returned, Value
+from shiplap.dispatch.check_results import fit_results, made_of
+from shiplap.errors import error
+from shiplap.plan.expression import Names
+from shiplap.plan.outputs import OutputPlan
+from shiplap.plan.rules.outputs import WithinBound
+
+
+def result_of(outs: Outputs) -> Tensor | Outputs | None:
+    """What an op returns: its only output, a tuple of several, None where there is none."""
+    return outs[0] if len(outs) == 1 else outs or None
+
+
+_plans: dict[str, OutputPlan] = {}  # by the digest of the declaration
+
+
+def empty_outputs(spec: OpSpec, call: Binding) -> Outputs:
+    """Outputs for a kernel to fill, in declared order; all their sizes are known."""
+    plan = _plans.get(spec.digest)
+    if plan is None:
+        plan = _plans.setdefault(spec.digest, OutputPlan(spec, Names(spec)))
+    return plan.allocate(call.env, call.dtypes, call.device)
+
+
+def fit_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
+    """Returned tensors → outputs that keep the declaration's promise: shape, dtype, device, contiguous, fresh."""
+    if spec.traced:
+        return fit_results(spec, call, result)
+    result = made_of(spec, call.args, result)
+    values = () if result is None else tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    if len(values) != len(spec.outputs):
+        raise error("SL301", where=spec.name, got=f"{len(values)} outputs", expected=f"{len(spec.outputs)} outputs")
+    env = dict(call.env)
+    owned = {t.untyped_storage().data_ptr() for t in tensors_of(call.args)}
+    for out, value in zip(spec.outputs, values, strict=True):
+        where = f"{spec.name}, output {out.name!r}"
+        dtype = call.dtype_of(out.tensor)
+        if not isinstance(value, Tensor) or value.dtype != dtype or value.device != call.device:
+            got = f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
+            raise error("SL301", where=where, got=got, expected=f"{dtype} on {call.device}")
+        _measure_dynamic(spec, where, env, out.tensor.dims, value)
+    outs = []
+    for out, value in zip(spec.outputs, values, strict=True):
+        where = f"{spec.name}, output {out.name!r}"
+        if list(value.shape) != (shape := shape_of(out, env)):
+            raise error(
+                "SL301", where=where, got=f"shape {tuple(value.shape)}", expected=f"{out.tensor} = {tuple(shape)}"
+            )
+        value = value.resolve_conj().resolve_neg()
+        storage = value.untyped_storage().data_ptr()
+        fresh = value.contiguous() if storage not in owned else value.clone(memory_format=torch.contiguous_format)
+        owned.add(fresh.untyped_storage().data_ptr())
+        outs.append(fresh)
+    return tuple(outs)
+
+
+def own_outputs(result: Returned) -> Tensor | Outputs:
+    """What a reference returned, as outputs that share no memory with anything: by operations that autograd knows."""
+    if isinstance(result, Tensor):
+        return result.clone(memory_format=torch.contiguous_format)
+    return tuple(t.clone(memory_format=torch.contiguous_format) for t in result or ())
+
+
+def _measure_dynamic(spec: OpSpec, where: str, env: dict[str, EnvValue], dims: Sequence[Dim], value: Tensor) -> None:
+    """Read data-dependent sizes off the first output that has them, and hold them to their bounds."""
+    if not spec.dynamic or value.dim() < len(dims) - 1:
+        return
+    spread = next((i for i, d in enumerate(dims) if d.kind == "variadic"), len(dims))
+    for i, dim in enumerate(dims):
+        axis = i if i < spread else i - len(dims)
+        if dim.text in spec.dynamic and dim.text not in env and -value.dim() <= axis < value.dim():
+            env[dim.text] = size = value.shape[axis]
+            check_bound(spec, where, dim.text, size, env)
+
+
+def check_bound(spec: OpSpec, where: str, dim: str, size: int, env: Mapping[str, EnvValue]) -> None:
+    """SL302 unless the data-dependent ``size`` of ``dim`` respects the declared bound."""
+    bound = spec.dynamic[dim]
+    most = bound(env)
+    if type(size) is int and type(most) is int and 0 <= size <= most:  # as the rule says, without reading its text
+        return
+    rule = WithinBound(where, dim, bound.source)
+    rule.hold({rule.size.python: size, rule.bound.python: most})
+
+
+def tensors_of(args: Sequence[Value]) -> Iterator[Tensor]:
+    """All tensors among arguments, those in lists too."""
+    for value in args:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (v for v in value if isinstance(v, Tensor))

@@ -1,0 +1,153 @@
+"""``Registered``: what torch has of an op. It defines the schemas, and gives torch their implementations.
+
+Most ops have two overloads of a name: the op, and ``raw``, the part of it below autograd. An op that returns what it
+writes to, ``name(Tensor(a!) x) -> Tensor(a!)``, has one more: ``writes``, which returns the other results. Torch can
+functionalize, fake and record that one, as it can any op that writes. The op itself calls ``writes`` and returns its
+arguments. An op whose result may be a view is its reference: torch knows what is a view of what, and its gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from shiplap.declare.schema import WRITES, below, public_schema, schema, tags
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.values import Result, Value
+from shiplap.dispatch.autocast import Cast, make_cast
+from shiplap.dispatch.autograd import make_autograd
+from shiplap.dispatch.check_results import all_results, fit_views
+from shiplap.dispatch.eager_fast_path import route_of, short_of
+from shiplap.dispatch.execute import Served
+from shiplap.dispatch.fake import make_fake
+from shiplap.dispatch.out import OutVariant, has_out
+from shiplap.torch_private import dispatcher_calls
+from shiplap.torch_private.dispatcher_library import Overload, Registrations
+
+
+def core_name(spec: OpSpec) -> str:
+    """What carries out an op: its own overload, or the one that writes."""
+    return below(spec.opname, WRITES) if spec.returned and not spec.view else spec.opname
+
+
+class Registered(Served):
+    """The registration of an op.
+
+    Attributes:
+        core: the op that fakes, autograd and autocast are registered for: ``overload`` itself, but for an op that
+            returns arguments.
+        cast: what autocast does to the arguments of a call, if the op has a rule.
+        variant: ``<name>__out``, for callers that own the memory, or None.
+    """
+
+    core: Overload
+    cast: Cast | None = None
+    variant: OutVariant | None = None
+    _registrations: Registrations | None = None
+
+    @property
+    def edition(self) -> int:
+        """How many schemas this process has declared under this name. Torch knows the later ones by other names."""
+        return self._registrations.edition if self._registrations is not None else 1
+
+    def _renew(self) -> None:
+        """Make torch compile code for this op anew: compiled graphs may rely on the previous declaration."""
+        there, name = self._registrations, self.spec.opname
+        if there is not None:
+            self.overload = there.renewed(name)
+            core = core_name(self.spec)
+            self.core = there.overload(core) if core != name else self.overload
+            self.raw = there.overload(below(name)) if self.guarded else self.core
+        self.enter()
+        self._differentiate()
+
+    def enter(self) -> None:
+        """Set the way of a plain call: to an op that returns arguments by its own name, else as short as it can be."""
+        composed = bool(self.spec.returned) or self.spec.view
+        self.direct = dispatcher_calls.builtin(self.overload) if composed else route_of(self)
+        self.short = None if composed else short_of(self)
+        if self.variant is not None:
+            self.variant.enter()
+
+    def _differentiate(self) -> None:
+        """(Re)build what autograd calls."""
+        if self.guarded:
+            made = make_autograd(self.spec, self.core, self.below, self.serve_tangent, self.gradient)
+            self.record, recorder = made
+            self.recorded = recorder.apply if recorder is not None and self.separable else None
+
+    def _recorded(self, *args: Value, **kwargs: Value) -> Result:
+        """The function registered for autograd, which uses the gradient declared at the time of the call."""
+        return self.record(*args, **kwargs)
+
+    def below(self, *args: Value, **kwargs: Value) -> Result:
+        """Call the op below autograd, as the autograd formula of the op does."""
+        if self.separable and not kwargs:
+            return self.direct(*args)
+        result: Result = dispatcher_calls.builtin(self.raw)(*args, **kwargs)
+        return result
+
+    def outside_autocast(self, kind: str, *args: Value) -> Result:
+        """Call the op with arguments that autocast of this device type has converted; only autograd has to see it."""
+        with dispatcher_calls.outside_autocast(kind):
+            if not torch.is_grad_enabled() or not dispatcher_calls.any_requires_grad(*args):
+                return self.direct(*args)
+            result: Result = self.record(None, *args) if self.recorded is None else self.recorded(self.direct, *args)
+            return result
+
+    def _declare(self) -> None:
+        """Make the torch registration."""
+        spec, name = self.spec, self.spec.opname
+        self._registrations = there = Registrations.of(spec.namespace, name)
+        if spec.view:
+            self._compose(there)
+            self.core = self.raw = self.overload = there.overload(name)
+            self.separable = False
+        else:
+            self._carry(there, core_name(spec))
+        self.enter()
+        self._differentiate()
+        self.variant = OutVariant(self, there) if has_out(spec) else None
+        self.cast = make_cast(spec) if spec.autocast is not None and not spec.view else None
+        if self.cast is not None:
+            there.cast(core_name(spec), self.core, self.cast)
+        there.publish()
+
+    def _carry(self, there: Registrations, core: str) -> None:
+        """Define the op that kernels carry out, the part of it below autograd, and the op that returns arguments."""
+        name = self.spec.opname
+        names = (core, below(name)) if self.guarded else (core,)
+        if core != name:
+            self._compose(there)  # first: torch forgets overloads in the order in which they were defined
+        for each in names:
+            self._define(there, each)
+        if self.guarded:
+            there.show(names[-1], core)
+            there.skip_autograd(names[-1])
+            there.record(core, self._recorded)
+        self.core = there.overload(core)
+        self.overload, self.raw = there.overload(name), there.overload(names[-1])
+        self.separable = self.guarded and core == name and not any(a.many for a in self.spec.args)
+
+    def _define(self, there: Registrations, name: str) -> None:
+        """Schema, real implementation and fake under ``name``."""
+        there.define(schema(self.spec, name), tags(self.spec))
+        there.tell(name, self.refusal)
+        there.implement(name, self.execute)
+        there.fake(name, make_fake(self))
+
+    def _compose(self, there: Registrations) -> None:
+        """Define the op by what it is made of: other ops, which torch sees in its place."""
+        name = self.spec.opname
+        there.define(public_schema(self.spec, name), tags(self.spec))
+        there.compose(name, self._seen_through if self.spec.view else self._write)
+
+    def _write(self, *args: Value, **kwargs: Value) -> Result:
+        """An op that returns arguments: write, then return them."""
+        given = self.spec.complete(args, kwargs)
+        positional, named = self.spec.split(given)
+        return all_results(self.spec, given, self.core(*positional, **named))
+
+    def _seen_through(self, *args: Value, **kwargs: Value) -> Result:
+        """An op with views: check the arguments, run the reference, check the results."""
+        call = self.bind(self.spec.complete(args, kwargs))
+        return fit_views(self.spec, call, self.run_reference(call.args))

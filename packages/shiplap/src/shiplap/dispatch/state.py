@@ -1,0 +1,146 @@
+"""``OpState``: an op as data. It holds the declaration, the reference, and the kernels and gradient attached later."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from shiplap.declare.batch import Batching
+from shiplap.declare.binding import Binding
+from shiplap.declare.bucket import Rule, read_rule
+from shiplap.declare.code_digest import source_digest
+from shiplap.declare.gradient import Backward, Surrogate
+from shiplap.declare.kernel import Kernel
+from shiplap.declare.native_interface import NativeBinding, NativeEntrance
+from shiplap.declare.sharding_rule import Part, ShardingRule, read_sharding
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.template import Template
+from shiplap.declare.values import Args, Returned, Value
+from shiplap.dispatch.autograd import carries_gradients, floating_outputs
+from shiplap.plan import CallPlan
+
+Sampler: TypeAlias = Callable[..., Args]  # fn(rng, sizes, dtype, device) -> all arguments
+_NONE: list[Kernel] = []
+
+
+class OpState:
+    """The data of an ``Op``. No method here calls torch's dispatcher.
+
+    Attributes:
+        spec: the declaration.
+        reference: the decorated function in plain PyTorch, which defines the right result of kernels and gradients.
+        kernels: the implementations by device type, in the order in which they are tried.
+        templates: the templates by device type. Inductor fuses neighbouring operations into them.
+        gradient: the declared backward, or None.
+        sampler: the function that builds arguments for audit and tuning, or None to draw them from the declaration.
+        rule: the rule that sorts calls into buckets, whose calls share a choice.
+        batching: the dims along which several calls can be replaced by one.
+        shardings: the declared ways to cut a call into shards, or None to derive them from the declaration.
+        native: the native binding in use, or None while the Python binding serves the op.
+        entrance: what torch calls since native code was attached for the first time.
+        plan: the checks and conversions of the arguments of a call.
+        differentiable: whether an output can carry a gradient, and a backward can be declared.
+        guarded: whether a call may have to be seen by autograd, so that the op has an autograd implementation: it is
+            differentiable, or writes to a tensor that could carry a gradient, which would be lost silently.
+    """
+
+    def __init__(self, spec: OpSpec, reference: Callable[..., Returned]) -> None:
+        self.spec, self.reference = spec, reference
+        self.signature = inspect.signature(reference)
+        self.kernels: dict[str, list[Kernel]] = {}
+        self.templates: dict[str, list[Template]] = {}
+        self.gradient: Backward | None = None
+        self.sampler: Sampler | None = None
+        self.rule: Rule = read_rule(spec)
+        self.batching: tuple[Batching, ...] = ()
+        self.shardings: tuple[ShardingRule, ...] | None = None
+        self.native: NativeBinding | None = None
+        self.entrance: NativeEntrance | None = None
+        self.plan = CallPlan(spec)
+        self.differentiable = not spec.mutated and not spec.view and floating_outputs(spec)
+        made, written = not spec.mutated and floating_outputs(spec, detached=True), bool(spec.mutated)
+        self.guarded = not spec.view and (made or (written and carries_gradients(spec)))
+        self._source = source_digest(reference)
+        self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
+
+    def sharding(self, inputs: Mapping[str, Part] | None = None, outputs: Part | Sequence[Part] = ()) -> None:
+        """Declare a rule by which DTensor may shard calls of the op. Declared rules replace the derived ones.
+
+        Each call of this method adds one rule. ``op.sharding()`` without arguments forbids sharding.
+        ``shiplap audit --check sharding`` proves the rules.
+
+        Args:
+            inputs: the name of a tensor argument → an axis along which it is sharded, ``"whole"`` if each rank has the
+                whole tensor, or ``"sum"`` if the tensors of the ranks are partial sums. The default is ``"whole"``.
+            outputs: the same for each output, in order, or for the only output. ``"max"`` and ``"min"`` state that the
+                result is the elementwise maximum or minimum over the ranks.
+
+        Example: ``mm.sharding({"a": 1, "b": 0}, "sum")`` shards a matrix product along the dim that is summed over.
+
+        Raises:
+            ArgumentError: SL218 for a rule that does not fit the declaration.
+        """
+        rules = () if inputs is None else (read_sharding(self.spec, inputs, outputs),)
+        self.shardings = (*(self.shardings or ()), *rules)
+
+    def bind(self, args: Sequence[Value]) -> Binding:
+        """Check all arguments in declared order, real tensors or fakes. Trailing defaults may be left out.
+
+        Raises:
+            ArgumentError: SL201 to SL210, where the arguments do not fit the declaration.
+        """
+        return self.plan.bind(args)
+
+    def run_reference(self, args: Args) -> Returned:
+        """Run the reference on all arguments in declared order. Its result is not checked."""
+        positional, named = self.spec.split(args)
+        return self.reference(*positional, **named)
+
+    @property
+    def surrogate(self) -> Surrogate:
+        """The function whose derivative the gradient of the op is: the reference, or the declared surrogate of it."""
+        return self.gradient.surrogate if self.gradient and self.gradient.surrogate else self.reference
+
+    @property
+    def file(self) -> str:
+        """Where the op is declared."""
+        return os.path.abspath(self.reference.__code__.co_filename)
+
+    def own(self, device: str) -> list[Kernel]:
+        """The kernels for a device type that are not templates."""
+        return [k for k in self.kernels.get(device, ()) if k.template is None]
+
+    def eager(self, device: str) -> list[Kernel]:
+        """The kernels to try, in this order, for an eager call without a choice. The reference runs if none takes the
+        call.
+
+        A reference declared with ``library=`` for the device type comes before templates. A template with
+        ``default=False`` runs only where a measurement has chosen it.
+        """
+        bound = self.kernels.get(device, _NONE)
+        known = self._eager.get(device)
+        if known is None or known[0] is not bound:
+            library = device in self.spec.library
+            ready = [k for k in bound if k.template is None or (k.template.default and not library)]
+            known = self._eager[device] = bound, ready
+        return known[1]
+
+    def attach(self, kernel: Kernel) -> None:
+        """Add a kernel: one written by the author goes before all others, a template's kernel goes last."""
+        others = [k for k in self.kernels.get(kernel.device, []) if k.name != kernel.name or k.template is None]
+        if kernel.template is None:
+            self.kernels[kernel.device] = [kernel, *(k for k in others if k.name != kernel.name)]
+        elif kernel.name not in [k.name for k in others]:
+            self.kernels[kernel.device] = [*others, kernel]
+
+    @property
+    def identity(self) -> str:
+        """The digest of everything that compiled code depends on: declaration, reference, gradient and kernels."""
+        parts = [self.spec.digest, self._source, *([str(self.rule)] if self.rule != read_rule(self.spec) else [])]
+        parts += [f"{self.gradient.source}/{self.gradient.saves}"] if self.gradient else []
+        parts += [f"{d}/{k.name}/{k.identity}" for d, ks in sorted(self.kernels.items()) for k in ks]
+        parts += [f"{d}/{t.name}/{t.identity}" for d, ts in sorted(self.templates.items()) for t in ts]
+        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]

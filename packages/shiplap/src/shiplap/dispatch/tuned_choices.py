@@ -1,0 +1,293 @@
+"""The choices in use in this process: ``Op.pick`` looks a call up here, and ``shiplap.tune`` adds entries.
+
+Nothing is measured here. ``active`` is False in a process without tuned or frozen choices that records no calls, so
+that a call costs one attribute access. An entry names the digest of the op that it was made for, and is ignored for an
+op with another digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shiplap.declare.binding import Binding
+from shiplap.declare.bucket import Key
+from shiplap.declare.config import NO_CONFIG, Config, Space
+from shiplap.declare.kernel import Kernel, Rerun
+from shiplap.dispatch.state import OpState
+from shiplap.errors import error, notice
+from shiplap.settings import settings
+
+Ready: TypeAlias = dict[Hashable, Rerun]  # calls by all that they depend on: how each is run again
+REFERENCE = "reference"
+LIMIT = 4096  # calls remembered per op: exact sizes may all differ
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table. ``key`` is ``(device type, *Rule.key)``, ``source`` the identity of the op.
+
+    ``place`` names what a choice depends on beside the call, such as the code around it in a compiled graph. Eager
+    calls ignore an entry that has a place.
+    """
+
+    op: str
+    source: str
+    key: Key
+    kernel: str
+    config: Config = NO_CONFIG
+    place: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def call(self) -> tuple[str, str, Key, tuple[tuple[str, str], ...]]:
+        """The calls that the entry is for."""
+        return self.op, self.source, self.key, self.place
+
+
+class Missing:
+    """No entry: the declared default config runs."""
+
+
+MISSING = Missing()
+_checks: dict[tuple[str, str], Callable[[Config], bool]] = {}  # by device type and name of a kernel
+
+
+class Unproven(Missing):
+    """An entry for a kernel whose configs depend on sizes. Each call checks that the config is valid for its sizes."""
+
+    def __init__(self, kernel: Kernel, entry: Entry) -> None:
+        self.kernel, self.entry = kernel, entry
+        self.known: dict[Key, Kernel | Missing] = {}
+
+    def serving(self, op: OpState, call: Binding) -> Kernel | Missing:
+        """The kernel with the config, if that is one for the sizes of ``call``."""
+        sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
+        answer = self.known.get(sizes)
+        if answer is None:
+            if len(self.known) >= LIMIT:
+                self.known.clear()
+            answer = self.known[sizes] = self._prove(op, call)
+        return answer
+
+    def _prove(self, op: OpState, call: Binding) -> Kernel | Missing:
+        space = self.kernel.space
+        listed = space.configs(call.env) if space is not None else ()
+        config = next((c for c in listed if c == self.entry.config), None)
+        if config is not None:
+            return self.kernel.variant(config)
+        _ignored(op, f"kernel {self.kernel.name} declares no config {_short(self.entry)!r} for these sizes")
+        return MISSING
+
+
+def _short(entry: Entry) -> str:
+    return str(entry.config)[:200]
+
+
+def _ignored(op: OpState, why: str) -> None:
+    notice(f"stale {op.spec.name}", f"{op.spec.name}: a stored choice is not used: {why}")
+
+
+_UNKNOWN = Missing()  # nobody has looked
+
+active = True  # until the environment has been looked at, once
+frozen = ""  # the file, when choices are fixed
+observer: Callable[[OpState, Binding], None] | None = None
+from_environment: Callable[[], None] | None = None  # set by shiplap.tune: reads SHIPLAP_TUNED and SHIPLAP_RECORD
+from_packages: Callable[[], None] | None = None  # set by shiplap.tune: reads what came with the packages of ops
+
+listeners: list[Callable[[], None]] = []  # called when choices have changed: native code holds a copy
+
+_entries: dict[str, dict[tuple[Key, tuple[tuple[str, str], ...], str], Entry]] = {}
+_resolved: dict[str, dict[Key, Kernel | Missing | None]] = {}
+_memo: dict[str, dict[Key, Kernel | Missing | None]] = {}  # by the quick key: what was found for it
+_ready: dict[str, Ready] = {}  # by all that a call depends on: how it is launched again
+_looked = False
+_asked = False  # whether the packages of all declared ops have been looked into
+
+
+def declared() -> None:
+    """An op has been declared, whose package may have brought choices. The next call looks, an import does not."""
+    global _asked
+    _asked = False
+    refresh()
+
+
+def ready_calls(op: str) -> Ready:
+    """The prepared launches of ``op``, always in the same dict. A change of choices or ops clears them."""
+    return _ready.setdefault(op, {})
+
+
+def ready() -> None:
+    """Read the environment variables and what came with packages, once, at the first call or trace after an import.
+
+    An import reads nothing.
+    """
+    global _looked, _asked
+    if not _looked:
+        _looked = True
+        try:
+            if from_environment is not None:
+                from_environment()
+        except BaseException:
+            _looked = False  # a table that cannot be read is an error at every call, not at the first one
+            raise
+        refresh()
+    if not _asked:
+        _asked = True
+        if from_packages is not None and not frozen:
+            from_packages()
+        refresh()
+
+
+def refresh() -> None:
+    """Recompute ``active`` after one of the other switches was set."""
+    global active
+    active = bool(_entries or frozen or observer is not None or not (_looked and _asked))
+
+
+def install(entries: list[Entry], file: str | None = None, *, below: bool = False) -> None:
+    """Add ``entries``. With ``file`` they replace all other entries and are frozen; ``file=""`` unfreezes.
+
+    ``below``: an entry that is there for the same calls stays.
+    """
+    global frozen, _asked
+    if file is not None:
+        frozen, _asked = file, False
+        _entries.clear()
+    for entry in entries:
+        table = _entries.setdefault(entry.op, {})
+        key = entry.key, entry.place, entry.source
+        table[key] = table.get(key, entry) if below else entry
+    forget()
+    refresh()
+    for listener in listeners:
+        listener()
+
+
+def resolved(op: OpState) -> dict[Key, Kernel | Missing | None]:
+    """The usable choices for ``op``, by ``(device type, *Rule.key)``. None as a value stands for the reference.
+
+    The value is a :class:`Missing` where only Python can decide about an entry.
+    """
+    table = _resolved.get(op.spec.name)
+    if table is None:
+        table = _resolved[op.spec.name] = _resolve(op)
+    return table
+
+
+def forget() -> None:
+    """Drop everything derived from choices and ops, after one of them has changed."""
+    _resolved.clear()
+    _memo.clear()
+    for calls in _ready.values():
+        calls.clear()
+
+
+def entries() -> list[Entry]:
+    """All entries in force."""
+    return [e for table in _entries.values() for e in table.values()]
+
+
+def digest() -> str:
+    """The digest of the choices that compiled graphs may rely on. Empty without choices."""
+    lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}|{e.place}" for e in entries())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
+
+
+def find(op: OpState, call: Binding) -> Kernel | Missing | None:
+    """The chosen kernel with its config, None for the reference, or ``MISSING``."""
+    if not (_looked and _asked):
+        ready()
+    if observer is not None:
+        observer(op, call)
+    memo = _memo.get(op.spec.name)
+    if memo is None:
+        memo = _memo[op.spec.name] = {}
+    device, key = call.device.type, op.rule.quick(call)
+    choice = memo.get(key, _UNKNOWN)
+    if choice is _UNKNOWN:
+        if len(memo) >= LIMIT:
+            memo.clear()
+        choice = memo[key] = resolved(op).get((device, *op.rule.key(call)), MISSING)
+    if isinstance(choice, Unproven):
+        choice = choice.serving(op, call)
+    if isinstance(choice, Missing):
+        return _absent(op, device, op.rule.key(call)) if frozen and tunable(op, device) else choice
+    if choice is not None and (reason := choice.refuses(call)):
+        notice(f"chosen {op.spec.name} {key}", f"{op.spec.name}: the chosen kernel does not take this call ({reason})")
+        return MISSING
+    return choice
+
+
+def tunable(op: OpState, device: str) -> bool:
+    """Whether the op has more than one candidate on the device."""
+    kernels = op.kernels.get(device, [])
+    return len(kernels) > 1 or any(k.space is not None for k in kernels)
+
+
+def _absent(op: OpState, device: str, key: Key) -> Missing:
+    wanted = f"{op.spec.name} {op.rule.text(key)} on {device}"
+    if settings().strict:
+        raise error("SL607", where=wanted, got=f"no entry in {frozen}", expected="a frozen choice")
+    notice(f"frozen {op.spec.name}", f"{wanted} is not in {frozen}: its declared default runs")
+    return MISSING
+
+
+def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
+    """Entries of ``op`` as kernels that are bound now, with configs that these kernels declare.
+
+    An entry is checked, not trusted. An entry with another digest, or with a kernel or config that does not exist, is
+    left out and reported.
+    """
+    table: dict[Key, Kernel | Missing | None] = {}
+    source = op.identity
+    mine = {key: entry for (key, place, _), entry in _entries.get(op.spec.name, {}).items() if not place}
+    mine |= {e.key: e for e in _entries.get(op.spec.name, {}).values() if e.source == source and not e.place}
+    for key, entry in mine.items():
+        bound = {k.name: k for k in op.kernels.get(str(key[0]), [])}
+        if entry.source != source:
+            why = "it was made for another version of the op or its kernels"
+        elif entry.kernel == REFERENCE:
+            table[key] = None
+            continue
+        elif entry.kernel not in bound:
+            why = f"no kernel {entry.kernel!r} is bound"
+        else:
+            kernel = bound[entry.kernel]
+            config = _config(kernel, entry)
+            if config is not None:
+                table[key] = config
+                continue
+            why = f"kernel {kernel.name} declares no config {_short(entry)!r}"
+        _ignored(op, why)
+    return table
+
+
+def _config(kernel: Kernel, entry: Entry) -> Kernel | Unproven | None:
+    """``kernel`` with the config of an entry, a check to run at each call, or None if the config is not declared."""
+    space, checks = kernel.space, _checks.get((kernel.device, kernel.name))
+    if space is None:
+        return kernel.variant(NO_CONFIG) if not entry.config.items else None
+    config = space.declared(entry.config)
+    if config is None and checks is not None and _alike(space, entry.config) and checks(entry.config):
+        config = entry.config
+    if config is not None:
+        return kernel.variant(config)
+    return Unproven(kernel, entry) if space.depends else None
+
+
+def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> None:
+    """Allow configs of a kernel that the kernel does not declare, if ``check`` accepts them.
+
+    This serves vendor libraries, whose lists of algorithms are long and which refuse unknown numbers themselves. The
+    config must have the names and types of a declared one.
+    """
+    _checks[device, kernel] = check
+
+
+def _alike(space: Space, config: Config) -> bool:
+    """Whether ``config`` has the names and types of those that are declared."""
+    first = space.fixed[0].items if space.fixed else ()
+    return [(n, type(v)) for n, v in first] == [(n, type(v)) for n, v in config.items]

@@ -1,0 +1,182 @@
+"""One call of an op in Inductor: buffers by argument name, and sizes both as expressions and as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.cached_property import cached_property
+from shiplap.codegen.triton import constants
+from shiplap.declare.template import Template, Traced
+from shiplap.dispatch import Op
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.sizes import free_dims, ones
+from shiplap.torch_private import inductor_lowering
+from shiplap.torch_private.symbolic_sizes import is_size
+from shiplap.tuning.inputs import layout_name
+
+
+@dataclass(frozen=True)
+class Call:
+    """``values`` are fakes and scalars in schema order; ``env`` maps dims and scalars to sizes, symbolic or not;
+    ``node`` is the FX node."""
+
+    op: Op
+    args: tuple[Any, ...]
+    values: tuple[Any, ...]
+    env: Mapping[str, Any]
+    output: Tensor
+    node: torch.fx.Node
+    _scratch: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    memo: dict[str, Any] = field(default_factory=dict, repr=False)  # of :func:`candidates`
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of memory and of candidates, which refer to the call in turn."""
+        self._scratch.clear()
+        self.memo.clear()
+
+    def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Memory that is made at the first request. All candidates of this call use it in turn."""
+        if name not in self._scratch:
+            self._scratch[name] = make(*args)
+        return self._scratch[name]
+
+    @staticmethod
+    def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """The call being lowered: ``args`` hold IR nodes where its FX node holds fakes."""
+        node = inductor_lowering.current_node()
+        fakes: Any = torch.fx.map_arg(node.args, lambda n: n.meta["val"])  # also in lists: sizes may be symbols
+        named: Any = torch.fx.map_arg(node.kwargs, lambda n: n.meta["val"])
+        rest = op.spec.args[len(args) :]
+        values = op.spec.complete(fakes, named)
+        nodes = (*args, *(kwargs.get(a.name, a.default) for a in rest))
+        return Call(op, nodes, values, op.bind(values).env, node.meta["val"], node)
+
+    @property
+    def device(self) -> torch.device:
+        return self.output.device
+
+    @cached_property
+    def identity(self) -> str:
+        """The digest of the op with all of its kernels, which is computed each time that it is asked for."""
+        return self.op.identity
+
+    def reference(self, *tensors: Any) -> Any:
+        """The reference on the tensors that are present, everything else as in this call."""
+        return self.op.run_reference(self._all(tensors))
+
+    def of(self, function: Traced) -> Callable[..., Any]:
+        """``function``, which takes all arguments of the op, as one of the tensors that are present."""
+
+        def run(*tensors: Any) -> Any:
+            positional, named = self.op.spec.split(self._all(tensors))
+            return function(*positional, **named)
+
+        return run
+
+    def _all(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        given = iter(tensors)
+        return tuple(next(given) if isinstance(v, Tensor) else v for v in self.values)
+
+    @property
+    def nodes(self) -> list[Any]:
+        """IR nodes of the tensor arguments that are present."""
+        return [n for n, v in zip(self.args, self.values, strict=True) if isinstance(v, Tensor)]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Fakes of the tensor arguments that are present."""
+        pairs = zip(self.op.spec.args, self.values, strict=True)
+        return {a.name: v for a, v in pairs if isinstance(v, Tensor)}
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return {name: t.dtype for name, t in self.tensors.items()} | {"out": self.output.dtype}
+
+    @cached_property
+    def hints(self) -> dict[str, Any]:
+        """``env`` with the numbers of the call that is being compiled."""
+        return {k: _plain(v) for k, v in self.env.items()}
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the output, as numbers."""
+        return tuple(inductor_lowering.hint(s) for s in self.output.shape)
+
+    @property
+    def static(self) -> bool:
+        return all(isinstance(s, int) for t in (*self.tensors.values(), self.output) for s in (*t.shape, *t.stride()))
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The compile-time values that a template may use: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals."""
+        return constants(
+            self.op.spec, self.values, lambda v: inductor_lowering.static(v) if isinstance(v, torch.SymInt) else v
+        )
+
+    def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
+        """``K_ALIGN`` is a power of two that always divides the size. ``A_INNER`` is the axis with stride 1, or -1."""
+        alignments = {f"{k.upper()}_ALIGN": inductor_lowering.alignment(v) for k, v in self.env.items() if is_size(v)}
+        return alignments | {
+            f"{name.upper()}_INNER": inductor_lowering.inner_axis(node) for name, node in buffers.items()
+        }
+
+    def buffers(self, template: Template) -> dict[str, Any]:
+        """The input buffers in schema order, then the template's tables, laid out as the template wants them."""
+        wanted, layouts = dict(template.innermost), {}
+        for arg, node in zip(self.op.spec.args, self.args, strict=True):
+            if arg.tensor is None or node is None:
+                continue
+            if arg.name in wanted:
+                dim = [d.text for d in arg.tensor.dims].index(wanted[arg.name])
+                node = inductor_lowering.innermost(node, dim - len(arg.tensor.dims) if arg.tensor.variadic else dim)
+            layouts[arg.name] = inductor_lowering.realize(node)
+        sizes = {k: _static(v) for k, v in self.env.items()} if template.tables else {}
+        for name, build in template.tables:
+            table = build(sizes).to(self.device)
+            layouts[name] = inductor_lowering.realize(
+                inductor_lowering.add_table(table, f"{self.op.spec.opname}_{template.name}_{name}")
+            )
+        return layouts
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of a sample with these sizes, scalars and dtypes."""
+        spec, hints = self.op.spec, self.hints
+        dims = free_dims(spec)
+        sizes = {k: v for k, v in hints.items() if k in dims} | ones(spec, hints)
+        scalars = {a.name: hints[a.name] for a in spec.scalars}
+        classes = {
+            a.tensor.dtype_class: str(self.tensors[a.name].dtype).removeprefix("torch.")
+            for a in spec.tensors
+            if a.tensor and a.name in self.tensors and not a.tensor.concrete
+        }
+        absent = tuple(a.name for a in spec.tensors if a.name not in self.tensors)
+        return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes, layouts=self._layouts())
+
+    def _layouts(self) -> dict[str, str]:
+        """Names of the layouts that we know and arguments have."""
+        layouts = {}
+        for name, value in self.tensors.items():
+            sizes, strides = ([inductor_lowering.hint(s) for s in of] for of in (value.shape, value.stride()))
+            layouts[name] = layout_name(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
+        return {name: layout for name, layout in layouts.items() if layout}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(v) for v in value)
+    return inductor_lowering.hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def _static(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_static(v) for v in value)
+    return inductor_lowering.static(value) if isinstance(value, torch.SymInt) else value

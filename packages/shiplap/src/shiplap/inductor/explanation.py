@@ -1,0 +1,215 @@
+"""``explain``: the kernels of a compiled function, the candidates of its templates, and what was not fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shiplap.dispatch import registry
+from shiplap.errors import error
+from shiplap.inductor.fusion_choice import FusionChoice, watch
+from shiplap.torch_private import reset_compiler
+
+if TYPE_CHECKING:
+    from shiplap.torch_private.inductor_report import Graph, Group
+
+# Inductor's words (the start of them) -> what that means for a template's author. Seen on torch 2.11, 2.13 and 2.15.
+MEANING = {
+    "memory deps did not match": "it reads other elements than the one it writes: a transpose, a broadcast, a shift",
+    "no shared data": "it reads other elements than the one it writes: a transpose, a broadcast, a shift",
+    "numel/rnumel mismatch": "it has another shape, so its loops are not those of the store",
+    "nodes numel": "it has another shape, so its loops are not those of the store",
+    "template has no allowed prologue inputs": "only a Triton template with load_input() takes a producer in",
+    "prologue fusion only supported for TritonTemplates": "C++ templates take no producer in",
+    "prologue fusion not implemented for kernel": "the template reads this argument with tl.load, not load_input()",
+    "prologue fusion that must be upcast to fp32": "it computes in float32, and the template's tiles are of 16 bits",
+    "prologue fusion will not increase amount of bytes": "it reads more bytes than it writes; every tile would again",
+    "template prologue can only fuse nodes with a single use": "somebody else reads this producer's result, too",
+    "template prologue can only fuse functional pointwise": "only pointwise producers go into a load",
+    "fusion for buffer explicit disabled": "fusion is switched off for this op (shiplap.inductor.switches)",
+    "intermediate nodes between": "another kernel has to run between the two",
+    "node2 is extern or nop": "it is a call of a whole kernel, which has no loops to fuse",
+}
+REDUCTION = "it reduces; only pointwise neighbours go into a template's store"
+SILENT = "Inductor gave no reason"
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A separate kernel that reads the output of a template, or writes an input of it.
+
+    ``side`` is ``"before"`` or ``"after"`` the template. ``reason`` is Inductor's text, ``meaning`` explains it.
+    """
+
+    kernel: str
+    operators: tuple[str, ...]
+    side: str
+    reason: str
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of a compiled graph, in the order in which they run.
+
+    Attributes:
+        name: as in the generated code. Empty for what calls none (a view, a constant).
+        kind: ``"template"``, ``"extern"`` (a library or an opaque op) or ``"generated"`` (Inductor's own loops).
+        operators: declared ops (``ns::name``) and ATen operators inside, in graph order, each once.
+        nodes: nodes of the traced graph inside. ``where``: lines of source that they come from.
+        graph: number of the compiled graph.
+        fusion_choices: for each declared op with templates inside, how its candidate was chosen.
+        unfused: neighbours of a template that stayed outside, and why.
+    """
+
+    name: str
+    kind: str
+    operators: tuple[str, ...]
+    nodes: tuple[str, ...]
+    where: tuple[str, ...]
+    graph: int = 0
+    fusion_choices: tuple[FusionChoice, ...] = ()
+    unfused: tuple[Neighbour, ...] = ()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A function as it was compiled. ``source`` holds the generated code, one text a graph.
+
+    ``fusion_choices`` are all that were made, also those of calls that no kernel is left of.
+    """
+
+    target: str
+    kernels: tuple[Kernel, ...]
+    fusion_choices: tuple[FusionChoice, ...]
+    source: tuple[str, ...]
+
+    @property
+    def graphs(self) -> int:
+        return len(self.source)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no candidate was wrong or broken."""
+        return not any(v.status in ("wrong", "broken", "dropped") for d in self.fusion_choices for v in d.verdicts)
+
+    @property
+    def summary(self) -> str:
+        """``2 kernels in 1 graph: 1 template, 1 generated``."""
+        kinds = [k.kind for k in self.kernels]
+        listed = ", ".join(f"{kinds.count(k)} {k}" for k in ("template", "extern", "generated") if k in kinds)
+        return f"{_count(len(kinds), 'kernel')} in {_count(self.graphs, 'graph')}" + (f": {listed}" if listed else "")
+
+
+def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
+    """Compile ``fn`` for ``args``, run it once, and describe the kernels.
+
+    The compilation is fresh: no cache is read or written, and code compiled before in this process is forgotten. If
+    arguments require gradients, the forward graph is explained.
+
+    Args:
+        fn: a function or module that is not compiled.
+        args: the arguments of the call.
+        options: the options of ``torch.compile``: ``mode="max-autotune"``, ``dynamic=True``, ``options={...}``.
+
+    Raises:
+        ShiplapError: SL702 when nothing of ``fn`` was compiled.
+
+    Example:
+        >>> import torch, shiplap as sl
+        >>> print(sl.explain(lambda x: torch.relu(x + 1), torch.ones(8)).summary)
+        1 kernel in 1 graph: 1 generated
+    """
+    from shiplap.torch_private.inductor_report import observe
+
+    fn = getattr(fn, "_torchdynamo_orig_callable", fn)
+    target = getattr(fn, "__qualname__", type(fn).__name__)
+    reset_compiler()
+    made: list[tuple[int, FusionChoice]] = []
+    with observe() as graphs, watch(lambda d: made.append((len(graphs), d))):
+        try:
+            torch.compile(fn, **options)(*args)
+        finally:
+            reset_compiler()
+    if not graphs:
+        raise error(
+            "SL702",
+            where=target,
+            got="no graph reached Inductor",
+            expected="a function of tensors that torch.compile can take",
+            fix="run 'shiplap doctor' on a program that calls it",
+        )
+    kernels = tuple(k for n, graph in enumerate(graphs) for k in _kernels(n, graph, [d for g, d in made if g == n]))
+    return Explanation(target, kernels, tuple(d for _, d in made), tuple(g.code for g in graphs))
+
+
+def _kernels(number: int, graph: Graph, made: Sequence[FusionChoice]) -> Iterator[Kernel]:
+    groups = graph.named()
+    for group in groups:
+        nodes = tuple(o.node for o in group.origins)
+        yield Kernel(
+            group.kernel,
+            group.kind,
+            _operators(group),
+            nodes,
+            _lines(group),
+            number,
+            tuple(d for d in made if d.node in nodes),
+            tuple(_neighbours(graph, groups, group)) if group.kind == "template" else (),
+        )
+
+
+def _operators(group: Group) -> tuple[str, ...]:
+    """Names as the user knows them: torch has a number behind that of an op which was declared with another schema."""
+    known = {_name(op.raw): op.spec.name for op in registry.ops()}
+    return tuple(dict.fromkeys(known.get(o.operator, o.operator) for o in group.origins))
+
+
+def _name(overload: Any) -> str:
+    return str(overload._schema.name)
+
+
+def _lines(group: Group) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(o.where for o in group.origins if o.where))
+
+
+def _neighbours(graph: Graph, groups: Sequence[Group], template: Group) -> Iterator[Neighbour]:
+    for other in groups:
+        before, after = template.reads & set(other.writes), other.reads & set(template.writes)
+        if other is template or not (before or after):
+            continue
+        reason = _reason(graph, *((other, template) if before else (template, other)))
+        yield Neighbour(
+            other.kernel,
+            _operators(other),
+            "before" if before else "after",
+            reason or SILENT,
+            _meaning(reason, other),
+        )
+
+
+def _reason(graph: Graph, first: Group, second: Group) -> str:
+    """Inductor's last word on fusing any part of the one with any part of the other, in the order in which they run."""
+    logged = ""
+    for (a, b), reason in graph.refused.items():
+        if _parts(a) <= set(first.ops) and _parts(b) <= set(second.ops):
+            logged = reason
+    return logged
+
+
+def _parts(name: str) -> set[str]:
+    """``op0_op1``: Inductor's name of a node that was fused from two."""
+    return set(name.split("_"))
+
+
+def _meaning(reason: str, other: Group) -> str:
+    if reason.startswith("template epilogue not satisfied"):
+        return REDUCTION if other.reduces else "the template's store does not admit it"
+    return next((text for start, text in MEANING.items() if reason.startswith(start)), "")
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" + "s" * (n != 1)

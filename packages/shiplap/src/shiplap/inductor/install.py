@@ -1,0 +1,71 @@
+"""The generic lowering, registered with Inductor at the first trace of an op with templates: import does nothing."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+from shiplap.declare.code_digest import source_digest
+from shiplap.dispatch import Op, compile_cache_key, registry
+
+_installed: set[Any] = set()
+_seen: set[Any] = set()  # asked whether they have a kernel that Inductor could see
+_code: list[str] = []  # digest of the lowering itself, once it is loaded
+
+
+def install() -> None:
+    """Register the lowering of every op that has templates, and of every op with a part below autograd, and none yet.
+
+    The latter waits for somebody to load Inductor, which traces each graph itself before it lowers it.
+    """
+    loaded = "torch._inductor.lowering" in sys.modules
+    for op in registry.ops():
+        if op.templates:
+            if not {op.overload, op.raw} <= _installed:
+                _register(op)
+        elif loaded:
+            if op.raw is not op.overload and op.overload not in _installed:
+                _lower_below(op)
+            if op.overload not in _seen:
+                _let_see(op)
+
+
+def _lower_below(op: Op) -> None:
+    from shiplap.torch_private import inductor_lowering
+
+    inductor_lowering.call_below(op.overload, op.raw)
+    _installed.add(op.overload)
+
+
+def _let_see(op: Op) -> None:
+    """Let Inductor see the Triton kernel of an op, where torch's flag says that it fuses into such kernels."""
+    from shiplap.torch_private import inductor_lowering, inductor_user_kernels
+
+    if not inductor_user_kernels.fuses():
+        return
+    from shiplap.inductor.triton_kernels import can_be_seen, lower
+
+    if can_be_seen(op):
+        inductor_lowering.call_below(op.overload, op.raw)
+        inductor_lowering.register(op.overload, partial(lower, op, op.raw))
+    _seen.add(op.overload)
+
+
+def _register(op: Op) -> None:
+    from shiplap.inductor.lower import lower
+    from shiplap.torch_private import cache_reuse, inductor_lowering
+
+    for overload in {op.overload, op.raw}:
+        inductor_lowering.register(overload, partial(lower, op, op.raw))
+    _installed.update((op.overload, op.raw))
+    if not _code:
+        cache_reuse.prepare()
+        _code.append(source_digest(lower))
+        compile_cache_key.refresh()  # before the compile caches are asked, as ``on_trace`` promises
+
+
+# What Inductor's code calls for a plain op, which no text of the op says: counted up where that changes.
+_PLAIN = "3"
+compile_cache_key.on_digest(lambda: "".join((_PLAIN, *_code)))
+compile_cache_key.salt()  # this module is imported at the first trace, before the compile caches are asked

@@ -1,0 +1,85 @@
+"""The operations after a call that could be fused into its kernel, as a separate graph that can be timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from shiplap.cached_property import cached_property
+from shiplap.inductor.bound_call import Call
+from shiplap.torch_private import inductor_lowering
+from shiplap.torch_private.graph_nodes import overload_of
+
+LIMIT = 24  # nodes
+VIEWS = frozenset({"view", "_unsafe_view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand"})
+CASTS = frozenset({"convert_element_type", "_to_copy"})
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """``nodes``: pointwise operations and views that depend on the call's result, in graph order."""
+
+    call: Call
+    node: fx.Node
+    nodes: tuple[fx.Node, ...]
+
+    @staticmethod
+    def of(call: Call) -> Surroundings:
+        node = inductor_lowering.current_node()
+        inside: dict[fx.Node, None] = {node: None}
+        for other in node.graph.nodes:
+            if (
+                len(inside) <= LIMIT
+                and other is not node
+                and _fusible(other)
+                and inside.keys() & set(other.all_input_nodes)
+            ):
+                inside[other] = None
+        return Surroundings(call, node, tuple(n for n in inside if n is not node))
+
+    @property
+    def text(self) -> str:
+        """``add, gelu``: part of the key of a choice."""
+        return ", ".join(_name(n) for n in self.nodes)
+
+    @cached_property
+    def _inputs(self) -> tuple[fx.Node, ...]:
+        """Nodes that the call and its surroundings read, in order of their first use."""
+        inside = {self.node, *self.nodes}
+        read = [i for n in (self.node, *self.nodes) for i in n.all_input_nodes if i not in inside]
+        return tuple(dict.fromkeys(read))
+
+    def graph(self) -> fx.GraphModule:
+        """The call and its surroundings, sizes fixed to those at hand, with the fakes that lowerings read."""
+        graph, made = fx.Graph(), {}
+        for node in self._inputs:
+            made[node] = graph.placeholder(node.name)
+        for node in (self.node, *self.nodes):
+            made[node] = graph.node_copy(node, lambda n: made[n])
+        inside = {self.node, *self.nodes}
+        leaves = [n for n in (self.node, *self.nodes) if not n.users or any(u not in inside for u in n.users)]
+        graph.output(tuple(made[n] for n in leaves))
+        return inductor_lowering.with_values(fx.GraphModule(torch.nn.Module(), graph), self.fakes())
+
+    def fakes(self) -> list[Any]:
+        return [inductor_lowering.fixed_fake(n.meta["val"]) for n in self._inputs]
+
+    def arguments(self, args: tuple[Any, ...]) -> list[Any]:
+        """Real tensors for :meth:`graph`: the op's own arguments from ``args``, normal numbers for the others."""
+        given = dict(zip(self.node.all_input_nodes, [a for a in args if isinstance(a, Tensor)], strict=False))
+        return [inductor_lowering.like(n.meta["val"], given.get(n)) for n in self._inputs]
+
+
+def _fusible(node: fx.Node) -> bool:
+    overload = overload_of(node)
+    if overload is None:
+        return False
+    pointwise = torch.Tag.pointwise in overload.tags or _name(node) in CASTS
+    return isinstance(node.meta.get("val"), Tensor) and (pointwise or _name(node) in VIEWS)
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target).split(".")[1]

@@ -1,0 +1,79 @@
+"""Look ahead in the graph that is being lowered: what later calls will be proven with is compiled beside each other.
+
+Inductor lowers one node after the other, so that the compiler of each kernel would wait for the proof of the one
+before it. At the first call of a graph the kernels that are likely to be proven for all of its calls go to the worker
+processes of Inductor, each kind once. What was guessed wrong costs time and nothing else: the proof of a call renders
+its own candidate, and finds its kernel in Triton's cache or has it compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shiplap.dispatch import Op, registry
+from shiplap.inductor import proof_cache
+from shiplap.inductor.bound_call import Call
+from shiplap.inductor.progress import Progress, started
+from shiplap.inductor.template_candidate import TemplateCandidate
+from shiplap.torch_private import inductor_choices_ahead
+from shiplap.torch_private.graph_nodes import overload_of
+
+log = logging.getLogger(__name__)
+Likely = Callable[[Call], TemplateCandidate | None]  # what will be proven first for a call, as far as can be said
+_graphs: weakref.WeakKeyDictionary[Any, Progress] = weakref.WeakKeyDictionary()
+
+
+def look_ahead(call: Call, likely: Likely) -> Progress:
+    """The progress of the graph that ``call`` is in. For its first call, compilers for those behind it are started."""
+    graph = inductor_choices_ahead.graph()
+    progress = _graphs.get(graph)
+    if progress is None:
+        behind = _behind(call)
+        _graphs[graph] = progress = started(1 + len(behind), graph)
+        kinds: set[Any] = set()
+        for op, node in [(call.op, call.node), *behind] if behind else ():
+            _compile(op, node, likely, kinds)
+    return progress
+
+
+def _behind(call: Call) -> list[tuple[Op, torch.fx.Node]]:
+    """The calls of ops with templates behind ``call``, in the order in which they are lowered."""
+    ops: dict[Any, Op] = {overload: op for op in registry.ops() if op.templates for overload in (op.overload, op.raw)}
+    listed = [(ops.get(overload_of(n)), n) for n in inductor_choices_ahead.nodes_behind(call.node)]
+    return [(op, n) for op, n in listed if op is not None and call.device.type in op.templates]
+
+
+def _compile(op: Op, node: torch.fx.Node, likely: Likely, kinds: set[Any]) -> None:
+    """Have the likely candidate of a node compiled, unless one like it is."""
+    values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
+    rest = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, torch.fx.Node)]
+    kind = op.spec.name, *map(_described, values.values()), str(rest)
+    if kind in kinds:
+        return
+    kinds.add(kind)
+    try:
+        with inductor_choices_ahead.at(node), inductor_choices_ahead.stand_ins(values) as nodes:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: nodes.get(n.name, values[n.name]))
+            with Call.bind(op, args, kwargs) as call:
+                _start(likely(call))
+    except Exception:  # what cannot be rendered or compiled here says so when its turn comes
+        log.debug("not looked at ahead: %s", node, exc_info=True)
+
+
+def _start(candidate: TemplateCandidate | None) -> None:
+    if candidate is None or candidate.template.tables or candidate.template.innermost:
+        return  # tables and copies would stay in the graph
+    if proof_cache.known(candidate) is None:
+        started = candidate.compile_apart()
+        log.debug("%s %s", candidate.label, "is compiled apart" if started else "waits for its turn")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {list(value.shape)} {list(value.stride())} {value.device}"
+    return str(value)

@@ -1,0 +1,335 @@
+"""Select by measurement: first each candidate alone, then the best and the fallback together with fused neighbours.
+
+A kernel that is slower alone may be faster with a fused epilogue, and the reverse. The last step therefore times graphs
+that are compiled as they will run. The choice is stored under the op, the machine and the operations around the call.
+
+Inductor would tune the fallback in the graph to come (``mode="max-autotune"``), and what it picks is not always faster
+than the library. The fallback then takes part twice: as Inductor tunes it, and with the library's own kernel. A
+template has to beat both, and every template that is PyTorch code, which Inductor tunes too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.config import NO_CONFIG, Config
+from shiplap.dispatch import tuned_choices
+from shiplap.dispatch.tuned_choices import REFERENCE
+from shiplap.inductor.bound_call import Call
+from shiplap.inductor.fusion_choice import Verdict
+from shiplap.inductor.neighbours import Surroundings
+from shiplap.inductor.pytorch_candidate import Alone, TracedCandidate, run_graph
+from shiplap.inductor.template_candidate import TemplateCandidate
+from shiplap.sampling.run import outputs
+from shiplap.torch_private import in_backward, inductor_lowering
+from shiplap.tuning.bench import Bench, LocalBench
+from shiplap.tuning.candidate import Candidate, label
+from shiplap.tuning.choice import Choice, place_of, show_time
+from shiplap.tuning.compiled_templates import ALONE
+from shiplap.tuning.engine import shown
+from shiplap.tuning.inputs import Inputs, inputs
+from shiplap.tuning.key import Key, key_for
+from shiplap.tuning.measure import Plan, Timing, clock_for, race
+from shiplap.tuning.search import TIE, Ranking, Report, search
+from shiplap.tuning.selector import Options, Task, in_force, stored
+from shiplap.tuning.store import Store
+from shiplap.tuning.worker_process import Isolation
+
+FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
+NEAR = 1.3
+TUNED = 3.0  # times the best alone: what PyTorch code may take that Inductor has not tuned yet
+SURE = 0.98  # of the time of the fallback as it would be tuned, below which it is better untuned: two trials differ
+SECONDS = 60.0  # per call, with the compilation of its candidates
+UNTUNED = Config.of({"tuned": False})  # of the fallback: what Inductor compiles for it where it tunes nothing
+
+_forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
+
+
+def forced(op: str) -> str | None:
+    """The candidate that a trial compilation has to take, or None."""
+    return _forced.get({}).get(op)
+
+
+@contextmanager
+def trial(op: str, candidate: str) -> Iterator[None]:
+    """Compile with this candidate of ``op``, which has been proven."""
+    token = _forced.set({**_forced.get({}), op: candidate})
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+@dataclass
+class FallbackCandidate(Candidate):
+    """The op without a template: its own kernel, or the code that Inductor generates from its reference."""
+
+    call: Call
+    config: Config = NO_CONFIG
+    kernel: str = REFERENCE
+    fixed: bool = True
+    opaque: bool = True
+    _alone: Alone | None = None
+
+    def render(self) -> None:
+        """Compile the reference, while the call's graph is lowered."""
+        if self._alone is None and not self.call.op.own(self.call.device.type):
+            self._alone = Alone.of(self.call, self.call.reference)
+
+    def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
+        self.render()
+        if self._alone is None:
+            return lambda: outputs(self.call.op.execute(*args))
+        return self._alone.on(args)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The store key of one call, and the parts to measure for it. ``alone``: the key with nothing around the call."""
+
+    call: Call
+    surroundings: Surroundings
+    inputs: Inputs
+    key: Key
+    alone: Key
+
+    @staticmethod
+    def of(call: Call) -> Selection:
+        around = Surroundings.of(call)
+        drawn = inputs(call.op, call.recipe, str(call.device))
+        layouts = ";".join(",".join(inductor_lowering.layout_key(n)) for n in call.nodes)
+        extra = {"epilogue": around.text, "layouts": layouts, "static": str(call.static)}
+        alone = {**dict(ALONE), "layouts": layouts, "static": "True"}
+        return Selection(call, around, drawn, key_for(call.op, drawn, extra), key_for(call.op, drawn, alone))
+
+
+def known(selection: Selection, key: Key | None = None) -> Choice | None:
+    """The choice for this call and what is around it, or for ``key``: stored or in force. A frozen one stands alone."""
+    op, key = selection.call.op, key or selection.key
+    drawn = selection.inputs
+    blank = Choice(op.spec.name, key["device"], drawn.bucket, drawn.dtypes, drawn.layout, "", place=place_of(key))
+    kept = None if tuned_choices.frozen else stored(op, key, Store())
+    return in_force(blank, op) if kept is None else kept
+
+
+def preferred(selection: Selection, names: Sequence[str]) -> str:
+    """The candidate to try first where nothing was measured with these neighbours, or an empty text.
+
+    It is the one that was chosen for the call alone, in compiled code or, of ``names``, for eager calls.
+    """
+    alone = known(selection, selection.alone)
+    if alone is not None:
+        return alone.label
+    eager = known(selection, key_for(selection.call.op, selection.inputs))
+    return eager.label if eager is not None and eager.label in names else ""
+
+
+def blocked() -> str:
+    """The reason why a measurement is not allowed now, or an empty text."""
+    if in_backward():
+        return "a backward pass is waiting"
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    return ""
+
+
+def measure(
+    selection: Selection,
+    candidates: Sequence[TemplateCandidate],
+    options: Options | None = None,
+    report: Report | None = None,
+    within: Isolation | None = None,
+) -> tuple[Choice, list[Verdict]]:
+    """Verify and time the fallback and ``candidates``; store the choice, and return it with a verdict per candidate.
+
+    ``options`` and ``report`` come from whoever tunes, and ``within`` is the worker process that a tuning has; without
+    a worker it runs the candidates here. A compilation that measures for itself gives none of the three.
+    """
+    call, own = selection.call, options is None
+    options = options or Options(seconds=SECONDS)
+    listed = rendered(call, candidates)
+    task = Task(call.op, selection.inputs, selection.key, listed, options)
+    bench = _bench(task, call, _isolation if own else within)
+    with torch.no_grad(), nullcontext(report) if report is not None else shown(None) as told:
+        ranking = search(call.op, listed, bench, selection.inputs, options.seconds, told, Plan(seconds=4.0))
+        choice, raced = _select(selection, listed, ranking, isinstance(bench, LocalBench))
+        told("keep", 1, 1)  # raises if the caller has given up waiting
+    if options.keep:
+        Store().put(selection.key, choice.value())
+    return choice, _verdicts(selection, listed, ranking, raced)
+
+
+def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: Mapping[int, Timing]) -> list[Verdict]:
+    """The measured ones, the fastest alone first, then what was dropped."""
+    around = selection.surroundings.text
+    together = {i: f"with {around}: {show_time(t.median)}" for i, t in raced.items()}
+    timed = [(i, round(ranking.timings[i].median * 1e6, 3)) for i in ranking.order]
+    parts = [f.evidence.partition(": ") for f in ranking.findings]
+    return [
+        *(Verdict(label(listed[i]), "ok", together.get(i, ""), us) for i, us in timed),
+        *(Verdict(name, "dropped", why) for name, _, why in parts),
+    ]
+
+
+def rendered(call: Call, candidates: Sequence[TemplateCandidate]) -> list[Any]:
+    """The fallback and ``candidates``, rendered here. Verification reports a candidate whose rendering fails."""
+    listed: list[Any] = [FallbackCandidate(call), *candidates]
+    for candidate in listed:  # needs the graph at hand, which is this thread's
+        with suppress(Exception):
+            candidate.render()
+    return listed
+
+
+_isolation = Isolation()
+atexit.register(_isolation.stop)
+
+
+def _bench(task: Task, call: Call, isolation: Isolation | None) -> Bench:
+    """A process of its own where that can draw the same call: static sizes, and layouts that have a name."""
+    named = dict(task.inputs.recipe.layouts)
+    known = all(name in named or t.is_contiguous() for name, t in call.tensors.items())
+    if call.static and known and isolation is not None:
+        bench: Bench = isolation.bench("shiplap.inductor.worker_candidates:provide")(task)
+        if not isinstance(bench, LocalBench):
+            return bench
+    return LocalBench(task.inputs, task.candidates)
+
+
+def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
+    """The choice, and the times of the candidates that were raced with their surroundings."""
+    order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
+    near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
+    ambient = _tuned_there(selection.call, listed, alone)
+    near += [i for i in order if i not in near and (i == 0 or i in ambient)]
+    if not here:  # what was proven in the other process is proven again as it was rendered in this one
+        check = LocalBench(selection.inputs, listed)
+        check.compile(near)
+        near = [i for i in near if i == 0 or check.verify(i).ok]
+        order = [i for i in order if i in near or i == 0]
+    finalists = list(near)
+    if 0 in ambient:
+        finalists.append(len(listed))
+        listed.append(FallbackCandidate(selection.call, UNTUNED))
+    around: dict[int, Timing] = {}
+    how = f"with {selection.surroundings.text}" if selection.surroundings.nodes else "in compiled code"
+    if (selection.surroundings.nodes or ambient) and len(finalists) > 1:
+        around = _race(selection, listed, finalists, ambient)
+    timings: dict[int, Timing] = _settled(listed, around) or alone
+    ranked = sorted(timings, key=lambda i: _cost(listed[i], timings[i])) or [0]
+    if not around:
+        ranked, how = order or [0], "alone"
+    return _chosen(
+        selection, listed, ranking, {i: timings[i].median for i in ranked if i in timings}, how, tried
+    ), around
+
+
+def _settled(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:
+    """The fallback once, where both ways to compile it are about as fast: as it is without any choice of ours."""
+    untuned = next((i for i in around if listed[i].config == UNTUNED and listed[i].kernel == REFERENCE), None)
+    if untuned is None or 0 not in around or around[untuned].median < SURE * around[0].median:
+        return dict(around)
+    return {i: t for i, t in around.items() if i != untuned}
+
+
+def _cost(candidate: Candidate, timing: Timing) -> float:
+    """A template that is no faster than the fallback by more than the clock can tell is no gain."""
+    return timing.median * (TIE if candidate.kernel == REFERENCE else 1.0)
+
+
+def _tuned_there(call: Call, listed: list[Any], alone: Mapping[int, Timing]) -> set[int]:
+    """The fallback and what is PyTorch code as well, where Inductor will tune it: it can win then if it is not far off.
+
+    A fallback that is an own kernel is called as it stands, and a library's call is what Inductor begins with.
+    """
+    if not inductor_lowering.autotuning() or not alone:
+        return set()
+    limit = TUNED * min(t.median for t in alone.values())
+    traced = {i for i in alone if isinstance(listed[i], TracedCandidate) and alone[i].median <= limit}
+    if 0 not in alone or call.op.own(call.device.type):
+        return traced
+    library = call.device.type in call.op.spec.library
+    return traced | ({0} if library or alone[0].median <= limit else set())
+
+
+def _tunable(candidate: Candidate) -> bool:
+    """Whether it is PyTorch code, which Inductor tunes where the mode asks for it."""
+    return isinstance(candidate, TracedCandidate) or (candidate.kernel == REFERENCE and candidate.config != UNTUNED)
+
+
+def _chosen(
+    selection: Selection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
+) -> Choice:
+    """``times``: by candidate, the best one first."""
+    ranked = list(times) or [0]
+    best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
+    return Choice(
+        op=selection.call.op.spec.name,
+        device=selection.key["device"],
+        bucket=selection.inputs.bucket,
+        dtypes=selection.inputs.dtypes,
+        layout=selection.inputs.layout,
+        kernel=listed[best].kernel,
+        config=listed[best].config,
+        time=times.get(best, 0.0),
+        runner_up=label(listed[second]) if second is not None else "",
+        runner_up_time=times[second] if second is not None else 0.0,
+        default_time=times.get(0, 0.0),
+        reason=_reason(listed, ranked, times, how, ranking),
+        findings=tuple(ranking.findings),
+        tried=tried,
+        sizes=str(selection.inputs.recipe),
+        place=place_of(selection.key),
+    )
+
+
+def _reason(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
+    if not times:
+        return "the fallback: no template could be run"
+    best, fallbacks = ranked[0], [i for i in ranked if listed[i].kernel == REFERENCE]
+    reasons = [f"{_fallback(listed[i])} {show_time(times[i])}" for i in fallbacks if i != best]
+    against = "".join(f", {text}" for text in reasons)
+    other = next((i for i in ranked[1:] if i not in fallbacks), None)
+    behind = f", next {label(listed[other])} {show_time(times[other])}" if other is not None else ""
+    wrong = sum(f.verdict == "fail" for f in ranking.findings)
+    return f"fastest {how}: {show_time(times[best])}{against}{behind}" + (f"; {wrong} dropped" if wrong else "")
+
+
+def _fallback(candidate: Candidate) -> str:
+    return "fallback untuned" if candidate.config == UNTUNED else "fallback"
+
+
+def _race(
+    selection: Selection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
+) -> dict[int, Timing]:
+    """The finalists compiled with their surroundings; one that cannot be is left out.
+
+    All are compiled as the mode of this compilation asks for, so that kernels beside a template are those of the graph
+    to come, and are not tuned again for it. PyTorch code that is not in ``ambient`` would be tuned in vain.
+    """
+    around = selection.surroundings
+    clock = clock_for(str(selection.call.device))
+    args = around.arguments(selection.inputs.real[0].fresh())
+    written: dict[int, Callable[[], Callable[..., Any]]] = {}
+    for index in finalists:
+        vain = index not in ambient and _tunable(listed[index])
+        mode = inductor_lowering.no_autotuning() if vain else nullcontext()
+        with suppress(Exception), mode, trial(selection.call.op.spec.name, label(listed[index])):
+            written[index] = inductor_lowering.write_graph(around.graph(), around.fakes())
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        loading = {index: pool.submit(load) for index, load in written.items()}
+    runs: dict[int, Any] = {}
+    for index, future in loading.items():
+        with suppress(Exception):
+            runs[index] = clock.ready(partial(run_graph, future.result(), args))
+    return race(runs, clock, Plan(seconds=2.0)) if len(runs) > 1 else {}

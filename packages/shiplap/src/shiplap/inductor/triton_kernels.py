@@ -1,0 +1,67 @@
+"""Ops of ``sl.triton`` as kernels that Inductor may fuse what follows into, where torch's flag for that is on.
+
+The flag is torch's own and off by default: ``torch._inductor.config.epilogue_fusion_user_defined_triton_kernel``, since
+2.13. Everywhere else, and for what this does not cover, Inductor's code calls the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.dispatch import Op
+from shiplap.kernels.triton.kernel import LaunchedKernel, PlainLaunch
+from shiplap.torch_private import inductor_lowering, inductor_user_kernels
+
+
+def can_be_seen(op: Op) -> bool:
+    """Whether some call of ``op`` is one launch of a Triton kernel, whatever a choice table says."""
+    return any(len(kernels) == 1 and isinstance(kernels[0], LaunchedKernel) for kernels in op.kernels.values())
+
+
+def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
+    """One call of ``op``: the kernel itself if that is wanted and possible, else a call."""
+    if inductor_user_kernels.fuses() and inductor_user_kernels.compiling_code():
+        made = _launched(op, args, kwargs)
+        if made is not None:
+            return made
+    return inductor_lowering.extern(overload, args, kwargs)
+
+
+def _launched(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    fx = inductor_lowering.current_node()
+    fakes: Any = torch.fx.map_arg((fx.args, fx.kwargs), lambda n: n.meta["val"])
+    values, output = op.spec.complete(*fakes), fx.meta["val"]
+    tensors = [v for v in (*values, output) if isinstance(v, Tensor)]
+    if not isinstance(output, Tensor) or not all(type(s) is int for t in tensors for s in (*t.shape, *t.stride())):
+        return None
+    kernels = op.kernels.get(output.device.type, ())
+    if len(kernels) != 1 or not isinstance(kernels[0], LaunchedKernel):
+        return None
+    launch = kernels[0].plain_launch(op.bind(values))
+    if launch is None or 0 in launch.grid:
+        return None
+    nodes = (*args, *(kwargs.get(a.name, a.default) for a in op.spec.args[len(args) :]))
+    return _node(
+        op, launch, dict(zip([a.name for a in op.spec.args], zip(nodes, values, strict=True), strict=True)), output
+    )
+
+
+def _node(op: Op, launch: PlainLaunch, given: Mapping[str, tuple[Any, Any]], output: Tensor) -> Any:
+    """``given``: by argument its node and its value, which is a fake for tensors."""
+    target, inputs = "", {}
+    for parameter, tensor in launch.tensors.items():
+        if tensor not in given:
+            target = parameter
+            continue
+        value, fake = given[tensor]
+        inputs[parameter] = value, fake if tensor in launch.strided else fake.contiguous()
+    contiguous = torch.empty(output.shape, dtype=output.dtype, device="meta").stride()
+    if not target or output.stride() != contiguous:
+        return None
+    return inductor_user_kernels.node(
+        launch.kernel, launch.grid, launch.options, launch.values, inputs, (target, output)
+    )

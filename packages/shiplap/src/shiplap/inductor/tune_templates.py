@@ -1,0 +1,148 @@
+"""Templates in ``sl.tune``: the op is compiled alone, and the candidates of this compilation are measured.
+
+The choice is stored under the key that such a compilation looks up. Where an op is compiled with other operations
+around it, and nobody has measured it there, the choice says which candidate is tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from shiplap.dispatch import Op, tuned_choices
+from shiplap.dispatch.tuned_choices import REFERENCE
+from shiplap.errors import ShiplapError, error
+from shiplap.inductor.bound_call import Call
+from shiplap.inductor.pytorch_candidate import candidates
+from shiplap.inductor.select_candidate import Selection, known, measure
+from shiplap.inductor.template_candidate import TemplateCandidate
+from shiplap.inductor.worker_candidates import compile_alone
+from shiplap.sampling.finding import Finding
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.run import last_line
+from shiplap.settings import settings
+from shiplap.tuning.allowed import require_quiet
+from shiplap.tuning.choice import Choice
+from shiplap.tuning.compiled_templates import ALONE, templates
+from shiplap.tuning.frozen_table import keep
+from shiplap.tuning.inputs import Inputs, inputs
+from shiplap.tuning.key import Key, key_for
+from shiplap.tuning.search import Report
+from shiplap.tuning.selector import Options, force
+from shiplap.tuning.worker_process import Isolation
+
+
+@dataclass
+class Request:
+    """What :func:`tune_templates` wants to know of the call that it compiles."""
+
+    op: Op
+    options: Options
+    report: Report
+    isolation: Isolation | None
+    key: Key | None = None
+    choice: Choice | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+
+_request: ContextVar[Request | None] = ContextVar("shiplap_tuned_call", default=None)
+
+
+def asked() -> bool:
+    """Whether :func:`tune_templates` compiles."""
+    return _request.get() is not None
+
+
+def answered(call: Call) -> bool:
+    """Choose a candidate for ``call`` if :func:`tune_templates` compiles it. The call then uses the fallback."""
+    request = _request.get()
+    if request is None or request.op is not call.op or request.key is not None:
+        return False
+    selection = Selection.of(call)
+    request.key = selection.key
+    valid, refused = candidates(call)
+    request.findings += [_skipped(call.op, f"{name}: {why}", selection.inputs.recipe) for name, why in refused.items()]
+    request.choice = None if request.options.remeasure and not tuned_choices.frozen else known(selection)
+    if request.choice is None and tuned_choices.frozen:
+        request.choice = _default(selection, valid)
+    elif request.choice is None and valid:
+        request.choice, _ = measure(selection, valid, request.options, request.report, request.isolation)
+    return True
+
+
+def tune_templates(
+    op: Op, recipe: Recipe, device: str, options: Options, report: Report, isolation: Isolation | None
+) -> Choice:
+    """The choice among the templates of ``op`` in compiled code, for calls like ``recipe``: stored, and put into force.
+
+    Raises:
+        ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608
+            inside an op, a backward, a capture or a trace.
+    """
+    require_quiet(f"{op.spec.name} in compiled code")
+    drawn = inputs(op, recipe, device)
+    asked = Request(op, options, report, isolation)
+    report("compile the op alone", 0, 1)
+    why = _compiled(asked, drawn)
+    choice = asked.choice
+    if choice is None:
+        names = ", ".join(t.name for each in templates(op, device) for t in each)
+        if why:
+            asked.findings.append(_skipped(op, f"{names}: the op cannot be compiled here: {why}", recipe))
+        choice = _reference(op, drawn, asked.key, f"{names}: no candidate could be measured")
+        return choice.but(findings=tuple(asked.findings), origin="default")
+    choice = choice.but(findings=(*choice.findings, *asked.findings))
+    if choice.origin == "default" and settings().strict:
+        raise error(
+            "SL607",
+            where=f"{op.spec.name} {drawn.bucket} in compiled code",
+            got=f"no entry in {tuned_choices.frozen}",
+            expected="a frozen choice",
+        )
+    if not tuned_choices.frozen and asked.key is not None:
+        keep(asked.key, choice)
+        force(op, [choice])
+    return choice
+
+
+def _compiled(asked: Request, drawn: Inputs) -> str:
+    """Compile the op alone, which answers ``asked``; the reason where that fails."""
+    token = _request.set(asked)
+    try:
+        compile_alone(asked.op, drawn)
+    except ShiplapError:
+        raise
+    except Exception as e:  # of Inductor, or of the compiler that it calls
+        return last_line(e)
+    finally:
+        _request.reset(token)
+    return "" if asked.key is not None else "the compiled code does not hold the op"
+
+
+def _default(selection: Selection, valid: list[TemplateCandidate]) -> Choice:
+    """What runs where choices are frozen and none is for this call."""
+    blank = _reference(selection.call.op, selection.inputs, selection.key, "")
+    taken = next((c for c in valid if c.template.default), None)
+    blank = blank.but(reason=f"declared default: not in {tuned_choices.frozen}", origin="default")
+    return blank if taken is None else blank.but(kernel=taken.kernel, config=taken.config)
+
+
+def _reference(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Choice:
+    place: Mapping[str, str] = dict(ALONE)
+    blank = key_for(op, drawn, place) if key is None else key
+    return Choice(
+        op.spec.name,
+        blank["device"],
+        drawn.bucket,
+        drawn.dtypes,
+        drawn.layout,
+        REFERENCE,
+        reason=reason,
+        sizes=str(drawn.recipe),
+        place=tuple(place.items()),
+    )
+
+
+def _skipped(op: Op, evidence: str, recipe: Recipe) -> Finding:
+    return Finding("tune.candidates", "skip", op.spec.name, evidence, str(recipe), "")

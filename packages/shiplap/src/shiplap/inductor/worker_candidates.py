@@ -1,0 +1,63 @@
+"""Template candidates in the worker process of ``tune``: a compilation of the op alone renders them, the worker runs
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from shiplap.dispatch import Op
+from shiplap.inductor.bound_call import Call
+from shiplap.inductor.template_candidate import TemplateCandidate
+from shiplap.tuning.candidate import Candidate
+from shiplap.tuning.inputs import Inputs
+
+_collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candidates", default=None)
+
+
+def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
+    """Hand the candidates of a call to :func:`provide`, if that is who compiles. The call then uses the fallback."""
+    listed = _collected.get()
+    if listed is None:
+        return False
+    from shiplap.inductor.select_candidate import rendered
+
+    listed += rendered(call, candidates)
+    return True
+
+
+def collecting() -> bool:
+    """Whether :func:`provide` compiles."""
+    return _collected.get() is not None
+
+
+def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
+    """The fallback and every template candidate for calls like ``drawn``, ready to be verified and raced."""
+    listed: list[Any] = []
+    token = _collected.set(listed)
+    try:
+        compile_alone(op, drawn)
+    finally:
+        _collected.reset(token)
+    return listed
+
+
+def compile_alone(op: Op, drawn: Inputs) -> None:
+    """Compile a call of ``op`` with nothing around it, and run it. What was compiled before is not used."""
+    from shiplap.sampling.run import split
+    from shiplap.torch_private import inductor_lowering
+
+    def call(*args: Any, **named: Any) -> Any:
+        return op.overload(*args, **named)
+
+    positional, named = split(op.spec, drawn.real[0].fresh())
+    anew = FunctionType(
+        call.__code__.replace(), call.__globals__, closure=call.__closure__
+    )  # Dynamo's cache is per code
+    with torch.no_grad(), inductor_lowering.uncached():
+        torch.compile(anew, dynamic=False, fullgraph=True)(*positional, **named)

@@ -1,0 +1,143 @@
+"""The memory of one C ABI call: context, DLTensors, their shapes and strides, and the error message, in one buffer.
+
+Packed by one ``struct`` per combination of ranks, with addresses as integers: a ctypes structure per tensor costs more
+than most kernels that are small enough for the call to matter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from struct import Struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap import dtypes
+from shiplap.cached_property import cached_property
+
+ABI_VERSION = 1
+ERROR_BYTES = 1024
+CONTEXT, TENSOR = "IiPPNPNPN", "PiiiBBHPPQ"  # sl_context and DLTensor of shiplap/abi.h, without padding between them
+
+_DEVICE = {"cpu": 1, "cuda": 2}
+_THREADS, _WORKSPACE = 1, 2  # where they are in an sl_context, counted in their own widths
+_EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backend
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where things are in the buffer, for tensors of given ranks (-1: None)."""
+
+    pack: Struct
+    tensors: tuple[int, ...]
+    size: int
+
+
+@cache
+def _layout(ranks: tuple[int, ...]) -> _Layout:
+    text, places = CONTEXT, []
+    for rank in ranks:
+        places.append(Struct(text).size)
+        text += f"{TENSOR}{2 * rank}q" if rank >= 0 else ""
+    pack = Struct(text)
+    return _Layout(pack, tuple(places), pack.size + ERROR_BYTES)
+
+
+class Frame:
+    """Views of ``tensors`` and a context. Its addresses are valid as long as it lives."""
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor | None],
+        device: torch.device,
+        scratch: Tensor | None,
+        stream: int,
+        config: tuple[int, int] = (0, 0),
+        where: str = "",
+    ) -> None:
+        layout = _layout(tuple([-1 if t is None else t.dim() for t in tensors]))
+        self._buffer = ctypes.create_string_buffer(layout.size)
+        base = self.context = ctypes.addressof(self._buffer)
+        message = self._message = base + layout.pack.size
+        workspace = (0, 0) if scratch is None else (scratch.data_ptr(), scratch.numel())
+        fields: list[Any] = [
+            ABI_VERSION,
+            max(1, torch.get_num_threads()),
+            stream,
+            *workspace,
+            message,
+            ERROR_BYTES,
+            *config,
+        ]
+        kind, index = _DEVICE.get(device.type, _EXTENSION), device.index or 0
+        self.tensors: list[int | None] = []
+        for tensor, place in zip(tensors, layout.tensors, strict=True):
+            if tensor is None:
+                self.tensors.append(None)
+                continue
+            shape, sizes = tensor.shape, base + place + _TENSOR_BYTES
+            rank = len(shape)
+            # torch leaves the strides of dims of size 0 or 1 arbitrary, also in a contiguous tensor
+            strides = _canonical(shape) if tensor.is_contiguous() else tensor.stride()
+            fields += (
+                tensor.data_ptr(),
+                kind,
+                index,
+                rank,
+                *_element(tensor.dtype, where),
+                sizes,
+                sizes + 8 * rank,
+                0,
+                *shape,
+                *strides,
+            )
+            self.tensors.append(base + place)
+        layout.pack.pack_into(self._buffer, 0, *fields)
+        self._places = [place // 8 for place in layout.tensors]
+
+    @cached_property
+    def _numbers(self) -> tuple[Any, Any]:
+        """The buffer as integers of 64 and of 32 bits."""
+        size = len(self._buffer)
+        return (ctypes.c_int64 * (size // 8)).from_buffer(self._buffer), (ctypes.c_uint32 * (size // 4)).from_buffer(
+            self._buffer
+        )
+
+    def renew(self, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
+        """Point to other tensors, which differ from those before in their addresses alone, on the CPU."""
+        wide, narrow = self._numbers
+        narrow[_THREADS] = max(1, torch.get_num_threads())
+        if scratch is not None:
+            wide[_WORKSPACE], wide[_WORKSPACE + 1] = scratch.data_ptr(), scratch.numel()
+        for tensor, place in zip(tensors, self._places, strict=True):
+            if tensor is not None:
+                wide[place] = tensor.data_ptr()
+
+    @property
+    def message(self) -> str:
+        """What the kernel wrote, up to its end or the buffer's."""
+        raw = ctypes.string_at(self._message, ERROR_BYTES)
+        return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+_TENSOR_BYTES = Struct(TENSOR).size
+
+
+@cache
+def _element(dtype: torch.dtype, where: str) -> tuple[int, int, int]:
+    """DLPack's type code, bits and lanes. SL214 for a dtype that has none."""
+    return dtypes.of(dtype, where).dlpack
+
+
+def _canonical(shape: Sequence[int]) -> Sequence[int]:
+    if len(shape) == 1:
+        return (1,)
+    strides, step = [0] * len(shape), 1
+    for axis in range(len(shape) - 1, -1, -1):
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    return strides

@@ -1,0 +1,275 @@
+"""``sl.cabi(library, symbol)``: a stateless, out-style C function as a kernel, called through the Python binding.
+
+For each call, PyTorch's allocator provides outputs and workspace. The function gets DLTensor views of them and runs
+without the GIL. A status other than SL_OK becomes SL305 with the kernel's own message.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, empty_strided
+
+from shiplap.codegen import CParameter
+from shiplap.declare.binding import Binding
+from shiplap.declare.config import Values
+from shiplap.declare.kernel import Implementation, Refill, Rerun, Terms
+from shiplap.declare.native_interface import NativeForm
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.values import Args, EnvValue, Outputs, Result
+from shiplap.dispatch.launch import scratch as fresh_scratch
+from shiplap.dispatch.launch import workspace_size
+from shiplap.errors import ShiplapError, error
+from shiplap.kernels.c.call_frame import Frame
+from shiplap.kernels.c.header import signature
+from shiplap.kernels.c.library import load_symbol
+from shiplap.kernels.native.packed_kernel import Extents, PackedKernel
+
+SL_OK, SL_INVALID_ARGUMENT = 0, 1
+KNOWN = 16  # bytes: the alignment of addresses by which calls are remembered, see dispatch/eager_fast_path.py
+
+
+class DLTensor(ctypes.Structure):
+    """As in ``shiplap/abi.h``: the layout that ``frame.TENSOR`` packs."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class Context(ctypes.Structure):
+    """``sl_context``: the layout that ``frame.CONTEXT`` packs."""
+
+    _fields_ = (
+        ("abi_version", ctypes.c_uint32),
+        ("num_threads", ctypes.c_int32),
+        ("stream", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_size", ctypes.c_size_t),
+        ("error", ctypes.c_char_p),
+        ("error_size", ctypes.c_size_t),
+        ("config", ctypes.POINTER(ctypes.c_int64)),
+        ("config_size", ctypes.c_size_t),
+    )
+
+
+_TYPE: dict[str, type[ctypes._SimpleCData[int] | ctypes._SimpleCData[float] | ctypes._SimpleCData[bytes | None]]] = {
+    "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double,
+    "int32_t": ctypes.c_int32,
+    "const char*": ctypes.c_char_p,
+}
+
+
+class CAbi(Implementation):
+    """A C ABI kernel, not yet bound to a declaration."""
+
+    native_configs = True
+
+    def __init__(
+        self, library: str | os.PathLike[str], symbol: str, strided: Iterable[str] = (), align: int = 1
+    ) -> None:
+        self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(strided), align
+
+    @property
+    def name(self) -> str:
+        return self.symbol
+
+    @property
+    def identity(self) -> str:
+        return f"cabi:{self.library.name}:{self.symbol}"
+
+    def bind(self, spec: OpSpec, terms: Terms) -> CKernel:
+        """The kernel for ``spec``. The library is opened at the first call, never at import."""
+        return CKernel(spec, terms, self)
+
+
+def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str] = (), align: int = 1) -> CAbi:
+    """A kernel behind shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
+
+    Args:
+        library: the path of the shared library. A file of that name in ``SHIPLAP_LIBRARY_PATH`` takes precedence.
+        symbol: the C function, with the prototype that ``shiplap header`` prints.
+        strided: the tensor arguments that the kernel accepts with any strides. The others are made contiguous.
+        align: the alignment, in bytes, that the kernel needs of every tensor's address. A tensor at another address,
+            such as a view into a larger tensor, is copied. A given output at another address is refused with SL212.
+
+    Raises:
+        LibraryError: SL401-SL403 at the first call, when the library is missing or was built for another declaration.
+    """
+    if not (symbol.isidentifier() and symbol.isascii()):
+        raise error(
+            "SL402",
+            where=f"sl.cabi({library}, ...)",
+            got=symbol,
+            expected="the name of a C function",
+            fix="pass the symbol as it is written in C",
+        )
+    if align < 1 or align & (align - 1):
+        raise error(
+            "SL404",
+            where=f"sl.cabi(..., {symbol!r})",
+            got=f"align={align!r}",
+            expected="a power of two",
+            fix="pass the alignment in bytes, such as align=16",
+        )
+    return CAbi(library, symbol, strided, align)
+
+
+class CFunctionKernel(PackedKernel):
+    """A kernel that can be a C function, called with the addresses of everything in one frame."""
+
+    def __init__(self, spec: OpSpec, terms: Terms, form: NativeForm) -> None:
+        super().__init__(spec, terms, form)
+        self.values = 0, 0  # of the config: address and length
+        self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
+
+    def configure(self, values: Values) -> None:
+        """The function finds the values in its context, in the order of their names."""
+        self._array = (ctypes.c_int64 * len(values))(*[int(v) for v in values.values()])
+        self.values = ctypes.addressof(self._array), len(values)
+
+    def typed(self, function: Any) -> Callable[..., int]:
+        """A function of a library with its types: integers are addresses, and the GIL is released."""
+        types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
+
+    def call_function(
+        self,
+        function: Callable[..., int],
+        call: Binding,
+        tensors: Sequence[Tensor | None],
+        extents: Extents,
+        scratch: Tensor | None,
+    ) -> None:
+        """Call the C function. SL211 or SL305 with its message where it refuses."""
+        device = call.device
+        rest = [_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
+        if device.type == "cuda":
+            frame = Frame(
+                tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.values, self.where
+            )
+            with torch.cuda.device(device):
+                status = function(frame.context, *frame.tensors, *rest)
+        else:
+            frame = Frame(tensors, device, scratch, 0, self.values, self.where)
+            status = function(frame.context, *frame.tensors, *rest)
+        if status != SL_OK:
+            raise refusal(status, self.where, frame)
+
+
+class CKernel(CFunctionKernel):
+    """A C function of a library."""
+
+    def __init__(self, spec: OpSpec, terms: Terms, source: CAbi) -> None:
+        names = terms.space.names if terms.space is not None else ()
+        stamp = signature(spec, names)
+        super().__init__(spec, terms, NativeForm(source.library, source.symbol, source.strided, source.align, stamp))
+        self._function: Callable[..., int] | None = None
+        threads = self.workspace is not None and "threads" in self.workspace.names
+        fixed = self.device == "cpu" and not spec.bounds and not threads
+        self.repeats = fixed and source.align <= KNOWN  # all that it needs beside addresses is known once it has run
+
+    def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
+        """``clock(function)`` of the C function alone, asked from inside a call: there its arguments are alive."""
+        function, times = self._loaded(), [0.0]
+
+        def between(*args: object) -> int:
+            times[0] = clock(lambda: function(*args))
+            return function(*args)
+
+        try:
+            self._function = between
+            self.run(call)
+        finally:
+            self._function = function
+        return times[0]
+
+    def _loaded(self) -> Callable[..., int]:
+        if self._function is None:
+            form = self.native
+            self._function = self.typed(load_symbol(form.library, form.symbol, form.signature))
+        return self._function
+
+    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+        outs = self.run(call)
+        return outs, self._rerun(call, outs) if self.repeats else None
+
+    def _rerun(self, call: Binding, outs: Outputs) -> Rerun:
+        """Allocate outputs like ``outs``, and fill them."""
+        made = [(tuple(o.shape), o.stride(), o.dtype) for o in outs]
+        refill, single, device = self._refill(call, outs), len(made) == 1, call.device
+
+        def rerun(args: Args) -> Result:
+            results = tuple([empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in made])
+            refill(args, results)
+            return results[0] if single else results
+
+        return rerun
+
+    def fill(self, call: Binding, outs: Outputs) -> Refill | None:
+        self.into(call, outs, None)
+        return self._refill(call, outs) if self.repeats else None
+
+    def _refill(self, call: Binding, outs: Outputs) -> Refill:
+        """Put the addresses of a call and of its outputs into a frame that no other call uses now, and run."""
+        pack, function, where = self._pack, self._loaded(), self.where
+        count = len(self.spec.tensors)
+        rest = [_argument(p, call.env, {}) for p in self.parameters[count + len(outs) :]]
+        room, device = workspace_size(self.workspace, call), call.device
+        values, holds = self.values, self._array  # of the config, at an address that has to stay alive
+        free: list[Frame] = []
+
+        def refill(args: Args, given_outs: Outputs, _holds: object = holds) -> None:
+            tensors, _ = pack(args)
+            tensors += given_outs
+            given = fresh_scratch(room, device) if room else None
+            try:
+                frame = free.pop()
+            except IndexError:
+                frame = Frame(tensors, device, given, 0, values, where)
+            else:
+                frame.renew(tensors, given)
+            status = function(frame.context, *frame.tensors, *rest)
+            if status != SL_OK:
+                raise refusal(status, where, frame)
+            free.append(frame)
+
+        return refill
+
+    def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
+        self.call_function(self._function or self._loaded(), call, tensors, extents, scratch)
+
+
+def refusal(status: int, where: str, frame: Frame) -> ShiplapError:
+    """The error of a C function that returned ``status``, with its message."""
+    id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
+    return error(id, where=where, got=frame.message or f"status {status}", expected="")
+
+
+def _argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extents) -> object:
+    """A parameter after the tensors, as the function's type takes it."""
+    if p.role == "extent":
+        return ctypes.byref(extents[p.source])
+    value = env[p.source]
+    if isinstance(value, (list, tuple)):
+        if p.role == "length":
+            return len(value)
+        element = ctypes.c_double if "double" in p.ctype else ctypes.c_int64
+        return (element * max(1, len(value)))(*value)
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,78 @@
+"""The C header of declared ops, and the signatures by which a library proves that it was built against it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from shiplap.codegen import prototype, render
+from shiplap.declare.schema import schema
+from shiplap.declare.spec import OpSpec
+from shiplap.dispatch.op import Op
+from shiplap.errors import error
+
+
+def signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
+    """Identity of the C prototype and of the names of its config: what must not differ between header and library."""
+    text = ", ".join([*(str(p) for p in prototype(spec)), *(f"config {name}" for name in parameters)])
+    return hashlib.sha256(f"{spec.name}({text})".encode()).hexdigest()[:16]
+
+
+def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
+    """``symbol → spec`` for every C ABI kernel bound to ``ops``. SL403 if two ops claim one symbol."""
+    specs: dict[str, OpSpec] = {}
+    for op in ops:
+        for kernel in (k for kernels in op.kernels.values() for k in kernels):
+            form = kernel.native
+            symbol = form.symbol if form is not None and not form.generated else ""
+            if symbol and specs.setdefault(symbol, op.spec) != op.spec:
+                raise error(
+                    "SL403",
+                    where=symbol,
+                    got=f"bound to {op.spec.name}",
+                    expected=specs[symbol].name,
+                    fix="give each op a C function of its own",
+                )
+    return specs
+
+
+def config_names(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:
+    """``symbol → names`` of the config, for the C ABI kernels that have one."""
+    kernels = [k for op in ops for kernels in op.kernels.values() for k in kernels if k.space is not None]
+    bound = [(k.native, k.space) for k in kernels if k.native is not None and k.space is not None]
+    return {form.symbol: space.names for form, space in bound if not form.generated}
+
+
+def header(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Sequence[str]] | None = None) -> str:
+    """C header with one prototype per ``symbol → spec``; ``target`` is what `shiplap header` was given.
+
+    ``configs``, of :func:`config_names`: for each name an index into ``ctx->config``.
+    """
+    guard = "".join(c if c.isalnum() else "_" for c in target).upper() + "_KERNELS_H_"
+    guard = f"_{guard}" if guard[0].isdigit() else guard
+    kernels = [
+        {
+            "symbol": symbol,
+            "summary": _comment((spec.doc.splitlines() or [spec.name])[0]),
+            "lines": [_comment(line) for line in _lines(spec)],
+            "signature": signature(spec, (configs or {}).get(symbol, ())),
+            "configs": [f"{symbol}_{name}".upper() for name in (configs or {}).get(symbol, ())],
+            "parameters": prototype(spec),
+        }
+        for symbol, spec in symbols.items()
+    ]
+    return render("kernels.h.jinja", target=_comment(target), guard=guard, kernels=kernels)
+
+
+def _comment(text: str) -> str:
+    return text.replace("*/", "* /").replace("/*", "/ *")
+
+
+def _lines(spec: OpSpec) -> list[str]:
+    """The declaration in words: schema, tensor types, size relations."""
+    lines = [f"{spec.namespace}::{schema(spec)}"]
+    lines += [f"{a.name}: {a.tensor}{' or NULL' if a.optional else ''}" for a in spec.tensors]
+    lines += [f"{o.name}: {o.tensor} (output)" for o in spec.outputs]
+    lines += [f"{name} = {expr}" for name, expr in spec.dims]
+    lines += [f"{name} <= {expr}" for name, expr in spec.bounds]
+    return lines + [f"requires {expr}" for expr in spec.requires]

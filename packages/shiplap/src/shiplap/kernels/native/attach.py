@@ -1,0 +1,208 @@
+"""Attach a compiled binding: its library is opened, and its functions registered for the ops of a plan."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+
+from shiplap.declare.native_interface import NativeBinding, NativeEntrance
+from shiplap.declare.schema import schema
+from shiplap.declare.values import Result, Value
+from shiplap.dispatch import Op, launch, registry, tuned_choices
+from shiplap.dispatch.out import out_name, out_schema
+from shiplap.errors import ShiplapError, error, notice
+from shiplap.kernels.native.build import LIBRARY
+from shiplap.kernels.native.build_plan import Entry, Plan, serves
+from shiplap.kernels.native.cache import load
+from shiplap.kernels.native.choice_table import rows
+from shiplap.torch_private.dispatcher_library import Registrations
+
+_open: dict[Path, ctypes.CDLL] = {}
+_entrances: dict[tuple[str, int], Entrance] = {}  # by the name and the edition of an op
+
+
+class Entrance(NativeEntrance):
+    """What torch has of the native code of one op: registered at the first attachment, and kept.
+
+    Attributes:
+        bindings: the libraries that have served the op.
+        first: by device type the library whose entries torch calls, and the number of the op there.
+        raised: what Python refused last, on each thread.
+    """
+
+    def __init__(self, op: Op) -> None:
+        self.bindings: list[ctypes.CDLL] = []
+        self.first: dict[str, tuple[ctypes.CDLL, ctypes.c_uint64]] = {}
+        self.raised = threading.local()
+        self._define(op)
+
+    def _define(self, op: Op) -> None:
+        """``<op>__python``: what native code calls for arguments it does not take; so for the out-variant."""
+        python = Registrations(op.spec.namespace, op.edition)
+        name = f"{op.spec.stem}__python"
+        names: dict[str, tuple[str, Callable[..., Result]]] = {name: (schema(op.spec, name), op.execute)}
+        if op.variant is not None:
+            name = f"{out_name(op.spec)}__python"
+            names[name] = out_schema(op.spec, name), op.variant.execute
+        for name, (declared, execute) in names.items():
+            python.define(declared)
+            python.implement(name, self._telling(execute))
+            python.skip_autograd(name)
+
+    def _telling(self, execute: Callable[..., Result]) -> Callable[..., Result]:
+        """``execute`` whose errors reach the native code with their text, which torch 2.11 drops between the two, and
+        its caller as what they are."""
+
+        def run(*args: Value, **kwargs: Value) -> Result:
+            try:
+                return execute(*args, **kwargs)
+            except Exception as e:
+                # A copy, since frames hold tensors. What a call inside this one refused comes through native code.
+                self.raised.error = copy.copy(e) if isinstance(e, ShiplapError) else self.refusal(e)
+                for binding in self.bindings:
+                    binding.shiplap_set_error(_text(e).encode(errors="replace"))
+                raise
+
+        return run
+
+    def lead(self, device: str, binding: ctypes.CDLL, index: ctypes.c_uint64, kernels: Path) -> str:
+        """From now on the calls go to this code; why not, or empty."""
+        if binding not in self.bindings:
+            self.bindings = [*self.bindings, binding]
+        first = self.first.get(device)
+        look = binding.shiplap_attach if first is None else binding.shiplap_find
+        refused: bytes = look(index, os.fsencode(kernels))
+        if not refused and first is None:
+            self.first[device] = binding, index
+        elif not refused and first is not None:
+            first[0].shiplap_lead(first[1], ctypes.c_void_p(binding.shiplap_code(index)))
+        return refused.decode(errors="replace")
+
+    def release(self, device: str) -> None:
+        """From now on the calls go to Python."""
+        binding, index = self.first[device]
+        binding.shiplap_lead(index, None)
+
+    def refusal(self, cause: Exception) -> ShiplapError | None:
+        message = str(cause)
+        python: ShiplapError | None = getattr(self.raised, "error", None)
+        if python is not None and _text(python) in message:
+            return python
+        for binding in self.bindings:
+            raw = map(binding.shiplap_refusal, range(7))
+            *parts, text = map(bytes.decode, raw, repeat("utf-8"), repeat("replace"))
+            if text and text in message:
+                id, what, where, got, expected, fix = parts
+                return error(id, what=what, where=where, got=got, expected=expected, fix=fix)
+        return None
+
+
+@dataclass
+class Attached(NativeBinding):
+    """The native code that serves an op."""
+
+    op: Op
+    library: Path
+    binding: ctypes.CDLL
+    parts: dict[int, Entry]
+    entrance: Entrance
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(e.device for e in self.parts.values())
+
+    def release(self) -> None:
+        """Let Python serve. A call that is inside goes on: nothing is unregistered or unloaded."""
+        for entry in self.parts.values():
+            self.entrance.release(entry.device)
+            entry.form.resume()
+
+    def update_choices(self) -> None:
+        tables = _tables(self.op, self.parts.values())
+        for index, entry in self.parts.items():
+            _choose(self.binding, index, *tables[entry.device])
+
+
+def _tables(op: Op, entries: Iterable[Entry]) -> dict[str, tuple[list[list[int]], bool]]:
+    """By device type the choices as rows of numbers, and whether Python has to be asked about other calls."""
+    return {
+        e.device: (rows(op, e.device), bool(tuned_choices.frozen) and tuned_choices.tunable(op, e.device))
+        for e in entries
+    }
+
+
+def _choose(binding: ctypes.CDLL, index: int, table: list[list[int]], defer: bool) -> None:
+    """Tell the native code what is chosen now. What is no number, or not for contiguous tensors, stays with Python:
+    calls with other layouts are handed over as long as there are choices."""
+    flat = [number for row in table for number in row]
+    array = (ctypes.c_int64 * max(1, len(flat)))(*flat)
+    binding.shiplap_choose(ctypes.c_uint64(index), array, ctypes.c_uint64(len(table)), ctypes.c_int32(defer))
+
+
+def attach(plan: Plan) -> None:
+    """Register the native code of every op of the plan that has none yet."""
+    binding = _load(plan)
+    for op in dict.fromkeys(e.op for e in plan.entries.values()):
+        if op.native is None:
+            own = {i: e for i, e in plan.entries.items() if e.op is op}
+            _attach_op(op, own, plan.place / LIBRARY, binding)
+
+
+def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CDLL) -> None:
+    """Register what of ``op`` this torch can have; the rest stays with Python and says so."""
+    known = _entrances.get((op.spec.name, op.edition))
+    entrance = op.entrance = _entrances[op.spec.name, op.edition] = known or Entrance(op)
+    attached, why = Attached(op, path, binding, {}, entrance), ""
+    tables = _tables(op, entries.values())
+    for index, entry in entries.items():
+        entry.form.connect(binding)
+        _choose(binding, index, *tables[entry.device])  # before the first call
+        refused = entrance.lead(entry.device, binding, ctypes.c_uint64(index), entry.kernels)
+        entry.form.settle(refused)
+        if not refused:
+            attached.parts[index] = entry
+            continue
+        why = refused
+        notice(f"native {entry.device} {why}", f"{op.spec.name} on {entry.device} stays with the Python binding: {why}")
+    if not attached.parts:
+        raise error("SL405", where=op.spec.name, got=why, expected="a registration")
+    op.native = attached
+    op.enter()
+    attached.update_choices()
+    if not all(serves(op, entry.form) for entry in attached.parts.values()):  # declared again meanwhile
+        op.drop_native()
+
+
+def _load(plan: Plan) -> ctypes.CDLL:
+    """The library, opened once in this process. It learns what workspaces are filled with, now and later."""
+    path = plan.place / LIBRARY
+    if path not in _open:
+        binding = load(plan.place, next(e.op.spec.name for e in plan.entries.values()), plan.rule)
+        for function in (binding.shiplap_attach, binding.shiplap_find, binding.shiplap_refusal):
+            function.restype = ctypes.c_char_p
+        binding.shiplap_code.restype = ctypes.c_void_p
+        binding.shiplap_choose.restype = binding.shiplap_lead.restype = None
+        launch.on_poison(lambda byte: binding.shiplap_poison(ctypes.c_int(-1 if byte is None else byte)))
+        _open[path] = binding
+    return _open[path]
+
+
+def _text(e: Exception) -> str:
+    """An exception as C++ can carry it."""
+    text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
+    return text.replace("\0", "").encode(errors="replace").decode()
+
+
+def _choose_all() -> None:
+    for op in registry.ops():
+        if op.native is not None:
+            op.native.update_choices()
+
+
+tuned_choices.listeners.append(_choose_all)

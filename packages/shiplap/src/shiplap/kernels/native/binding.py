@@ -1,0 +1,196 @@
+"""The native binding of C ABI kernels: built in the background, cached, attached beside the Python binding.
+
+A kernel is served by Python (``cabi.py``) until a library is there. One that came with the package of the op, or is in
+the cache, is attached at the first call. Else the ``HOT``-th call starts a compiler in a process of its own and a later
+call attaches the library, so no call waits for the compiler, and a short script starts none. If a library cannot be
+built or attached, one notice gives the reason, and Python goes on serving.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import torch
+
+from shiplap.declare.native_interface import NativeForm
+from shiplap.declare.spec import OpSpec
+from shiplap.dispatch import Op, registry
+from shiplap.errors import ShiplapError, error, notice
+from shiplap.kernels.native import prebuilt
+from shiplap.kernels.native.attach import attach
+from shiplap.kernels.native.build import LIBRARY, detached
+from shiplap.kernels.native.build import build as compile_into
+from shiplap.kernels.native.build_plan import Plan, command, make_plan, serves
+from shiplap.kernels.native.cache import evict, present
+from shiplap.settings import settings
+
+HOT = 32  # calls that the Python binding serves before a compiler is started
+OFF = "SHIPLAP_NATIVE=0"
+
+_lock = threading.RLock()
+_building: dict[Path, subprocess.Popen[bytes]] = {}
+
+
+def _after_fork() -> None:
+    """A child has neither the thread that held the lock nor the builders of its parent."""
+    global _lock
+    _lock = threading.RLock()
+    _building.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# --- what the Python binding asks at each call it serves ------------------------------------------------------------
+
+
+def consider(spec: OpSpec, form: NativeForm) -> None:
+    """Count a call served by Python; attach the native binding if it is there, start its build if the op is hot."""
+    if torch.compiler.is_compiling():
+        return
+    form.calls += 1
+    if 1 < form.calls < HOT or not _lock.acquire(blocking=False):  # another thread is at it
+        return
+    try:
+        reason = _advance(spec, form)
+    except Exception as e:  # the call has been served: nothing that goes wrong here may undo that
+        reason = _reason(e)
+    finally:
+        _lock.release()
+    if reason:
+        form.settle(reason)
+        if (op := registry.find(spec.name)) is not None:
+            op.enter()  # Python serves from now on, by a shorter way
+        if reason != OFF:
+            notice(f"native {reason}", f"{spec.name} stays with the Python binding: {reason}")
+
+
+def _advance(spec: OpSpec, form: NativeForm) -> str:
+    """One step; why there will be no native binding, or empty."""
+    if not settings().native:
+        return OFF
+    if form.calls > HOT and form.place in _building:
+        return _collect(spec, form)
+    op = registry.find(spec.name)
+    if op is None or not serves(op, form):
+        return f"several kernels of {spec.name} on one device" if op is not None and form.calls >= HOT else ""
+    if _attach_installed(op):
+        return ""
+    plan = make_plan(op)
+    form.place = plan.place
+    if present(plan.place, spec.name):
+        attach(plan)
+    elif form.calls >= HOT and form.place not in _building:
+        _building[form.place] = detached(plan.place.parent, plan.place.name, plan.source, command(op))
+    return ""
+
+
+def _attach_installed(op: Op) -> bool:
+    """Attach the library that came with the package of ``op``. One notice if there is one and it does not serve."""
+    plan, why = prebuilt.find(op)
+    if plan is not None:
+        try:
+            attach(plan)
+        except ShiplapError as e:
+            why = f"{plan.place}: {e.got}"
+            prebuilt.give_up(plan.place, e.got)
+        else:
+            return True
+    if why:
+        problem = error("SL309", where=op.spec.name, got=why, expected="a binding for this op, machine and torch")
+        notice(
+            f"installed {op.spec.name}", f"{op.spec.name} does not use the binding of its package: {_reason(problem)}"
+        )
+    return False
+
+
+def adopt(op: Op) -> bool:
+    """Attach the library that came with the package of ``op``, before its first call; whether there is one."""
+    if not settings().native or torch.compiler.is_compiling():
+        return False
+    with _lock:
+        return op.native is not None or _attach_installed(op)
+
+
+def _collect(spec: OpSpec, form: NativeForm) -> str:
+    child = _building[form.place]
+    if child.poll() is None:
+        return ""
+    assert child.stdout is not None
+    output = "" if child.stdout.closed else child.stdout.read().decode(errors="replace")
+    op = registry.find(spec.name)
+    if op is None or not serves(op, form):
+        return ""
+    plan = make_plan(op)
+    if not present(plan.place, spec.name):
+        return _build_failed(output or f"the builder ended with status {child.returncode}")
+    child.stdout.close()
+    evict(plan.place.parent)
+    attach(plan)
+    return ""
+
+
+# --- on request -----------------------------------------------------------------------------------------------------
+
+
+def build(op: Op) -> Path:
+    """Build or find the native binding of ``op`` now, attach it, and return the library.
+
+    Raises:
+        LibraryError: SL404 for a declaration that Python has to serve, SL405 or SL406 when it cannot be built.
+    """
+    with _lock:
+        plan = make_plan(op)
+        compile_plan(plan, op)
+        attach(plan)
+        evict(plan.place.parent)
+        return plan.place / LIBRARY
+
+
+def compile_plan(plan: Plan, op: Op) -> None:
+    """Compile the library of ``plan``, unless it is in the cache. SL405 when it cannot be built."""
+    if present(plan.place, op.spec.name):
+        return
+    if problem := compile_into(plan.place.parent, plan.place.name, plan.source, command(op)):
+        raise error("SL405", where=op.spec.name, got=problem, expected="a library")
+
+
+def state(op: Op, device: str = "cpu") -> tuple[str, str]:
+    """``("native" | "python", why)``: which binding serves the C ABI kernel of ``op``, as ``shiplap env`` shows it.
+
+    A library in the package of the op or in the cache counts as native: the first call attaches it.
+    """
+    form = next((k.native for k in op.kernels.get(device, ()) if k.native is not None), None)
+    if op.native is not None and device in op.native.devices:
+        return "native", str(op.native.library)
+    if not settings().native:
+        return "python", OFF
+    if form is None:
+        return "python", "no C ABI kernel"
+    if not form.wanted:
+        return "python", "its launches are generated where there is a CUDA device"
+    plan, why = prebuilt.find(op)
+    if plan is not None and not form.why:
+        return "native", f"{plan.place / LIBRARY}, attached at the first call"
+    try:
+        plan = make_plan(op)
+        there = present(plan.place, op.spec.name)
+    except (ShiplapError, OSError) as e:
+        return "python", _reason(e)
+    if device not in [e.device for e in plan.entries.values() if e.op is op]:
+        return "python", form.why or "several kernels, or one that asks supports="
+    if there and not form.why:
+        return "native", f"{plan.place / LIBRARY}, attached at the first call"
+    reason = form.why or f"built in the background from call {HOT} on"
+    return "python", f"{reason} ({why})" if why else reason
+
+
+def _build_failed(output: str) -> str:
+    return _reason(error("SL405", where="", got=output, expected=""))
+
+
+def _reason(e: Exception) -> str:
+    return f"{e.id}: {e.what}, {e.got}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"

@@ -1,0 +1,222 @@
+"""Compile one binding into the cache. Standard library only: a detached ``python -I build.py`` does it too.
+
+Whether what is built may be loaded is decided where it is loaded (``kernels/native/cache.py``), not here.
+
+A finished binding is a directory ``<cache>/native/<digest>`` that appears by one rename, with a seal (sha256 over the
+digest and the library) beside it. Builders of one digest queue on an flock, which goes when its holder dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from io import FileIO
+from itertools import takewhile
+from pathlib import Path
+from typing import IO
+
+LIBRARY, SEAL, SOURCE = "binding.so", "seal", "binding.cpp"
+LIMIT = 1 << 28  # bytes of a library
+WAIT = 300.0  # seconds that a builder waits for another one of the same digest
+
+
+def sealed(folder: Path) -> bool:
+    """Whether ``folder`` holds the whole library that was built for it: not cut short, not another one."""
+    try:
+        return fits(folder.name, _regular(folder / LIBRARY), _regular(folder / SEAL))
+    except OSError:
+        return False
+
+
+def fits(digest: str, library: bytes, seal: bytes) -> bool:
+    """Whether ``seal`` was written for this library and this digest."""
+    return seal == _seal(digest, library).encode()
+
+
+def _regular(path: Path) -> bytes:
+    """The content of a regular file. OSError for anything else, such as a FIFO, which would block."""
+    with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
+        return file.read(LIMIT)
+
+
+def _opened(path: Path, flags: int) -> int:
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return handle
+
+
+def build(root: Path, digest: str, source: str, command: list[str], wait: float = WAIT) -> str:
+    """Build ``<root>/<digest>`` unless it is there. What went wrong, or empty.
+
+    ``command`` is the compiler call without source and output. Another builder of the digest is waited for ``wait``
+    seconds.
+    """
+    try:
+        with _alone(root, digest, wait):
+            if sealed(root / digest):
+                return ""
+            for left in root.glob(f".{digest}-*"):  # of a builder that was killed: we hold its lock
+                shutil.rmtree(left, ignore_errors=True)
+            scratch = Path(tempfile.mkdtemp(prefix=f".{digest}-", dir=root))
+            try:
+                return _compile(scratch, digest, source, command) or _publish(scratch, root / digest)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as e:
+        return str(e)
+
+
+def detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
+    """``build`` in a process of its own, which outlives this one. Its output is what went wrong."""
+    with tempfile.TemporaryFile() as order:
+        order.write(json.dumps([str(root), digest, source, command]).encode())
+        order.seek(0)
+        with _known:
+            return subprocess.Popen(
+                [sys.executable, "-I", __file__],
+                stdin=order,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+
+@contextlib.contextmanager
+def _alone(root: Path, digest: str, wait: float) -> Iterator[None]:
+    """Hold the lock of ``digest``, which names its holder. OSError if another one holds it for too long."""
+    path = root / f"{digest}.lock"
+    with _known:  # no fork between the two
+        lock = os.fdopen(_opened(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
+        _open_locks.add(lock)
+    try:
+        _acquire(lock, path, wait)
+        lock.truncate()
+        lock.write(f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        with _known:
+            _open_locks.discard(lock)
+            lock.close()
+
+
+def _after_fork() -> None:
+    """A child builds nothing that its parent does, and holds no lock of it beyond the parent's end: an flock goes with
+    the last process that has the file open."""
+    for lock in _open_locks:
+        lock.close()
+    _open_locks.clear()
+    _known.release()
+
+
+_open_locks: set[FileIO] = set()  # every lock file that is open: none is missing while a process is forked
+_known = threading.RLock()  # no thread forks while it is held
+os.register_at_fork(before=_known.acquire, after_in_parent=_known.release, after_in_child=_after_fork)
+
+
+def _acquire(lock: FileIO, path: Path, wait: float) -> None:
+    until = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                lock.seek(0)
+                holder = os.read(lock.fileno(), 32).decode(errors="replace").strip() or "unknown"
+                why = f"process {holder} has been building it for more than {wait:g} s"
+                raise OSError(errno.ETIMEDOUT, why, str(path)) from None
+            time.sleep(0.02)
+        except OSError:  # no locks on this file system: two may build, one rename wins
+            return
+        else:
+            return
+
+
+def _compile(scratch: Path, digest: str, source: str, command: list[str]) -> str:
+    (scratch / SOURCE).write_text(source)
+    tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
+    call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *command[len(tools) :]]
+    try:
+        status, output = _compiler(call)
+    except OSError as e:
+        return f"{command[0]}: {e.strerror}"
+    if status:
+        return f"{command[0]} failed with status {status}: {output.strip()[:2000]}"
+    (scratch / SEAL).write_text(_seal(digest, (scratch / LIBRARY).read_bytes()))
+    for name in (SOURCE, LIBRARY, SEAL):
+        with (scratch / name).open("rb") as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask is: what others can write is not loaded
+            os.fsync(file.fileno())
+    return ""
+
+
+def _compiler(call: list[str]) -> tuple[int, str]:
+    """The status of a compiler, and its messages. They go to a file: a child that another thread forks meanwhile
+    would have the writing end of a pipe, and we would wait for its end, while it may be waiting for our lock.
+    """
+    with tempfile.TemporaryFile() as output:
+        with _known:  # subprocess has a pipe of its own, until the program runs
+            child = subprocess.Popen(
+                call, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "LC_ALL": "C"}
+            )
+        try:
+            status = child.wait()
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+        output.seek(0)
+        return status, output.read(LIMIT).decode(errors="replace")
+
+
+def _publish(scratch: Path, folder: Path) -> str:
+    for _ in range(2):
+        try:
+            scratch.rename(folder)
+        except OSError:
+            if sealed(folder):  # another builder, on a file system without locks
+                return ""
+            _remove(folder)  # broken: nobody loads it, so it may go
+        else:
+            return ""
+    return f"{folder} cannot be replaced"
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or whatever stands in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _seal(digest: str, library: bytes) -> str:
+    return hashlib.sha256(digest.encode() + library).hexdigest()
+
+
+def _main(pipe: IO[bytes]) -> None:
+    root, digest, source, command = json.load(pipe)
+    problem = build(Path(root), digest, source, command)
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(problem)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _main(sys.stdin.buffer)

@@ -1,0 +1,215 @@
+"""What is compiled to bind an op natively: the C ABI kernels that share a library, as one translation unit."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+
+from shiplap import safe_io
+from shiplap.codegen.native import Native, native_source
+from shiplap.declare.native_interface import NativeForm
+from shiplap.declare.schema import below
+from shiplap.dispatch import Op, registry
+from shiplap.dispatch.out import has_out
+from shiplap.errors import ShiplapError, error
+from shiplap.kernels.c.library import load_symbol, locate
+from shiplap.kernels.native.build_digest import FLAGS, INCLUDE, digest
+from shiplap.kernels.native.cache import folder
+from shiplap.torch_private.dispatcher_library import numbered
+
+_made: WeakKeyDictionary[NativeForm, Native] = WeakKeyDictionary()
+DEVICES = ("cpu", "cuda")  # device types for which there is native code
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One C ABI kernel: of which op, for which device type, in which library."""
+
+    op: Op
+    device: str
+    form: NativeForm
+    native: Native
+    kernels: Path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A library that binds ops, and where it is or will be.
+
+    Attributes:
+        entries: what the library has of ops of this process, by number in the library.
+        place: the folder of the library, named by the digest of all that the library depends on.
+        source: the C++ of the library, empty where the library came with a package and nobody builds it here.
+        rule: who may own and write the files.
+    """
+
+    entries: Mapping[int, Entry]
+    place: Path
+    source: str = ""
+    rule: safe_io.Rule = safe_io.CODE
+
+
+def make_plan(op: Op) -> Plan:
+    """Everything about the library that ``op`` shares with the other ops of its kernel libraries; compiles nothing."""
+    forms = _forms(op)
+    if not forms:
+        raise _without_form(op, "the CPU or on CUDA")
+    reasons = [_native(op, device, form).unfit for device, form in forms.items()]
+    if all(reasons):
+        raise error(
+            "SL404",
+            where=op.spec.name,
+            what="generated C++ cannot check calls of this op",
+            got=reasons[0],
+            expected="sizes and dtypes that generated C++ can check",
+            fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",
+        )
+    for form in forms.values():
+        _file(form)
+    entries = _related(op, [e for o in registry.ops() for e in bindable(o)])
+    if not entries:  # another thread is declaring the op again, or its library is for another declaration
+        raise error(
+            "SL404",
+            where=op.spec.name,
+            got="no kernel that is bound to the op as it is declared now",
+            expected="one C ABI kernel on the CPU or on CUDA",
+            fix="build it when the op and its kernels are declared",
+        )
+    source = native_source([e.native for e in entries])
+    return Plan(dict(enumerate(entries)), cache(op) / digest(source, (*FLAGS, *extra_flags())), source)
+
+
+def cache(op: Op) -> Path:
+    """The directory of what is built. SL406 if others could put code there."""
+    return folder(op.spec.name)
+
+
+def compiler(op: Op) -> tuple[str, ...]:
+    """The C++ compiler as a call: its path, and what ``CXX`` has behind it (``ccache g++``). SL405 if there is none."""
+    programs, flags = _asked_compiler()
+    paths = [shutil.which(program) for program in programs]
+    if not paths or None in paths:
+        wanted = os.environ.get("CXX", "").strip() or "c++"
+        raise error("SL405", where=op.spec.name, got=f"no {wanted} on the PATH", expected="a C++20 compiler")
+    return (*map(str, paths), *flags)
+
+
+def extra_flags() -> list[str]:
+    """The flags that ``CXX`` has behind the compiler: a library depends on them as on ours."""
+    return _asked_compiler()[1]
+
+
+def _asked_compiler() -> tuple[list[str], list[str]]:
+    """The programs that ``CXX`` names, at most two of them, and the flags behind them."""
+    wanted = os.environ.get("CXX", "").strip() or "c++"
+    if shutil.which(wanted) is not None:  # a path may have blanks
+        return [wanted], []
+    try:
+        words = shlex.split(wanted)
+    except ValueError:
+        words = []
+    programs = [word for word in words[:2] if not word.startswith("-")]
+    return programs, words[len(programs) :]
+
+
+def command(op: Op) -> list[str]:
+    """The call that compiles a binding, without its source and its output. SL405 if there is no compiler."""
+    home = Path(torch.__file__).parent
+    include = ("-I", str(INCLUDE), "-isystem", str(home / "include"))
+    return [*compiler(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl"]
+
+
+def bound(op: Op, device: str) -> tuple[Native, NativeForm]:
+    """The one C ABI kernel of ``op`` on ``device`` and what is generated for it. SL404 if there are others or none."""
+    form = _forms(op).get(device)
+    if form is None:
+        raise _without_form(op, device)
+    return _native(op, device, form), form
+
+
+def _without_form(op: Op, device: str) -> ShiplapError:
+    got, expected = "no kernel, several, or one that asks supports=", f"one C ABI kernel on {device}"
+    return error("SL404", where=op.spec.name, got=got, expected=expected, fix="use dtypes= instead of supports=")
+
+
+def _forms(op: Op) -> dict[str, NativeForm]:
+    """By device type the C ABI kernel of ``op``, where it is all there is and no Python has to be asked about it."""
+    forms: dict[str, NativeForm] = {}
+    for device in DEVICES:
+        kernels = op.own(device)
+        if len(kernels) == 1 and kernels[0].supports is None and kernels[0].native is not None:
+            forms[device] = kernels[0].native
+    return forms
+
+
+def serves(op: Op, form: NativeForm) -> bool:
+    """Whether ``form`` is still all that ``op`` has on a device type."""
+    return any(form is other for other in _forms(op).values())
+
+
+def _native(op: Op, device: str, form: NativeForm) -> Native:
+    """What is generated for a kernel: the same object while the facts are the same, for it remembers its own text."""
+    made = _facts(op, device, form)
+    kept = _made.get(form)
+    if kept is None or kept != made:
+        kept = _made[form] = made
+    return kept
+
+
+def _facts(op: Op, device: str, form: NativeForm) -> Native:
+    names = [op.spec.opname, *([below(op.spec.opname)] if op.raw is not op.overload else [])]
+    (kernel,) = op.own(device)
+    return Native(
+        op.spec,
+        form.symbol,
+        tuple([numbered(name, op.edition) for name in names]),
+        device,
+        kernel.workspace,
+        form.strided,
+        kernel.dtypes,
+        has_out(op.spec),
+        kernel.space,
+        op.rule,
+        form.align,
+        op.edition,
+        form.source(),
+    )
+
+
+def bindable(op: Op) -> list[Entry]:
+    """What of ``op`` can be bound natively: fit, its kernel there and built for this declaration."""
+    entries = []
+    for device, form in _forms(op).items():
+        if not form.wanted:
+            continue
+        try:
+            file, native = _file(form), _native(op, device, form)
+            there = form.generated or load_symbol(form.library, form.symbol, form.signature)
+            if not native.unfit and there:
+                entries.append(Entry(op, device, form, native, file))
+        except ShiplapError:  # its own call says what is wrong
+            continue
+    return entries
+
+
+def _file(form: NativeForm) -> Path:
+    """The library of a C function; of a generated one, which lies in the binding, a name that no other op has."""
+    return Path(form.symbol) if form.generated else locate(form.library)
+
+
+def _related(op: Op, entries: list[Entry]) -> list[Entry]:
+    """Those that share a kernel library with ``op``, or with an op that does: they make one translation unit."""
+    ops, files = {op.spec.name}, set[Path]()
+    while True:
+        more = {e.kernels for e in entries if e.op.spec.name in ops}
+        ops |= {e.op.spec.name for e in entries if e.kernels in more}
+        if more == files:
+            return [e for e in entries if e.op.spec.name in ops]
+        files = more

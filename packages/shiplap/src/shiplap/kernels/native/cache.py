@@ -1,0 +1,182 @@
+"""The folder of compiled bindings: made, judged, opened and cleaned. What is loaded is the file that was checked."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shiplap import safe_io
+from shiplap.errors import error
+from shiplap.kernels.native.build import LIBRARY, LIMIT, SEAL, fits
+from shiplap.settings import settings
+
+CAP = 1 << 30  # bytes that compiled bindings may take before the oldest go
+OLD = 86400.0  # seconds after which what nobody finished is rubbish
+
+_loaded: dict[Path, ctypes.CDLL] = {}
+
+
+def folder(op: str) -> Path:
+    """The directory of compiled bindings, made if it is not there. SL406 if others could put code there."""
+    root = _root()
+    try:
+        os.close(safe_io.open_folder(root.parent, safe_io.OWN, create=True))
+        os.close(safe_io.open_folder(root, safe_io.OWN, create=True))
+    except OSError as e:
+        raise _refused(op, e) from None
+    return root
+
+
+def _root() -> Path:
+    return Path(settings().cache_dir).absolute() / "native"
+
+
+def present(place: Path, op: str, rule: safe_io.Rule = safe_io.CODE) -> bool:
+    """Whether a whole library is in ``place``. SL406 if it may be of somebody that ``rule`` does not accept."""
+    try:
+        os.close(_checked(place, rule))
+    except safe_io.Distrusted as e:
+        raise _refused(op, e) from None
+    except OSError:
+        return False
+    return True
+
+
+def load(place: Path, op: str, rule: safe_io.Rule = safe_io.CODE) -> ctypes.CDLL:
+    """The library in ``place``, through the descriptor by which it was checked; loaded once in a process.
+
+    The descriptor stays open: the loader knows a library by its name, which must not come to mean another file.
+    """
+    path = place / LIBRARY
+    if path in _loaded:
+        return _loaded[path]
+    try:
+        handle = _checked(place, rule)
+    except safe_io.Distrusted as e:
+        raise _refused(op, e) from None
+    except OSError as e:
+        raise error("SL405", where=str(path), got=safe_io.reason(e), expected="a library as it was built") from None
+    name = f"/proc/self/fd/{handle}"
+    try:
+        library = ctypes.CDLL(name if os.path.exists(name) else str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    except OSError as e:
+        os.close(handle)
+        raise error("SL405", where=str(path), got=str(e), expected="a library that the loader accepts") from None
+    if place.parent == _root():
+        with contextlib.suppress(OSError):
+            os.utime(place)  # used now: others are evicted before it
+    _loaded[path] = library
+    return library
+
+
+def _checked(place: Path, rule: safe_io.Rule = safe_io.CODE) -> int:
+    """A descriptor of the library in ``place`` whose content its seal fits. OSError says what is wrong."""
+    handle = safe_io.open_file(place / LIBRARY, rule)
+    try:
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            library = file.read(LIMIT)
+        if not fits(place.name, library, safe_io.read_file(place / SEAL, 4096, rule)):
+            raise OSError(0, "its seal does not fit", str(place))
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _refused(op: str, e: OSError) -> Exception:
+    """SL406: of what others could have written, the content has to go, whatever the mode is by then."""
+    fix = "set SHIPLAP_CACHE_DIR to a directory that you own, below directories that only you can write"
+    if isinstance(e, safe_io.Distrusted):
+        fix = f"remove {e.filename} with all it holds, since others may have put code there; or {fix}"
+    return error("SL406", where=op, got=safe_io.reason(e), expected="a directory of mode 700 that you own", fix=fix)
+
+
+# --- what lies there --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A compiled binding: its folder, the bytes it takes and when it was used last."""
+
+    path: Path
+    size: int
+    used: float
+
+
+def artefacts(root: Path) -> list[Artefact]:
+    """All compiled bindings, the one that was used last at the end."""
+    kept = [path for path in _listed(root) if not path.name.startswith(".") and path.suffix != ".lock"]
+    listed = [Artefact(path, _size(path), _time(path)) for path in kept]
+    return sorted(listed, key=lambda a: (a.used, a.path.name))
+
+
+def problem(artefact: Artefact) -> str:
+    """Why it will not be loaded, or empty."""
+    try:
+        os.close(_checked(artefact.path))
+    except OSError as e:
+        return safe_io.reason(e)
+    return ""
+
+
+def stale(root: Path) -> Iterator[Path]:
+    """What builders left behind that were killed: folders of work nobody finished, and locks of nothing."""
+    for path in _listed(root):
+        left = path.name.startswith(".") or (path.suffix == ".lock" and not (root / path.stem).exists())
+        if left and time.time() - _time(path) > OLD:
+            yield path
+
+
+def evict(root: Path, cap: int = CAP) -> list[Path]:
+    """Remove the bindings that were not used for longest until the rest take at most ``cap`` bytes; which went."""
+    listed, gone = artefacts(root), []
+    total = sum(a.size for a in listed)
+    for each in listed:
+        if total <= cap:
+            break
+        if remove(each.path):
+            total -= each.size
+            gone.append(each.path)
+    return gone
+
+
+def remove(path: Path) -> bool:
+    """Remove a binding, or whatever lies in its place; what a process has loaded goes on working."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return not os.path.lexists(path)
+
+
+def _listed(root: Path) -> list[Path]:
+    try:
+        return sorted(root.iterdir())
+    except OSError:
+        return []
+
+
+def _size(path: Path) -> int:
+    try:
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            return path.lstat().st_size
+        return sum(file.lstat().st_size for file in path.iterdir())
+    except OSError:
+        return 0
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0

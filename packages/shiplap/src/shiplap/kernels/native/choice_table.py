@@ -1,0 +1,44 @@
+"""Choices for natively bound ops: the table in force as numbers, which the binding is told whenever it changes."""
+
+from __future__ import annotations
+
+from shiplap.codegen.chosen import config_values, lookup_key
+from shiplap.declare.bucket import Key
+from shiplap.declare.kernel import Kernel
+from shiplap.dispatch import Op, tuned_choices
+from shiplap.dtypes import number
+
+
+def rows(op: Op, device: str) -> list[list[int]]:
+    """Per choice the key, whether Python serves it, and the config."""
+    (kernel,) = op.own(device)
+    width = len(config_values(kernel.space))
+    count = len(lookup_key(op.spec, op.rule))
+    if not count:
+        return []
+    table = []
+    for key, picked in tuned_choices.resolved(op).items():
+        numbers = _key(op, key) if key[0] == device else None
+        if numbers is None or len(numbers) != count:  # it is no key of this op: no call has it
+            continue
+        ours = isinstance(picked, Kernel) and picked.template is None
+        config = [int(v) for _, v in picked.config.items] if isinstance(picked, Kernel) and ours else [0] * width
+        table.append([*numbers, int(not ours), *config])
+    return table
+
+
+def _key(op: Op, key: Key) -> list[int] | None:
+    """A key of the table in force as C++ computes it. None when it is of other layouts, or of a template."""
+    *values, dtypes, layout = key[1:]
+    if not isinstance(layout, str) or not isinstance(dtypes, str):
+        return None
+    codes = layout.split(",")
+    tensors = [a for a in op.spec.args if a.tensor is not None or (a.optional and a.scalar is not None)]
+    if not set(codes) <= {"c", "-"} or len(codes) != len([a for a in tensors if a.tensor is not None]):
+        return None
+    numbers = [int(v) for v in values if isinstance(v, int)]
+    if len(numbers) != len(values) or not all(-(1 << 63) <= n < 1 << 63 for n in numbers):
+        return None
+    numbers += [number(pair.partition("=")[2]) for pair in dtypes.split(", ") if pair]
+    numbers += [int(code == "c") for a, code in zip(op.spec.tensors, codes, strict=True) if a.optional]
+    return numbers

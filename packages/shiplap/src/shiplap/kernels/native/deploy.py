@@ -1,0 +1,132 @@
+"""``deploy(ops, folder)``: ops as one library for processes without shiplap, and without Python.
+
+A model that AOTInductor has packaged calls its ops through torch's dispatcher. The library defines and implements them
+when it is loaded: by ``torch.ops.load_library(path)`` in Python, by ``dlopen(path, RTLD_NOW | RTLD_GLOBAL)`` in C++.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shiplap.codegen.environment import render
+from shiplap.codegen.native import native_source
+from shiplap.dispatch import Op
+from shiplap.errors import error, writing
+from shiplap.kernels.native.build import LIBRARY
+from shiplap.kernels.native.build import build as compile_into
+from shiplap.kernels.native.build_digest import FLAGS, digest
+from shiplap.kernels.native.build_plan import Entry, cache, command, extra_flags, make_plan
+from shiplap.kernels.native.cache import present
+
+NAME = "libshiplap_ops.so"
+
+
+def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
+    """Write a library that defines ``ops`` for programs without Shiplap, and return its path.
+
+    The kernel libraries are copied into the same folder. The new library looks for them beside itself, so you can move
+    the folder as a whole. It also contains every other op that shares a kernel library with one of ``ops``.
+
+    **Warning:** do not load the library in a process that imports the declarations. The ops are already defined there.
+
+    Args:
+        ops: declared ops with C ABI kernels.
+        folder: the folder to write to. It is made if it does not exist.
+
+    Raises:
+        LibraryError: SL404 for an op that C++ cannot bind. SL405 or SL406 if the library cannot be built. SL401 to
+            SL403 for a kernel library that is missing, or that was built for another declaration.
+        ShippingError: SL308 if ``ops`` is empty, and for two kernel libraries with the same name.
+        LaunchError: SL620 for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
+        CommandError: SL602 if ``folder`` cannot be written.
+    """
+    wanted = list(dict.fromkeys(ops))
+    if not wanted:
+        raise error("SL308", where=str(folder), got="no op", expected="declared ops", fix="pass the ops of the model")
+    made = _made(wanted, folder)
+    target = Path(folder)
+    with writing(target, "the directory", "a writable directory"):
+        target.mkdir(parents=True, exist_ok=True)
+        for name, path in (*made.kernels.items(), (NAME, made.library)):
+            _replace(path, target / name)
+    return target / NAME
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A library that defines ops, and what it looks for beside itself: kernel libraries by name.
+
+    Attributes:
+        name: the name by which the loader knows the library.
+    """
+
+    library: Path
+    kernels: dict[str, Path]
+    name: str = NAME
+
+
+def on_demand(ops: Iterable[Op], where: str) -> Deployed:
+    """A library for a package: it defines its ops when it is told to, and its name stands for all that is in it.
+
+    No file's name ends in ``.so``, which a package has for models. Raises what :func:`deploy` raises.
+    """
+    return _made(list(dict.fromkeys(ops)), where, on_demand=True)
+
+
+def _made(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool = False) -> Deployed:
+    listed = [e for op in wanted for e in make_plan(op).entries.values()]
+    each, asked = {(e.op.spec.name, e.device): e for e in listed}, {op.spec.name for op in wanted}
+    # Ops that share a kernel library with one that is wanted come along: whose launches nobody compiled stay behind.
+    entries = [e for e in each.values() if e.op.spec.name in asked or not e.form.missing()]
+    for entry in entries:
+        if lacking := entry.form.missing():
+            raise error("SL620", where=entry.op.spec.name, got=lacking, expected="compiled forms of every launch")
+    kernels, suffix = _names(entries, where), ".1" if on_demand else ""
+    source = native_source([replace(e.native, source=e.form.source(packed=True)) for e in entries])
+    source += render(
+        "deploy.cpp.jinja",
+        libraries=["" if e.form.generated else e.kernels.name + suffix for e in entries],
+        names=[e.op.spec.name for e in entries],
+        on_demand=on_demand,
+    )
+    name, flags = NAME, tuple[str, ...]()
+    if on_demand:
+        parts = [source.encode(), *(path.read_bytes() for path in kernels.values())]
+        known = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
+        name = f"libshiplap_ops-{known}.so.1"
+        flags = (f"-Wl,-soname,{name}",)
+    root, place = cache(wanted[0]), digest(source, (*FLAGS, *extra_flags(), *flags))
+    there = present(root / place, wanted[0].spec.name)
+    if problem := "" if there else compile_into(root, place, source, [*command(wanted[0]), *flags]):
+        raise error("SL405", where=wanted[0].spec.name, got=problem, expected="a library")
+    return Deployed(root / place / LIBRARY, {file + suffix: path for file, path in kernels.items()}, name)
+
+
+def _names(entries: Iterable[Entry], folder: str | os.PathLike[str]) -> dict[str, Path]:
+    """The kernel libraries by the names that they will have."""
+    names: dict[str, Path] = {}
+    for entry in entries:
+        if entry.form.generated:
+            continue
+        other = names.setdefault(entry.kernels.name, entry.kernels)
+        if other != entry.kernels or other.name == NAME:
+            raise error(
+                "SL308",
+                where=os.fspath(folder),
+                got=f"{other} and {entry.kernels}" if other != entry.kernels else str(other),
+                expected="kernel libraries of different names",
+                fix="rename one of the libraries",
+            )
+    return names
+
+
+def _replace(path: Path, target: Path) -> None:
+    """Copy by way of another name: a process that has loaded the target keeps what it has."""
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copyfile(path, scratch)
+    scratch.replace(target)

@@ -1,0 +1,122 @@
+"""``PackedKernel``: what kernels of native code share: packed arguments, allocated outputs, workspace, bounds."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from shiplap.cached_property import cached_property
+from shiplap.codegen import prototype
+from shiplap.codegen.native import Native
+from shiplap.declare.binding import Binding, shape_of
+from shiplap.declare.bucket import read_rule
+from shiplap.declare.kernel import Kernel, Terms
+from shiplap.declare.native_interface import NativeForm
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.values import Args, Outputs
+from shiplap.dispatch.launch import allocate_workspace
+from shiplap.dispatch.outputs import check_bound, empty_outputs
+from shiplap.kernels.native import binding as native
+from shiplap.plan.expression import Place
+from shiplap.plan.packing import Packed, compile_packing
+from shiplap.plan.rules.outputs import AlignedOutput
+
+Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the kernel reports them
+
+
+class PackedKernel(Kernel):
+    """The Python binding of a function that native code can call. Everything that does not depend on the call is worked
+    out here, once for all configs."""
+
+    by_python = False  # native code can take over, and goes along in a package
+    native: NativeForm
+
+    def __init__(self, spec: OpSpec, terms: Terms, form: NativeForm) -> None:
+        super().__init__(spec, terms)
+        self.native, self.parameters, self.where = form, prototype(spec), f"{spec.name}, kernel {form.symbol}"
+
+    @abstractmethod
+    def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
+        """Run the kernel on packed inputs, then outputs. It stores data-dependent sizes in ``extents``."""
+
+    @property
+    def stays(self) -> bool:
+        return not self.native.counting and bool(self.native.why)
+
+    def run(self, call: Binding) -> Outputs:
+        spec = self.spec
+        if not spec.bounds:
+            outs = empty_outputs(spec, call)
+            self._run(call, outs, {}, None)
+            return outs
+        env = {**call.env, **{dim: bound(call.env) for dim, bound in spec.bounds}}
+        outs = empty_outputs(spec, replace(call, env=env))
+        extents = {dim: ctypes.c_int64(0) for dim in spec.dynamic}
+        self._run(call, outs, extents, None)
+        return self._narrow(call, outs, extents)
+
+    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+        """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
+        if self.native.align > 1:
+            for output, tensor in zip(self.spec.outputs, outs, strict=True):
+                at = Place(self.spec.name, output.name, role="output")
+                AlignedOutput(at, self.native.align).hold({at.tensor.python: tensor})
+        self._run(call, outs, {}, scratch)
+
+    def unpacked(self, call: Binding) -> str:
+        """Native code goes along, where the declaration has an equivalent in C++ and nothing has to ask Python."""
+        if self.supports is not None:
+            return f"{self.name}, whose supports= is asked by Python on {self.device}"
+        form, rule = self.native, read_rule(self.spec)
+        described = Native(
+            self.spec,
+            form.symbol,
+            (),
+            self.device,
+            self.workspace,
+            form.strided,
+            self.dtypes,
+            space=self.space,
+            rule=rule,
+            align=form.align,
+        )
+        if why := described.unfit:
+            return f"{self.name}, called by Python on {self.device} because of {why}"
+        if why := self.refuses(call):
+            return f"{self.name} does not take this call, which Python would run on {self.device}: {why}"
+        return ""
+
+    def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
+        inputs, copies = self._pack(call.args)
+        if scratch is None and self.workspace is not None:
+            scratch = allocate_workspace(self.workspace, call)
+        self.invoke(call, [*inputs, *outs], extents, scratch)
+        for target, copy in copies:
+            target.copy_(copy)
+        if self.native.counting:
+            native.consider(self.spec, self.native)
+
+    @cached_property
+    def _pack(self) -> Callable[[Args], Packed]:
+        """Tensors in order, contiguous and aligned where the kernel wants it; copies are made where they are not."""
+        return compile_packing(self.spec, self.native.strided, self.native.align)
+
+    def _narrow(self, call: Binding, outs: Outputs, extents: Extents) -> Outputs:
+        """Cut outputs from their bound to what the kernel filled. A mostly empty one is copied to free its memory."""
+        env = dict(call.env)
+        for dim, extent in extents.items():
+            env[dim] = extent.value
+            check_bound(self.spec, self.where, dim, extent.value, env)
+        narrowed = []
+        for out, full in zip(self.spec.outputs, outs, strict=True):
+            shape = shape_of(out, env)
+            part = full[tuple(slice(0, size) for size in shape)]
+            keep = part.is_contiguous() and 2 * part.numel() > full.numel()
+            narrowed.append(part if keep else part.clone(memory_format=torch.contiguous_format))
+        return tuple(narrowed)

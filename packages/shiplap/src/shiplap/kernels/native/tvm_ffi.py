@@ -1,0 +1,90 @@
+"""C ABI kernels as tvm-ffi functions, for callers that know tvm-ffi and DLPack but not shiplap: ``export(op)``.
+
+Needs the extra ``tvm-ffi`` (the package apache-tvm-ffi). The C++ is generated from the declaration, with its checks;
+it is compiled at the first export and kept beside the native bindings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shiplap.codegen.tvm_ffi import tvm_ffi_source
+from shiplap.dispatch import Op
+from shiplap.errors import error
+from shiplap.kernels.c.library import load_symbol, locate
+from shiplap.kernels.native import build_plan
+from shiplap.kernels.native.build import LIBRARY
+from shiplap.kernels.native.build import build as compile_into
+from shiplap.kernels.native.build_digest import INCLUDE, digest
+from shiplap.kernels.native.cache import present
+
+PACKAGE = "apache-tvm-ffi"
+FLAGS = ("-O2", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
+
+
+@dataclass(frozen=True)
+class _Package:
+    """Where apache-tvm-ffi keeps what a compiler needs."""
+
+    version: str
+    include: tuple[str, ...]
+    library: Path
+
+
+def export(op: Op) -> Any:
+    """``op`` as a ``tvm_ffi.Function``, called with anything that speaks DLPack.
+
+    It takes all arguments in declared order, then the outputs, which the caller allocates: contiguous, of the declared
+    shape, a data-dependent size at its bound. It returns None, or the data-dependent sizes: one as an int, several as
+    an array. It runs on the CPU with as many threads as torch has now. What the declaration refuses is a RuntimeError
+    with the text of the catalogue's error. There is no autograd and no copy: strided input is refused unless
+    ``sl.cabi(..., strided=)`` takes it.
+
+    Raises:
+        LibraryError: SL407 without apache-tvm-ffi, SL404 for a declaration without one C ABI kernel on the CPU that C++
+            can check, SL405 or SL406 when it cannot be built, SL401-SL403 when the kernel library does not fit.
+
+    Example:
+        >>> from shiplap.kernels.native import tvm_ffi
+        >>> add = tvm_ffi.export(my_add)   # doctest: +SKIP
+        >>> add(x, y, out)                 # doctest: +SKIP
+    """
+    module = _package_module(op).load_module(str(build(op)))
+    module.get_function("set_num_threads")(torch.get_num_threads())
+    return module.get_function(op.spec.opname)
+
+
+def build(op: Op) -> Path:
+    """The library behind ``export(op)``, built if need be: tvm-ffi's own module format, for any language it serves."""
+    package = _package(op)
+    described, form = build_plan.bound(op, "cpu")
+    kernels = locate(form.library)
+    load_symbol(form.library, form.symbol, form.signature)  # which says what does not fit
+    library = (f"-L{package.library.parent}", f"-Wl,-rpath,{package.library.parent}", "-ltvm_ffi", "-ldl")
+    command = [*build_plan.compiler(op), *FLAGS, "-I", str(INCLUDE), *package.include, *library]
+    source, root = tvm_ffi_source(described, kernels), build_plan.cache(op)
+    name = digest(source, (*FLAGS, *build_plan.extra_flags(), *library), f"{PACKAGE} {package.version}")
+    if problem := compile_into(root, name, source, command):
+        raise error("SL405", where=op.spec.name, got=problem, expected="a library")
+    if not present(root / name, op.spec.name):
+        raise error("SL405", where=op.spec.name, got="the library does not fit its seal", expected="a library")
+    return root / name / LIBRARY
+
+
+def _package_module(op: Op) -> Any:
+    try:
+        import tvm_ffi
+    except ImportError as e:
+        raise error("SL407", where=op.spec.name, got=str(e), expected=f"the package {PACKAGE}") from None
+    return tvm_ffi
+
+
+def _package(op: Op) -> _Package:
+    info = _package_module(op).libinfo
+    include = [f for p in (info.find_include_path(), info.find_dlpack_include_path()) for f in ("-isystem", p)]
+    return _Package(metadata.version(PACKAGE), tuple(include), Path(info.find_libtvm_ffi()))

@@ -1,0 +1,259 @@
+"""``sl.triton(kernel, grid=...)`` and programs of launches: what an author declares, not yet bound to an op.
+
+Beside launches a program may fill and sort parts of the workspace, name integers that several steps use, choose by
+sizes what it launches (``when=``), and have errors of kernels told late.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from shiplap.cached_property import cached_property
+from shiplap.declare.code_digest import source_digest
+from shiplap.declare.config import Configs
+from shiplap.declare.kernel import Implementation, Terms
+from shiplap.declare.spec import OpSpec
+from shiplap.errors import error
+from shiplap.kernels.triton.async_errors import LateErrors
+from shiplap.kernels.triton.kernel import LaunchedKernel
+from shiplap.kernels.triton.program import OPTIONS, Declared, DeclaredStep, Filled, Grid, Sorted, plain_function
+from shiplap.kernels.triton.specializations import ProgramSource
+
+
+class TritonLaunches(Implementation, ProgramSource):
+    """Launches and other steps, not yet bound to an op: what :func:`triton` and :func:`launch_program` return."""
+
+    native_configs = True
+
+    def __init__(
+        self,
+        steps: Sequence[DeclaredStep],
+        configs: Configs | None,
+        values: Mapping[str, str] | None = None,
+        errors: LateErrors | None = None,
+    ) -> None:
+        self._steps, self.configs, self._values, self._errors = tuple(steps), configs, dict(values or {}), errors
+
+    @property
+    def steps(self) -> tuple[DeclaredStep, ...]:
+        return self._steps
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        return self._values
+
+    @property
+    def errors(self) -> LateErrors | None:
+        return self._errors
+
+    @property
+    def launches(self) -> tuple[Declared, ...]:
+        """Those of the steps that launch a kernel."""
+        return tuple([step for step in self._steps if isinstance(step, Declared)])
+
+    def also(self, step: DeclaredStep) -> TritonLaunches:
+        """These steps, then another one."""
+        return TritonLaunches((*self._steps, step), self.configs, self._values, self._errors)
+
+    def fill(self, offset: str, size: str, *, byte: int = 0, when: str = "") -> TritonLaunches:
+        """These steps, then ``size`` bytes of the workspace from ``offset`` on become ``byte`` (0 to 255)."""
+        return self.also(Filled(offset, size, byte, when))
+
+    def sort(self, *, bits: str, count: str, keys: str, values: str, rows: str, when: str = "") -> TritonLaunches:
+        """These steps, then a stable ascending sort by torch of integers in the workspace.
+
+        ``count`` integers of ``bits`` (16, 32 or 64) at the offset ``keys`` are written to ``values`` in order, and
+        where each was to ``rows``, as int64. Offsets are in bytes.
+        """
+        return self.also(Sorted(bits, count, keys, values, rows, when))
+
+    def then(
+        self,
+        kernel: Any,
+        *,
+        grid: Grid,
+        arguments: Mapping[str, str | int | float | bool] | None = None,
+        constants: Mapping[str, object] | None = None,
+        scratch: Mapping[str, tuple[str, str]] | None = None,
+        when: str = "",
+        word: str = "",
+        codes: Mapping[str, str] | None = None,
+    ) -> TritonLaunches:
+        """These steps, then a launch of ``kernel``, in order on one stream. See :func:`triton` for the arguments.
+
+        Args:
+            kernel, grid, arguments, constants, scratch: as for :func:`triton`.
+            when: a condition on sizes and integers: else nothing is launched.
+            word: the parameter, a ``tl.int64``, that gets the address of the word of late errors.
+            codes: parameters that get the code of a message of late errors.
+        """
+        plain_function(kernel)
+        given = dict(arguments or {}), dict(constants or {}), dict(scratch or {})
+        return self.also(Declared(kernel, grid, *given, when, word, dict(codes or {})))
+
+    @property
+    def name(self) -> str:
+        return self.launches[0].name
+
+    @property
+    def identity(self) -> str:
+        each = [
+            f"{source_digest(d.kernel)}:{d.grid}:{sorted(d.arguments.items())}:{sorted(d.constants.items(), key=str)}"
+            f":{sorted(d.scratch.items())}" + (f":{d.when}:{d.word}:{sorted(d.codes.items())}" if self._more else "")
+            for d in self.launches
+        ]
+        return "triton:" + "|".join(each) + (f"|{self._more}" if self._more else "")
+
+    @property
+    def _more(self) -> str:
+        """What a program has beside launches that always happen."""
+        others = [repr(step) for step in self._steps if not isinstance(step, Declared)]
+        branches = [d.when for d in self.launches if d.when or d.word or d.codes]
+        return repr((self._values, others, branches)) if self._values or others or branches else ""
+
+    @property
+    def function(self) -> Callable[..., object]:
+        """The first of the kernels, by which their module is found."""
+        return plain_function(self.launches[0].kernel)
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether Triton's interpreter runs the functions: ``TRITON_INTERPRET=1``, read when Triton was imported."""
+        return all(type(d.kernel).__name__ == "InterpretedFunction" for d in self.launches)
+
+    def devices(self, device: str) -> tuple[str, ...]:
+        """Interpreted kernels run on the CPU as well."""
+        return (device, "cpu") if self.interpreted and device != "cpu" else (device,)
+
+    def bind(self, spec: OpSpec, terms: Terms) -> LaunchedKernel:
+        """The kernel for ``spec``. Nothing is compiled before the first call."""
+        return LaunchedKernel(spec, terms, self)
+
+    def keywords(self, spec: OpSpec) -> frozenset[str] | None:
+        """A config has values of the kernels' compile-time parameters, and of launch options."""
+        return frozenset({n for d in self.launches for n in plain_function(d.kernel).__code__.co_varnames} | {*OPTIONS})
+
+
+class LateLaunches(Implementation, ProgramSource):
+    """A program of a module that is imported when a call needs it; see :func:`late_launches`."""
+
+    late = True
+
+    def __init__(self, module: str, program: str) -> None:
+        self.module, self.program = module, program
+
+    @cached_property
+    def made(self) -> TritonLaunches:
+        """The program, from its module."""
+        try:
+            program = vars(import_module(self.module))[self.program]
+        except ImportError as e:
+            raise error(
+                "SL619", where=f"{self.module}.{self.program}", got=f"{type(e).__name__}: {e}", expected="Triton"
+            ) from e
+        assert isinstance(program, TritonLaunches)
+        return program
+
+    @property
+    def steps(self) -> tuple[DeclaredStep, ...]:
+        return self.made.steps
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        return self.made.values
+
+    @property
+    def errors(self) -> LateErrors | None:
+        return self.made.errors
+
+    @property
+    def name(self) -> str:
+        return self.program
+
+    @property
+    def identity(self) -> str:
+        return f"triton:{self.module}:{self.program}:{_files_beside(self.module)}"
+
+    def bind(self, spec: OpSpec, terms: Terms) -> LaunchedKernel:
+        """The kernel for ``spec``. Nothing is imported before the first call."""
+        return LaunchedKernel(spec, terms, self)
+
+
+@cache
+def _files_beside(module: str) -> str:
+    """A digest of the Python files in the folder of ``module``, which is not imported."""
+    about = find_spec(module.rpartition(".")[0])
+    folders = about.submodule_search_locations if about is not None else None
+    files = sorted(path for folder in folders or () for path in Path(folder).glob("*.py"))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def late_launches(module: str, program: str) -> LateLaunches:
+    """The program (:func:`launch_program`) that a module of this name has under a name, for ``op.kernel("cuda", ...)``.
+
+    The module is imported when the first call on CUDA needs it, since importing Triton takes a while, and a machine
+    without CUDA may have none. Its tensors are made contiguous.
+
+    Example:
+        >>> plan.kernel("cuda", late_launches("mylib.cuda.tables", "PLAN"), workspace="8 * n")
+    """
+    return LateLaunches(module, program)
+
+
+def launch_program(
+    *, values: Mapping[str, str] | None = None, errors: LateErrors | None = None, configs: Configs | None = None
+) -> TritonLaunches:
+    """A program without steps: ``then``, ``fill`` and ``sort`` add some.
+
+    Args:
+        values: integers by name, as dim expressions of sizes, integer arguments and the values before them. The
+            expressions of all steps may use them. A comparison gives 1 or 0.
+        errors: who tells late what kernels report, see ``then``.
+        configs: as for :func:`triton`.
+
+    Example:
+        >>> program = launch_program(values={"tiles": "cdiv(n, 128)"}).fill("0", "4 * tiles")
+    """
+    return TritonLaunches((), configs, values, errors)
+
+
+def triton(
+    kernel: Any,
+    *,
+    grid: Grid,
+    arguments: Mapping[str, str | int | float | bool] | None = None,
+    constants: Mapping[str, object] | None = None,
+    scratch: Mapping[str, tuple[str, str]] | None = None,
+    configs: Configs | None = None,
+) -> TritonLaunches:
+    """A plain ``@triton.jit`` function as a kernel: ``op.kernel("cuda", sl.triton(kernel, grid="cdiv(n, BLOCK)"))``.
+
+    A parameter of the kernel gets its value by its name: the tensor argument or output of that name (``x`` or
+    ``x_ptr``), the scalar argument, the size (``n``), or a fact of a tensor: ``numel_x``, ``size_x_0``, ``stride_x_1``.
+    A tensor of which every stride is asked may arrive with any strides; others are made contiguous.
+
+    Args:
+        kernel: the function. It may not be autotuned: ``configs`` takes that part.
+        grid: the number of programs, a dim expression such as ``"cdiv(n, BLOCK)"``, or up to three of them.
+        arguments: for parameters of other names the tensor, the scalar or the dim expression, or a number.
+        constants: fixed values of ``tl.constexpr`` parameters, and of ``num_warps``, ``num_stages``, ``maxnreg``.
+        scratch: parameters that point into the workspace: ``{"sums_ptr": ("float32", "0")}``, element type and offset
+            in bytes.
+        configs: what ``op.kernel(..., configs=)`` takes: the values among which ``sl.tune`` chooses.
+
+    Raises:
+        LaunchError: SL618 for a parameter without a value, SL619 for a function that no launcher can launch, when
+            the kernel is bound.
+
+    Example:
+        >>> softmax.kernel("cuda", sl.triton(softmax_kernel, grid="n", arguments={"BLOCK": "pow2ceil(m)"}))
+    """
+    return TritonLaunches((), configs).then(
+        kernel, grid=grid, arguments=arguments, constants=constants, scratch=scratch
+    )

@@ -1,0 +1,78 @@
+"""Lookup tables of templates that run by themselves: built on the host, kept on the device for calls of equal sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.values import Env, EnvValue
+from shiplap.errors import error
+
+LIMIT = 256  # tables kept: a model has a few sizes
+
+
+class Table:
+    """``build(sizes)`` on demand. Its key are the sizes and scalars that ``build`` looks at, so that a table of filter
+    taps is one table for every batch."""
+
+    def __init__(self, where: str, build: Callable[..., Tensor]) -> None:
+        self.where, self.build = where, build
+        self.looked_at: tuple[str, ...] = ()
+        self.tables: dict[Hashable, Tensor] = {}
+        self.captured: dict[int, Tensor] = {}  # CUDA graphs hold their addresses: never freed
+
+    def __call__(self, env: Env, device: torch.device) -> Tensor:
+        """The table for these sizes. SL305 where it would have to be copied while a CUDA graph is captured."""
+        key = (device, *[_plain(env[name]) for name in self.looked_at])
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        table = self.tables.get(key)
+        if table is None:
+            if capturing:
+                raise error(
+                    "SL305",
+                    where=self.where,
+                    got="sizes that it has not been called with",
+                    expected="one call before the capture",
+                    what="a table of the kernel is not on the device yet",
+                    fix="call the op once with tensors of these sizes, then capture",
+                )
+            table = self._make(env, device)
+        if capturing:
+            self.captured.setdefault(id(table), table)
+        return table
+
+    def _make(self, env: Env, device: torch.device) -> Tensor:
+        seen = _Seen(env)
+        table = self.build(seen).to(device)
+        looked_at = tuple(sorted({*self.looked_at, *seen.names}))
+        if looked_at != self.looked_at or len(self.tables) >= LIMIT:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # a kernel on another stream may still read what is dropped now
+            self.looked_at, self.tables = looked_at, {}
+        self.tables[(device, *[_plain(env[name]) for name in looked_at])] = table
+        return table
+
+
+class _Seen(Mapping[str, EnvValue]):
+    """Sizes that remember which of them were asked for."""
+
+    def __init__(self, env: Env) -> None:
+        self.env, self.names = env, set[str]()
+
+    def __getitem__(self, name: str) -> EnvValue:
+        value = self.env[name]
+        self.names.add(name)
+        return _plain(value)
+
+    def __iter__(self) -> Iterator[str]:
+        self.names.update(self.env)
+        return iter(self.env)
+
+    def __len__(self) -> int:
+        return len(self.env)
+
+
+def _plain(value: EnvValue) -> EnvValue:
+    return tuple(value) if isinstance(value, list) else value

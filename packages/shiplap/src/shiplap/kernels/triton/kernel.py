@@ -1,0 +1,308 @@
+"""The kernel behind ``sl.triton(kernel, grid=...)``: plain Triton functions that generated C++ launches.
+
+The first calls are launched from Python, by Triton. Once the binding of the op is there, the generated C++ computes
+grid and arguments and launches through the CUDA driver; Triton's compiler is asked, once, for each form that is
+missing. Under ``TRITON_INTERPRET=1`` Triton's interpreter runs the same launches on the CPU, where audits can be made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.codegen.launcher import WORD, WORKSPACE, Cubin, Fill, Launch, Parameter, Sort
+from shiplap.declare.binding import Binding, shape_of
+from shiplap.declare.config import Values
+from shiplap.declare.kernel import Kernel, Terms
+from shiplap.declare.spec import OpSpec, Output
+from shiplap.declare.values import Args
+from shiplap.dispatch import Op, registry, tuned_choices
+from shiplap.dispatch.launch import is_current, workspace_size
+from shiplap.errors import ShiplapError, error, notice
+from shiplap.kernels.c.declaration import CFunctionKernel
+from shiplap.kernels.native import binding as native
+from shiplap.kernels.native import prebuilt
+from shiplap.kernels.native.packed_kernel import Extents
+from shiplap.kernels.triton.interpreter_budget import paced
+from shiplap.kernels.triton.launcher import triton_launcher
+from shiplap.kernels.triton.program import OPTIONS
+from shiplap.kernels.triton.specializations import LaunchedForm, ProgramSource
+from shiplap.kernels.triton.specialize import Numbers, architecture, key_of, unfit, with_constants
+
+
+@dataclass(frozen=True)
+class PlainLaunch:
+    """A call that is one launch of one kernel.
+
+    Attributes:
+        kernel: the ``@triton.jit`` function.
+        tensors: by parameter the argument or output.
+        values: numbers and compile-time values by parameter.
+        options: Triton's own, such as ``num_warps``.
+        strided: the arguments that may have any strides; others are contiguous.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    tensors: dict[str, str]
+    values: dict[str, object]
+    options: dict[str, Any]
+    strided: frozenset[str]
+
+
+class LaunchedKernel(CFunctionKernel):
+    """The kernel as Python launches it: each launch with the values that the generated C++ would compute.
+
+    Where the generated C++ is there, Python calls that. It is there from the first call on if it came with the package
+    of the op: then Triton's own launch, which compiles C, is never asked.
+    """
+
+    compiles = True
+    native: LaunchedForm
+
+    def __init__(self, spec: OpSpec, terms: Terms, source: ProgramSource) -> None:
+        names = terms.space.names if terms.space is not None else ()
+        symbol = re.sub(r"\W", "_", f"{spec.namespace}_{spec.opname}_{terms.name}_launches")
+        super().__init__(spec, terms, LaunchedForm(spec, symbol, source, names))
+        self.function, self.interpreted = source.function, source.interpreted
+        self.config_values: dict[str, Any] = {}
+        self._function: tuple[ctypes.CDLL, Callable[..., int]] | None = None
+        if terms.device not in ("cuda", "cpu") or (terms.device == "cpu" and not self.interpreted):
+            raise error(
+                "SL619",
+                where=f"{spec.name}, kernel {terms.name}",
+                got=f"the device {terms.device!r}",
+                expected='"cuda"; the CPU runs Triton kernels where TRITON_INTERPRET=1 was set before the import',
+                fix=f'bind the kernel with {spec.opname}.kernel("cuda", ...)',
+            )
+        if self.interpreted:
+            self.native.settle("Triton's interpreter runs the kernel")
+
+    def configure(self, values: Values) -> None:
+        """Launch with these compile-time values."""
+        super().configure(values)
+        self.config_values = dict(values)
+
+    def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
+        if self.native.counting and not self.native.calls and not self.interpreted:
+            self._adopt(call, tensors, scratch)
+        if self.native.bindings:
+            self.call_function(self._generated(self.native.bindings[-1]), call, tensors, extents, scratch)
+            return
+        numbers = self._numbers(call, *tensors)
+        if self.native.given.errors is not None:
+            numbers[WORD] = self.native.given.errors.word(call.device)
+        numbers[WORKSPACE] = scratch.data_ptr() if scratch is not None else 0
+        if is_current(call.device):
+            self._launch(numbers, scratch)
+            return
+        with torch.cuda.device(call.device):
+            self._launch(numbers, scratch)
+
+    def _adopt(self, call: Binding, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
+        """Attach the generated C++ that came with the package of the op, if it can launch what this call needs."""
+        op = registry.find(self.spec.name)
+        if op is None or prebuilt.find(op)[0] is None:
+            return
+        numbers, form = self._numbers(call, *tensors), self.native
+        address = scratch.data_ptr() if scratch is not None else 0
+        try:
+            for number, launch in form.taken(numbers):
+                form.compile(number, architecture(call.device), key_of(launch, numbers, self.config_values, address))
+        except ShiplapError as e:  # what only the compiler finds out
+            form.settle(f"{e.id}: {e.what}, {e.got}")
+            notice(f"native {form.why}", f"{self.spec.name} stays with launches from Python: {form.why}")
+        else:
+            native.adopt(op)
+
+    def _generated(self, binding: ctypes.CDLL) -> Callable[..., int]:
+        """The function in a binding of the op, with its types."""
+        if self._function is None or self._function[0] is not binding:
+            self._function = binding, self.typed(binding[self.native.symbol])
+        return self._function[1]
+
+    def compile(self, call: Binding) -> None:
+        """What the launches from Python need, for ``sl.tune``. Meta tensors stand for outputs and workspace."""
+        if self.interpreted:
+            return
+        numbers = self._numbers(call, *self._stand_ins(call))
+        scratch = torch.empty(workspace_size(self.workspace, call), dtype=torch.uint8, device="meta")
+        with nullcontext() if is_current(call.device) else torch.cuda.device(call.device):
+            for number, launch in self.native.taken(numbers):
+                grid, values, options = self._arguments(number, launch, numbers, scratch)
+                if 0 not in grid:
+                    _launcher(self.native.declared[number].kernel).compile(grid, *values, **options)
+
+    def plain_launch(self, call: Binding) -> PlainLaunch | None:
+        """What ``call`` launches, if that is one kernel with one output, and nothing beside it."""
+        form = self.native
+        if self.space is not None or self.workspace is not None or len(self.spec.outputs) != 1 or self.refuses(call):
+            return None
+        if len(form.program.steps) != 1 or form.program.late or form.given.late:
+            return None
+        numbers, (launch,) = self._numbers(call, *self._stand_ins(call)), form.launches
+        absent = any(p.kind == "tensor" and numbers.tensors[p.source] is None for p in launch.parameters)
+        if launch.when is not None or absent or any(a.mutated for a in self.spec.args):
+            return None
+        own = with_constants(launch, numbers, self.config_values)
+        parts = [(p.name, p.source) for p in launch.parameters if p.kind == "tensor"]
+        values = {p.name: self._value(p, own, None) for p in launch.parameters if p.kind != "tensor"}
+        options = {k: v for k, v in form.declared[0].constants.items() if k in OPTIONS}
+        grid = tuple([int(expr(own)) for expr in launch.grid])
+        return PlainLaunch(form.declared[0].kernel, grid, dict(parts), values, options, form.strided)
+
+    def _launch(self, numbers: Numbers, scratch: Tensor | None) -> None:
+        form, number = self.native, -1
+        for step in form.program.steps:
+            number += isinstance(step, Launch)
+            if step.when is not None and not step.when(numbers):
+                continue
+            match step:
+                case Launch():
+                    self._launch_one(number, step, numbers, scratch)
+                case Fill():
+                    start, size = [int(expr(numbers)) for expr in step.exprs]
+                    if size:
+                        assert scratch is not None
+                        scratch[start : start + size].fill_(step.byte)
+                case Sort():
+                    assert scratch is not None
+                    _sort(step, numbers, scratch)
+
+    def _launch_one(self, number: int, launch: Launch, numbers: Numbers, scratch: Tensor | None) -> None:
+        declared = self.native.declared[number]
+        grid, values, options = self._arguments(number, launch, numbers, scratch)
+        if 0 in grid:
+            return
+        if self.interpreted:
+            with paced(declared.kernel, grid):
+                declared.kernel[grid](*values, **options)
+            return
+        compiled = _launcher(declared.kernel)[grid](*values, **options)
+        if self.native.counting and (why := unfit(compiled.metadata)):
+            self.native.settle(f"Triton kernel {declared.name} needs {why}")
+
+    def _arguments(
+        self, number: int, launch: Launch, numbers: Numbers, scratch: Tensor | None
+    ) -> tuple[tuple[int, ...], list[object], dict[str, Any]]:
+        """Of a launch its grid, its arguments in order, and Triton's options."""
+        own = with_constants(launch, numbers, self.config_values)
+        grid = tuple([int(expr(own)) for expr in launch.grid])
+        values = [self._value(p, own, scratch) for p in launch.parameters] if 0 not in grid else []
+        given = {**self.native.declared[number].constants, **self.config_values}
+        return grid, values, {k: v for k, v in given.items() if k in OPTIONS}
+
+    def _value(self, p: Parameter, own: Numbers, scratch: Tensor | None) -> object:
+        match p.kind:
+            case "constant":
+                return p.value
+            case "config" | "computed":
+                return own[p.name]
+            case "tensor":
+                return own.tensors[p.source]
+            case "scratch":
+                return _part(scratch, p, own)
+            case "integer":
+                assert p.expr is not None
+                return int(p.expr(own))
+        value: Any = own[p.source] if p.value is None else p.value
+        if p.kind == "boolean":  # of which Triton's interpreter makes no tensor
+            return int(value) if self.interpreted else bool(value)
+        return value
+
+    def _numbers(self, call: Binding, *tensors: Tensor | None) -> Numbers:
+        """Of ``call`` with these inputs and outputs."""
+        names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
+        numbers = Numbers(call.env, dict(zip(names, tensors, strict=True)))
+        numbers[WORD] = numbers[WORKSPACE] = 0  # for a key, which they are not in
+        for name, expr in self.native.program.values:
+            numbers[name] = int(expr(numbers))
+        return numbers
+
+    def _stand_ins(self, call: Binding) -> list[Tensor | None]:
+        """The packed inputs of ``call``, and outputs without memory."""
+        inputs, _ = self._pack(call.args)
+        return [*inputs, *(_stand_in(output, call) for output in self.spec.outputs)]
+
+    def ahead(self, call: Binding, target: int) -> list[Cubin]:
+        """What ``call`` launches on a device of architecture ``target`` (90), compiled now. Tensors may be anywhere.
+
+        The workspace, if there is one, is taken to be aligned, as PyTorch's allocator aligns it.
+        """
+        numbers, form = self._numbers(call, *self._stand_ins(call)), self.native
+        keys = [(number, key_of(launch, numbers, self.config_values)) for number, launch in form.taken(numbers)]
+        return [form.compile(number, target, key) for number, key in keys]
+
+
+def compile_ahead(op: Op, calls: Iterable[Args], architectures: Iterable[int]) -> None:
+    """Compile the forms that ``calls`` need, for devices that need not be here, so that ``deploy`` packs them.
+
+    Args:
+        op: an op with a kernel of :func:`triton` for CUDA.
+        calls: arguments like those of the program, on any device: sizes, dtypes and strides count, values do not.
+            Triton compiles multiples of 16, the number 1 and addresses that are multiples of 16 specially.
+        architectures: 90 for compute capability 9.0.
+
+    Raises:
+        LaunchError: SL619 for a kernel that no generated launch runs, SL620 for an op without such a kernel.
+        ArgumentError: SL201 to SL210, where arguments do not fit the declaration.
+    """
+    if not launched(op):
+        raise error("SL620", where=op.spec.name, got="no sl.triton kernel for CUDA", expected="a kernel of sl.triton")
+    for args in calls:
+        compile_call(op, op.bind(op.spec.complete(args)), architectures)
+
+
+def launched(op: Op) -> list[LaunchedKernel]:
+    """The kernels of :func:`triton` that ``op`` has for CUDA."""
+    return [k for k in op.kernels.get("cuda", ()) if isinstance(k, LaunchedKernel)]
+
+
+def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: Iterable[Kernel] = ()) -> None:
+    """:func:`compile_ahead` for one bound call, also with the configs of ``others``."""
+    targets, more = tuple(architectures), set(others)
+    chosen = tuned_choices.resolved(op).get(("cuda", *op.rule.key(call)))
+    for kernel in launched(op):
+        mine = isinstance(chosen, LaunchedKernel) and chosen.name == kernel.name
+        asked = {kernel.serving(call), chosen if mine else None, *(k for k in more if k.name == kernel.name)}
+        for variant, target in product([v for v in asked if isinstance(v, LaunchedKernel)], targets):
+            variant.ahead(call, target)
+
+
+@cache
+def _launcher(kernel: Any) -> Any:
+    """The shorter way to Triton's own launch; an interpreted function is its own."""
+    return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
+
+
+def _sort(step: Sort, numbers: Numbers, scratch: Tensor) -> None:
+    """What ``sort_in_workspace`` of the generated C++ does."""
+    bits, count, keys, values, rows = [int(expr(numbers)) for expr in step.exprs]
+    dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
+    if count:
+        size = count * dtype.itemsize
+        given, sorted_keys = (scratch[at : at + size].view(dtype) for at in (keys, values))
+        torch.sort(given, stable=True, out=(sorted_keys, scratch[rows : rows + 8 * count].view(torch.int64)))
+
+
+def _part(scratch: Tensor | None, p: Parameter, own: Numbers) -> Tensor:
+    """The workspace from an offset on, as elements of another type."""
+    assert scratch is not None
+    assert p.expr is not None
+    dtype: torch.dtype = getattr(torch, p.source)
+    rest = scratch[int(p.expr(own)) :]
+    return rest[: rest.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+def _stand_in(output: Output, call: Binding) -> Tensor:
+    """A tensor without memory: an address of 0 is aligned, as those of PyTorch's allocator are."""
+    return torch.empty(shape_of(output, call.env), dtype=call.dtype_of(output.tensor), device="meta")

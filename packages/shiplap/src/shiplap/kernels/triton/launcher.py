@@ -1,0 +1,282 @@
+"""``triton_launcher(kernel)[grid](...)``: a Triton launch without the binder that runs before each of them.
+
+The first launch of each specialisation is Triton's own. The compiled kernel that it returns is kept under a key of
+everything Triton specialises on, and later launches go straight to that kernel's launcher. Whatever the key cannot
+hold - hooks, descriptors, tuples, another Triton - is left to Triton. Nothing of Triton is replaced.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from shiplap.errors import notice
+from shiplap.torch_private.triton_assembler import use_torchs
+from shiplap.torch_private.triton_keys import settle
+
+VERIFIED = ("3.6", "3.7")  # releases whose launchers and specialisation rules this module was read against
+LIMIT = 4096  # specialisations kept: a kernel with a number of its own for each call must not fill the memory
+_TENSORS: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)  # a subclass may lie about its pointer
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What of Triton a launch asks."""
+
+    device: Callable[[], int]
+    stream: Callable[[int], int]
+    knobs: Any
+    chain: type
+    plain: tuple[type, ...] = ()
+
+
+def triton_launcher(kernel: Any) -> Launcher:
+    """``kernel``, a ``@triton.jit`` function, with a shorter way to its compiled forms: ``launcher[grid](*args)``.
+
+    Meant for Python launchers inside an op (``@op.kernel("cuda")``). Same arguments, same result, same errors as
+    ``kernel[grid](...)``; launched on the current stream of the current device, as there. Safe in CUDA graphs.
+
+    Example:
+        >>> launch = triton_launcher(scale_kernel)
+        >>> @scale.kernel("cuda")
+        ... def _(x, k, *, out):
+        ...     launch[(cdiv(x.numel(), 1024),)](x, out, x.numel(), k, BLOCK=1024)
+    """
+    return Launcher(kernel)
+
+
+class Launcher:
+    """See :func:`triton_launcher`. ``fn`` is the kernel, by which digests of an op's sources find it."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.fn = getattr(kernel, "fn", None)
+        self.__module__ = getattr(kernel, "__module__", __name__)
+        self.__qualname__ = getattr(kernel, "__qualname__", type(kernel).__qualname__)
+        self.compiled_by_key: dict[tuple[Any, ...], Any] = {}
+        self.hash: Any = None  # of the source that all of `found` was compiled from
+        self._launch: Callable[..., Any] | None = None
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return partial(self._launch or self._prepare(), grid)
+
+    def compile(self, grid: Any, *args: Any, **options: Any) -> None:
+        """Compile what ``self[grid](...)`` would launch, and launch nothing. In any thread. Meta tensors will do."""
+        use_torchs()
+        settle(self.kernel)
+        self.kernel.warmup(*args, grid=grid, **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{self.__qualname__} is launched with a grid: launcher[grid](...)")
+
+    def remember(self, key: tuple[Any, ...], compiled: Any) -> None:
+        """Keep what Triton's own launch returned, if it is a kernel and its source is known."""
+        source = getattr(self.kernel, "hash", None)
+        if not isinstance(source, str) or source.startswith("recursion:"):  # being computed by another thread
+            return
+        if source is not self.hash or len(self.compiled_by_key) >= LIMIT:
+            self.compiled_by_key, self.hash = {}, source
+        if not hasattr(compiled, "result") and all(hasattr(compiled, n) for n in _COMPILED):
+            self.compiled_by_key[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
+
+    def _prepare(self) -> Callable[..., Any]:
+        """The function behind ``[grid]``: generated for the kernel's signature, or Triton's own launch."""
+        use_torchs()
+        settle(self.kernel)
+        reason, runtime = _unsupported(self.kernel), None
+        if not reason:
+            try:
+                runtime = _runtime()
+            except (ImportError, AttributeError) as e:
+                reason = f"{type(e).__name__}: {e}"
+        if runtime is None:
+            name = self.__qualname__
+            notice(f"triton {name} {reason}", f"Triton kernel {name} is launched the ordinary way: {reason}")
+            kernel = self.kernel
+            self._launch = lambda grid, *args, **kwargs: kernel[grid](*args, **kwargs)
+        else:
+            scope = {
+                "_self": self,
+                "_kernel": self.kernel,
+                "_device_of": runtime.device,
+                "_stream_of": runtime.stream,
+                "_runtime": runtime.knobs.runtime,
+                "_compilation": runtime.knobs.compilation,
+                "_Chain": runtime.chain,
+                "_Tensor": _TENSORS[0],
+                "_Parameter": _TENSORS[-1],
+                "_absent": object(),
+                "_PLAIN": frozenset((*_PLAIN, *runtime.plain)),
+                "_fits": struct.Struct("i" * sum(map(_is_free, self.kernel.params))).pack,
+                "_Unfit": struct.error,
+                **_defaults(self.kernel),
+            }
+            exec(compile(_source(self.kernel), f"<launch {self.__qualname__}>", "exec"), scope)
+            self._launch = scope["launch"]
+        return self._launch
+
+
+_PLAIN = (bool, int, str, type(None), torch.dtype)  # constexpr values that equal themselves only, given their type
+_COMPILED = ("run", "function", "packed_metadata")
+_OWN = ("signature", "params", "hash", "used_global_vals", "pre_run_hooks", "debug")
+_PARAM = ("is_constexpr", "do_not_specialize", "annotation_type")
+
+
+def _unsupported(kernel: Any) -> str:
+    """Why Triton itself has to launch ``kernel``, or empty."""
+    missing = [name for name in _OWN if not hasattr(kernel, name)]
+    if missing:
+        return f"{type(kernel).__name__} has no {', '.join(missing)}"
+    missing = [name for name in _PARAM for about in kernel.params[:1] if not hasattr(about, name)]
+    if missing:
+        return f"a {type(kernel.params[0]).__name__} without {', '.join(missing)}"
+    names = list(kernel.signature.parameters)
+    kinds = {p.kind for p in kernel.signature.parameters.values()} - {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    taken = [n for n in names if keyword.iskeyword(n) or n.startswith("_") or n in _NEEDED]
+    if kinds or taken or len(names) != len(kernel.params):
+        return f"a signature with {', '.join(taken) or 'other than plain parameters'}"
+    return ""
+
+
+_NEEDED = {"type", "float", "int", "bool", "len", "callable", "tuple", "sorted", "getattr"}  # by what is generated
+
+
+def is_verified(version: str) -> bool:
+    """Whether launchers and specialisation rules of this release of Triton are known here."""
+    return ".".join(version.split(".")[:2]) in VERIFIED
+
+
+def _runtime() -> Runtime:
+    import triton
+    import triton.language
+    from triton import knobs
+    from triton.runtime import driver
+
+    if not is_verified(triton.__version__):
+        raise ImportError(f"Triton {triton.__version__}, verified are {' and '.join(VERIFIED)}")
+    active: Any = driver.active
+    if active.get_current_target().backend != "cuda":
+        raise ImportError(f"the backend {active.get_current_target().backend}, which specialises on more")
+    for name in ("debug", "launch_enter_hook", "launch_exit_hook"):
+        getattr(knobs.runtime, name)
+    plain = (triton.language.dtype,)
+    return Runtime(active.get_current_device, active.get_current_stream, knobs, knobs.HookChain, plain)
+
+
+def _defaults(kernel: Any) -> dict[str, Any]:
+    empty = inspect.Parameter.empty
+    return {f"_default_{n}": p.default for n, p in kernel.signature.parameters.items() if p.default is not empty}
+
+
+def _source(kernel: Any) -> str:
+    """``launch(grid, <the kernel's parameters>, **options)``: one straight line from arguments to launch.
+
+    Each parameter gives two entries of the key, of which the first tells its kind, so that no two kinds meet. Those
+    that are not specialised have one entry together. What is ours starts with an underscore.
+    """
+    parameters = kernel.signature.parameters
+    names = list(parameters)
+    empty = inspect.Parameter.empty
+    declared = ", ".join(n if p.default is empty else f"{n}=_default_{n}" for n, p in parameters.items())
+    ordinary = f"_kernel[_grid]({', '.join(names)}, **_options)"
+    bound, entries = _bound(dict(zip(names, kernel.params, strict=True)), ordinary)
+    lines = [f"def launch(_grid, {declared}, **_options):", *bound]
+    lines += [
+        "    _device = _device_of()",
+        f"    _key = ({entries}_free, _device, _kernel.debug, _runtime.debug, _compilation.instrumentation_mode)",
+        "    if _options:",  # in the order in which they are written, which a call site does not change
+        "        _key += tuple(_options.items())",
+        "        for _n, _v in _options.items():",
+        "            if type(_v) is not int:",
+        f"                if type(_v) not in _PLAIN: return {ordinary}",
+        "                _key += ((_n, type(_v)),)",
+        f"    if _kernel.pre_run_hooks or getattr(_runtime, 'add_stages_inspection_hook', None): return {ordinary}",
+        "    _hook = _runtime.launch_enter_hook",
+        f"    if _hook is not None and (type(_hook) is not _Chain or _hook.calls): return {ordinary}",
+        "    _hook = _runtime.launch_exit_hook",
+        f"    if _hook is not None and (type(_hook) is not _Chain or _hook.calls): return {ordinary}",
+        "    if _kernel.used_global_vals:",
+        "        for (_n, _), (_found, _scope) in _kernel.used_global_vals.items():",
+        f"            if _scope.get(_n, _absent) != _found: return {ordinary}",  # Triton says which one has changed
+        "    _found = _self.compiled_by_key.get(_key) if _kernel.hash is _self.hash else None",
+        "    if _found is None:",
+        f"        _found = {ordinary}",
+        "        _self.remember(_key, _found)",
+        "        return _found",
+        f"    if callable(_grid): _grid = _grid({{{', '.join(f'{n!r}: {n}' for n in names)}}})",
+        "    _n = len(_grid)",
+        "    _found[0](_grid[0], _grid[1] if _n > 1 else 1, _grid[2] if _n > 2 else 1, _stream_of(_device), _found[1],",
+        f"              _found[2], None, None, None, {', '.join(f'_v_{n}' for n in names)})",
+        "    return _found[3]",
+    ]
+    return "\n".join(lines)
+
+
+def _bound(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:
+    """Lines that make of each parameter its value and its entries of the key, and those entries."""
+    free = [n for n, p in parameters.items() if _is_free(p)]
+    fixed = [n for n, p in parameters.items() if p.do_not_specialize and _is_integer(p)]
+    lines, entries = [f"    _v_{n} = {n}" for n in fixed] + _free(free, ordinary), ""
+    for name, about in parameters.items():
+        if name not in free and name not in fixed:
+            lines += _constant(name, ordinary) if about.is_constexpr else _value(name, ordinary)
+            entries += f"_k_{name}, _l_{name}, "
+    return lines, entries
+
+
+def _is_integer(about: Any) -> bool:
+    """Whether the annotation says which integer a parameter is: then no value changes what is compiled."""
+    return about.annotation_type in ("i32", "i64")
+
+
+def _is_free(about: Any) -> bool:
+    return about.do_not_specialize and not about.is_constexpr and not about.annotation_type
+
+
+def _free(names: list[str], ordinary: str) -> list[str]:
+    """Parameters that are not specialised: all ints of 32 bits, as usual, or each by itself."""
+    if not names:
+        return ["    _free = None"]
+    each = [line for n in names for line in _value(n, ordinary)]
+    return [
+        "    try:",
+        f"        if not (int is {' is '.join(f'type({n})' for n in names)}): raise _Unfit",
+        f"        _fits({', '.join(names)})",
+        f"        {', '.join(f'_v_{n}' for n in names)}, _free = {', '.join(names)}, None",
+        "    except _Unfit:",
+        *(f"    {line}" for line in each),
+        f"        _free = ({''.join(f'_k_{n}, _l_{n}, ' for n in names)})",
+    ]
+
+
+def _value(a: str, ordinary: str) -> list[str]:
+    """Tensors by dtype and alignment, integers by width, divisibility by 16 and being 1, others by type."""
+    return [
+        f"    _k_{a} = type({a})",
+        f"    if (_k_{a} is _Tensor or _k_{a} is _Parameter) and {a}.is_cuda:",
+        f"        _v_{a} = {a}.data_ptr()",
+        f"        _k_{a}, _l_{a} = {a}.dtype, not _v_{a} & 15",
+        f"    elif _k_{a} is int and -0x8000000000000000 <= {a} <= 0xffffffffffffffff:",
+        f"        _v_{a} = {a}",
+        f"        _l_{a} = 1 if {a} == 1 else (0 if {a} & 15 else 16) + (",
+        f"            0 if -0x80000000 <= {a} <= 0x7fffffff else 32 if {a} <= 0x7fffffffffffffff else 64)",
+        f"    elif {a} is None or _k_{a} is float or _k_{a} is bool:",
+        f"        _v_{a}, _l_{a} = {a}, None",
+        f"    else: return {ordinary}",
+    ]
+
+
+def _constant(a: str, ordinary: str) -> list[str]:
+    """Compile-time values by type and value; of floats -0.0 is not 0.0."""
+    return [
+        f"    _v_{a}, _k_{a}, _l_{a} = {a}, type({a}), {a}",
+        f"    if _k_{a} is float: _l_{a} = {a}.hex()",
+        f"    elif _k_{a} not in _PLAIN: return {ordinary}",
+    ]

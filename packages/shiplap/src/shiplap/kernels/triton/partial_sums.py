@@ -1,0 +1,41 @@
+"""Add the float32 partial sums that a split-K template stored, in a fixed order."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch import Tensor
+
+from shiplap.kernels.triton.launcher import Launcher, triton_launcher
+from shiplap.kernels.triton.replay import Compiled
+
+BLOCK = 2048
+
+
+def add_partial_sums(partial_sums: Tensor, out: Tensor) -> Compiled | None:
+    """``out = partial_sums.sum(0)``, summed in float32; both are contiguous. Returns the compiled kernel, if any."""
+    total = out.numel()
+    if not total:
+        return None
+    compiled: Compiled | None = _kernel()[(-(-total // BLOCK),)](
+        partial_sums, out, total, partial_sums.shape[0], BLOCK=BLOCK
+    )
+    return compiled
+
+
+@cache
+def _kernel() -> Launcher:
+    """Compiled when it is first needed: an import of shiplap imports no Triton."""
+    import triton
+    import triton.language as tl
+
+    def add(partial_sums, out, total, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < total
+        acc = tl.zeros((BLOCK,), dtype=tl.float32)
+        for split in range(count):
+            acc += tl.load(partial_sums + tl.cast(split, tl.int64) * total + at, mask=inside, other=0.0)
+        tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)
+
+    add.__globals__["tl"] = tl  # where Triton looks names up
+    return triton_launcher(triton.jit(add))

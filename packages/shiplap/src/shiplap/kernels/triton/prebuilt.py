@@ -1,0 +1,210 @@
+"""Compiled forms of Triton kernels that came with an installed package: found by what they mean, used uncompiled.
+
+``shiplap package`` puts them into the folder ``_shiplap/cubins`` of the package that declares the op. A form is known
+by the digest of what Triton would compile: the text of the kernel and of the functions and constants that it uses,
+without comments and blanks, the types, constants and options of the call, and the architecture. No version is in it, of
+Python or of Triton: a cubin needs neither. What was edited since has another digest, and is compiled here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import json
+import textwrap
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from shiplap import safe_io
+from shiplap.codegen.launcher import Cubin
+from shiplap.declare.code_digest import followed, used
+from shiplap.dispatch import Op
+from shiplap.dispatch.package_folder import folders
+from shiplap.errors import error, notice
+from shiplap.kernels.triton.specialize import Form, Key, options_of
+
+FOLDER, INDEX, FORMAT = "cubins", "index.json", "shiplap-cubins/1"
+LIMIT = 1 << 26  # bytes of one cubin
+INDEX_LIMIT = 1 << 24
+_BLANK = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENCODING, tokenize.ENDMARKER)
+_SHAPE = {tokenize.INDENT: "{", tokenize.DEDENT: "}"}
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A row of the index: a form, the file's digest, and what a launch takes."""
+
+    identity: str
+    kernel: str
+    architecture: int
+    name: str
+    threads: int
+    shared: int
+    sha256: str
+
+
+def identity(kernel: Any, form: Form, architecture: int) -> str:
+    """The digest of what Triton is asked to compile. Empty where the text of the kernel is not known."""
+    try:
+        lines = list(_meaning(kernel, set()))
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        return ""
+    lines += [f"{name}: {kind}" for name, kind in form.signature.items()]
+    lines += [f"{place}={_text(value)}" for place, value in sorted(form.constants.items())]
+    lines += [f"{place} {value}" for place, value in sorted(form.attributes.items())]
+    lines += [f"{name}={_text(value)}" for name, value in sorted(options_of(kernel, form).items())]
+    return hashlib.sha256("\n".join([*lines, f"sm_{architecture}"]).encode()).hexdigest()[:32]
+
+
+def _meaning(kernel: Any, seen: set[int]) -> Iterator[str]:
+    """The text of a function, then what it uses: globals and captured values, and functions of its package."""
+    compiled = isinstance(kernel, _jit())
+    function = kernel.fn if compiled else kernel
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    if not isinstance(function, FunctionType):
+        yield _text(kernel)
+        return
+    # Of a kernel, the text as it was when it was decorated, whatever the file says by now.
+    yield " ".join(_words(kernel.src if compiled else inspect.getsource(function)))
+    yield _text([function.__defaults__, function.__kwdefaults__])
+    for name, value in (*used(function), *_of_modules(function)):
+        yield f"{name}={_text(value)}"
+        yield from _meaning(value, seen) if followed(value, function) or _is_kernel(value) else ()
+
+
+def _jit() -> type[Any]:
+    """What Triton makes of a decorated function."""
+    from triton.runtime.jit import JITCallable
+
+    kind: type[Any] = JITCallable
+    return kind
+
+
+def _is_kernel(value: object) -> bool:
+    """Whether Triton compiles ``value`` along, whoever wrote it; a version of Triton stands for Triton's own."""
+    return isinstance(value, _jit()) and not str(value.__module__).startswith("triton.")
+
+
+def _of_modules(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """What a function may take out of modules of other packages: ``helpers.scale``."""
+    names = function.__code__.co_names
+    for module, value in used(function):
+        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in ("triton", "torch", "math"):
+            yield from ((f"{module}.{name}", vars(value)[name]) for name in names if name in vars(value))
+
+
+def _words(text: str) -> Iterator[str]:
+    """The tokens without comments, empty lines, and how far an indentation goes."""
+    for token in tokenize.generate_tokens(io.StringIO(textwrap.dedent(text)).readline):
+        if token.type not in _BLANK:
+            yield _SHAPE.get(token.type, token.string)
+        elif token.type == tokenize.NEWLINE:
+            yield ";"
+
+
+def _text(value: object) -> str:
+    """A value without addresses, the same for every version of Python."""
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, Mapping):
+        return _text([[k, v] for k, v in value.items()])
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return repr(value)
+    if isinstance(value, torch.dtype) or type(value).__name__ in ("dtype", "constexpr"):  # of torch, and of Triton
+        return str(value)
+    return value.__qualname__ if isinstance(value, (FunctionType, type)) else type(value).__qualname__
+
+
+# --- at the user's ----------------------------------------------------------------------------------------------------
+
+
+def find(op: Op, kernel: Any, form: Form, number: int, key: Key, architecture: int) -> Cubin | None:
+    """The form that came with the package of ``op``, or None. A notice where a file is there and damaged."""
+    for folder in folders(op):
+        rows = _rows(folder / FOLDER)
+        row = rows.get(identity(kernel, form, architecture)) if rows else None
+        if row is None:
+            continue
+        path = folder / FOLDER / f"{row.identity}.cubin"
+        try:
+            image = safe_io.read_file(path, LIMIT, safe_io.NAMED)
+            if hashlib.sha256(image).hexdigest() != row.sha256:
+                raise ValueError("its checksum does not fit: it was changed or cut short")
+        except (OSError, ValueError) as e:
+            notice(
+                f"cubin {path}", f"{op.spec.name} compiles a kernel that its package has: {path}: {safe_io.reason(e)}"
+            )
+            continue
+        return Cubin(number, architecture, key, image, row.name, row.threads, row.shared)
+    return None
+
+
+@cache
+def _rows(folder: Path) -> dict[str, Shipped]:
+    """The index of a folder by identity. Empty where there is none, or none that can be read, which a notice says."""
+    if not (folder / INDEX).is_file():
+        return {}
+    try:
+        about = safe_io.parse_json(safe_io.read_file(folder / INDEX, INDEX_LIMIT, safe_io.NAMED))
+        listed = about.get("cubins") if isinstance(about, dict) and about.get("format") == FORMAT else None
+        if not isinstance(listed, list):
+            raise ValueError(f"not of format {FORMAT}")
+        return {row.identity: row for row in map(_row, listed)}
+    except (OSError, ValueError) as e:
+        notice(f"cubins {folder}", f"{folder / INDEX} cannot be used, kernels are compiled: {safe_io.reason(e)}")
+        return {}
+
+
+def _row(content: object) -> Shipped:
+    """ValueError for what is no row."""
+    import msgspec
+
+    try:
+        row = msgspec.convert(content, Shipped)
+    except msgspec.ValidationError as e:
+        raise ValueError(str(e)) from None
+    if not row.identity.isalnum() or row.threads <= 0 or row.shared < 0:
+        raise ValueError(f"no identity, threads or shared memory: {row.identity[:40]!r}")
+    return row
+
+
+# --- where a package is made ------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, forms: Iterable[tuple[Any, Form, Cubin]]) -> list[Shipped]:
+    """Put compiled forms, each with its kernel, into ``folder/cubins``; the rows of the index.
+
+    Raises:
+        ShippingError: SL308 for a kernel whose text is not known, as of one that was typed into an interpreter.
+    """
+    rows: dict[str, Shipped] = {}
+    for kernel, form, cubin in forms:
+        known = identity(kernel, form, cubin.architecture)
+        if not known:
+            raise error(
+                "SL308",
+                where=f"Triton kernel {cubin.name}",
+                got="its source text cannot be read",
+                expected="a function in a file of the package",
+            )
+        digest = hashlib.sha256(cubin.image).hexdigest()
+        rows[known] = Shipped(
+            known, kernel.fn.__name__, cubin.architecture, cubin.name, cubin.threads, cubin.shared, digest
+        )
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        (folder / FOLDER / f"{known}.cubin").write_bytes(cubin.image)
+    listed = [rows[known] for known in sorted(rows)]
+    if listed:
+        about = {"format": FORMAT, "cubins": [vars(row) for row in listed]}
+        (folder / FOLDER / INDEX).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    return listed

@@ -1,0 +1,317 @@
+"""``sl.triton(...)`` read against a declaration: where each parameter of each kernel gets its value."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
+
+from shiplap.codegen.launcher import WORD, WORKSPACE, Fill, Kind, Launch, Parameter, Program, Sort, Step, fact_of
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.spec import OpSpec
+from shiplap.errors import ShiplapError, error
+from shiplap.kernels.triton.async_errors import LateErrors
+
+Grid: TypeAlias = str | int | Sequence[str | int]
+OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: Triton's own
+_INTEGERS, _REALS = ("i32", "i64"), ("fp32", "fp64")
+_TYPES = {"int32": "i32", "int64": "i64", "float32": "fp32", "float64": "fp64"}  # for an interpreted function
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One launch as its author wrote it; see :func:`shiplap.triton`."""
+
+    kernel: Any
+    grid: Grid
+    arguments: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    constants: Mapping[str, object] = field(default_factory=dict)
+    scratch: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    when: str = ""
+    word: str = ""
+    codes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return plain_function(self.kernel).__name__
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Bytes of the workspace that are set, as expressions; see ``TritonLaunches.fill``."""
+
+    offset: str
+    size: str
+    byte: int = 0
+    when: str = ""
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Integers of the workspace that are sorted, as expressions; see ``TritonLaunches.sort``."""
+
+    bits: str
+    count: str
+    keys: str
+    values: str
+    rows: str
+    when: str = ""
+
+
+DeclaredStep: TypeAlias = Declared | Filled | Sorted
+
+
+def plain_function(kernel: Any) -> Callable[..., object]:
+    """The Python function of a ``@triton.jit`` function, compiled or interpreted. SL619 for anything else."""
+    wraps = type(kernel).__name__ in ("JITFunction", "InterpretedFunction")
+    function = kernel.fn if wraps else None
+    if not inspect.isfunction(function):
+        raise error(
+            "SL619",
+            where=f"sl.triton({kernel!r}, ...)",
+            got=f"{type(kernel).__module__}.{type(kernel).__name__}",
+            expected="a function decorated with @triton.jit alone",
+            fix="pass configs=[...] in place of @triton.autotune and constants={...} in place of @triton.heuristics",
+        )
+    python: Callable[..., object] = function
+    return python
+
+
+def read_program(
+    spec: OpSpec,
+    declared: Iterable[DeclaredStep],
+    configs: Iterable[str],
+    values: Mapping[str, str] | None = None,
+    errors: LateErrors | None = None,
+) -> Program:
+    """The steps, each with every parameter accounted for.
+
+    Raises:
+        ShiplapError: SL105 for an expression that is none, SL618 for a parameter without a value and for a name
+            that nothing stands for, SL619 for what no launcher passes.
+    """
+    named, known, names = tuple(configs), set(_numbers(spec)), []
+    for name, text in (values or {}).items():
+        where = f"{spec.name}, values[{name!r}]"
+        if name in known or not name.isidentifier() or fact_of(name) is not None:
+            raise error("SL618", where=where, got=f"the name {name!r}", expected="a name that nothing else has")
+        names.append((name, _known_expr(where, "it", text, known, _tensors(spec))))
+        known.add(name)
+    steps = tuple([_read_step(spec, each, named, frozenset(known), errors) for each in declared])
+    codes = {t: None for each in declared if isinstance(each, Declared) for t in each.codes.values()}
+    messages = [(errors.code(spec.name, text), spec.name, text) for text in codes] if errors is not None else []
+    return Program(steps, tuple(names), errors is not None, tuple(messages))
+
+
+def _read_step(
+    spec: OpSpec, declared: DeclaredStep, configs: tuple[str, ...], known: frozenset[str], errors: LateErrors | None
+) -> Step:
+    if isinstance(declared, Declared):
+        return _Reader(spec, declared, configs, known, errors).launch()
+
+    def expr(what: str, text: str) -> Expr:
+        return _known_expr(spec.name, what, text, known, _tensors(spec))
+
+    when = expr("when", declared.when) if declared.when else None
+    if isinstance(declared, Filled):
+        return Fill(expr("fill", declared.offset), expr("fill", declared.size), declared.byte, when)
+    return Sort(
+        expr("sort", declared.bits),
+        expr("sort", declared.count),
+        expr("sort", declared.keys),
+        expr("sort", declared.values),
+        expr("sort", declared.rows),
+        when,
+    )
+
+
+def _known_expr(where: str, what: str, text: str, known: Iterable[str], tensors: Iterable[str]) -> Expr:
+    """An expression of these names and of facts of these tensors. SL105, or SL618 for another name."""
+    expr, names = Expr.parse(text, f"{where}, {what}"), set(known)
+    for name in sorted(expr.names - names):
+        fact = fact_of(name)
+        if fact is None or fact[1] not in tensors:
+            expected = f"sizes, integer arguments or facts: {', '.join(sorted(names))}"
+            raise error("SL618", where=where, got=f"{name!r} in {what}, {text!r}", expected=expected)
+    return expr
+
+
+def _tensors(spec: OpSpec) -> set[str]:
+    return {a.name for a in spec.tensors if not a.many} | {o.name for o in spec.outputs}
+
+
+def strided(spec: OpSpec, launches: Iterable[Launch]) -> frozenset[str]:
+    """The tensor arguments of which the launches ask every stride: they may arrive with any."""
+    names = {name for launch in launches for expr in launch.exprs for name in expr.names}
+    asked = {fact[1:] for name in names if (fact := fact_of(name)) is not None and fact[0] == "stride"}
+    whole = frozenset(
+        a.name
+        for a in spec.tensors
+        if a.tensor is not None
+        and not a.tensor.variadic
+        and a.tensor.dims
+        and all((a.name, axis) in asked for axis in range(len(a.tensor.dims)))
+    )
+    return whole - {a.name for a in spec.args if a.mutated}
+
+
+class _Reader:
+    """Reads one launch."""
+
+    def __init__(
+        self,
+        spec: OpSpec,
+        declared: Declared,
+        configs: tuple[str, ...],
+        known: Iterable[str] = (),
+        errors: LateErrors | None = None,
+    ) -> None:
+        self.spec, self.declared, self.configs, self.errors = spec, declared, configs, errors
+        self.where = f"{spec.name}, Triton kernel {declared.name}"
+        self.tensors = _tensors(spec)
+        self.numbers = {*_numbers(spec), *known}
+        self.scalars = {a.name: str(a.scalar) for a in spec.scalars}
+        self.signature = inspect.signature(plain_function(declared.kernel)).parameters
+        compiled = type(declared.kernel).__name__ == "JITFunction"
+        self.about = {p.name: p for p in (declared.kernel.params if compiled else ())}
+
+    def launch(self) -> Launch:
+        self._refuse_strangers()
+        if self.spec.dynamic or any(a.many for a in self.spec.tensors):
+            what = "a list of tensors" if not self.spec.dynamic else "an output whose size depends on data"
+            raise self._unfit(what, "tensors and outputs of known sizes")
+        parameters = tuple([self._parameter(name) for name in self.signature])
+        constants = {p.name for p in parameters if p.kind in ("constant", "config", "computed")}
+        given = self.declared.grid
+        axes = [given] if isinstance(given, (str, int)) else list(given)
+        if not 1 <= len(axes) <= 3:
+            raise error("SL618", where=self.where, got=f"grid={given!r}", expected="one to three sizes")
+        grid = tuple([self._expr(f"grid={axis!r}", str(axis), constants | set(self.configs)) for axis in axes])
+        when = self.declared.when
+        return Launch(parameters, grid, self._expr("when", when, set()) if when else None)
+
+    def _refuse_strangers(self) -> None:
+        """SL618 for what is given under a name that the kernel does not have."""
+        options = (*self.signature, *OPTIONS)
+        declared = self.declared
+        reports = {**({declared.word: ""} if declared.word else {}), **declared.codes}
+        if reports and self.errors is None:
+            self._refuse(f"errors that {', '.join(reports)} tell late", "sl.launches(errors=LateErrors())")
+        named: dict[str, Mapping[str, object]] = {
+            "arguments": declared.arguments,
+            "constants": declared.constants,
+            "scratch": declared.scratch,
+            "codes": reports,
+        }
+        for what, given in named.items():
+            for name in given:
+                if name not in options or (name in OPTIONS and what != "constants"):
+                    self._refuse(f"{what}={{{name!r}: ...}}", f"a parameter of the kernel: {', '.join(self.signature)}")
+
+    def _parameter(self, name: str) -> Parameter:
+        annotation, about = self._annotation(name), self.about.get(name)
+        specialises = not (about is not None and about.do_not_specialize)
+        aligns = not (about is not None and about.do_not_specialize_on_alignment)
+        if "constexpr" in annotation:
+            return self._constant(name)
+        type = str(about.annotation_type) if about is not None else _TYPES.get(annotation.rpartition(".")[2], "")
+        if type and type not in (*_INTEGERS, *_REALS):
+            raise self._unfit(f"{name}: {annotation}", "no annotation, or tl.int32, tl.int64, tl.float32, tl.float64")
+        if name == self.declared.word or name in self.declared.codes:
+            return self._report(name, type, specialises, aligns)
+        if name in self.declared.scratch:
+            dtype, offset = self.declared.scratch[name]
+            if type:  # an address as an integer
+                place = self._expr(f"scratch[{name!r}]", f"{WORKSPACE} + ({offset})", {*self.configs, WORKSPACE})
+                return Parameter(name, "integer", "", place, None, type, specialises, aligns)
+            at = self._expr(f"scratch[{name!r}]", offset, set(self.configs))
+            return Parameter(name, "scratch", dtype, at, None, "", specialises, aligns)
+        given = self.declared.arguments.get(name, self._namesake(name))
+        if given is None:
+            self._refuse(f"no value for {name!r}", f"an entry arguments={{{name!r}: ...}}")
+        if isinstance(given, float):
+            return Parameter(name, _real(type), value=given, type=type)
+        if isinstance(given, bool):
+            return Parameter(name, "boolean", value=int(given), type=type)
+        if given in self.tensors:
+            return Parameter(name, "tensor", str(given), None, None, "", specialises, aligns)
+        if (kind := self.scalars.get(str(given))) in ("float", "bool"):
+            what: Kind = _real(type) if kind == "float" else "boolean"
+            return Parameter(name, what, str(given), type=type)
+        if "list" in self.scalars.get(str(given), ""):
+            self._refuse(f"the list {given!r} for {name!r}", f"a number, such as {given}[0] or len({given})")
+        expr = self._expr(f"arguments[{name!r}]", str(given), set(self.configs))
+        return Parameter(name, "integer", "", expr, None, type, specialises, aligns)
+
+    def _report(self, name: str, type: str, specialises: bool, aligns: bool) -> Parameter:
+        """The address of the word of late errors, or the code of a message."""
+        if name == self.declared.word:
+            if type != "i64":
+                raise self._unfit(f"{name}, the address of a word, without its type", f"{name}: tl.int64")
+            return Parameter(name, "integer", "", Expr(WORD), None, type, specialises, aligns)
+        assert self.errors is not None
+        code = self.errors.code(self.spec.name, self.declared.codes[name])
+        return Parameter(name, "integer", "", Expr(str(code)), None, type, specialises, aligns)
+
+    def _constant(self, name: str) -> Parameter:
+        """A ``tl.constexpr`` parameter: fixed, of the config, computed from sizes, or the kernel's default."""
+        if name in self.declared.constants:
+            return Parameter(name, "constant", value=self.declared.constants[name])
+        if name in self.configs:
+            return Parameter(name, "config")
+        given = self.declared.arguments.get(name)
+        if isinstance(given, (bool, float)):
+            return Parameter(name, "constant", value=given)
+        if given is None and name in self.numbers:
+            given = name
+        if given is not None:
+            expr = self._expr(f"arguments[{name!r}]", str(given), set(self.configs))
+            return Parameter(name, "computed", expr=expr)
+        default = self.signature[name].default
+        if default is inspect.Parameter.empty:
+            self._refuse(f"no value for {name!r}", f"constants={{{name!r}: ...}}, or {name!r} in each config")
+        return Parameter(name, "constant", value=default)
+
+    def _namesake(self, name: str) -> str | float | None:
+        """What a parameter stands for by its name: a tensor, with or without ``_ptr``, a scalar, a size, a default."""
+        short = name.removesuffix("_ptr")
+        for tensor in (name, short):
+            if tensor in self.tensors:
+                return tensor
+        if name in self.scalars or name in self.numbers or ((fact := fact_of(name)) and fact[1] in self.tensors):
+            return name
+        default = self.signature[name].default
+        return default if isinstance(default, (int, float)) else None
+
+    def _expr(self, what: str, text: str, constants: set[str]) -> Expr:
+        known = self.numbers | constants | {n for n, p in self.declared.constants.items() if isinstance(p, int)}
+        return _known_expr(self.where, what, text, known, self.tensors)
+
+    def _annotation(self, name: str) -> str:
+        about = self.about.get(name)
+        if about is not None:
+            return str(about.annotation)
+        annotation = self.signature[name].annotation
+        return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+    def _refuse(self, got: str, expected: str) -> NoReturn:
+        raise error("SL618", where=self.where, got=got, expected=expected)
+
+    def _unfit(self, got: str, expected: str) -> ShiplapError:
+        fix = "write a Python function that launches the kernel with triton_launcher, and bind that function"
+        return error("SL619", where=self.where, got=got, expected=expected, fix=fix)
+
+
+def _real(type: str) -> Kind:
+    return "real64" if type == "fp64" else "real32"
+
+
+def _numbers(spec: OpSpec) -> Iterator[str]:
+    """Names that stand for integers of a call: sizes of tensors that are always there, computed sizes, scalars."""
+    kinds = [*(a.tensor for a in spec.tensors if not a.optional), *(o.tensor for o in spec.outputs)]
+    for kind in kinds:
+        if kind is not None and not kind.variadic:
+            yield from (dim.text for dim in kind.dims if dim.kind == "name")
+    yield from (name for name, _ in spec.dims)
+    yield from (a.name for a in spec.scalars if str(a.scalar) in ("int", "bool", "list[int]"))

@@ -1,0 +1,192 @@
+"""The generated function behind an ``sl.triton`` kernel, and the forms of its Triton kernels that this process has."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from shiplap.cached_property import cached_property
+from shiplap.codegen.launcher import Cubin, Launch, Program, launcher_source
+from shiplap.declare.native_interface import NativeForm
+from shiplap.declare.spec import OpSpec
+from shiplap.dispatch import registry
+from shiplap.errors import ShiplapError
+from shiplap.kernels.c.header import signature
+from shiplap.kernels.triton import prebuilt
+from shiplap.kernels.triton.async_errors import LateErrors
+from shiplap.kernels.triton.program import OPTIONS, Declared, DeclaredStep, read_program, strided
+from shiplap.kernels.triton.specialize import Form, Key, compile_form, read_key
+
+
+class ProgramSource(ABC):
+    """Where the steps of a program come from.
+
+    Attributes:
+        late: whether they are in a module that is imported when a call needs them, and so only where there is CUDA.
+    """
+
+    late: ClassVar[bool] = False
+
+    @property
+    def function(self) -> Callable[..., object] | None:
+        """A Python function by which its module is found, or None."""
+        return None
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether Triton's interpreter runs the kernels."""
+        return False
+
+    @property
+    @abstractmethod
+    def steps(self) -> tuple[DeclaredStep, ...]:
+        """As their author wrote them."""
+
+    @property
+    @abstractmethod
+    def values(self) -> Mapping[str, str]:
+        """The named integers of the program."""
+
+    @property
+    @abstractmethod
+    def errors(self) -> LateErrors | None:
+        """Who has the word of late errors."""
+
+
+class LaunchedForm(NativeForm):
+    """The generated function, and the forms of its kernels that this process has compiled.
+
+    Attributes:
+        cubins: by launch, architecture and key.
+    """
+
+    generated: ClassVar[bool] = True
+
+    def __init__(self, spec: OpSpec, symbol: str, program: ProgramSource, configs: tuple[str, ...]) -> None:
+        self.spec, self.given, self.configs = spec, program, configs
+        any_strides = frozenset[str]() if program.late else strided(spec, self.launches)
+        super().__init__(Path(), symbol, any_strides, 1, signature(spec, configs))
+        self.cubins: dict[tuple[int, int, Key], Cubin] = {}
+        self.bindings: list[ctypes.CDLL] = []
+
+    @cached_property
+    def program(self) -> Program:
+        """What the generated code does."""
+        return read_program(self.spec, self.given.steps, self.configs, self.given.values, self.given.errors)
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        return self.program.launches
+
+    @cached_property
+    def declared(self) -> tuple[Declared, ...]:
+        """The launches as their author wrote them."""
+        return tuple([step for step in self.given.steps if isinstance(step, Declared)])
+
+    def taken(self, numbers: Mapping[str, Any]) -> list[tuple[int, Launch]]:
+        """The launches of a call, by number: those whose condition holds."""
+        return [(i, each) for i, each in enumerate(self.launches) if each.when is None or each.when(numbers)]
+
+    @property
+    def wanted(self) -> bool:
+        return not self.given.late or torch.cuda.is_available()
+
+    def source(self, packed: bool = False) -> str:
+        cubins = list(self.cubins.values()) if packed else ()
+        return launcher_source(self.spec, self.symbol, self.program, self.configs, cubins)
+
+    def missing(self) -> str:
+        always = {number for number, launch in enumerate(self.launches) if launch.when is None}
+        lacking = (always or {0}) - {number for number, _, _ in self.cubins}
+        if not always and self.cubins:  # which of them a call launches depends on its sizes
+            return ""
+        return f"no cubin of {', '.join(self.declared[number].name for number in sorted(lacking))}" if lacking else ""
+
+    def compile(self, number: int, target: int, key: Key) -> Cubin:
+        """The form of launch ``number`` for an architecture (90) and a key without a device.
+
+        It is looked for once: in the package of the op, then asked of Triton's compiler.
+        """
+        at = number, target, key
+        if at not in self.cubins:
+            kernel, form, op = self.declared[number].kernel, self.read(number, key), registry.find(self.spec.name)
+            came = prebuilt.find(op, kernel, form, number, key, target) if op is not None else None
+            self.cubins[at] = came or compile_form(kernel, form, number, key, target)
+        return self.cubins[at]
+
+    def read(self, number: int, key: Key) -> Form:
+        """What a key of launch ``number`` stands for."""
+        options = {name: v for name, v in self.declared[number].constants.items() if name in OPTIONS}
+        return read_key(self.launches[number], key, self.configs, options)
+
+    def compiled(self) -> list[tuple[Any, Form, Cubin]]:
+        """Each form that this process has, with its kernel."""
+        return [(self.declared[n].kernel, self.read(n, key), cubin) for (n, _, key), cubin in self.cubins.items()]
+
+    def connect(self, binding: ctypes.CDLL) -> None:
+        """From now on what ``binding`` lacks is compiled here."""
+        if any(each is binding for each in self.bindings):
+            return
+        self.bindings = [*self.bindings, binding]
+        add = binding[f"{self.symbol}_add"]
+        add.restype = ctypes.c_char_p
+
+        def missing(number: int, target: int, key: Any, keys: int, message: Any, size: int) -> int:
+            try:
+                values = tuple(key[:keys])
+                cubin = self.compile(number, target, values[1:])
+                array = (ctypes.c_int64 * keys)(*values)
+                image, name = ctypes.c_char_p(cubin.image), cubin.name.encode()
+                where = ctypes.c_uint64(number), array, ctypes.c_uint64(keys)
+                what = image, name, ctypes.c_uint32(cubin.threads), ctypes.c_uint32(cubin.shared)
+                text = add(*where, *what).decode(errors="replace")
+            except BaseException as e:  # nothing may pass through C
+                text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
+            raw = text.encode(errors="replace")[: size - 1] + b"\0"
+            ctypes.memmove(message, raw, len(raw))
+            return int(bool(text))
+
+        callback = _COMPILER(missing)
+        _kept.append(callback)
+        if self.given.errors is not None:
+            binding[f"{self.symbol}_late"](_teller(self.given.errors))
+        binding[f"{self.symbol}_compiler"](callback, ctypes.c_int64(len(_kept)))
+
+
+def _teller(errors: LateErrors) -> Any:
+    """A C function that gives the address of a device's word, and takes what it says as text."""
+
+    def tell(device: int, message: Any, size: int) -> int:
+        place, text = torch.device("cuda", device), ""
+        try:
+            address = errors.address(place)
+            errors.poll(place)
+        except ShiplapError as e:
+            text = f"{e.got}, in an earlier call of {e.where}"
+        except BaseException as e:  # nothing may pass through C
+            address, text = 0, f"{type(e).__name__}: {e}"
+        raw = text.encode(errors="replace")[: size - 1] + b"\0"
+        ctypes.memmove(message, raw, len(raw))
+        return address
+
+    callback = _TELLER(tell)
+    _kept.append(callback)
+    return callback
+
+
+_kept: list[Any] = []  # what C code holds the address of, as long as this process lives
+_TELLER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64)
+_COMPILER = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_uint64,
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+)

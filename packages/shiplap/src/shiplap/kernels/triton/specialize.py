@@ -1,0 +1,247 @@
+"""What Triton compiles for one launch: the key of a call, as the generated C++ computes it, and a key's cubin.
+
+The key has no names in it. ``read_key`` turns it back into the signature, the constants and the attributes that
+Triton's own binder would have found, so that both compile, and cache, the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from shiplap import dtypes
+from shiplap.codegen.launcher import Cubin, Launch, Parameter, fact_of
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.values import EnvValue
+from shiplap.errors import error
+from shiplap.torch_private.triton_assembler import use_torchs
+from shiplap.torch_private.triton_keys import triton_attributes
+
+Key: TypeAlias = tuple[int, ...]
+Path: TypeAlias = tuple[int]
+_TRITON = {
+    "bool": "u1",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
+    "float8_e4m3fnuz": "fp8e4b8",
+    "float8_e5m2fnuz": "fp8e5b16",
+}
+
+
+class Numbers(dict[str, Any]):
+    """The names of a launch's expressions: sizes and scalars of a call, facts of its tensors, compile-time values."""
+
+    def __init__(self, env: Mapping[str, EnvValue], tensors: Mapping[str, Tensor | None]) -> None:
+        super().__init__(env)
+        self.tensors = tensors
+
+    def __missing__(self, name: str) -> int:
+        fact = fact_of(name)
+        if fact is None:
+            raise KeyError(name)
+        kind, tensor, axis = fact
+        value = self.tensors[tensor]
+        if value is None:
+            return 0
+        if kind == "numel":
+            return value.numel()
+        if axis >= value.dim():
+            return 0
+        return value.shape[axis] if kind == "size" else strides_of(value)[axis]
+
+
+def strides_of(tensor: Tensor) -> Sequence[int]:
+    """As kernels see them: torch leaves the strides of dims of size 0 or 1 arbitrary."""
+    if not tensor.is_contiguous():
+        return tensor.stride()
+    steps = [1] * tensor.dim()
+    for axis in range(tensor.dim() - 2, -1, -1):
+        steps[axis] = steps[axis + 1] * max(1, tensor.shape[axis + 1])
+    return steps
+
+
+def with_constants(launch: Launch, numbers: Numbers, config: Mapping[str, Any]) -> Numbers:
+    """``numbers`` with the compile-time values of this launch."""
+    own = Numbers({**numbers, **config}, numbers.tensors)
+    for p in launch.parameters:
+        if p.kind == "constant" and isinstance(p.value, int):
+            own[p.name] = int(p.value)
+    for p in launch.parameters:
+        if p.kind == "computed":
+            own[p.name] = _whole(p.expr, own)
+    return own
+
+
+def key_of(launch: Launch, numbers: Numbers, config: Mapping[str, Any], workspace: int = 0) -> Key:
+    """What the call that ``numbers`` describe is compiled for. ``workspace`` is the address of the scratch memory."""
+    own = with_constants(launch, numbers, config)
+    return (*(int(v) for v in config.values()), *_entries(launch, own, workspace))
+
+
+def _entries(launch: Launch, own: Numbers, workspace: int) -> Iterator[int]:
+    for p in launch.parameters:
+        match p.kind:
+            case "computed":
+                yield own[p.name]
+            case "tensor":
+                yield _tensor_entry(p, own.tensors[p.source])
+            case "scratch":
+                yield int(p.specialises and p.aligns and (workspace + _whole(p.expr, own)) % 16 == 0)
+            case "integer":
+                yield _integer_entry(p, _whole(p.expr, own))
+
+
+def _tensor_entry(p: Parameter, tensor: Tensor | None) -> int:
+    if tensor is None:
+        return -1
+    code, bits, lanes = dtypes.of(tensor.dtype, p.name).dlpack
+    aligned = p.specialises and p.aligns and tensor.data_ptr() % 16 == 0
+    return (code << 16 | bits << 8 | lanes) << 1 | int(aligned)
+
+
+def _integer_entry(p: Parameter, value: int) -> int:
+    width = 0 if p.type or -(2**31) <= value < 2**31 else 32
+    if p.specialises and value == 1:
+        return 1 + width
+    return (16 if p.specialises and p.aligns and value % 16 == 0 else 0) + width
+
+
+def _whole(expr: Expr | None, numbers: Numbers) -> int:
+    assert expr is not None
+    return int(expr(numbers))
+
+
+# --- from a key to a cubin --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """What Triton compiles: types by parameter, constants and attributes by position, and options."""
+
+    signature: dict[str, str]
+    constants: dict[Path, object]
+    attributes: dict[Path, list[list[object]]]
+    options: dict[str, object]
+
+
+def read_key(launch: Launch, key: Sequence[int], configs: Sequence[str], options: Mapping[str, object]) -> Form:
+    """The form that a key stands for. ``configs`` are the names whose values come first in it."""
+    entries = iter(key)
+    config = {name: next(entries) for name in configs}
+    form = Form({}, {}, {}, {**options, **{k: v for k, v in config.items() if k in _OPTIONS}})
+    for i, p in enumerate(launch.parameters):
+        kind, value, aligned = _read(p, entries, config)
+        form.signature[p.name] = kind
+        if kind == "constexpr":
+            form.constants[(i,)] = value
+        if aligned is not None:
+            form.attributes[(i,)] = [["tt.divisibility", 16]] if aligned else []
+    return form
+
+
+_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+
+
+def _read(p: Parameter, entries: Iterator[int], config: Mapping[str, int]) -> tuple[str, object, bool | None]:
+    """Type, constant value, and whether it is a multiple of 16; None where Triton does not say."""
+    match p.kind:
+        case "constant":
+            return "constexpr", p.value, False
+        case "config":
+            return "constexpr", config[p.name], False
+        case "computed":
+            return "constexpr", next(entries), False
+        case "tensor":
+            entry = next(entries)
+            if entry < 0:
+                return "constexpr", None, False
+            return f"*{_element(entry >> 1, p)}", None, bool(entry & 1) if p.specialises else None
+        case "scratch":
+            aligned = bool(next(entries))
+            return f"*{_TRITON[p.source]}", None, aligned if p.specialises else None
+        case "integer":
+            entry = next(entries)
+            if entry & 1:
+                return (p.type, None, None) if p.type else ("constexpr", 1, False)
+            type = p.type or ("i64" if entry & 32 else "i32")
+            return type, None, bool(entry & 16) if p.specialises else None
+        case "boolean":
+            return p.type or "u1", None, None
+    return p.type or "fp32", None, None
+
+
+def _element(packed: int, p: Parameter) -> str:
+    dlpack = packed >> 16, packed >> 8 & 255, packed & 255
+    name = next((row.name for row in dtypes.DTYPES.values() if row.dlpack == dlpack), "")
+    if name not in _TRITON:
+        raise error("SL619", where=p.name, got=f"a tensor of {name or dlpack}", expected=f"one of {', '.join(_TRITON)}")
+    return _TRITON[name]
+
+
+def compile_form(kernel: Any, form: Form, number: int, key: Key, architecture: int) -> Cubin:
+    """The cubin for a device of this architecture, by Triton's own compiler and from its cache. Needs no GPU.
+
+    Raises:
+        LaunchError: SL619 for a kernel that needs what a launcher does not give.
+        Exception: what Triton raises of a kernel that it cannot compile.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+
+    use_torchs()
+    target = GPUTarget("cuda", architecture, 32)
+    told = triton_attributes(kernel, make_backend(target), form.signature, form.constants, form.attributes)
+    source = ASTSource(kernel, form.signature, form.constants, told)
+    compiled = triton.compile(source, target=target, options=options_of(kernel, form))
+    facts = compiled.metadata
+    if needed := unfit(facts):
+        raise error(
+            "SL619",
+            where=f"Triton kernel {facts.name}",
+            got=f"it needs {needed}",
+            expected="a kernel that one plain launch runs",
+            fix="write a Python function that launches the kernel with triton_launcher, and bind that function",
+        )
+    return Cubin(number, architecture, key, compiled.asm["cubin"], facts.name, 32 * facts.num_warps, facts.shared)
+
+
+def options_of(kernel: Any, form: Form) -> dict[str, object]:
+    """What Triton is told beside the form: an assertion on the device is compiled, or is not."""
+    import triton
+
+    return {"debug": bool(kernel.debug or triton.knobs.runtime.debug), **form.options}
+
+
+def unfit(metadata: Any) -> str:
+    """What a compiled kernel needs that the generated launcher does not give, or empty."""
+    facts = metadata._asdict()
+    if facts["num_ctas"] != 1:
+        return "clusters of blocks"
+    if facts.get("global_scratch_size") or facts.get("profile_scratch_size"):
+        return "scratch memory of Triton's"
+    if facts.get("launch_cooperative_grid") or facts.get("launch_pdl"):
+        return "a cooperative or dependent launch"
+    return ""
+
+
+def architecture(device: torch.device) -> int:
+    """90 for compute capability 9.0."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor

@@ -1,0 +1,395 @@
+"""A Triton template as a kernel: rendered with empty hooks, compiled by Triton, launched like any kernel.
+
+What its text depends on - which arguments are there, scalars, alignments, strides of 1, the width of offsets - is
+looked at in each call by one generated function, as far as the template mentions it. Renderings that come out alike
+share one compiled kernel. Sizes and strides are arguments of that kernel, so that a new size compiles nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from contextvars import copy_context
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Self, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from shiplap.codegen.triton import DESCRIBED, WORD, Rendered, constants, render
+from shiplap.declare.binding import Binding, shape_of
+from shiplap.declare.config import Config, Values
+from shiplap.declare.kernel import Kernel, Rerun, Terms
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.template import Template
+from shiplap.declare.values import Args, Env, EnvValue, Outputs
+from shiplap.dispatch import registry
+from shiplap.dispatch.launch import is_current
+from shiplap.dispatch.outputs import empty_outputs
+from shiplap.kernels.triton import replay
+from shiplap.kernels.triton.device_tables import Table
+from shiplap.kernels.triton.launcher import Launcher, triton_launcher
+from shiplap.kernels.triton.partial_sums import BLOCK, add_partial_sums
+from shiplap.kernels.triton.template_key import Kept, Key, Launch, Run, adjacent, compile_key, compile_run, inner
+
+LIMIT = 4096  # calls and renderings remembered: each may have sizes or scalars of its own
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of a config: Triton's own
+K = TypeVar("K")
+T = TypeVar("T")
+LaunchFor: TypeAlias = Callable[..., Launch]
+
+
+class TemplateKernel(Kernel):
+    """``template`` of the op ``spec`` with one config. Nothing is imported, rendered or compiled before a call.
+
+    It speaks for its configs itself: which of them takes a call depends on what the template's ``supports`` says.
+    """
+
+    compiles = True
+    repeats = True
+    template: Template
+
+    def __init__(self, spec: OpSpec, terms: Terms, template: Template) -> None:
+        super().__init__(spec, terms)
+        self.template, self.function = template, template.grid  # of the module that binds the template
+        self.values: Values = {}
+        where = f"{spec.name}, template {template.name}"
+        self.tables = {name: Table(f"{where}, table {name}", build) for name, build in template.tables}
+        self.adjacent = _axes(spec, dict(template.innermost))
+        self.words = frozenset(WORD.findall(template.source))
+        self.reads = tuple(a for a in spec.tensors if a.name in self.words)
+        self.described = frozenset(DESCRIBED.findall(template.source))
+        self.jitted: dict[str, Launcher] = {}  # by text, of all configs
+        inners = {a.name for a in spec.tensors if f"{a.name.upper()}_INNER" in self.words}
+        self._key = compile_key(spec, self.described | inners if self.described else ())
+        self._texts: dict[Key, Rendered] = {}
+        self._firsts: dict[Key, Config | str] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._refusals: dict[Key, str] = {}
+        self._launches: dict[Key, Launch] = {}
+        self._passed: dict[Key, Callable[..., tuple[object, ...]]] = {}  # what a launch gives the kernel
+        self._run: Run | None = None
+
+    def configure(self, values: Values) -> None:
+        """Render with these values."""
+        self.values = values
+        self._reset()
+
+    def run(self, call: Binding) -> Outputs:
+        outs = empty_outputs(self.spec, call)
+        self.into(call, outs, None)
+        return outs
+
+    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+        """Run ``call``; and how to run calls that differ from it in addresses alone, as aligned as these."""
+        outs, kept = empty_outputs(self.spec, call), Kept()
+        self._fill(call, outs[0], kept)
+        return outs, self._rerun(call, outs[0], kept)
+
+    def _rerun(self, call: Binding, out: Tensor, kept: Kept) -> Rerun | None:
+        """None where a launch depends on what the call did not bring: tables, copies, how float32 is multiplied."""
+        if kept.launch is None or self.tables or ("ALLOW_TF32" in self.words and kept.float32):
+            return None
+        places = [self.spec.args.index(a) for a in self.reads]
+        if any(t is not call.args[i] for (t, _, _), i in zip(kept.tensors, places, strict=True)):
+            return None
+        plain, op = _repeated(kept, places, out, self._split_k(call, self.values)), registry.find(self.spec.name)
+        if op is None or kept.compiled is None or not replay.wanted():
+            return plain
+        there = [place for place, (tensor, _, _) in zip(places, kept.tensors, strict=True) if tensor is not None]
+        return replay.served(op, plain, self._recording(kept, len(there), out), there, out)
+
+    def _recording(self, kept: Kept, count: int, out: Tensor) -> replay.Recording:
+        """What was launched for ``out`` and ``count`` tensors, for C++ to launch it again."""
+        made, added, target = replay.Recording(out.get_device(), count + 1), None, out
+        result = replay.Brought(count)
+        if kept.sums is not None:
+            target, added = kept.sums
+            made.share(target)
+        numbers, each = itertools.count(), list[object]()
+        for tensor, shape, strides in kept.tensors:
+            each += [None if tensor is None else replay.Brought(next(numbers)), shape, strides]
+        stored = result if kept.sums is None else target
+        given = self._passed[kept.key](kept.grid, stored, target.shape, target.stride(), *each)
+        assert kept.compiled is not None
+        made.add(kept.compiled, kept.grid, given)
+        if kept.sums is not None and added is not None:
+            total = out.numel()
+            made.add(added, [-(-total // BLOCK)], [target, result, total, target.shape[0], BLOCK])
+        made.close()
+        return made
+
+    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+        """Fill the output, which is contiguous, on the current stream of the call's device."""
+        self._fill(call, outs[0], None)
+
+    def _fill(self, call: Binding, out: Tensor, kept: Kept | None) -> None:
+        if self._run is None:
+            self._run = self._runner(self._launches, self.launch_for)
+        if is_current(call.device):
+            self._launch(self._run, call, out, kept)
+            return
+        with torch.cuda.device(call.device):
+            self._launch(self._run, call, out, kept)
+
+    def compile(self, call: Binding) -> None:
+        """Compile what ``call`` launches without launching it. Several threads may do so in parallel."""
+        split_k, (output,) = self._split_k(call, self.values), self.spec.outputs
+        sizes, dtype = shape_of(output, call.env), call.dtype_of(output.tensor)
+        if split_k > 1:
+            sizes, dtype = [split_k, *sizes], torch.float32
+        out = torch.empty(sizes, dtype=dtype, device="meta")
+        with nullcontext() if is_current(call.device) else torch.cuda.device(call.device):
+            self._runner({}, partial(self.launch_for, verb="compile"))(call, out, split_k)
+
+    def _runner(self, launches: dict[Key, Launch], launch_for: LaunchFor) -> Run:
+        return compile_run(
+            self.spec,
+            self.words,
+            self.reads,
+            self.adjacent,
+            tuple(self.tables.values()),
+            grid=self.template.grid,
+            config=self.values,
+            launches=launches,
+            launch_for=launch_for,
+        )
+
+    def _launch(self, run: Run, call: Binding, out: Tensor, kept: Kept | None) -> None:
+        if (split_k := self._split_k(call, self.values)) == 1:
+            run(call, out, 1, kept)
+            return
+        partial_sums = torch.empty((split_k, *out.shape), dtype=torch.float32, device=out.device)
+        run(call, partial_sums, split_k, kept)
+        added = add_partial_sums(partial_sums, out)
+        if kept is not None:
+            kept.sums = partial_sums, added
+
+    def _split_k(self, call: Binding, values: Values) -> int:
+        """The split-K factor: the number of partial sums that the kernel stores."""
+        if self.template.split_k is None:
+            return 1
+        return self.template.split_k(call.env, values)
+
+    # --- which config takes a call ------------------------------------------------------------------------------------
+
+    def serving(self, call: Binding) -> Self | str:
+        """The template with the first config that takes ``call``, or why none does."""
+        key = self._key(call)
+        kernel = self._firsts.get(key)
+        if kernel is None:
+            kernel = _bounded(self._firsts)[key] = self._first(call)
+        return kernel if isinstance(kernel, str) else self.variant(kernel)
+
+    def _first(self, call: Binding) -> Config | str:
+        env, reason = _plain_env(call.env), ""
+        takes = self._takes(call, env)
+        for values in self.template.candidates(env):
+            if not (why := takes(values)):
+                return Config.of(values)
+            reason = reason or why
+        return reason or "no config for these sizes"
+
+    def refuses(self, call: Binding) -> str:
+        """Empty when the template takes this call with this config, else the reason."""
+        key = self._key(call)
+        reason = self._refusals.get(key)
+        if reason is None:
+            reason = self._takes(call, _plain_env(call.env))(self.values)
+            _bounded(self._refusals)[key] = reason
+        return reason
+
+    def _takes(self, call: Binding, env: Env) -> Callable[[Values], str]:
+        """A function of a config: empty when the template takes ``call`` with it, else the reason."""
+        if not _triton_is_there():
+            return lambda values: "Triton is not installed"
+        if 0 in shape_of(self.spec.outputs[0], call.env):
+            return lambda values: ""  # nothing to compute
+        supports, given = self.template.supports, self._given(call)
+        dtypes = {name: t.dtype for name, t in given.items()} | {"out": call.dtype_of(self.spec.outputs[0].tensor)}
+
+        def reason(values: Values) -> str:
+            verdict = True if supports is None else supports(env, dtypes, values)
+            if verdict is not True:
+                return verdict or "supports() returned False"
+            return self._indescribable(call, values) if self.described else ""
+
+        return reason
+
+    def _indescribable(self, call: Binding, values: Values) -> str:
+        """Empty when the tensors that the kernel makes descriptors of can have some, else the reason."""
+        present = self._present(call)
+        for name in self.render(call, present, values).described:
+            if (tensor := present.get(name)) is None:
+                continue
+            rows = [s * tensor.itemsize % 16 for s in tensor.stride() if s != 1]
+            if tensor.data_ptr() % 16 or any(rows) or len(rows) == tensor.dim():
+                return f"{name} with strides {tuple(tensor.stride())}: rows of a tensor descriptor start at 16 bytes"
+        return ""
+
+    def _given(self, call: Binding) -> dict[str, Tensor]:
+        """The tensor arguments that are there."""
+        return {a.name: v for a, v in zip(self.spec.args, call.args, strict=True) if isinstance(v, Tensor)}
+
+    def _present(self, call: Binding) -> dict[str, Tensor]:
+        """What the template reads: arguments, then tables."""
+        given = {name: t for name, t in self._given(call).items() if name in self.words}
+        for name, axis in self.adjacent.items():
+            if name in given:
+                given[name] = adjacent(given[name], axis)
+        return given | {name: table(call.env, call.device) for name, table in self.tables.items()}
+
+    # --- rendering ----------------------------------------------------------------------------------------------------
+
+    def render(self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False) -> Rendered:
+        """The kernel for ``call`` with the config ``values``, for tensors laid out like those of ``present``."""
+        name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
+        facts: dict[str, EnvValue] = {
+            **constants(self.spec, call.args),
+            **{
+                f"{k.upper()}_ALIGN": _alignment(v)
+                for k, v in call.env.items()
+                if f"{k.upper()}_ALIGN" in self.words and isinstance(v, int)
+            },
+            **{
+                f"{k.upper()}_INNER": inner(t.stride())
+                for k, t in present.items()
+                if f"{k.upper()}_INNER" in self.words
+            },
+            "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32,
+            "SPLIT_K": (split_k := self._split_k(call, values)),
+            **values,
+        }
+        ranks = {k: t.dim() for k, t in present.items()}
+        known = tuple([(k, v) for k, v in facts.items() if k in self.words])
+        out_rank = len(shape_of(self.spec.outputs[0], call.env)) + (split_k > 1)
+        key = known, tuple(ranks.items()), out_rank, wide
+        text = self._texts.get(key)
+        if text is None:
+            text = render(self.template.source, name, ranks, out_rank, facts, wide)
+            _bounded(self._texts)[key] = text
+        return text
+
+    def launch_for(
+        self, key: Key, call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
+    ) -> Launch:
+        """``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``.
+
+        With the verb ``compile``, a function of the same arguments that compiles what it would launch.
+        """
+        names = [*(a.name for a in self.reads), *self.tables]
+        places = {name: i for i, (name, t) in enumerate(zip(names, tensors, strict=True)) if t is not None}
+        present = {name: t for name, t in zip(names, tensors, strict=True) if t is not None}
+        rendered = self.render(call, present, self.values, wide)
+        if rendered.text not in self.jitted:
+            _bounded(self.jitted)[rendered.text] = _jitted(rendered)
+        given = [*(f"t{places[name]}" for name in rendered.tensors), "out"]
+        for kind, name, axis in rendered.numbers:
+            given.append(f"{'s' if kind == 'size' else 'd'}{'out' if name is None else places[name]}[{axis}]")
+        options = [f"{k}={v!r}" for k, v in self.values.items() if k in OPTIONS]
+        parameters = ["grid", "out", "sout", "dout", *(f"{p}{i}" for i in range(len(names)) for p in "tsd")]
+        start = "kernel[grid](" if verb == "launch" else "kernel.compile(grid, "
+        text = f"lambda {', '.join(parameters)}: {start}{', '.join([*given, *options])})"
+        launch: Launch = eval(text, {"kernel": self.jitted[rendered.text]})
+        if verb != "launch":
+            return launch
+        launch = _with_memory(launch) if rendered.described else launch
+        _bounded(self._launches)[key] = launch
+        _bounded(self._passed)[key] = eval(f"lambda {', '.join(parameters)}: ({', '.join(given)},)")
+        return launch
+
+
+def _repeated(kept: Kept, places: Sequence[int], out: Tensor, split_k: int) -> Rerun:
+    """Allocate and launch as was done for ``out``."""
+    shape, dtype, device, sizes = out.shape, out.dtype, out.device, (split_k, *out.shape)
+    target, strides = (out.shape, out.stride()) if split_k == 1 else (sizes, (out.numel(), *out.stride()))
+    scope: dict[str, object] = {"launch": kept.launch, "grid": kept.grid, "target": target, "strides": strides}
+    for i, (_, sizes_of, strides_of) in enumerate(kept.tensors):
+        scope |= {f"s{i}": sizes_of, f"d{i}": strides_of}
+    each = "".join(f", args[{place}], s{i}, d{i}" for i, place in enumerate(places))
+    go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
+
+    def rerun(args: Args) -> Tensor:
+        if not is_current(device):
+            with torch.cuda.device(device):
+                return rerun(args)
+        result = torch.empty(shape, dtype=dtype, device=device)
+        if split_k == 1:
+            go(args, result)
+        else:
+            partial_sums = torch.empty(sizes, dtype=torch.float32, device=device)
+            go(args, partial_sums)
+            add_partial_sums(partial_sums, result)
+        return result
+
+    return rerun
+
+
+@cache
+def _triton_is_there() -> bool:
+    return find_spec("triton") is not None
+
+
+def _jitted(rendered: Rendered) -> Launcher:
+    """The text as a Triton function; ``linecache`` knows its lines, for Triton, debuggers and tracebacks ask there."""
+    import triton
+    import triton.language as tl
+
+    digest = hashlib.sha256(rendered.text.encode()).hexdigest()[:12]
+    file = f"<template {rendered.name} {digest}>"
+    linecache.cache[file] = (len(rendered.text), None, rendered.text.splitlines(keepends=True), file)
+    scope: dict[str, object] = {"__name__": f"shiplap.templates.{rendered.name}", "triton": triton, "tl": tl}
+    if "libdevice" in rendered.text:
+        from triton.language.extra import libdevice
+
+        scope["libdevice"] = libdevice
+    exec(compile(rendered.text, file, "exec"), scope)
+    return triton_launcher(triton.jit(scope[rendered.name]))
+
+
+def _with_memory(launch: Launch) -> Launch:
+    """``launch`` where Triton gets memory for descriptors from PyTorch: in a context of its own, for the allocator is
+    the user's to set elsewhere."""
+    import triton
+
+    def memory(size: int, alignment: int, stream: int | None) -> Tensor:
+        return torch.empty(size, dtype=torch.int8, device="cuda")
+
+    def inside(args: tuple[object, ...]) -> replay.Compiled | None:
+        triton.set_allocator(memory)
+        return launch(*args)
+
+    return lambda *args: copy_context().run(inside, args)
+
+
+def _axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
+    """By argument the axis of the dim that has to be adjacent in memory."""
+    axes = {}
+    for name, dim in innermost.items():
+        tensor = spec.arg(name).tensor
+        assert tensor is not None
+        axis = [d.text for d in tensor.dims].index(dim)
+        axes[name] = axis - len(tensor.dims) if tensor.variadic else axis
+    return axes
+
+
+def _alignment(size: int) -> int:
+    """The largest power of two up to 256 that divides a size."""
+    return (size | 256) & -(size | 256)
+
+
+def _plain_env(env: Env) -> dict[str, EnvValue]:
+    """Sizes and scalars as templates see them: lists as tuples."""
+    return {k: tuple(v) if type(v) is list else v for k, v in env.items()}
+
+
+def _bounded(memory: dict[K, T]) -> dict[K, T]:
+    if len(memory) >= LIMIT:
+        memory.clear()
+    return memory

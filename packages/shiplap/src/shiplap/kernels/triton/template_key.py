@@ -1,0 +1,175 @@
+"""From a bound call to the launch of a template, in one generated function.
+
+It looks at what the text of the kernel depends on, as far as the template mentions it: which arguments are there, the
+widths of offsets, alignments, strides of 1, scalars. Each set of answers has a rendering, and a launch of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.binding import Binding
+from shiplap.declare.spec import Arg, OpSpec
+from shiplap.kernels.triton.device_tables import Table
+from shiplap.kernels.triton.replay import Compiled
+
+WIDE = 2**31 - 1  # elements that a 32-bit offset reaches
+Key: TypeAlias = Hashable  # all that a rendering, a launch or a refusal depends on
+Launch: TypeAlias = Callable[
+    ..., "Compiled | None"
+]  # of the grid, then of the output and each tensor: itself, its shape, strides
+
+
+@dataclass
+class Kept:
+    """What a launch was made with, to make it again: empty where there was nothing to launch."""
+
+    launch: Launch | None = None
+    grid: Sequence[int] = ()
+    tensors: list[tuple[Tensor, Sequence[int], Sequence[int]]] = field(default_factory=list)  # with shape and strides
+    key: Key = None
+    compiled: Compiled | None = None  # what Triton compiled
+    sums: tuple[Tensor, Compiled | None] | None = None  # partial sums, and the kernel that added them
+
+    @property
+    def float32(self) -> bool:
+        """Whether a tensor has float32: how such are multiplied is a setting of torch, which may change."""
+        return any(tensor is not None and tensor.dtype is torch.float32 for tensor, _, _ in self.tensors)
+
+
+class Run(Protocol):
+    """Launch a template for a call into an output, or into ``split_k`` partial sums, and note how."""
+
+    def __call__(self, call: Binding, out: Tensor, split_k: int, kept: Kept | None = None) -> None: ...
+
+
+def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
+    """``key(call)``: sizes, scalars, dtypes, what is absent, and how the arguments of ``layouts`` lie in memory."""
+    lists = any("list" in str(a.scalar) for a in spec.scalars)
+    env = "tuple([(k, tuple(v) if type(v) is list else v) for k, v in env.items()])" if lists else "tuple(env.items())"
+    parts = [env, "tuple(call.dtypes.items())"]
+    for i, arg in enumerate(spec.args):
+        if arg.tensor is not None and arg.optional:
+            parts.append(f"args[{i}] is None")
+        if arg.name in layouts:
+            parts.append(f"None if args[{i}] is None else (args[{i}].stride(), args[{i}].data_ptr() & 15)")
+    key: Callable[[Binding], Key] = eval(f"lambda call: (lambda env, args: ({', '.join(parts)}))(call.env, call.args)")
+    return key
+
+
+def compile_run(
+    spec: OpSpec,
+    words: Iterable[str],
+    reads: Sequence[Arg],
+    axes: Mapping[str, int],
+    tables: Sequence[Table],
+    **scope: object,
+) -> Run:
+    """``run(call, out, split_k, kept)`` for a template that mentions ``words`` and reads the arguments ``reads``.
+
+    ``axes`` are those along which arguments have to be adjacent; ``tables`` are called with sizes and a device. The
+    scope has ``grid``, ``config``, the dict ``launches`` by answers, and ``launch_for``, which makes a missing one.
+    """
+    scope |= {
+        "cdiv": lambda a, b: -(-a // b),
+        "adjacent": adjacent,
+        "inner": inner,
+        "reach": _reach,
+        "matmul": torch.backends.cuda.matmul,
+        **{f"table{i}": t for i, t in enumerate(tables)},
+    }
+    text = _source(spec, frozenset(words), reads, axes, len(tables))
+    exec(compile(text, f"<launch {spec.name}>", "exec"), scope)
+    run = scope["run"]
+    assert callable(run)
+    return run
+
+
+def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: int) -> str:
+    """``t0, s0, d0`` are the first tensor that is read, its shape and its strides; tables come last."""
+    lines = [
+        "def run(call, out, split_k, kept=None):",
+        "    if not out.numel(): return",
+        "    args, env = call.args, call.env",
+    ]
+    reaches = ["out.numel()"]
+    for i, arg in enumerate(reads):
+        lines.append(f"    t{i} = args[{spec.args.index(arg)}]")
+        if arg.name in axes:
+            each = f"t{i} = adjacent(t{i}, {axes[arg.name]})"
+            lines.append(f"    if t{i} is not None: {each}" if arg.optional else f"    {each}")
+        if arg.optional:
+            lines.append(f"    if t{i} is None: s{i} = d{i} = ()")
+        lines.append(f"    {'else: ' if arg.optional else ''}s{i}, d{i} = t{i}.shape, t{i}.stride()")
+        reaches.append(_reach_of(arg, i))
+    count = len(reads)
+    for i in range(tables):
+        lines += [
+            f"    t{count + i} = table{i}(env, call.device)",
+            f"    s{count + i}, d{count + i} = t{count + i}.shape, t{count + i}.stride()",
+        ]
+    tensors = range(count + tables)
+    kept = ", ".join(f"(t{i}, s{i}, d{i})" for i in tensors)
+    lines += [
+        f"    wide = {' or '.join(f'{r} > {WIDE}' for r in reaches)}",
+        f"    key = (wide, split_k, {''.join(f'{fact}, ' for fact in _facts(spec, words, reads))})",
+        "    launch = launches.get(key)",
+        f"    if launch is None: launch = launch_for(key, call, ({''.join(f't{i}, ' for i in tensors)}), wide)",
+        "    blocks = grid(env, config, cdiv)",
+        f"    made = launch(blocks, out, out.shape, out.stride(), {', '.join(f't{i}, s{i}, d{i}' for i in tensors)})",
+        "    if kept is None: return",
+        f"    kept.launch, kept.grid, kept.tensors, kept.key, kept.compiled = launch, blocks, [{kept}], key, made",
+    ]
+    return "\n".join(lines)
+
+
+def _facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
+    """Expressions of what the text may depend on beside widths and the split-K factor."""
+    expressions = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
+    for i, arg in enumerate(spec.args):
+        if arg.optional and arg.tensor is not None and words & {arg.name, f"HAS_{arg.name.upper()}"}:
+            expressions.append(f"args[{i}] is None")
+    for i, arg in enumerate(reads):
+        assert arg.tensor is not None
+        expressions += [f"len(s{i})"] if arg.tensor.variadic else []
+        expressions += [f"inner(d{i})"] if f"{arg.name.upper()}_INNER" in words else []
+    for arg in spec.scalars:
+        name = arg.name.upper()
+        if "list" in str(arg.scalar):
+            expressions += [f"tuple(env[{arg.name!r}])"] if any(w.startswith(f"{name}_") for w in words) else []
+        elif name in words:
+            expressions.append(f"env[{arg.name!r}]")
+    dims = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
+    sizes = [*sorted(dims | {name for name, _ in spec.dims}), *(a.name for a in spec.scalars if a.scalar == "int")]
+    aligned = [n for n in sizes if f"{n.upper()}_ALIGN" in words]
+    return expressions + [f"(env.get({n!r}, 0) | 256) & -(env.get({n!r}, 0) | 256)" for n in aligned]
+
+
+def _reach_of(arg: Arg, i: int) -> str:
+    """An expression of the largest offset within a tensor, in elements."""
+    assert arg.tensor is not None
+    if arg.tensor.variadic:
+        return f"reach(s{i}, d{i})"
+    terms = " + ".join(f"(s{i}[{axis}] - 1) * d{i}[{axis}]" for axis in range(len(arg.tensor.dims))) or "0"
+    return f"(0 if t{i} is None else {terms})" if arg.optional else terms
+
+
+def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    return sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+
+
+def inner(strides: Sequence[int]) -> int:
+    """The last axis with stride 1, or -1."""
+    return next((axis for axis in range(len(strides) - 1, -1, -1) if strides[axis] == 1), -1)
+
+
+def adjacent(tensor: Tensor, axis: int) -> Tensor:
+    """The tensor with stride 1 along an axis, copied if it has another."""
+    if tensor.stride(axis) == 1:
+        return tensor
+    return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)

@@ -1,0 +1,115 @@
+"""The build backend of a package with kernels: another backend makes the wheel, and native code is put into it.
+
+In ``pyproject.toml``::
+
+    [build-system]
+    requires = ["shiplap", "scikit-build-core", "shiplap-headers"]
+    build-backend = "shiplap.packaging.backend"
+
+    [tool.shiplap.package]
+    backend = "scikit_build_core.build"   # or setuptools.build_meta, hatchling.build, ...
+    ops = ["mylib.ops"]                   # the modules that declare ops, by default the top packages
+    platform = "manylinux_2_28_x86_64"    # by default what the libraries need
+    tuned = "tuned.json"                  # choices to go along: a file of shiplap freeze
+    cubins = [90]                         # Triton kernels to go along, compiled for these architectures ...
+    calls = "calls.jsonl"                 # ... and for these calls: a file of SHIPLAP_RECORD
+
+Every hook of the backend is passed on, so source distributions and editable installs are what they were.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from shiplap import safe_io
+from shiplap.errors import error
+from shiplap.packaging.contents import Extras
+from shiplap.packaging.wheel import Request, package
+
+HOOKS = (
+    "build_editable",
+    "build_sdist",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+)
+KEYS = ("backend", "ops", "platform", "tuned", "cubins", "calls")
+LISTS = {"ops": str, "cubins": int}
+LIMIT = 1 << 20  # bytes of pyproject.toml
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
+) -> str:
+    """The hook of PEP 517: the name of the wheel in ``wheel_directory``, with native code.
+
+    Raises:
+        ShippingError: SL308 for a table ``[tool.shiplap.package]`` that is missing or wrong.
+    """
+    asked = _asked()
+    name = _backend(asked).build_wheel(wheel_directory, config_settings, metadata_directory)
+    tuned, calls = (Path(asked[key]) if key in asked else None for key in ("tuned", "calls"))
+    extras = Extras(tuned, tuple(asked.get("cubins", ())), calls)
+    modules, platform = tuple(asked.get("ops", ())), asked.get("platform", "")
+    request = Request(Path(wheel_directory) / name, None, modules, platform, extras)
+    packed = package(request, lambda line: print(f"shiplap: {line}", file=sys.stderr))
+    if packed.warning:
+        print(f"shiplap: package indexes will refuse the wheel: {packed.warning}", file=sys.stderr)
+    return packed.wheel.name
+
+
+def __getattr__(name: str) -> Any:
+    """The other hooks, where the backend has them: a frontend looks for them by name."""
+    if name not in HOOKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_backend(_asked()), name)
+
+
+def _backend(asked: dict[str, Any]) -> Any:
+    """The backend that is asked for. SL308 where it cannot be imported."""
+    module, _, inner = str(asked["backend"]).partition(":")
+    try:
+        backend = import_module(module)
+        for part in filter(None, inner.split(".")):
+            backend = getattr(backend, part)
+    except Exception as e:
+        raise _wrong(f"backend = {asked['backend']!r}, which cannot be imported: {e}") from e
+    if not hasattr(backend, "build_wheel"):
+        raise _wrong(f"backend = {asked['backend']!r}, which builds no wheels")
+    return backend
+
+
+def _asked() -> dict[str, Any]:
+    """The table ``[tool.shiplap.package]`` of the project in the working folder, as PEP 517 has it."""
+    path = Path("pyproject.toml")
+    try:
+        asked: Any = tomllib.loads(safe_io.read_file(path, LIMIT, safe_io.NAMED).decode())
+    except (OSError, ValueError, RecursionError) as e:
+        raise _wrong(safe_io.reason(e)) from None
+    for name in ("tool", "shiplap", "package"):
+        asked = asked.get(name) if isinstance(asked, dict) else None
+    if not isinstance(asked, dict) or "backend" not in asked:
+        raise _wrong("no table [tool.shiplap.package] with backend")
+    for key, value in asked.items():
+        if key not in KEYS:
+            raise _wrong(f"the key {key!r}")
+        listed = value if key in LISTS else [value]
+        if not isinstance(listed, list) or not all(type(each) is LISTS.get(key, str) for each in listed):
+            raise _wrong(f"{key} = {value!r}")
+    return asked
+
+
+def _wrong(got: str) -> Exception:
+    return error(
+        "SL308",
+        where=str(Path("pyproject.toml").absolute()),
+        got=got,
+        expected=f"[tool.shiplap.package] with {', '.join(KEYS)}",
+        fix='write [tool.shiplap.package] with backend = "setuptools.build_meta" or another backend',
+    )

@@ -1,0 +1,210 @@
+"""What goes into a package: libraries that bind its ops, with seals and manifests, choices, and Triton kernels."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from shiplap.declare.native_interface import NativeForm
+from shiplap.dispatch import Op, registry
+from shiplap.dispatch.package_folder import FOLDER
+from shiplap.errors import ShiplapError, error
+from shiplap.kernels.c.library import load_symbol, locate
+from shiplap.kernels.native import binding
+from shiplap.kernels.native import prebuilt as installed
+from shiplap.kernels.native.build import LIBRARY, SEAL
+from shiplap.kernels.native.build_plan import Plan, make_plan
+from shiplap.kernels.triton import prebuilt as shipped
+from shiplap.kernels.triton.kernel import compile_call, launched
+from shiplap.tuning import packaged_choices
+from shiplap.tuning.inputs import SEED, Inputs
+from shiplap.tuning.recorded_calls import read_calls
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What goes along with the bindings.
+
+    Attributes:
+        tuned: a table of choices that ``shiplap freeze`` wrote, or None.
+        cubins: the architectures for which ``sl.triton`` kernels are compiled, such as 90 for compute capability 9.0.
+        calls: the recorded calls (``SHIPLAP_RECORD``) for which they are compiled.
+    """
+
+    tuned: Path | None = None
+    cubins: tuple[int, ...] = ()
+    calls: Path | None = None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An op that the package binds natively: for which device types, by which of its folders."""
+
+    op: str
+    devices: tuple[str, ...]
+    folder: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was put into one package.
+
+    Attributes:
+        package: the name under which the package is imported.
+        bound: the ops that are native from the first call on.
+        left_out: ``(op, reason)`` of the ops that stay with Python, such as those whose kernels are Python functions.
+        libraries: the kernel libraries of the package, relative to it.
+        cubins: ``(kernel, architecture)`` of the compiled Triton kernels, one for each form.
+        choices: the number of tuned choices.
+    """
+
+    package: str
+    bound: tuple[Bound, ...]
+    left_out: tuple[tuple[str, str], ...]
+    libraries: tuple[str, ...]
+    cubins: tuple[tuple[str, int], ...] = ()
+    choices: int = 0
+
+
+NO_EXTRAS = Extras()
+
+
+def fill(modules: Iterable[str], within: Path, extras: Extras = NO_EXTRAS) -> list[Contents]:
+    """Import ``modules`` and put into each of their packages what binds the ops that it declares.
+
+    Args:
+        modules: the modules that declare ops, such as ``mylib.ops``.
+        within: the folder from which the packages have to be imported.
+        extras: what else goes along.
+
+    Raises:
+        ShippingError: SL308 for a module outside ``within``, for modules that declare no op, for a kernel library
+            outside its package, and for extras that are for no op of the packages.
+        LibraryError: SL401 to SL403 for a kernel library that is missing or of another declaration, SL405 when a
+            binding cannot be compiled.
+        CommandError: SL601 for a module that cannot be imported, SL602 for a file of the extras that cannot be read.
+        TuneError: SL609 for a table that is damaged or was made for another version of an op.
+        LaunchError: SL619 for a Triton kernel that generated C++ cannot launch.
+    """
+    packages = dict.fromkeys(_imported(name, within) for name in modules)
+    ops = {package: [op for op in registry.ops() if _top(op) == package] for package in packages}
+    if not any(ops.values()):
+        raise error(
+            "SL308",
+            where=", ".join(packages),
+            got="no op is declared when it is imported",
+            expected="modules that declare ops",
+            fix="name the modules that declare the ops: --ops mylib.ops",
+        )
+    filled = [_fill_one(package, declared, within, extras) for package, declared in ops.items() if declared]
+    for given, added, what in (
+        (extras.tuned, any(each.choices for each in filled), "choices for an op of the package"),
+        (extras.cubins, any(each.cubins for each in filled), "calls on CUDA of an op with an sl.triton kernel"),
+    ):
+        if given and not added:
+            where = str(extras.tuned if given is extras.tuned else extras.calls)
+            raise error("SL308", where=where, got="nothing that is for this package", expected=what)
+    return filled
+
+
+def _imported(name: str, within: Path) -> str:
+    """The top package of the module ``name``, which is imported."""
+    try:
+        import_module(name)
+    except Exception as e:
+        raise error("SL601", where=name, got=f"{type(e).__name__}: {e}", expected="a module of the wheel") from e
+    package = name.partition(".")[0]
+    roots = [Path(root).resolve() for root in getattr(sys.modules[package], "__path__", ())]
+    if not roots:
+        raise error(
+            "SL308",
+            where=package,
+            got="a module of one file",
+            expected="a package: a folder that can hold libraries",
+            fix=f"make {package}.py the file {package}/__init__.py",
+        )
+    if not any(root.is_relative_to(within.resolve()) for root in roots):
+        raise error(
+            "SL308",
+            where=package,
+            got=f"it was imported from {roots[0]}",
+            expected=f"the package in {within}",
+            fix=f"remove {package} from this environment: an editable install comes before the wheel",
+        )
+    return package
+
+
+def _top(op: Op) -> str:
+    return op.reference.__module__.partition(".")[0]
+
+
+def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: Extras) -> Contents:
+    root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
+    libraries = sorted({_inside(op, form, root) for op in ops for form in _forms(op) if not form.generated})
+    folder = root / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    plans: dict[str, Plan] = {}
+    bound, left_out = [], []
+    for op in ops:
+        try:
+            plan = make_plan(op)
+        except ShiplapError as e:
+            if e.id != "SL404":
+                raise
+            left_out.append((op.spec.name, e.got))
+            continue
+        plans[plan.place.name] = plan
+        devices = tuple([e.device for e in plan.entries.values() if e.op is op])
+        bound.append(Bound(op.spec.name, devices, f"{FOLDER}/{plan.place.name}"))
+    for plan in plans.values():
+        _put(plan, folder / plan.place.name)
+    tuned = packaged_choices.write(folder, extras.tuned, ops) if extras.tuned is not None else 0
+    cubins = _compile(folder, [op for op in ops if launched(op)], extras)
+    return Contents(package, tuple(bound), tuple(left_out), tuple(libraries), tuple(cubins), tuned)
+
+
+def _compile(folder: Path, ops: Sequence[Op], extras: Extras) -> list[tuple[str, int]]:
+    """The forms of ``sl.triton`` kernels that the recorded calls need, compiled into ``folder``."""
+    named = {op.spec.name: op for op in ops}
+    calls = read_calls(extras.calls) if extras.calls is not None and extras.cubins else []
+    for call in calls:
+        if call.op in named and call.device.partition(":")[0] == "cuda":
+            op = named[call.op]
+            compile_call(
+                op, Inputs(op, call.parsed, "cpu", SEED).call, extras.cubins, packaged_choices.chosen(folder, op)
+            )
+    rows = shipped.write(folder, [form for op in ops for kernel in launched(op) for form in kernel.native.compiled()])
+    return [(row.kernel, row.architecture) for row in rows]
+
+
+def _forms(op: Op) -> list[NativeForm]:
+    return list({id(k.native): k.native for ks in op.kernels.values() for k in ks if k.native is not None}.values())
+
+
+def _inside(op: Op, form: NativeForm, root: Path) -> str:
+    """The library of a kernel relative to the package, if it is part of the package and of this declaration."""
+    path = form.library.resolve()
+    if not path.is_relative_to(root):
+        raise error(
+            "SL308",
+            where=f"{op.spec.name}, kernel {form.symbol}",
+            got=f"the kernel library {form.library}",
+            expected=f"a file in {root}",
+            fix="build the library into the package, and pass sl.cabi(Path(__file__).with_name('lib....so'), ...)",
+        )
+    locate(path)
+    load_symbol(form.library, form.symbol, form.signature)
+    return str(path.relative_to(root))
+
+
+def _put(plan: Plan, folder: Path) -> None:
+    """The library of ``plan``, compiled or from the cache, with its seal and manifest."""
+    binding.compile_plan(plan, next(e.op for e in plan.entries.values()))
+    folder.mkdir(parents=True)
+    for name in (LIBRARY, SEAL):
+        shutil.copyfile(plan.place / name, folder / name)
+    (folder / installed.MANIFEST).write_bytes(installed.manifest(list(plan.entries.values())))

@@ -1,0 +1,257 @@
+"""``package_model(program, path)``: one ``.pt2`` that carries the ops of the model, for torch's own loader.
+
+AOTInductor's package holds a model as a library, which calls ops through torch's dispatcher. Here another library
+takes its place, under its name. When a loader opens it, it loads the ops that lie beside it, then the model, and hands
+out the model's functions. So the package is loaded by one call, ``aoti_load_package`` in Python and
+``AOTIModelPackageLoader`` in C++, in a process that knows neither Shiplap nor the ops.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
+from shiplap.codegen.environment import render
+from shiplap.dispatch import Op, registry
+from shiplap.dispatch.fake import refuse_python
+from shiplap.errors import ArgumentError, ShiplapError, error, writing
+from shiplap.kernels.native.build_plan import compiler, make_plan
+from shiplap.kernels.native.deploy import Deployed, on_demand
+from shiplap.kernels.triton.kernel import compile_call, launched
+from shiplap.torch_private.aot_packages import compile_package
+from shiplap.torch_private.concrete_sizes import concrete_calls
+from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
+
+MODELS = "/data/aotinductor/"  # where an archive has its models
+ALIGNMENT = 64  # bytes. As torch aligns what it may map
+_NONE: Mapping[str, object] = {}
+_LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """A package that was written: its path, the ops that it carries, and its libraries in bytes."""
+
+    path: Path
+    ops: tuple[str, ...]
+    size: int
+
+
+def package_model(
+    program: torch.export.ExportedProgram,
+    path: str | os.PathLike[str],
+    *,
+    options: Mapping[str, object] = _NONE,
+    architectures: Iterable[int] = (),
+) -> PackedModel:
+    """Compile ``program`` with AOTInductor into one file that carries the libraries of its ops.
+
+    ``torch._inductor.aoti_load_package(path)`` and ``torch::inductor::AOTIModelPackageLoader(path)`` load the file,
+    without Shiplap and without Python. An op that the process has already, by its declaration or by another package,
+    is used as it is there.
+
+    Args:
+        program: what ``torch.export.export`` returned.
+        path: the file to write, ``model.pt2``.
+        options: Inductor's settings by name, such as ``{"max_autotune": True}``.
+        architectures: the devices for which kernels of ``sl.triton`` go along, 90 for compute capability 9.0. The
+            default is the current device. The forms are those that the calls of the program need with the sizes of the
+            example; of a size that is a symbol also those for multiples of 16 and for odd numbers near that of the
+            example. What else the process has compiled goes along, too: see ``compile_ahead``.
+
+    Raises:
+        KernelError: SL307 for an op that only Python can run, before anything is compiled.
+        LibraryError: SL404 to SL406 for an op that C++ cannot bind, and where nothing can be compiled.
+        LaunchError: SL620 for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
+        LibraryError: SL408 for a compiler that links the C++ runtime into libraries, where these end the process.
+        CommandError: SL602 if the file cannot be written.
+    """
+    ops = _ops(program)
+    _compile_forms(program, tuple(architectures) or _here())
+    target = Path(path)
+    with tempfile.TemporaryDirectory(prefix="shiplap-model-") as scratch:
+        made = on_demand(ops, str(target)) if ops else None
+        plain = Path(scratch) / target.name
+        compile_package(program, plain, options)
+        _refuse_broken(plain, target)
+        if made is not None:
+            plain = _carrying(plain, made, ops[0], Path(scratch))
+        with writing(target, "the package"):
+            part = target.with_name(f".{target.name}.{os.getpid()}")
+            shutil.copyfile(plain, part)
+            part.replace(target)
+    size = sum(file.stat().st_size for file in (made.library, *made.kernels.values())) if made is not None else 0
+    return PackedModel(target, tuple(op.spec.name for op in ops), size)
+
+
+def _refuse_broken(package: Path, target: Path) -> None:
+    """SL408 where torch's own package has a C++ runtime beside that of torch, and ends a process that loads it.
+
+    Some compilers link the C++ runtime into every library. Only such a package is loaded, in a process of its own.
+    """
+    with zipfile.ZipFile(package) as archive:
+        if all(_shares_the_runtime(archive.read(name)) for name in _models(archive)):
+            return
+    done = subprocess.run([sys.executable, "-P", "-c", _LOAD, str(package)], capture_output=True, check=False)
+    if done.returncode < 0:
+        name = os.environ.get("CXX") or "the default compiler"
+        ended = signal.Signals(-done.returncode).name
+        raise error(
+            "SL408",
+            where=str(target),
+            got=f"a library into which {name} has linked the C++ runtime; {ended} ends a process that loads it",
+            expected="a library that uses the C++ runtime of torch, libstdc++.so",
+            fix=f"set CXX to another compiler than {name}, such as CXX=/usr/bin/g++, and make the package again",
+        )
+
+
+def _shares_the_runtime(library: bytes) -> bool:
+    """Whether a library asks the loader for a C++ runtime, as opposed to having its own."""
+    sections = ELFFile(io.BytesIO(library)).iter_sections()
+    tags = [
+        tag for section in sections if isinstance(section, DynamicSection) for tag in section.iter_tags("DT_NEEDED")
+    ]
+    return any(str(vars(tag)["needed"]).startswith(("libstdc++.", "libc++.")) for tag in tags)
+
+
+def _models(archive: zipfile.ZipFile) -> list[str]:
+    """The names of the models in a package."""
+    return [name for name in archive.namelist() if MODELS in f"/{name}" and name.endswith(".so")]
+
+
+def _ops(program: torch.export.ExportedProgram) -> list[Op]:
+    """The ops of the program that its package has to carry. SL307 for one that only Python can run."""
+    needed: dict[str, Op] = {}
+    for op, node in _calls(program):
+        call = _bound(op, node)
+        templates = call is not None and op.templates.get(call.device.type)
+        if call is not None and not templates:
+            refuse_python(op, call)
+        if op.spec.name not in needed and not (templates and _unbindable(op)):
+            needed[op.spec.name] = op
+    return [needed[name] for name in sorted(needed)]
+
+
+def _here() -> tuple[int, ...]:
+    """The architecture of the current device, if there is one."""
+    if not torch.cuda.is_available():
+        return ()
+    major, minor = torch.cuda.get_device_capability()
+    return (10 * major + minor,)
+
+
+def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[int, ...]) -> None:
+    """Compile what kernels of ``sl.triton`` need for the calls of the program."""
+    for op, node in _calls(program) if architectures else ():
+        if not launched(op):
+            continue
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
+        for call in concrete_calls(op.spec.complete(args, kwargs)):
+            with suppress(ArgumentError):  # sizes that the declaration excludes: no call has them
+                compile_call(op, op.bind(call), architectures)
+
+
+def _calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]:
+    """The calls of declared ops, those in branches and loops included."""
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            op = registry.find(operator_name(node.target)) if overload_of(node) is not None else None
+            if op is not None:
+                yield op, node
+
+
+def _bound(op: Op, node: Any) -> Any:
+    """The call with the program's own stand-ins for tensors; None if they do not tell."""
+    try:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
+        return op.bind(op.spec.complete(args, kwargs))
+    except (TypeError, ShiplapError):  # torch says more where it compiles the call
+        return None
+
+
+def _unbindable(op: Op) -> bool:
+    """Whether generated C++ cannot bind the op, so that its template alone goes along, inside the model."""
+    try:
+        make_plan(op)
+    except ShiplapError:
+        return True
+    return False
+
+
+# --- the archive ------------------------------------------------------------------------------------------------------
+
+
+def _carrying(package: Path, ops: Deployed, first: Op, scratch: Path) -> Path:
+    """``package`` with ``ops`` beside each of its models."""
+    made = scratch / f"carrying-{package.name}"
+    with zipfile.ZipFile(package) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
+        if not (models := _models(source)):
+            raise error(
+                "SL308", where=package.name, got="no compiled model in the package", expected="a library of AOTInductor"
+            )
+        for info in source.infolist():
+            if info.filename not in models:
+                _add(target, info.filename, source.read(info))
+        for folder in dict.fromkeys(PurePosixPath(name).parent for name in models):
+            for name, path in ((ops.name, ops.library), *ops.kernels.items()):
+                _add(target, str(folder / name), path.read_bytes())
+        for name in models:
+            inner = Path(scratch) / PurePosixPath(name).name
+            inner.write_bytes(source.read(name))
+            _add(target, f"{name}.model", inner.read_bytes())
+            _add(target, name, _front(inner, ops.name, first).read_bytes())
+    return made
+
+
+def _add(target: zipfile.ZipFile, name: str, content: bytes) -> None:
+    """Uncompressed, and aligned as torch's own writer aligns: a reader may map it."""
+    info = zipfile.ZipInfo(name)
+    start = (target.fp.tell() if target.fp is not None else 0) + 30 + len(name.encode()) + 4
+    padding = -start % ALIGNMENT
+    info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
+    target.writestr(info, content)
+
+
+def _front(model: Path, ops: str, first: Op) -> Path:
+    """The library that stands in front of ``model``, with a function for each that the model exports."""
+    source, made = model.with_suffix(".front.cpp"), model.with_suffix(".front")
+    source.write_text(render("package.cpp.jinja", ops=ops, model=f"{model.name}.model", functions=_exported(model)))
+    home = Path(torch.__file__).parent
+    include = [f"-isystem{home / folder}" for folder in ("include", "include/torch/csrc/api/include")]
+    link = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl"]
+    flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"]
+    flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+    command = [*compiler(first), *flags, *include, "-o", str(made), str(source), *link]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+    if done.returncode:
+        raise error("SL405", where=first.spec.name, got=done.stderr.strip()[:2000], expected="a library")
+    return made
+
+
+def _exported(library: Path) -> list[str]:
+    """The C functions of a model that a loader may ask for."""
+    with library.open("rb") as file:
+        tables = [s for s in ELFFile(file).iter_sections() if isinstance(s, SymbolTableSection)]
+        names = {symbol.name for table in tables if table.name == ".dynsym" for symbol in _functions(table)}
+    return sorted(name for name in names if name.startswith("AOTInductor"))
+
+
+def _functions(table: SymbolTableSection) -> Iterable[Any]:
+    symbols: Iterable[Any] = table.iter_symbols()
+    return (s for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_shndx"] != "SHN_UNDEF")

@@ -1,0 +1,249 @@
+"""A wheel with native code from a wheel without: unpacked, filled, tagged for its platform and packed again."""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import csv
+import hashlib
+import io
+import lzma
+import os
+import re
+import stat
+import sysconfig
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from shiplap import safe_io
+from shiplap.dispatch.package_folder import FOLDER
+from shiplap.errors import ShiplapError, error, writing
+from shiplap.packaging.contents import NO_EXTRAS, Contents, Extras
+from shiplap.packaging.tags import platform_tag
+from shiplap.packaging.worker import fill_apart
+
+LIMIT = 1 << 32  # bytes of a wheel, unpacked
+FILES = 100_000  # in one wheel
+EPOCH = (315532800, 4354819198)  # 1980 and 2107: the times that a zip file can state
+_PART = r"[^-\s]+"  # no line can be added to the file WHEEL
+_NAME = re.compile(
+    rf"(?P<stem>{_PART}-{_PART}(?:-\d[^-\s]*)?)-(?P<python>{_PART})-(?P<abi>{_PART})-(?P<platform>{_PART})\.whl"
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A wheel to add native bindings to, and how.
+
+    Attributes:
+        wheel: the path of the wheel.
+        output: the folder for the new wheel, by default the folder of ``wheel``.
+        modules: the modules that declare ops. By default the modules of the wheel's entry points ``shiplap.families``.
+            If it has none, the top-level packages of the wheel.
+        platform: the platform tag of the new wheel. By default the tag of ``wheel``. If that tag is ``any``, Shiplap
+            derives a tag from the libraries.
+        extras: a table of choices and compiled Triton kernels, if they go along.
+    """
+
+    wheel: Path
+    output: Path | None = None
+    modules: tuple[str, ...] = ()
+    platform: str = ""
+    extras: Extras = NO_EXTRAS
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A wheel that was written.
+
+    Attributes:
+        wheel: its path.
+        contents: for each package, the libraries, the ops with a native binding, and the ops without one.
+        warning: why package indexes will refuse the platform tag of the wheel. Empty if they accept it.
+    """
+
+    wheel: Path
+    contents: tuple[Contents, ...]
+    warning: str = ""
+
+
+def package(request: Request, say: Callable[[str], None] = lambda line: None) -> Packed:
+    """Compile the native bindings of the ops in a wheel, and write a wheel that contains them.
+
+    The new wheel has a platform tag. If its name differs from the old name and both wheels would be in one folder, the
+    old wheel is removed.
+
+    Args:
+        request: the wheel, and what to do with it.
+        say: called with one line of text before each step that takes long.
+
+    Raises:
+        ShippingError: SL308 for a package that bindings cannot be added to, SL310 for a file that is not a wheel.
+        CommandError: SL601 if a module cannot be imported, SL602 if the new wheel cannot be written.
+        LibraryError: what :func:`shiplap.packaging.contents.fill` raises.
+    """
+    if not request.wheel.exists():
+        fix = "pass the path of a wheel, such as one that 'python -m build' wrote to dist/"
+        raise error("SL310", where=str(request.wheel), got="No such file or directory", expected="a wheel", fix=fix)
+    name = _NAME.fullmatch(request.wheel.name)
+    if name is None:
+        raise _unfit(request.wheel, f"the name {request.wheel.name}")
+    if request.platform and not re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)*", request.platform):
+        raise error(
+            "SL308",
+            where=str(request.wheel),
+            got=f"the platform tag {request.platform!r}",
+            expected="a tag such as manylinux_2_28_x86_64",
+            fix="pass --platform with a tag of lower-case letters, digits and underscores",
+        )
+    _check_extras(request)
+    with tempfile.TemporaryDirectory(prefix="shiplap-wheel-") as scratch:
+        unpacked = Path(scratch)
+        files = _unpack(request.wheel, unpacked)
+        modules = request.modules or tuple(_modules(request.wheel, files, unpacked))
+        say(f"binding the ops of {', '.join(modules)}: a compiler runs for some seconds")
+        contents = fill_apart(modules, unpacked, request.extras)
+        libraries = [path for path in unpacked.rglob("*.so*") if path.is_file()]
+        tag, warning = _platform(request, name["platform"], libraries)
+        target = (request.output or request.wheel.parent) / f"{name['stem']}-{name['python']}-{name['abi']}-{tag}.whl"
+        say(f"writing {target}")
+        _write(target, unpacked, files, f"{name['python']}-{name['abi']}-{tag}")
+    if target.parent.resolve() == request.wheel.parent.resolve() and target.name != request.wheel.name:
+        request.wheel.unlink()
+    return Packed(target, tuple(contents), warning)
+
+
+def _check_extras(request: Request) -> None:
+    """SL308 for architectures without calls, or the other way round, and for numbers that are no architecture."""
+    extras, got, fix = request.extras, "", "pass --cubins 90 together with --calls calls.jsonl"
+    if bool(extras.cubins) != (extras.calls is not None):
+        got = "calls without an architecture" if extras.calls is not None else "architectures without calls"
+    elif strange := [each for each in extras.cubins if not 50 <= each <= 999]:
+        got, fix = f"the architecture {strange[0]}", "pass --cubins 90 for compute capability 9.0"
+    if got:
+        expected = "architectures, and the calls for which Triton kernels are compiled"
+        raise error("SL308", where=str(request.wheel), got=got, expected=expected, fix=fix)
+
+
+def _platform(request: Request, now: str, libraries: Iterable[Path]) -> tuple[str, str]:
+    if request.platform:
+        return request.platform, ""
+    read, why = platform_tag(libraries)
+    if now == "any" or now == sysconfig.get_platform().replace("-", "_").replace(".", "_"):
+        return read, why
+    return now, ""
+
+
+def _unpack(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
+    """Its files by name, without those of an earlier run. SL310 for what is no wheel."""
+    try:
+        with os.fdopen(safe_io.open_file(wheel, safe_io.NAMED), "rb") as file, zipfile.ZipFile(file) as archive:
+            files = {info.filename: info for info in archive.infolist() if not info.is_dir()}
+            strange = next((n for n in files if PurePosixPath(n).is_absolute() or ".." in PurePosixPath(n).parts), "")
+            if strange or sum(info.file_size for info in files.values()) > LIMIT:
+                raise _unfit(wheel, f"the name {strange!r} in it" if strange else f"more than {LIMIT} bytes")
+            if len(files) > FILES:
+                raise _unfit(wheel, f"more than {FILES} files")
+            files = {name: info for name, info in files.items() if FOLDER not in PurePosixPath(name).parts}
+            for name in files:
+                archive.extract(name, folder)
+    # Of zipfile: RuntimeError for what is encrypted, NotImplementedError for another compression.
+    except (OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError) as e:
+        if isinstance(e, ShiplapError):
+            raise
+        raise _unfit(wheel, safe_io.reason(e)) from None
+    if not _info(files, "WHEEL"):
+        raise _unfit(wheel, "no file *.dist-info/WHEEL")
+    return files
+
+
+def _text(wheel: Path, file: Path) -> str:
+    """A file about the wheel. SL310 unless it is UTF-8."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise _unfit(wheel, f"{file.name} with {e.reason}") from None
+
+
+def _unfit(wheel: Path, got: str) -> Exception:
+    return error("SL310", where=str(wheel), got=got, expected="a wheel such as mylib-1.0-py3-none-any.whl")
+
+
+def _info(files: Iterable[str], name: str) -> str:
+    """The file ``name`` of the folder ``*.dist-info``, or nothing."""
+    return next((f for f in files if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(name)}", f)), "")
+
+
+def _modules(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str]:
+    """The modules that a wheel names as families, else its top packages. SL310 for names that cannot be read."""
+    listed = configparser.ConfigParser(delimiters=("=",), interpolation=None)
+    if entry_points := _info(files, "entry_points.txt"):
+        try:
+            listed.read_string(_text(wheel, folder / entry_points))
+        except configparser.Error as e:
+            raise _unfit(wheel, f"entry_points.txt: {e.message.splitlines()[0]}") from None
+    if listed.has_section("shiplap.families"):
+        yield from dict.fromkeys(value.partition(":")[0].strip() for value in listed["shiplap.families"].values())
+    else:
+        tops = dict.fromkeys(PurePosixPath(name).parts[0] for name in files if name.endswith("/__init__.py"))
+        yield from (top for top in tops if (folder / top / "__init__.py").is_file())
+
+
+# --- written again ----------------------------------------------------------------------------------------------------
+
+
+def _write(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag: str) -> None:
+    """The files of the old wheel and all new ones under their packages' folders, whole or not at all."""
+    about, record = _info(files, "WHEEL"), _info(files, "RECORD") or _info(files, "WHEEL").replace("WHEEL", "RECORD")
+    (folder / about).write_text(_tagged(_text(target, folder / about), tag), encoding="utf-8")
+    new = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if _is_new(p, folder, files))
+    rows = []
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with writing(target, "the wheel"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            scratch.unlink(missing_ok=True)
+            with zipfile.ZipFile(scratch, "x", zipfile.ZIP_DEFLATED) as archive:  # a link of that name is not followed
+                for name in [*(n for n in files if n != record), *new]:
+                    content = (folder / name).read_bytes()
+                    archive.writestr(files.get(name) or _entry(name), content, zipfile.ZIP_DEFLATED)
+                    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+                    rows.append((name, f"sha256={digest}", str(len(content))))
+                archive.writestr(_entry(record), _record([*rows, (record, "", "")]))
+            scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _is_new(path: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo]) -> bool:
+    """What was put there: Python's own caches were not, though the import has made them."""
+    parts = path.relative_to(folder).parts
+    return path.is_file() and FOLDER in parts and "/".join(parts) not in files
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    """A file that any user may read, with the time that SOURCE_DATE_EPOCH asks for."""
+    asked = os.environ.get("SOURCE_DATE_EPOCH", "")
+    seconds = min(max(int(asked) if asked.isdecimal() else EPOCH[0], EPOCH[0]), EPOCH[1])
+    entry = zipfile.ZipInfo(name, time.gmtime(seconds)[:6])
+    entry.external_attr = (stat.S_IFREG | 0o644) << 16
+    return entry
+
+
+def _record(rows: Sequence[tuple[str, str, str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _tagged(about: str, tag: str) -> str:
+    """The file WHEEL with this tag: ``py3-none-linux_x86_64``; several of a kind are joined by points."""
+    python, abi, platform = (part.split(".") for part in tag.split("-"))
+    kept = [line for line in about.splitlines() if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))]
+    tags = [f"Tag: {py}-{a}-{p}" for py in python for a in abi for p in platform]
+    return "\n".join([*kept, "Root-Is-Purelib: false", *tags]) + "\n"

@@ -1,0 +1,82 @@
+"""``python -m shiplap.packaging.worker``: fill the packages of an unpacked wheel, in a process of its own.
+
+The packages are imported from the wheel and from nowhere else, whatever the process that asks has imported.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shiplap import safe_io
+from shiplap.errors import ShiplapError, error
+from shiplap.packaging.contents import NO_EXTRAS, Contents, Extras, fill
+
+MODULES, LONGEST = 1000, 1000  # of one wheel; characters of a name
+PARTS = ("id", "what", "where", "got", "expected", "fix")  # of an error
+
+
+def fill_apart(modules: Sequence[str], unpacked: Path, extras: Extras = NO_EXTRAS) -> list[Contents]:
+    """``contents.fill`` in a process of its own; raises what it raises, and SL601 for more or other than names."""
+    named = (name for name in modules if len(name) > LONGEST or not all(map(str.isidentifier, name.split("."))))
+    strange = next(named, None)
+    if strange is not None or len(modules) > MODULES:
+        got = "no name of a module" if strange is not None else f"{len(modules)} modules"
+        raise error("SL601", where=(strange or modules[0])[:200], got=got, expected="modules of the wheel")
+    command = [sys.executable, "-P", "-m", "shiplap.packaging.worker"]  # -P: no module of the current folder
+    with tempfile.TemporaryDirectory() as folder:
+        answer, order, errors = (Path(folder) / name for name in ("answer.json", "order.json", "stderr"))
+        more = {"tuned": _absolute(extras.tuned), "calls": _absolute(extras.calls), "cubins": extras.cubins}
+        order.write_text(json.dumps([str(unpacked), str(answer), more, *modules]))
+        with errors.open("wb") as stderr:  # no pipes: a process that an import leaves behind would hold them open
+            nothing = subprocess.DEVNULL
+            done = subprocess.run([*command, str(order)], check=False, stdin=nothing, stdout=nothing, stderr=stderr)
+        how = errors.read_text(errors="replace").strip()[-2000:] or f"the process ended with status {done.returncode}"
+        return read_answer(answer, modules, how)
+
+
+def _absolute(path: Path | None) -> str:
+    return str(path.absolute()) if path is not None else ""
+
+
+def read_answer(path: Path, modules: Sequence[str], how: str) -> list[Contents]:
+    """What the worker wrote; raises what it raised, and SL308 with ``how`` it ended for what is no answer."""
+    try:
+        content = safe_io.parse_json(safe_io.read_file(path, safe_io.Limits().size, safe_io.NAMED))
+        if isinstance(content, dict):
+            raise _refused(content)
+        return msgspec.convert(content, list[Contents])
+    except (OSError, ValueError, LookupError):  # it ended first, or an import wrote there
+        where = ", ".join(modules[:10])
+        raise error("SL308", where=where, got=how, expected="modules that can be imported") from None
+
+
+def _refused(content: dict[str, Any]) -> ShiplapError:
+    """The error that the worker had. ValueError or LookupError for what is none."""
+    parts = msgspec.convert({part: content.get(part) for part in PARTS}, dict[str, str])
+    return error(parts.pop("id"), **parts)
+
+
+def _main(order: str) -> None:
+    unpacked, answer, asked, *modules = json.loads(Path(order).read_text())
+    sys.path.insert(0, unpacked)
+    content: object
+    try:
+        tuned, calls = (Path(asked[name]) if asked[name] else None for name in ("tuned", "calls"))
+        extras = Extras(tuned, tuple(asked["cubins"]), calls)
+        content = [asdict(each) for each in fill(modules, Path(unpacked), extras)]
+    except ShiplapError as e:
+        content = {part: getattr(e, part) for part in PARTS}
+    Path(answer).write_text(json.dumps(content))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,74 @@
+"""The rule that each argument is of the kind that its annotation says, and the arguments of a call by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shiplap.declare.spec import Arg, OpSpec
+from shiplap.declare.values import Value
+from shiplap.errors import ShiplapError, error
+from shiplap.plan.expression import Term, Text
+from shiplap.plan.rule import TRUE, Rule
+
+__all__ = ["IsKind", "arranged"]
+
+
+@dataclass(frozen=True)
+class IsKind(Rule):
+    """An argument is a tensor, a number or a list, as its annotation says."""
+
+    op: str
+    arg: Arg
+
+    id = "SL209"
+    cpp_by = "the dispatcher, and tvm-ffi's Arguments, which convert each value or refuse it"
+
+    def holds(self) -> Term:
+        return Term("not mismatch(arg, value)", TRUE.cpp)
+
+    def where(self) -> Text:
+        return (f"{self.op}, argument '{self.arg.name}'",)
+
+    def got(self) -> Text:
+        return (Term("mismatch(arg, value)", ""),)
+
+    def expected(self) -> Text:
+        size = f"{self.arg.length} " if self.arg.length else ""
+        member = str(self.arg.tensor) + " or None" * self.arg.absent
+        kind = f"list of {size}{member}" if self.arg.many else str(self.arg.tensor or self.arg.kind)
+        kind += f" of length {size}".rstrip() if size and not self.arg.many else ""
+        return (kind + (" or None" if self.arg.optional else ""),)
+
+    def broken(self, got: str) -> ShiplapError:
+        """The error for a value that is a ``got``."""
+        return error(self.id, where=f"{self.op}, argument {self.arg.name!r}", got=got, expected=str(self.expected()[0]))
+
+
+def arranged(spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]) -> dict[str, Value]:
+    """Each argument that was given, by name. SL209 in the words of Python for too many, too few or unknown ones."""
+    values: dict[str, Value] = {}
+    missing = ""
+    for index, arg in enumerate(spec.args):
+        name, by_name = arg.name, arg.name in kwargs
+        if index < len(args) and not arg.keyword_only:
+            values[name] = args[index]
+            if by_name:
+                raise _unlike(spec, schema, f"multiple values for argument {name!r}")
+        elif by_name:
+            values[name] = kwargs[name]
+        elif arg.default is ... and not missing:
+            missing = name
+        if (index < len(args) and arg.keyword_only) or index + 1 == len(spec.args) < len(args):
+            raise _unlike(spec, schema, "too many positional arguments")
+    if missing:
+        raise _unlike(spec, schema, f"missing a required argument: {missing!r}")
+    for name in kwargs:
+        if name not in values:
+            raise _unlike(spec, schema, f"an unexpected keyword argument {name!r}")
+    return values
+
+
+def _unlike(spec: OpSpec, schema: str, got: str) -> ShiplapError:
+    what, fix = "the arguments do not fit the signature", "pass the arguments that 'expected' lists, each once"
+    return error("SL209", where=spec.name, what=what, got=got, expected=schema, fix=fix)

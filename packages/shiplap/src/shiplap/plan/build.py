@@ -1,0 +1,246 @@
+"""A declaration → the steps of its calls. What is decided here is the order, and what is sure to be known when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.spec import Arg, Dim, OpSpec, TensorType
+from shiplap.plan.expression import Names, Place, Term, Text, both, fallible, quoted, value
+from shiplap.plan.rule import Rule
+from shiplap.plan.rules import relations, sizes, tensors
+from shiplap.plan.steps import Check, Each, Evaluate, Let, Meet, Present, Step, Type, Unset
+
+_Late = Callable[[], None]
+
+
+def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
+    """All that a call's arguments are held to, and the variables that they bind."""
+    builder = _Builder(spec)
+    for arg in spec.scalars:
+        if arg.cls is not None:
+            builder.check(relations.IsObject(spec.name, arg.name, arg.cls, arg.optional))
+    for arg in spec.tensors:
+        builder.argument(arg)
+    builder.relations()
+    unset = [Unset(name, type) for name, type in builder.loose.items()]
+    return (*unset, *builder.steps)
+
+
+def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
+    """That no tensor which is written to is another argument too."""
+    steps: list[Step] = []
+    for name in spec.mutated:
+        written = spec.arg(name)
+        target = Place(spec.name, name, written.many)
+        for arg in spec.tensors:
+            if arg.name != name:
+                other = Place(spec.name, arg.name, arg.many)
+                steps += around(written, target, around(arg, other, (Check(tensors.Unshared(target, other)),)))
+    return tuple(steps)
+
+
+def around(arg: Arg, at: Place, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """``steps`` where the argument is there, for each element of a list."""
+    if not arg.many:
+        return (Present(at, steps),) if arg.optional else steps
+    return (Each(at, (Present(at, steps),) if arg.absent else steps, arg.optional),)
+
+
+def look_dtype(at: Place) -> Let:
+    """The dtype of a tensor."""
+    return Let(f"type_{at.arg}", Type.DTYPE, Term(f"{at.tensor.python}.dtype", f"{at.tensor.cpp}.dtype()"))
+
+
+def tried(spec: OpSpec, names: Names, variable: str, type: Type, expr: Expr) -> tuple[tuple[Step, ...], Term]:
+    """The value of an expression, and the steps before it where it has to be tried; then it is the ``variable``."""
+    term = value(expr, names)
+    if not fallible(expr, names):
+        return (), term
+    return (Evaluate(variable, type, expr, term, relations.HasValue(spec.name, expr, names)),), both(variable)
+
+
+class _Builder:
+    """Writes the steps of one declaration. ``bound``: variables that every call has set by now, or that the block of
+    an optional argument has; ``loose``: those that some calls leave unset; ``origins``: where the others come from."""
+
+    def __init__(self, spec: OpSpec) -> None:
+        self.spec, self.names = spec, Names(spec)
+        self.steps: list[Step] = []
+        self.bound = {self.names(a.name) for a in spec.scalars}
+        self.origins: dict[str, Text] = {self.names(a.name): (f"argument '{a.name}'",) for a in spec.scalars}
+        self.loose: dict[str, Type] = {}
+        self.late: list[tuple[Arg, Place, _Late]] = []
+        self.sure = True  # whether every call takes the steps that are written now
+
+    def check(self, rule: Rule) -> None:
+        self.steps.append(Check(rule))
+
+    @contextmanager
+    def block(self, arg: Arg, at: Place) -> Iterator[None]:
+        """The steps within are those of an argument that may be absent, or of each element of a list."""
+        if not (arg.optional or arg.many):
+            yield
+            return
+        outer, bound, self.steps, self.sure = self.steps, set(self.bound), [], False
+        yield
+        self.steps = [*outer, *around(arg, at, tuple(self.steps))]
+        self.bound, self.sure = bound, True
+
+    def meet(self, variable: str, type: Type, term: Term, origin: Text, *rules: Rule) -> None:
+        """``variable`` is ``term``, or must agree with it where an argument before has set it."""
+        if variable in self.bound:
+            for rule in rules:
+                self.check(rule)
+        elif self.sure and variable not in self.loose:
+            self.steps.append(Let(variable, type, term))
+            self.origins[variable] = origin
+        else:
+            self.loose.setdefault(variable, type)
+            self.steps.append(Meet(variable, type, term, origin, rules))
+        self.bound.add(variable)
+
+    def origin(self, variable: str) -> Text:
+        return self.origins.get(variable, (both(f"from_{variable}"),))
+
+    def argument(self, arg: Arg) -> None:
+        at, kind = Place(self.spec.name, arg.name, arg.many), arg.tensor
+        assert kind is not None
+        with self.block(arg, at):
+            self.check(tensors.IsTensor(at, str(kind)))
+            self.check(tensors.Dense(at))
+            self.dtype(at, kind)
+            device = tensors.SameDevice(at, self.origin("device"))
+            self.meet("device", Type.DEVICE, at.device, quoted(at.label), device)
+            self.shape(arg, at, kind)
+            for rule in tensors.of_argument(at, arg):
+                self.check(rule)
+
+    def dtype(self, at: Place, kind: TensorType) -> None:
+        self.steps.append(look_dtype(at))
+        if kind.dtypes:
+            self.check(tensors.DtypeAmong(at, kind.dtype_class, kind.dtypes))
+        if not kind.concrete:
+            variable = f"dtype_{kind.dtype_class}"
+            same = tensors.SameDtype(at, kind.dtype_class, self.origin(variable))
+            self.meet(variable, Type.DTYPE, at.dtype, quoted(at.label), same)
+
+    def shape(self, arg: Arg, at: Place, kind: TensorType) -> None:
+        self.look(at)
+        count = len(kind.dims)
+        spread = next((i for i, d in enumerate(kind.dims) if d.kind == "variadic"), count)
+        if kind.variadic:
+            self.check(sizes.RankAtLeast(at, count - 1, str(kind)))
+        else:
+            self.check(sizes.RankIs(at, count, str(kind)))
+        for axis, dim in enumerate(kind.dims):
+            if axis == spread:
+                self.spread(at, dim, axis, count - 1 - axis)
+            else:
+                self.dim(arg, at, dim, axis if axis < spread else axis - count)
+
+    def look(self, at: Place) -> None:
+        """The shape of a tensor: in C++ a pointer and the number of dims."""
+        shape = Term(f"{at.tensor.python}.shape", f"{at.tensor.cpp}.sizes()")
+        self.steps.append(Let(f"shape_{at.arg}", Type.SHAPE, shape))
+        self.steps.append(Let(f"rank_{at.arg}", Type.SIZE, Term("", f"{at.tensor.cpp}.dim()")))
+
+    def dim(self, arg: Arg, at: Place, dim: Dim, axis: int) -> None:
+        if dim.kind == "name":
+            variable = self.names(dim.text)
+            same = sizes.SameSize(at, axis, dim.text, both(variable), self.origin_of_size(variable))
+            self.meet(variable, Type.SIZE, at.size(axis), quoted(at.label), same)
+            if dim.of:
+                self.repeated(arg, at, dim.of, axis)
+        elif dim.kind == "fixed":
+            self.check(sizes.Fixed(at, axis, dim.size))
+        elif dim.expr is not None:
+            expr = dim.expr
+            if all(self.names(n) in self.bound for n in expr.names):
+                self.computed(at, axis, expr)
+            else:
+                self.late.append((arg, at, lambda: self.computed(at, axis, expr)))
+
+    def repeated(self, arg: Arg, at: Place, of: str, axis: int) -> None:
+        """A dim that broadcasts is held to the other one when that is known."""
+
+        def write() -> None:
+            variable = self.names(of)
+            self.check(sizes.SameOrOne(at, axis, of, both(variable), self.origin_of_size(variable)))
+
+        if self.names(of) in self.bound:
+            write()
+        else:
+            self.late.append((arg, at, write))
+
+    def origin_of_size(self, variable: str) -> Text:
+        """``in 'x'`` for what a tensor has, ``argument 'k'`` for a scalar."""
+        origin = self.origin(variable)
+        source = origin[0] if origin else ""
+        return origin if isinstance(source, str) and source.startswith(("argument", "declared")) else ("in ", *origin)
+
+    def computed(self, at: Place, axis: int, expr: Expr) -> None:
+        wanted = self.value(f"v_at_{at.arg}_{axis}".replace("-", "m"), Type.SIZE, expr)
+        self.check(sizes.Computed(at, axis, expr.source, wanted))
+
+    def value(self, variable: str, type: Type, expr: Expr) -> Term:
+        steps, term = tried(self.spec, self.names, variable, type, expr)
+        self.steps += steps
+        return term
+
+    def spread(self, at: Place, dim: Dim, before: int, behind: int) -> None:
+        if dim.text == "...":
+            return
+        here = f"spread_{at.arg}"
+        here_sizes = Term(f"tuple(shape_{at.arg}[{before}:len(shape_{at.arg}) - {behind}])", "")
+        self.steps.append(Let(here, Type.SHAPE, here_sizes))
+        both_rules = sizes.SameSpreadRank(at, dim.text), sizes.SameSpread(at, dim.text)
+        self.meet(self.names(dim.text), Type.SHAPE, Term(here, ""), quoted(at.label), *both_rules)
+
+    def relations(self) -> None:
+        """What no argument can tell alone: that lists were not empty, computed dims, preconditions."""
+        op = self.spec.name
+        if self.spec.traced and "device" not in self.bound:
+            self.place()
+        if missing := [v for v in self.needed() if v not in self.bound]:
+            self.check(relations.Known(op, tuple(missing)))
+            self.bound.update(missing)
+        for name, expr in self.spec.dims:
+            variable = self.names(name)
+            computed = self.value(f"v_dim_{name}", Type.SIZE, expr)
+            same = relations.AgreesWith(op, name, both(variable), computed, self.origin_of_size(variable))
+            self.meet(variable, Type.SIZE, computed, (f"declared as {expr}",), same)
+        for arg, at, write in self.late:
+            with self.block(arg, at):
+                if arg.optional or arg.many:  # what was looked up is gone with its block
+                    self.look(at)
+                write()
+        for number, expr in enumerate(self.spec.requires):
+            truth = self.value(f"v_requires_{number}", Type.BOOL, expr)
+            self.check(relations.Requires(op, expr, self.names, truth))
+
+    def place(self) -> None:
+        """The device of a call that may have no tensor: that of the ``device`` argument, or torch's default."""
+        given = next((self.names(a.name) for a in self.spec.scalars if a.scalar == "device"), "None")
+        self.steps.append(
+            Let("device", Type.DEVICE, Term(f"placed({'device' if self.has('device') else 'None'}, {given})", ""))
+        )
+        self.bound.add("device")
+
+    def has(self, variable: str) -> bool:
+        """Whether some calls have set the variable by now."""
+        return variable in self.loose
+
+    def needed(self) -> list[str]:
+        """The device, and the sizes and dtypes that outputs and expressions are made of."""
+        spec = self.spec
+        exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires)
+        dims = [d for o in spec.outputs for d in o.tensor.dims]
+        names = {d.text for d in dims if d.kind in ("name", "variadic")}
+        names = names.union(
+            *(e.names for e in exprs), *(d.expr.names for d in dims if d.expr), spec.broadcasts.values()
+        )
+        names -= {k for k, _ in (*spec.dims, *spec.bounds)}
+        classes = {o.tensor.dtype_class for o in spec.outputs if not o.tensor.concrete}
+        return ["device", *sorted(map(self.names, names)), *(f"dtype_{c}" for c in sorted(classes))]

@@ -1,0 +1,137 @@
+"""``CallPlan``: what is done with the arguments of an op's calls, built once from its declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from torch import Tensor
+
+from shiplap.cached_property import cached_property
+from shiplap.declare.binding import Binding
+from shiplap.declare.schema import public_schema
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.value_kinds import mismatch
+from shiplap.declare.values import Value
+from shiplap.errors import ShiplapError
+from shiplap.plan.argument_kinds import IsKind, arranged
+from shiplap.plan.build import argument_steps, sharing_steps
+from shiplap.plan.expression import Names, Place, parameters, variable
+from shiplap.plan.outputs import OutputPlan
+from shiplap.plan.python_source import Writer, compile_function, loose
+from shiplap.plan.rules.tensors import Dense
+from shiplap.plan.steps import Block
+from shiplap.plan.values import dense
+
+Bind = Callable[..., Binding]
+
+
+class CallPlan:
+    """What is done with the arguments of a call, in order.
+
+    Attributes:
+        arguments: the steps for any call, also of fake tensors. ``sharing``: what only real tensors can be asked.
+        kinds: what the dispatcher has asked before.
+    """
+
+    def __init__(self, spec: OpSpec) -> None:
+        self.spec, self.names, self.schema = spec, Names(spec), public_schema(spec)
+
+    @cached_property
+    def arguments(self) -> Block:
+        return argument_steps(self.spec)
+
+    @cached_property
+    def sharing(self) -> Block:
+        return sharing_steps(self.spec)
+
+    @cached_property
+    def kinds(self) -> tuple[IsKind, ...]:
+        return tuple(IsKind(self.spec.name, a) for a in self.spec.args)
+
+    @cached_property
+    def outputs(self) -> OutputPlan:
+        """What the call writes to."""
+        return OutputPlan(self.spec, self.names)
+
+    @cached_property
+    def quick(self) -> Bind:
+        """``quick(*args)``: a real call, with all arguments in declared order; trailing defaults may be left out."""
+        return self._compiled(careful=False)
+
+    @cached_property
+    def careful(self) -> Bind:
+        """``careful(*args)``: the same for tensors of which some sizes may be symbols."""
+        return self._compiled(careful=True)
+
+    def bind(self, args: Sequence[Value]) -> Binding:
+        """Check ``args`` and bind names; raises SL2xx."""
+        return self.careful(*args)
+
+    def misfit(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> ShiplapError | None:
+        """What is wrong with a call that failed below its checks, as its checks would say it; raises SL209."""
+        values = arranged(self.spec, self.schema, args, kwargs)
+        accepted: ShiplapError | None = None
+        for arg in self.spec.args:
+            if arg.name in values and (got := mismatch(arg, value := values[arg.name])):
+                wrong = IsKind(self.spec.name, arg).broken(got)
+                if not isinstance(value, str) or value:
+                    return wrong
+                accepted = accepted or wrong  # torch takes it for an empty list, and the checks for what they find
+        try:
+            self.bind([values[a.name] if a.name in values else cast(Value, a.default) for a in self.spec.args])
+        except ShiplapError as e:
+            return e
+        except Exception:  # of a nested tensor, which has no sizes
+            return self._without_strides(values) or accepted
+        return accepted
+
+    def _without_strides(self, values: Mapping[str, Value]) -> ShiplapError | None:
+        for arg in self.spec.tensors:
+            value = values.get(arg.name)
+            at = Place(self.spec.name, arg.name, arg.many)
+            for number, each in enumerate(value if isinstance(value, (list, tuple)) else [value]):
+                if isinstance(each, Tensor) and not dense(each):
+                    return Dense(at).explain({f"t_{arg.name}": each, f"i_{arg.name}": number})
+        return None
+
+    def source(self, *, careful: bool = False) -> str:
+        """The function as text, to be read."""
+        head, body, writer = self._written(careful)
+        return "\n".join([head, *writer.lines, *body])
+
+    def _written(self, careful: bool) -> tuple[str, list[str], Writer]:
+        writer = Writer(careful=careful)
+        writer.write(self.arguments)
+        if not careful:
+            writer.write(self.sharing)
+        spec, unset = self.spec, loose(self.arguments)
+        env = dict.fromkeys([*(a.name for a in spec.scalars), *self._dims()])
+        sizes = {name: self.names(name) for name in env}
+        classes = {c: f"dtype_{c}" for c in sorted(self._classes())}
+        body = [
+            f"    env = {{{', '.join(f'{n!r}: {v}' for n, v in sizes.items() if v not in unset)}}}",
+            *(f"    if {v} is not None: env[{n!r}] = {v}" for n, v in sizes.items() if v in unset),
+            f"    dtypes = {{{', '.join(f'{c!r}: {v}' for c, v in classes.items() if v not in unset)}}}",
+            *(f"    if {v} is not None: dtypes[{c!r}] = {v}" for c, v in classes.items() if v in unset),
+            f"    return Binding(({''.join(f'{variable(a)}, ' for a in spec.args)}), env, dtypes, device)",
+        ]
+        return f"def bind({parameters(spec.args)}):", body, writer
+
+    def _compiled(self, *, careful: bool) -> Bind:
+        head, body, writer = self._written(careful)
+        defaults = [a.default for a in self.spec.args]
+        made = compile_function(
+            f"bind {self.spec.name}", head, body, writer, {"defaults": defaults, "Binding": Binding}
+        )
+        return cast(Bind, made)
+
+    def _dims(self) -> list[str]:
+        """Every dim with a name, in the order of the declaration."""
+        dims = [d for a in self.spec.tensors if a.tensor for d in a.tensor.dims]
+        named = [d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."]
+        scalars = {a.name for a in self.spec.scalars}
+        return [n for n in dict.fromkeys([*named, *(name for name, _ in self.spec.dims)]) if n not in scalars]
+
+    def _classes(self) -> set[str]:
+        return {a.tensor.dtype_class for a in self.spec.tensors if a.tensor and not a.tensor.concrete}

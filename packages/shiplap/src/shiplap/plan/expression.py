@@ -1,0 +1,190 @@
+"""What a call plan is written in: expressions of a call, each in Python and in C++, and texts that quote their values.
+
+Both languages use the same variables. Of an argument ``x``: ``t_x`` the tensor, ``shape_x``, ``rank_x`` (C++ only) and
+``type_x``, its dtype; ``a_k`` is a scalar or a list. ``d_n`` is a dim, ``dtype_Float`` the dtype of a dtype class,
+``device`` the device of the call. Where the first argument that has one of these may be absent, ``from_d_n`` (and so
+on) says at run time which argument it came from.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shiplap.declare.cpp_expression import to_cpp
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.spec import Arg, OpSpec
+
+
+@dataclass(frozen=True)
+class Term:
+    """One expression in both languages. The ``_text`` forms are for errors, where the value itself is no text."""
+
+    python: str
+    cpp: str
+    python_text: str = ""
+    cpp_text: str = ""
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """The expression whose value an error shows, in Python and in C++."""
+        return self.python_text or self.python, self.cpp_text or self.cpp
+
+
+Text = tuple[str | Term, ...]
+
+
+def equal(a: Term, b: Term) -> Term:
+    """Whether two values are equal."""
+    return Term(f"{a.python} == {b.python}", f"{a.cpp} == {b.cpp}")
+
+
+def both(variable: str) -> Term:
+    """A variable, which both languages call the same."""
+    return Term(variable, variable)
+
+
+def variable(arg: Arg) -> str:
+    """The variable of an argument."""
+    return f"t_{arg.name}" if arg.tensor is not None and not arg.many else f"a_{arg.name}"
+
+
+def parameters(args: Sequence[Arg]) -> str:
+    """Parameters of a generated function. Defaults are looked up by index, so that any value can be one. Those behind
+    the first default have one, for keyword-only arguments arrive in order too."""
+    first = next((i for i, a in enumerate(args) if a.has_default), len(args))
+    return ", ".join(variable(a) + (f"=defaults[{i}]" if i >= first else "") for i, a in enumerate(args))
+
+
+def quoted(text: Text) -> Text:
+    return ("'", *text, "'")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor of a call that is looked at: an argument, or each element of a list of tensors."""
+
+    op: str
+    arg: str
+    many: bool = False
+    role: str = "argument"
+    variable: str = ""  # where it is not ``t_<argument>``
+
+    @property
+    def label(self) -> Text:
+        """What the caller calls it: ``x``, or ``xs[1]``."""
+        return (f"{self.arg}[", Term(f"i_{self.arg}", ""), "]") if self.many else (self.arg,)
+
+    @property
+    def where(self) -> Text:
+        return (f"{self.op}, {self.role} ", *quoted(self.label))
+
+    @property
+    def tensor(self) -> Term:
+        return both(self.variable or f"t_{self.arg}")
+
+    @property
+    def rank(self) -> Term:
+        return Term(f"len(shape_{self.arg})", f"rank_{self.arg}")
+
+    @property
+    def shape(self) -> Term:
+        name = f"shape_{self.arg}"
+        return Term(name, name, f"show({name})", f"Sizes({name}, rank_{self.arg})")
+
+    @property
+    def strides(self) -> Term:
+        t = self.tensor.python
+        return Term(f"tuple({t}.stride())", "", "", f"Tuple({t}.strides(), {t}.dim())")
+
+    @property
+    def dtype(self) -> Term:
+        name = f"type_{self.arg}"
+        return Term(name, name, "", f"Dtype{{{name}}}")
+
+    @property
+    def device(self) -> Term:
+        return Term(f"{self.tensor.python}.device", f"device_of({self.tensor.cpp})")
+
+    def size(self, axis: int) -> Term:
+        """The size along an axis, which is negative behind a variadic dim."""
+        at = f"shape_{self.arg}[{axis}]"
+        return Term(at, at if axis >= 0 else f"shape_{self.arg}[rank_{self.arg} - {-axis}]")
+
+    def axis(self, axis: int) -> Text:
+        """The number of an axis, counted from the front."""
+        return (str(axis),) if axis >= 0 else (Term(f"len(shape_{self.arg}) - {-axis}", f"rank_{self.arg} - {-axis}"),)
+
+
+class Names:
+    """The variables of one declaration: names of its expressions → names in generated code."""
+
+    def __init__(self, spec: OpSpec) -> None:
+        self.scalars = {a.name: str(a.scalar) for a in spec.scalars}
+        self.spread = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "variadic"}
+
+    def __call__(self, name: str) -> str:
+        prefix = "a_" if name in self.scalars else "w_" if name in ("threads", "itemsize") else "d_"
+        return prefix + name
+
+    def term(self, name: str) -> Term:
+        """A dim, or a scalar argument."""
+        variable = self(name)
+        listed = name in self.spread or self.scalars.get(name, "").startswith("list")
+        text = f"show({variable})" if name in self.spread else f"list({variable})"
+        return Term(variable, variable, text if listed else "")
+
+
+def value(expr: Expr, names: Names) -> Term:
+    """A declared expression. Without a C++ form (empty) where the language has none."""
+    tree = _Renamed(names).visit(ast.parse(expr.source, mode="eval"))
+    try:
+        cpp = to_cpp(expr, names)
+    except ValueError:
+        cpp = ""
+    return Term(f"({ast.unparse(tree)})", cpp)
+
+
+class _Renamed(ast.NodeTransformer):
+    """Names become variables; functions stay what they are, also where an argument is called like one."""
+
+    def __init__(self, names: Callable[[str], str]) -> None:
+        self.names = names
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        return ast.Call(node.func, [self.visit(a) for a in node.args], [])
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self.names(node.id), ast.Load())
+
+
+def values_of(expr: Expr, names: Names) -> Text:
+    """``n = 3, k = 2``: the values of the names of an expression."""
+    text: list[str | Term] = []
+    for name in sorted(expr.names):
+        text += [f"{', ' if text else ''}{name} = ", names.term(name)]
+    return tuple(text)
+
+
+def fallible(expr: Expr, names: Names) -> bool:
+    """Whether the expression may have no value: where it divides by zero, looks beyond the end of a list, or needs more
+    than 64 bits on the way."""
+    if any(names.scalars.get(n, "int") not in ("int", "bool") or n in names.spread for n in expr.names):
+        return True
+    return any(map(_may_fail, ast.walk(ast.parse(expr.source, mode="eval"))))
+
+
+def _may_fail(node: ast.AST) -> bool:
+    match node:
+        case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=divisor):
+            return not (isinstance(divisor, ast.Constant) and divisor.value)
+        case ast.UnaryOp(operand=operand):
+            return not isinstance(operand, ast.Constant)
+        case ast.Call(func=ast.Name(id="cdiv"), args=[_, divisor]):
+            return not (isinstance(divisor, ast.Constant) and divisor.value)
+        case ast.Call(func=ast.Name(id=name), args=args):
+            return name not in ("broadcast", "min", "max") or (len(args) < 2 and name in ("min", "max"))
+        case ast.BinOp() | ast.Subscript():
+            return True
+    return False

@@ -1,0 +1,226 @@
+"""What a call writes to: outputs that are allocated or given, and a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from shiplap.cached_property import cached_property
+from shiplap.declare.binding import Binding
+from shiplap.declare.spec import OpSpec, Output
+from shiplap.declare.values import Args, EnvValue, Outputs
+from shiplap.plan.build import around, tried
+from shiplap.plan.expression import Names, Place, Term, both, variable
+from shiplap.plan.python_source import Writer, compile_function
+from shiplap.plan.rules import outputs as rules
+from shiplap.plan.steps import Allocate, Block, Check, Let, Present, Step, Type
+from shiplap.plan.values import Scope
+
+SCRATCH = "scratch"  # the variable of the workspace
+
+Allocator: TypeAlias = Callable[[Mapping[str, EnvValue], Mapping[str, torch.dtype], torch.device], Outputs]
+OutputsCheck: TypeAlias = Callable[[Binding, Args], None]
+MemoryCheck: TypeAlias = Callable[[Binding, Sequence[Tensor], Tensor | None], None]
+ScratchCheck: TypeAlias = Callable[[Binding, Tensor], None]
+RoomCheck: TypeAlias = Callable[[Binding, Tensor, int], None]
+
+
+def scratch_name(spec: OpSpec) -> str:
+    """What the workspace argument is called: an argument of the op may have that name already."""
+    name = "workspace"
+    while name in {a.name for a in spec.args} | {o.name for o in spec.outputs}:
+        name += "_"
+    return name
+
+
+class OutputPlan:
+    """The outputs of one declaration.
+
+    Attributes:
+        bounds: steps that give each data-dependent dim its bound. ``measured``: those that compute the other sizes.
+        fitting: what a given output is held to. ``disjoint``: that no memory is shared, among tensors that are there.
+        scratch: what a given workspace is held to before ``needed``, the bytes, is known; ``room``: after that.
+    """
+
+    def __init__(self, spec: OpSpec, names: Names) -> None:
+        self.spec, self.names = spec, names
+        self.places = {o.name: Place(spec.name, o.name, role="output") for o in spec.outputs}
+
+    @cached_property
+    def bounds(self) -> Block:
+        checks: list[Step] = []
+        for dim, expr in self.spec.bounds:
+            steps, term = tried(self.spec, self.names, f"v_bound_{dim}", Type.SIZE, expr)
+            checks += [*steps, Let(self.names(dim), Type.SIZE, term)]
+        return tuple(checks)
+
+    @cached_property
+    def measured(self) -> Block:
+        return tuple(step for o in self.spec.outputs for step in self._measured(o))
+
+    def _measured(self, out: Output) -> list[Step]:
+        checks: list[Step] = []
+        for axis, dim in enumerate(out.tensor.dims):
+            if dim.expr is not None:
+                name = f"e_{out.name}_{axis}"
+                steps, term = tried(self.spec, self.names, name, Type.SIZE, dim.expr)
+                checks += steps or (Let(name, Type.SIZE, term),)
+                checks.append(Check(rules.IsSize(self.places[out.name], dim.text, both(name))))
+        return checks
+
+    def shape(self, out: Output) -> Term:
+        """All sizes of an output: a tuple, in C++ a braced list."""
+        python, cpp = [], []
+        for axis, dim in enumerate(out.tensor.dims):
+            name = self.names(dim.text)
+            size = f"e_{out.name}_{axis}" if dim.expr else str(dim.size) if dim.kind == "fixed" else name
+            python.append(f"*{size}, " if dim.kind == "variadic" else f"{size}, ")
+            cpp.append(f"int64_t{{{size}}}" if dim.kind == "fixed" else size)
+        return Term(f"({''.join(python)})", f"{{{', '.join(cpp)}}}")
+
+    def dtype(self, out: Output) -> Term:
+        return rules.wanted_dtype(out.name, out.tensor.dtype_class, out.tensor.dtypes)
+
+    @cached_property
+    def allocated(self) -> Block:
+        """Steps that make the outputs."""
+        return tuple(Allocate(self.places[o.name], self.shape(o), self.dtype(o)) for o in self.spec.outputs)
+
+    @cached_property
+    def fitting(self) -> Block:
+        steps: list[Step] = []
+        for out in self.spec.outputs:
+            at, kind = self.places[out.name], out.tensor
+            t = at.tensor
+            steps += [
+                Let(f"type_{out.name}", Type.DTYPE, Term("", f"{t.cpp}.dtype()")),
+                Check(rules.FitsKind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
+                Let(f"shape_{out.name}", Type.SHAPE, Term(f"{t.python}.shape", f"{t.cpp}.sizes()")),
+                Let(f"rank_{out.name}", Type.SIZE, Term("", f"{t.cpp}.dim()")),
+                Check(rules.FitsShape(at, self.shape(out))),
+                Check(rules.FitsLayout(at)),
+            ]
+        return tuple(steps)
+
+    @cached_property
+    def disjoint(self) -> Block:
+        return self._disjoint(workspace=True)
+
+    def _disjoint(self, *, workspace: bool) -> Block:
+        spec, overlap_rules = self.spec, list[Step]()
+        scratch = Place(spec.name, scratch_name(spec), role="output", variable=SCRATCH)
+        written = [*self.places.values(), *([scratch] if workspace else [])]
+        for index, target in enumerate(written):
+            steps: list[Step] = []
+            for arg in spec.tensors:
+                other = Place(spec.name, arg.name, arg.many)
+                steps += around(arg, other, (Check(rules.Disjoint(target, other)),))
+            steps += [Check(rules.Disjoint(target, other)) for other in written[:index]]
+            overlap_rules += [Present(scratch, tuple(steps))] if target is scratch else steps
+        return tuple(overlap_rules)
+
+    @cached_property
+    def disjoint_outputs(self) -> Block:
+        """The same where no workspace can be rules."""
+        return self._disjoint(workspace=False)
+
+    @cached_property
+    def no_gradient(self) -> rules.NoGradient:
+        tensors = [variable(a) for a in self.spec.tensors] + [p.tensor.python for p in self.places.values()]
+        return rules.NoGradient(self.spec.name, (*tensors, SCRATCH))
+
+    @cached_property
+    def scratch(self) -> Block:
+        return (Check(rules.ScratchKind(self.spec.name, scratch_name(self.spec))),)
+
+    @cached_property
+    def room(self) -> Block:
+        where = self.spec.name, scratch_name(self.spec)
+        return Check(rules.ScratchRoom(*where)), Check(rules.ScratchAligned(*where))
+
+    # In Python
+
+    @cached_property
+    def allocate(self) -> Allocator:
+        """``allocate(env, dtypes, device)``: fresh contiguous outputs; ``env`` has the data-dependent dims too."""
+        writer = Writer(careful=True)
+        writer.write((*self.measured, *self.allocated))
+        result = f"    return ({''.join(f'{p.tensor.python}, ' for p in self.places.values())})"
+        constants = {
+            f"want_{o.name}": getattr(torch, o.tensor.dtypes[0]) for o in self.spec.outputs if o.tensor.concrete
+        }
+        head = ["def allocate(env, dtypes, device):", *self._sizes(self._computed()), *self._dtypes()]
+        made = compile_function(f"allocate {self.spec.name}", "\n".join(head), [result], writer, constants)
+        return cast(Allocator, made)
+
+    @cached_property
+    def check(self) -> OutputsCheck:
+        """``check(call, outs)``: the caller's outputs have the declared shapes and dtypes, also those of fakes."""
+        return cast(OutputsCheck, self._section("check", "outs", (*self.measured, *self.fitting)))
+
+    @cached_property
+    def check_memory(self) -> MemoryCheck:
+        """``check_memory(call, outs, scratch)``: they share no memory, and have no gradient."""
+        steps = (*self.disjoint, Check(self.no_gradient))
+        return cast(MemoryCheck, self._section("check_memory", f"outs, {SCRATCH}", steps))
+
+    @cached_property
+    def check_scratch(self) -> ScratchCheck:
+        """``check_scratch(call, scratch)``: the caller's workspace is bytes."""
+        return cast(ScratchCheck, self._section("check_scratch", SCRATCH, self.scratch))
+
+    @cached_property
+    def check_room(self) -> RoomCheck:
+        """``check_room(call, scratch, needed)``: as many as the kernel asks for."""
+        return cast(RoomCheck, self._section("check_room", f"{SCRATCH}, needed", self.room))
+
+    def _section(self, name: str, extra: str, steps: Block) -> Callable[..., object]:
+        """A function of a bound call and ``extra``, with the variables that the steps may look at."""
+        writer = Writer(careful=True)
+        writer.write(steps)
+        outs = "".join(f"{p.tensor.python}, " for p in self.places.values())
+        arguments = "".join(f"{variable(a)}, " for a in self.spec.args)
+        head = [
+            f"def {name}(call, {extra}):",
+            f"    {arguments}= call.args",
+            *([f"    {outs}= outs"] if extra.startswith("outs") else []),
+            "    env, dtypes, device = call.env, call.dtypes, call.device",
+            *self._sizes(self._computed()),
+            *self._dtypes(),
+        ]
+        names: Scope = {"requires_grad": requires_grad, "overlap": overlap}
+        return compile_function(f"{name} {self.spec.name}", "\n".join(head), ["    return"], writer, names)
+
+    def _computed(self) -> set[str]:
+        """The names that sizes of outputs are made of."""
+        dims = [d for o in self.spec.outputs for d in o.tensor.dims]
+        plain = {d.text for d in dims if d.kind in ("name", "variadic")}
+        return plain.union(*(d.expr.names for d in dims if d.expr))
+
+    def _sizes(self, names: set[str]) -> list[str]:
+        return [f"    {self.names(n)} = env[{n!r}]" for n in sorted(names)]
+
+    def _dtypes(self) -> list[str]:
+        classes = {o.tensor.dtype_class for o in self.spec.outputs if not o.tensor.concrete}
+        return [f"    dtype_{c} = dtypes[{c!r}]" for c in sorted(classes)]
+
+
+def requires_grad(values: Sequence[object]) -> bool:
+    """Whether a tensor among these, also in a list, requires a gradient."""
+    each = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
+    return any(isinstance(v, Tensor) and v.requires_grad for vs in each for v in vs)
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether the address ranges of two tensors meet."""
+    if a.device != b.device or a.numel() == 0 or b.numel() == 0:
+        return False
+    return a.data_ptr() < b.data_ptr() + reach(b) and b.data_ptr() < a.data_ptr() + reach(a)
+
+
+def reach(t: Tensor) -> int:
+    """How many bytes lie between the first and the end of the last element of a tensor that has elements."""
+    return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.itemsize

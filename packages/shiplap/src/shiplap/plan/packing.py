@@ -1,0 +1,43 @@
+"""How arguments reach a C kernel: where it wants them contiguous or aligned and they are not, as copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import cast
+
+from torch import Tensor
+
+from shiplap.declare.spec import OpSpec
+from shiplap.declare.values import Args
+from shiplap.plan.build import around
+from shiplap.plan.expression import Place, variable
+from shiplap.plan.python_source import Writer, compile_function
+from shiplap.plan.steps import Block, Pack, Step
+
+Packed = tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]
+
+
+def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native: bool) -> Block:
+    """The conversions before a kernel that takes the arguments ``strided`` with any strides.
+
+    ``native``: those of generated C++, which Python spares what would have to be written back or moved.
+    """
+    steps: list[Step] = []
+    for arg in spec.tensors:
+        at = Place(spec.name, arg.name)
+        step = Pack(at, arg.name in strided, align, arg.mutated)
+        if native and not (arg.mutated or step.strided):
+            steps.append(step)
+        elif not native and (align > 1 or not step.strided):
+            steps += around(arg, at, (step,))
+    return tuple(steps)
+
+
+def compile_packing(spec: OpSpec, strided: Collection[str], align: int) -> Callable[[Args], Packed]:
+    """``pack(args)``: the tensors in order, and what is written to with the copy that stands in for it."""
+    writer = Writer(careful=False)
+    writer.write(packing_steps(spec, strided, align, native=False))
+    head = f"def pack(args):\n    {''.join(f'{variable(a)}, ' for a in spec.args)}= args\n    copies = []"
+    result = f"    return [{', '.join(map(variable, spec.tensors))}], copies"
+    made = compile_function(f"pack {spec.name}", head, [result], writer, {})
+    return cast("Callable[[Args], Packed]", made)

@@ -1,0 +1,121 @@
+"""The steps of a call as straight-line Python, compiled once for each declaration.
+
+A function comes in two kinds, made of the same text. The *quick* one is for real calls: sizes are plain ints, and a
+condition is a plain ``if``. The *careful* one takes symbolic sizes too: a condition on symbols becomes a guard or a
+run-time assertion of the graph (``torch._check``). Where a rule is broken, its number and its texts, with the values of
+this call, become the error: nothing is looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+import torch
+
+from shiplap.errors import ShiplapError, error
+from shiplap.plan.rule import Rule, template
+from shiplap.plan.steps import Allocate, Check, Each, Evaluate, Let, Meet, Pack, Present, Step, Unset
+from shiplap.plan.values import Constant, Scope, scope
+from shiplap.torch_private.symbolic_sizes import check
+
+
+class Writer:
+    """Collects lines of a function body, and the rules that they may find broken."""
+
+    def __init__(self, *, careful: bool) -> None:
+        self.careful, self.lines, self.rules = careful, list[str](), list[Rule]()
+        self.constants: dict[str, Constant] = {}
+
+    def write(self, steps: Iterable[Step], indent: str = "    ") -> None:
+        for step in steps:
+            for line in self.step(step):
+                self.lines.append(indent + line)
+
+    def step(self, step: Step) -> list[str]:
+        match step:
+            case Unset(variable):
+                return [f"{variable} = from_{variable} = None"]
+            case Let(variable, _, term):
+                return [f"{variable} = {term.python}"] if term.python else []
+            case Evaluate(variable, _, _, term, rule):
+                return [
+                    "try:",
+                    f"    {variable} = {term.python}",
+                    "except (ArithmeticError, LookupError, TypeError, ValueError) as why:",
+                    f"    refuse({self.refusal(rule)})",
+                ]
+            case Check(rule):
+                return self.check(rule)
+            case Meet(variable, _, term, origin, rules):
+                first = f"{variable}, from_{variable} = {term.python}, {template(origin)}"
+                return [f"if {variable} is None:", f"    {first}", "else:", *self.inside(map(Check, rules))]
+            case Allocate(at, sizes, dtype):
+                return [f"{at.tensor.python} = empty({sizes.python}, dtype={dtype.python}, device=device)"]
+            case Pack():
+                return self.pack(step)
+            case Present(at, steps):
+                return [f"if {at.tensor.python} is not None:", *self.inside(steps)]
+            case Each(at, steps, optional):
+                members = f"a_{at.arg} or ()" if optional else f"a_{at.arg}"
+                return [f"for i_{at.arg}, {at.tensor.python} in enumerate({members}):", *self.inside(steps)]
+
+    def inside(self, steps: Iterable[Step]) -> list[str]:
+        return [f"    {line}" for step in steps for line in self.step(step)]
+
+    def pack(self, step: Pack) -> list[str]:
+        t = step.at.tensor.python
+        kept = [] if step.strided else [f"{t}.is_contiguous()"]
+        kept += [f"{t}.data_ptr() % {step.align} == 0"] if step.align > 1 else []
+        copied = f"{t}.clone(memory_format=contiguous_format)"
+        before = [f"    copies.append(({t}, {copied}))", f"    {t} = copies[-1][1]"]
+        return (
+            [f"if not ({' and '.join(kept)}):", *(before if step.written else [f"    {t} = {copied}"])] if kept else []
+        )
+
+    def check(self, rule: Rule) -> list[str]:
+        condition, refusal = rule.holds().python, self.refusal(rule)
+        number, _, texts = refusal.partition(", ")
+        return [
+            f"expect({condition}, {number}, lambda: ({texts}))"
+            if self.careful
+            else f"if not ({condition}): refuse({refusal})"
+        ]
+
+    def refusal(self, rule: Rule) -> str:
+        """The arguments of ``refuse``: the number of the rule, and its texts with the values of this call."""
+        self.constants |= rule.constants()
+        self.rules.append(rule)
+        return ", ".join([str(len(self.rules) - 1), *map(template, (rule.where(), rule.got(), rule.expected()))])
+
+
+def compile_function(name: str, head: str, body: Sequence[str], writer: Writer, names: Scope) -> Callable[..., object]:
+    """The function ``head`` with the lines of ``writer`` and then ``body``."""
+    rules = tuple(writer.rules)
+
+    def refused(number: int, where: str, got: str, expected: str) -> ShiplapError:
+        rule = rules[number]
+        return error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix)
+
+    def refuse(number: int, where: str, got: str, expected: str) -> NoReturn:
+        rule = rules[number]
+        raise error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix) from None
+
+    def expect(holds: bool | torch.SymBool, number: int, texts: Callable[[], tuple[str, str, str]]) -> None:
+        if isinstance(holds, torch.SymBool):
+            check(holds, lambda: str(refused(number, *texts())))
+        elif not holds:
+            refuse(number, *texts())
+
+    plain: Scope = {} if writer.careful else {"min": min, "max": max}  # of plain ints
+    namespace = {**scope(writer.constants), **plain, "refuse": refuse, "expect": expect, **names}
+    text = "\n".join([head, *writer.lines, *body])
+    exec(compile(text, f"<{name}>", "exec"), namespace)
+    made = namespace[head.partition("(")[0].removeprefix("def ")]
+    assert callable(made)
+    return made
+
+
+def loose(steps: Iterable[Step]) -> tuple[str, ...]:
+    """Variables that a call may leave unset."""
+    return tuple(step.variable for step in steps if isinstance(step, Unset))

@@ -1,0 +1,132 @@
+"""The rules of a call as a whole: what its arguments determine together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from shiplap.declare.dim_expression import Expr
+from shiplap.plan.expression import Names, Term, Text, equal, value, values_of
+from shiplap.plan.rule import TRUE, Rule
+from shiplap.plan.values import Constant
+
+
+@dataclass(frozen=True)
+class OfCall(Rule):
+    """A rule about the call as a whole."""
+
+    op: str
+
+    def where(self) -> Text:
+        return (self.op,)
+
+
+@dataclass(frozen=True)
+class IsObject(Rule):
+    """An argument that is an object belongs to the declared class, which torch does not ask."""
+
+    op: str
+    argument: str
+    cls: type
+    optional: bool
+
+    id = "SL209"
+    cpp_by = "nobody: a declaration with objects has no C++ form"
+
+    def holds(self) -> Term:
+        absent = f"a_{self.argument} is None or " * self.optional
+        return Term(f"{absent}isinstance(a_{self.argument}, class_{self.argument})", TRUE.cpp)
+
+    def constants(self) -> dict[str, Constant]:
+        return {f"class_{self.argument}": self.cls}
+
+    def where(self) -> Text:
+        return (f"{self.op}, argument '{self.argument}'",)
+
+    def got(self) -> Text:
+        return (Term(f"type(a_{self.argument}).__name__", ""),)
+
+    def expected(self) -> Text:
+        return (self.cls.__name__ + " or None" * self.optional,)
+
+
+@dataclass(frozen=True)
+class Known(OfCall):
+    """A list that gives a size, a dtype or the device has an element."""
+
+    variables: tuple[str, ...]
+
+    id = "SL209"
+    cpp_by = "nobody: a declaration with lists of tensors has no C++ form"
+
+    def holds(self) -> Term:
+        return Term(" and ".join(f"{v} is not None" for v in self.variables), TRUE.cpp)
+
+    def got(self) -> Text:
+        return ("an empty list of tensors",)
+
+    def expected(self) -> Text:
+        return ("at least one tensor",)
+
+
+@dataclass(frozen=True)
+class AgreesWith(OfCall):
+    """A dim of an argument that ``dims=`` computes too has the computed size."""
+
+    name: str
+    bound: Term
+    computed: Term
+    origin: Text
+
+    id = "SL202"
+
+    def holds(self) -> Term:
+        return equal(self.computed, self.bound)
+
+    def got(self) -> Text:
+        return (f"{self.name} = ", self.computed)
+
+    def expected(self) -> Text:
+        return (f"{self.name} = ", self.bound, ", ", *self.origin)
+
+
+@dataclass(frozen=True)
+class OfExpression(OfCall):
+    """A rule about an expression of the declaration."""
+
+    expr: Expr
+    names: Names = field(compare=False, repr=False)
+
+    id = "SL208"
+
+
+@dataclass(frozen=True)
+class Requires(OfExpression):
+    """``requires=`` asks for it; ``truth`` is the value of the expression."""
+
+    truth: Term
+
+    def holds(self) -> Term:
+        return self.truth
+
+    def got(self) -> Text:
+        return values_of(self.expr, self.names)
+
+    def expected(self) -> Text:
+        return (self.expr.source,)
+
+
+@dataclass(frozen=True)
+class HasValue(OfExpression):
+    """An expression has a value; ``why`` is what was caught where it had none."""
+
+    caught: ClassVar[Term] = Term("why", "why.what()", "why_none(why)")
+
+    def holds(self) -> Term:
+        return value(self.expr, self.names)
+
+    def got(self) -> Text:
+        return (*values_of(self.expr, self.names), ": ", self.caught)
+
+    def expected(self) -> Text:
+        return (f"a value of {self.expr}",)

@@ -1,0 +1,99 @@
+"""The few functions that the text of generated Python calls, and what its variables may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shiplap.declare.dim_expression import FUNCTIONS
+from shiplap.declare.values import Size, Value
+
+Constant: TypeAlias = torch.dtype | frozenset[torch.dtype] | type
+Local: TypeAlias = Value | torch.dtype | torch.device | Exception  # a variable of a call
+Scope: TypeAlias = dict[str, object]  # globals of generated functions: modules, functions, classes
+
+
+def show(sizes: Sequence[Size]) -> str:
+    """``(3, 4)``, and ``(3)`` for one size."""
+    return f"({', '.join(map(str, sizes))})"
+
+
+def why_none(cause: Exception) -> str:
+    """Why an expression has no value, in words that do not depend on the version of Python."""
+    if isinstance(cause, ZeroDivisionError):
+        return "division by zero"
+    if isinstance(cause, LookupError):
+        return "an index outside its list"
+    return "an empty list" if isinstance(cause, ValueError) else str(cause)
+
+
+def placed(device: torch.device | None, given: torch.device | str | None) -> torch.device:
+    """The device of a call: that of its tensors, else the one that it asks for, else torch's default."""
+    if device is not None:
+        return device
+    return torch.get_default_device() if given is None else torch.device(given)
+
+
+def same_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool | torch.SymBool:
+    """Whether as many sizes are equal: a condition on symbols where there are some."""
+    holds: bool | torch.SymBool = True
+    for x, y in zip(a, b, strict=True):
+        same = x == y
+        holds = same if holds is True else holds & same
+    return holds
+
+
+def dense(t: Tensor) -> bool:
+    """Whether strides describe ``t``: nested tensors say that they do, and have none."""
+    return t.layout is torch.strided and not t.is_nested
+
+
+def kind_of_memory(t: object, *, extents: bool = False) -> str:
+    """What the caller passed for a tensor that is written to: ``torch.uint8 on cpu``, with ``extents`` its shape."""
+    if not isinstance(t, Tensor):
+        return type(t).__name__
+    kind = f"{t.dtype} on {t.device}"
+    if not dense(t):
+        return f"{kind}, {'nested' if t.is_nested else t.layout}"
+    return f"{kind}, {tuple(t.shape)} by {t.stride()}" if extents else kind
+
+
+def own_memory(t: Tensor) -> bool:
+    """Whether no two indices share memory. A symbolic shape passes: the real call is checked."""
+    if t.is_contiguous():
+        return True
+    axes = list(zip(t.stride(), t.shape, strict=True))
+    if not all(isinstance(v, int) for axis in axes for v in axis) or t.numel() == 0:
+        return True
+    reach = 0
+    for stride, size in sorted(axes):
+        if size > 1 and stride <= reach:
+            break  # dims may interleave without touching, as sizes (2, 3) with strides (3, 2) do: count
+        reach += (size - 1) * stride
+    else:
+        return True
+    offsets = sum(np.ogrid[tuple(slice(size) for _, size in axes)][i] * stride for i, (stride, _) in enumerate(axes))
+    return bool(np.unique(offsets).size == t.numel())
+
+
+def scope(constants: Mapping[str, Constant] | None = None) -> Scope:
+    """The names that conditions and texts of rules may use."""
+    return {
+        **FUNCTIONS,
+        "Tensor": Tensor,
+        "strided": torch.strided,
+        "is_grad_enabled": torch.is_grad_enabled,
+        "empty": torch.empty,
+        "contiguous_format": torch.contiguous_format,
+        "kind_of_memory": kind_of_memory,
+        "own_memory": own_memory,
+        "placed": placed,
+        "same_sizes": same_sizes,
+        "show": show,
+        "why_none": why_none,
+        **(constants or {}),
+    }

@@ -1,0 +1,46 @@
+"""Containers of tensors that torch looks into: pytrees, and the walkers of ``torch.distributed``.
+
+``register_constant`` is for classes that hold none: a graph takes their objects as they are. ``leaves`` are what torch
+finds in an object, in order; objects of the classes that it is given are not taken apart.
+
+Torch knows tuples, lists and dicts. An object of any other class is one leaf to it: ``DistributedDataParallel`` finds
+no tensor in what such a module returns, and with ``static_graph=True`` it trains wrongly, without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shiplap.torch_private.pytree import leaves, register_constant, register_node, show_fields
+
+__all__ = ["leaves", "register_constant", "register_container"]
+
+
+def register_container(
+    cls: type,
+    take: Callable[[Any], tuple[Sequence[Any], Any]],
+    make: Callable[[Sequence[Any], Any], Any],
+    *,
+    fields: Sequence[str] = (),
+    dump: Callable[[Any], Any] = lambda rest: rest,
+    load: Callable[[Any], Any] = lambda rest: rest,
+) -> None:
+    """Register ``cls`` so that torch finds the tensors inside of its objects.
+
+    The class becomes a pytree node of ``torch.utils``. ``DistributedDataParallel``, ``fully_shard``,
+    ``torch.utils.checkpoint`` and ``torch.export`` then accept its objects.
+
+    Args:
+        cls: the class to register.
+        take: splits an object into a sequence of children and the rest. The rest describes the object without its
+            children. torch compares rests with ``==``, for example to decide whether two inputs have one structure.
+        make: the inverse of ``take``. torch may pass any values as children, so ``make`` must not check them.
+        fields: the attributes to show to code of torch that handles dataclasses instead of pytrees. The constructor of
+            ``cls`` must accept them as keywords. None by default.
+        dump, load: convert the rest to a value that JSON can represent, and back. ``torch.export.save`` uses them. By
+            default the rest itself is such a value.
+    """
+    register_node(cls, take, make, dump=dump, load=load)
+    if fields:
+        show_fields(cls, fields)

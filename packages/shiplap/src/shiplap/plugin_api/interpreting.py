@@ -1,0 +1,85 @@
+"""Triton kernels and templates without a GPU: Triton's interpreter runs what Inductor would launch on one.
+
+``interpret()`` is the first call of a process of its own. After it ``run_interpreted(fn, *args)`` compiles ``fn``, runs
+the generated kernels on CPU tensors, and compares them with eager torch: an ``Interpreted``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+from shiplap.torch_private import reset_compiler, triton_interpreter
+
+__all__ = ["Interpreted", "interpret", "run_interpreted"]
+
+
+@dataclass(frozen=True)
+class Interpreted:
+    """One interpreted run.
+
+    Attributes:
+        results: the tensors that the compiled function returned.
+        error: the largest difference from eager torch, relative to the largest value of its tensor.
+        kernels: the names of the launched kernels, in order; a template's contain ``_tem_``.
+    """
+
+    results: tuple[Tensor, ...]
+    error: float
+    kernels: tuple[str, ...]
+
+
+def interpret(edit: Callable[[str], str] | None = None) -> None:
+    """Make this process interpret Triton code. Call it before anything imports Triton, and in a process of its own.
+
+    Plain ``@triton.jit`` functions that ``sl.triton`` binds for ``"cuda"`` then serve calls with CPU tensors, also of
+    ``sl.audit``. Templates bound for ``"cpu"`` are lowered as for a GPU, with their fused neighbours. Inductor's
+    launches are replaced for the rest of the process.
+
+    Args:
+        edit: changes the source of each template's kernel before it runs, to see that a test finds a defect.
+
+    Raises:
+        ShiplapError: SL603 if Triton has been imported without ``TRITON_INTERPRET=1``.
+    """
+    if triton_interpreter.imported_before():
+        raise error(
+            "SL603",
+            where="interpret()",
+            what="Triton has been imported already, to compile for a GPU",
+            got="triton among the imported modules",
+            expected="interpret() before the first import of Triton, or TRITON_INTERPRET=1",
+            fix="call interpret() at the top of a script of its own, or set TRITON_INTERPRET=1 for the process",
+        )
+    triton_interpreter.edit[0] = edit
+    triton_interpreter.start()
+
+
+def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Interpreted:
+    """Compile ``fn`` into one graph, run it on ``args`` (CPU tensors, no bfloat16), and compare it with eager torch.
+
+    Raises:
+        NotImplementedError: a kernel gets bfloat16, which Triton's interpreter multiplies wrongly, or calls a function
+            that it does not have.
+    """
+    reset_compiler()
+    want = _tensors(fn(*args))
+    triton_interpreter.launches.clear()  # of eager; proofs are not among them
+    got = _tensors(torch.compile(fn, dynamic=dynamic, fullgraph=True)(*args))
+    errors = [_error(g.double(), w.double()) for g, w in zip(got, want, strict=True)]
+    return Interpreted(got, max(errors, default=0.0), tuple(triton_interpreter.launches))
+
+
+def _tensors(result: Any) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def _error(got: Tensor, want: Tensor) -> float:
+    if got.shape != want.shape:
+        return float("inf")
+    return float((got - want).abs().max() / want.abs().max().clamp_min(1e-30)) if got.numel() else 0.0

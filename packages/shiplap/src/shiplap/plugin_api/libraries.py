@@ -1,0 +1,30 @@
+"""Where the compiled libraries of a family are looked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shiplap.kernels.c.library import locate
+from shiplap.settings import settings
+
+__all__ = ["find_library", "library_folder"]
+
+
+def find_library(path: str | os.PathLike[str]) -> Path:
+    """The path of a kernel library: a file of its name in ``SHIPLAP_LIBRARY_PATH`` if there is one, else ``path``
+    itself.
+
+    ``sl.cabi`` calls this function. A family that opens a library on its own, for example with ctypes, calls it as
+    well, so that the user's setting applies.
+
+    Raises:
+        ShiplapError: SL401 when neither file exists.
+    """
+    return locate(path)
+
+
+def library_folder() -> Path | None:
+    """The folder that ``SHIPLAP_LIBRARY_PATH`` names. Libraries of vendors are looked for in this folder first."""
+    named = settings().library_path
+    return Path(named).absolute() if named else None

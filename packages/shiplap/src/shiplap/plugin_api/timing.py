@@ -1,0 +1,50 @@
+"""Comparable times: functions run in turn and are timed with the device's own clock. Also a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from statistics import median
+from time import monotonic
+
+from torch import Tensor
+
+from shiplap.tuning.choice import show_time
+from shiplap.tuning.measure import clock_for
+
+__all__ = ["progress_bar", "show_time", "time_in_turn"]
+
+SAMPLE = 1e-3  # seconds of one sample: long against the clock
+LEAST, MOST = 5, 25  # samples of each function
+
+
+def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[[str, int, int], None]]:
+    """A progress bar on stderr, by default when stderr is a terminal. The context yields ``report(what, done, total)``.
+
+    The bar is removed at the end. Without a bar the function does nothing.
+    """
+    from shiplap.tuning.engine import shown
+
+    return shown(wanted)
+
+
+def time_in_turn(
+    runs: Mapping[str, Callable[[], tuple[Tensor, ...]]], *, device: str, seconds: float
+) -> dict[str, float]:
+    """The median time of one call of each of ``runs``, in seconds.
+
+    The functions run in turn until ``seconds`` are spent, each at least five times, so that other load on the machine
+    affects all of them alike. On CUDA a function is captured into a graph where that is possible, and the L2 cache is
+    flushed before each call.
+    """
+    clock = clock_for(device)
+    ready = {name: clock.ready(run) for name, run in runs.items()}
+    repeats: dict[str, int] = {}
+    for name, run in ready.items():
+        run()  # the first call of a kernel loads it
+        repeats[name] = max(1, min(200, int(SAMPLE / max(clock.sample(run, 2), 1e-9))))
+    samples: list[dict[str, float]] = []
+    ends = monotonic() + seconds
+    while len(samples) < LEAST or (monotonic() < ends and len(samples) < MOST):
+        samples.append({name: clock.sample(run, repeats[name]) for name, run in ready.items()})
+    return {name: median(sample[name] for sample in samples) for name in ready}

@@ -1,0 +1,109 @@
+"""Choices among configs that a declaration cannot list, since a vendor's library offers different ones for each size.
+
+The configs of most kernels are written beside their declaration, and ``sl.tune`` chooses among them. A library such as
+cuSPARSELt numbers its algorithms for each problem, and a :class:`ConfigSource` asks the library for them. The result is
+an ordinary choice of the op (``Choice``), which ``shiplap freeze`` writes. ``Value`` is the type of a kernel parameter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from shiplap.declare.config import Config
+from shiplap.dispatch import Op
+from shiplap.tuning.candidate import Candidate, KernelCandidate, ReferenceCandidate, Refused, Run
+from shiplap.tuning.choice import Choice
+from shiplap.tuning.engine import recipe_for
+from shiplap.tuning.inputs import Inputs
+from shiplap.tuning.selector import Options, select
+from shiplap.tuning.worker_process import Isolation
+
+__all__ = ["Choice", "ConfigSource", "Value"]
+
+Value = int | float | bool | str
+
+
+class ConfigSource(ABC):
+    """Lists configs of a kernel for the sizes at hand, and tunes an op with them.
+
+    Candidates are verified and timed in a process of their own, which imports the source by name: make one instance at
+    the top of a module.
+
+    Args:
+        home: where that instance is, ``"package.module:NAME"``.
+        device_type, kernel: of the kernel that the configs are for: ``op.kernel(device_type, ..., name=kernel)``.
+    """
+
+    def __init__(self, home: str, device_type: str, kernel: str) -> None:
+        self.home, self.device_type, self.kernel = home, device_type, kernel
+
+    @abstractmethod
+    def configs(self, op: Op, device: torch.device, sizes: Mapping[str, Any]) -> Iterable[Mapping[str, Value]]:
+        """The configs to try for a call of these sizes and scalars. The config that runs untuned comes first.
+
+        The same sizes must give the same configs in every process.
+        """
+
+    def refusal(self, op: Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
+        """The reason why the kernel cannot run ``args`` with ``config``, or an empty text.
+
+        One-time preparations belong here. A refused config is left out of the measurement and not reported as wrong.
+        """
+        return ""
+
+    def tune(
+        self,
+        op: Op,
+        samples: Iterable[Mapping[str, Value]],
+        *,
+        device: str,
+        seconds: float = 20.0,
+        remeasure: bool = False,
+    ) -> list[Choice]:
+        """Choose a config for each of ``samples`` (sizes and scalars by name), and use the choices in this process.
+
+        Args:
+            device: the device on which candidates run.
+            seconds: the time budget of one choice.
+            remeasure: measure what the store has, too.
+        """
+        options = Options(seconds=seconds, remeasure=remeasure)
+        with Isolation() as isolation:
+            bench = isolation.bench(f"{self.home}.candidates")
+            return [
+                select(
+                    op,
+                    recipe_for(op, sample),
+                    device=device,
+                    candidates_of=self.candidates,
+                    bench=bench,
+                    options=options,
+                )
+                for sample in samples
+            ]
+
+    def candidates(self, op: Op, drawn: Inputs) -> list[Candidate]:
+        """The reference, then the kernel with each config; called by the tuner, in both processes."""
+        listed = self.configs(op, torch.device(drawn.device), drawn.call.env)
+        return [ReferenceCandidate(op), *(self._candidate(op, config) for config in listed)]
+
+    def _candidate(self, op: Op, config: Mapping[str, Value]) -> _Listed:
+        (kernel,) = (k for k in op.kernels[self.device_type] if k.name == self.kernel)
+        return _Listed(self, KernelCandidate(op, kernel.variant(Config.of(config))))
+
+
+class _Listed(Candidate):
+    """The kernel with a config that the source listed."""
+
+    def __init__(self, source: ConfigSource, inner: KernelCandidate) -> None:
+        self.source, self.inner = source, inner
+        self.kernel, self.config = inner.kernel, inner.config
+
+    def prepare(self, args: tuple[Any, ...]) -> Run:
+        if reason := self.source.refusal(self.inner.op, self.config.as_dict(), args):
+            raise Refused(reason)
+        return self.inner.prepare(args)

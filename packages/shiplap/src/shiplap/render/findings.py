@@ -1,0 +1,227 @@
+"""Findings as text, JSON and HTML. Anything with the fields of a finding will do."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shiplap.render.html import render_html
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
+FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer")
+HEADING, NONE = "ns per call, smallest sample", "no op has samples"
+STYLES = {"ok": "green", "fail": "bold red", "skip": "dim", "incomplete": "yellow"}
+WORDS = (("fail", "failed"), ("incomplete", "incomplete"), ("ok", "ok"), ("skip", "do not apply"))
+FEW = 5  # checks that fit into one line
+COLOURS = {"proven": "green", "failed": "bold red", "incomplete": "yellow"}
+
+
+class CostCard(Protocol):
+    """The fields of a cost card that a report reads."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def input(self) -> str: ...
+    @property
+    def binding(self) -> str: ...
+    @property
+    def raw_ns(self) -> float | None: ...
+    @property
+    def eager_ns(self) -> float: ...
+    @property
+    def compiled_ns(self) -> float | None: ...
+    @property
+    def captured_ns(self) -> float | None: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+
+class Finding(Protocol):
+    """The fields of a finding that a report reads."""
+
+    @property
+    def check(self) -> str: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def evidence(self) -> str: ...
+    @property
+    def input(self) -> str: ...
+    @property
+    def fix(self) -> str: ...
+    @property
+    def reproducer(self) -> str: ...
+
+
+class Judgement(Protocol):
+    """The fields of an op's verdict that a report reads."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def word(self) -> str: ...
+    @property
+    def required(self) -> Sequence[str]: ...
+    @property
+    def failed(self) -> Sequence[str]: ...
+    @property
+    def missing(self) -> Sequence[tuple[str, str]]: ...
+
+
+def exit_code(verdicts: Sequence[Judgement]) -> int:
+    """0 when every op is proven, 1 when one failed, else 3: nothing failed, and something was not looked at."""
+    words = {v.word for v in verdicts}
+    return 1 if "failed" in words else 3 if "incomplete" in words else 0
+
+
+def _groups(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.subject, []).append(finding)
+    return groups
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    counts = Counter(f.verdict for f in findings)
+    return ", ".join(f"{counts[v]} {word}" for v, word in WORDS)
+
+
+def _verdict(verdict: Judgement) -> str:
+    """``ns::op: incomplete (compile: out of budget_s)``."""
+    missing: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
+    for check, reason in verdict.missing:
+        missing.setdefault(reason, []).append(check)
+    why = ", ".join(verdict.failed) or "; ".join(f"{', '.join(checks)}: {each}" for each, checks in missing.items())
+    if why:
+        return f"{verdict.subject}: {verdict.word} ({why})"
+    few = len(verdict.required) <= FEW  # the word alone would claim more than these checks show
+    by = f" for {', '.join(verdict.required)} alone" if few else f" by {len(verdict.required)} checks"
+    return f"{verdict.subject}: {verdict.word}{by}"
+
+
+def print_findings(
+    findings: Sequence[Finding], console: Console | None = None, verdicts: Sequence[Judgement] = ()
+) -> None:
+    """A table per op, then each failure with its input, fix and reproducer, then the verdict on each op."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console or Console()
+    for subject, group in _groups(findings).items():
+        table = Table(title=Text(subject), title_justify="left", box=None, pad_edge=False, show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for f in group:
+            table.add_row(Text(f.check), Text(f.verdict, STYLES.get(f.verdict, "")), Text(f.evidence))
+        console.print(table, "")
+    for f in findings:
+        if f.verdict == "fail":
+            _print_failure(f, console)
+    console.print(Text(_summary(findings)))
+    for verdict in verdicts:
+        console.print(Text(_verdict(verdict), COLOURS[verdict.word]), soft_wrap=True)
+
+
+def _print_failure(f: Finding, console: Console) -> None:
+    from rich.text import Text
+
+    console.print(Text(f"{f.subject}: {f.check}", STYLES["fail"]))
+    for name in ("evidence", "input", "fix"):
+        if value := getattr(f, name):
+            console.print(Text(f"  {name:<9}{value}"), soft_wrap=True)
+    if f.reproducer:  # flush left: it is there to be copied
+        console.print("", Text(f.reproducer), sep="\n", soft_wrap=True)
+    console.print()
+
+
+def print_costs(costs: Sequence[CostCard], console: Console | None = None, no_costs: str = "") -> None:
+    """A row per op: nanoseconds per call, and below it why a column is empty; ``no_costs`` says why there is none."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console or Console()
+    if not costs:
+        console.print(Text(f"{HEADING}: {no_costs or NONE}", "dim"), "", sep="\n", soft_wrap=True)
+        return
+    table = Table(title=Text(HEADING), title_justify="left", box=None, pad_edge=False)
+    for heading in ("", "bound by"):
+        table.add_column(heading)
+    for heading in ("raw", "eager", "compiled", "captured"):
+        table.add_column(heading, justify="right")
+    for c in costs:
+        times = [in_ns(t) for t in (c.raw_ns, c.eager_ns, c.compiled_ns, c.captured_ns)]
+        table.add_row(Text(c.subject), Text(c.binding), *times)
+    console.print(table)
+    for note in dict.fromkeys(n for c in costs for n in c.notes):
+        console.print(Text(f"  {note}", "dim"), soft_wrap=True)
+    console.print()
+
+
+def in_ns(time: float | None) -> str:
+    """A time in nanoseconds for a table; a dash for one that was not measured."""
+    return "-" if time is None else f"{time:,.0f}"
+
+
+def findings_json(
+    findings: Sequence[Finding],
+    facts: Mapping[str, str],
+    costs: Sequence[CostCard] = (),
+    no_costs: str = "",
+    verdicts: Sequence[Judgement] = (),
+) -> str:
+    """``{"facts": ..., "verdicts": {...}, "findings": [...], "costs": [...]}``. Without cards ``"no_costs"`` says why.
+
+    Two spaces deep, with a final newline.
+    """
+    rows = [{name: getattr(f, name) for name in FIELDS} for f in findings]
+    cards = [{name: getattr(c, name) for name in COSTS} for c in costs]
+    judged = {
+        v.subject: {
+            "verdict": v.word,
+            "required": list(v.required),
+            "failed": list(v.failed),
+            "missing": dict(v.missing),
+        }
+        for v in verdicts
+    }
+    value: dict[str, Any] = {"facts": dict(facts), "verdicts": judged, "findings": rows, "costs": cards}
+    if not costs:
+        value["no_costs"] = no_costs or NONE
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def findings_html(
+    findings: Sequence[Finding],
+    facts: Mapping[str, str],
+    title: str = "shiplap audit",
+    costs: Sequence[CostCard] = (),
+    no_costs: str = "",
+    verdicts: Sequence[Judgement] = (),
+) -> str:
+    """A self-contained HTML page."""
+    return render_html(
+        "findings.html.jinja",
+        title=title,
+        facts=facts,
+        groups=_groups(findings),
+        summary=_summary(findings),
+        failed=any(f.verdict == "fail" for f in findings),
+        verdicts=[(v.word, _verdict(v)) for v in verdicts],
+        costs=costs,
+        no_costs=no_costs or NONE,
+        heading=HEADING,
+        ns=in_ns,
+    )

@@ -1,0 +1,49 @@
+"""A small graph as inline SVG: boxes in layers, what is read above what reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shiplap.render.html import render_html
+
+WIDTH, HEIGHT, GAP, RISE = 168, 44, 18, 40  # of a box, and between boxes, in px
+
+
+@dataclass(frozen=True)
+class Box:
+    """A node: two lines of text, the names of those that it reads, and whether it is what the picture is about."""
+
+    name: str
+    title: str
+    detail: str
+    reads: tuple[str, ...]
+    marked: bool
+
+
+def graph_svg(boxes: Sequence[Box]) -> str:
+    """``<svg>`` of the boxes, given in an order in which each comes after those that it reads; all text is escaped."""
+    layers: dict[str, int] = {}
+    for box in boxes:
+        layers[box.name] = 1 + max((layers[r] for r in box.reads if r in layers), default=-1)
+    rows: dict[int, list[str]] = {}
+    for name, layer in layers.items():
+        rows.setdefault(layer, []).append(name)
+    widest = max((len(r) for r in rows.values()), default=0)
+    full = widest * (WIDTH + GAP)
+    at = {
+        name: (round((full - len(row) * (WIDTH + GAP)) / 2) + i * (WIDTH + GAP) + GAP // 2, layer * (HEIGHT + RISE) + 4)
+        for layer, row in rows.items()
+        for i, name in enumerate(row)
+    }
+    edges = [(at[r], at[b.name]) for b in boxes for r in b.reads if r in at]
+    return render_html(
+        "graph.svg.jinja",
+        boxes=[(b, *at[b.name]) for b in boxes],
+        edges=edges,
+        width=full,
+        w=WIDTH,
+        h=HEIGHT,
+        height=len(rows) * (HEIGHT + RISE),
+        rise=RISE,
+    )

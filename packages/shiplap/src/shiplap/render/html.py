@@ -1,0 +1,28 @@
+"""HTML: everything escaped, nothing loaded from elsewhere, one file."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+@cache
+def _environment(package: str) -> Environment:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    loaders = [PackageLoader(package)] + ([] if package == "shiplap.render" else [PackageLoader("shiplap.render")])
+    return Environment(
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+def render_html(template: str, *, package: str = "shiplap.render", **context: Any) -> str:
+    """A page from ``<package>/templates/<template>``, which may extend ``base.html.jinja`` of this package.
+
+    The base takes ``title`` and ``facts`` (a mapping, shown as a header) and has the blocks ``style``, ``summary``
+    and ``content``.
+    """
+    return _environment(package).get_template(template).render(**context)

@@ -1,0 +1,40 @@
+"""An in-toto statement: a JSON file with the digests of what was examined and with what was found.
+
+The form is the Statement of the in-toto attestation framework, version 1. Shiplap does not sign it: the tools
+of sigstore and ``ssh-keygen -Y sign`` sign such files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shiplap import safe_io
+from shiplap.errors import writing
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+
+
+def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str, predicate: Mapping[str, Any]) -> None:
+    """Write a statement whole or not at all.
+
+    Args:
+        path: the file to write.
+        subjects: the name of each thing that was examined, and its SHA-256 digest as 64 hexadecimal digits.
+        predicate_type: the URI of the form of ``predicate``.
+        predicate: the plain values that the statement says of the subjects. Infinities and NaN become null.
+
+    Raises:
+        CommandError: SL602 if the file cannot be written.
+    """
+    statement = {
+        "_type": STATEMENT,
+        "subject": [{"name": name, "digest": {"sha256": subjects[name]}} for name in sorted(subjects)],
+        "predicateType": predicate_type,
+        "predicate": predicate,
+    }
+    with writing(path, "the statement", "a path in an existing, writable directory"):
+        safe_io.write_whole(path, msgspec.json.format(msgspec.json.encode(statement), indent=1) + b"\n")

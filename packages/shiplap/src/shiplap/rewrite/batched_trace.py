@@ -1,0 +1,136 @@
+"""Programs of a proof, captured several at a time: one trace costs as much as the first of its calls.
+
+Programs of fixed sizes ahead of autograd do not see each other in one graph. Each has inputs of its own, so its nodes
+hang together and those of another do not, and the graph falls apart into those that single traces would give. Where it
+does not, and where a program cannot be traced at all, each is traced on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from shiplap.rewrite.match import Level
+from shiplap.rewrite.program import Program
+
+if TYPE_CHECKING:
+    from shiplap.torch_private.inductor_passes import Captured
+
+MOST = 24  # programs of one trace: what is captured after a first difference is captured in vain
+
+
+def batches(programs: Iterator[Program], level: Level) -> Iterator[list[Program]]:
+    """``programs`` in order, those that can be captured together in one list."""
+    held: list[Program] = []
+    for program in programs:
+        if held and not (len(held) < MOST and _beside(held[-1], program, level)):
+            yield held
+            held = []
+        held.append(program)
+    if held:
+        yield held
+
+
+def _beside(first: Program, second: Program, level: Level) -> bool:
+    return level == "pre-grad" and not first.dynamic and not second.dynamic
+
+
+def alone(program: Program, level: Level, train: bool) -> Captured:
+    """``program`` as a graph. Raises what torch raises."""
+    from shiplap.torch_private.inductor_passes import capture
+
+    fn, tensors = program.of_tensors()
+    return capture(fn, program.leaves(tensors, train), level, dynamic=program.dynamic)
+
+
+def noted_of(program: Program, level: Level) -> Captured | None:
+    """``program`` as a graph of the calls that it makes, without Dynamo. None where that is not possible.
+
+    For the programs of the rewrites that ship. Dynamo writes the same calls of them, which a test compares.
+    """
+    from shiplap.torch_private.inductor_passes import noted
+
+    if program.dynamic or level != "pre-grad":
+        return None
+    fn, tensors = program.of_tensors()
+    return noted(fn, program.leaves(tensors, program.train))
+
+
+def pieces_of(programs: Sequence[Program], level: Level) -> list[Captured] | None:
+    """Each of ``programs`` as a graph, from one trace ahead of autograd. None where that is not possible."""
+    from shiplap.torch_private.inductor_passes import capture
+
+    parts = [p.of_tensors()[1] for p in programs]
+    ends = [sum(map(len, parts[: i + 1])) for i in range(len(parts))]
+    starts = [0, *ends[:-1]]
+    all_tensors = [t for p, tensors in zip(programs, parts, strict=True) for t in p.leaves(tensors, p.train)]
+    try:
+        captured = capture(_joined(programs), all_tensors, level, dynamic=False)
+    except Exception:  # whose fault it is shows when each is captured alone
+        return None
+    owners = _owners(captured, starts, ends)
+    return None if owners is None else [_piece(captured, owners, i, starts[i]) for i in range(len(parts))]
+
+
+def _joined(programs: Sequence[Program]) -> Callable[..., Any]:
+    """A function of all tensors that returns what each program does: one call each, with nothing around it.
+
+    Its code is generated. A quarter of the time of a trace went into loops over arguments (CPU, 2026-11-26).
+    """
+    scope: dict[str, Any] = {}
+    calls, number = [], 0
+    for i, program in enumerate(programs):
+        given = []
+        for j, arg in enumerate(program.args):
+            if isinstance(arg, Tensor):
+                given.append(f"tensors[{number}]")
+                number += 1
+            else:
+                given.append(f"argument_{i}_{j}")
+                scope[given[-1]] = arg
+        scope[f"program_{i}"] = program.fn
+        calls.append(f"program_{i}({', '.join(given)})")
+    exec(compile(f"def together(*tensors):\n    return [{', '.join(calls)}]\n", "<programs>", "exec"), scope)
+    together: Callable[..., Any] = scope["together"]
+    return together
+
+
+def _owners(captured: Captured, starts: Sequence[int], ends: Sequence[int]) -> dict[Node, int] | None:
+    """The number of the program of each node. None if a node belongs to none or to several."""
+    owners: dict[Node, int] = {}
+    for node in captured.graph.nodes:
+        role = captured.roles.get(node)
+        if isinstance(role, int):
+            owners[node] = next(i for i, (a, b) in enumerate(zip(starts, ends, strict=True)) if a <= role < b)
+    nodes = [n for n in captured.graph.nodes if n.op != "output"]
+    changed = True
+    while changed:  # along reads in both directions: a constant is of the program that reads it
+        changed = False
+        for node in nodes:
+            near = {owners[n] for n in (*node.all_input_nodes, *node.users, node) if n in owners}
+            if len(near) > 1:
+                return None
+            if node not in owners and near:
+                owners[node] = near.pop()
+                changed = True
+    return owners if all(n in owners for n in nodes) else None
+
+
+def _piece(captured: Captured, owners: dict[Node, int], number: int, start: int) -> Captured:
+    """The nodes of one program as a graph of their own, with its inputs counted from 0."""
+    graph, made, roles = Graph(), dict[Node, Node](), dict[Node, int | str]()
+    for node in captured.graph.nodes:
+        if owners.get(node) == number:
+            made[node] = graph.node_copy(node, made.__getitem__)
+            role = captured.roles.get(node)
+            if isinstance(role, int):
+                roles[made[node]] = role - start
+    output = next(n for n in captured.graph.nodes if n.op == "output")
+    (results,) = output.args
+    assert isinstance(results, (list, tuple))
+    graph.output(tuple(made[r] for r in results if isinstance(r, Node) and owners.get(r) == number))
+    GraphModule(captured.graph.owning_module or {}, graph)
+    return type(captured)(graph, roles)

@@ -1,0 +1,170 @@
+"""What a part of a graph computes, found out by running it: two spellings of one function are the same part.
+
+A recogniser that follows calls knows the spellings that its author has read. This module takes the calls between a
+value ``x`` and a result, whatever they are, as a function of ``x`` and of the tensors that come in from the side, and
+runs it in float64 on random numbers. Whether it is the function that is looked for is then a comparison of numbers.
+Casts between floating dtypes are left out, because they change precision and no meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from shiplap.rewrite import passthrough_ops
+from shiplap.rewrite.graph import flat_nodes, mutates, value
+from shiplap.torch_private.graph_nodes import hint
+
+DEEP = 24  # calls between a value and a result; published models have at most 12
+SMALL = 3  # sizes up to which a dim keeps its size while a part is run
+MOST = 1 << 22  # elements of a part that cannot be run on smaller sizes
+ARITHMETIC = frozenset({"add", "sub", "mul", "neg", "negative", "truediv", "div", "rsub", "multiply", "subtract"})
+MOVES = frozenset(
+    {
+        "getitem",
+        "chunk",
+        "split",
+        "tensor_split",
+        "unbind",
+        "select",
+        "narrow",
+        "cat",
+        "concat",
+        "concatenate",
+        "stack",
+        "flatten",
+        "view",
+        "view_as",
+        "reshape_as",
+        "expand_as",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "expand",
+        "transpose",
+        "permute",
+        "movedim",
+        "view_as_complex",
+        "view_as_real",
+        "contiguous",
+        "clone",
+        "roll",
+        "flip",
+        "repeat_interleave",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The calls from ``x`` to ``out``, in graph order; ``sides`` are the tensors that they read besides, each once."""
+
+    x: Node
+    out: Node
+    nodes: tuple[Node, ...]
+    sides: tuple[Node, ...]
+
+    def run(self, x: Tensor, sides: Sequence[Tensor]) -> Tensor:
+        """What it computes of these, without casts. Raises what torch raises."""
+        held: dict[Node, Any] = {self.x: x, **dict(zip(self.sides, sides, strict=True))}
+        for node in self.nodes:
+            held[node] = _run(node, held)
+        result = held[self.out]
+        assert isinstance(result, Tensor)
+        return result
+
+    def drawn(self, rng: torch.Generator) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Random ``x`` and sides: first of small sizes, which the calls may not admit, then of those of the graph."""
+        held = [value(n) for n in (self.x, *self.sides)]
+        shapes = [tuple(hint(n) for n in t.shape) for t in held]
+        for small in (True, False):
+            sizes = [_small(shape, shapes) if small else shape for shape in shapes]
+            if max(torch.Size(s).numel() for s in sizes) <= MOST:
+                x, *sides = [_random(s, t.is_complex(), rng) for s, t in zip(sizes, held, strict=True)]
+                yield x, sides
+
+
+def _small(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """``shape`` with other sizes than the last one made small: equal ones stay equal, different ones different."""
+    large = sorted({n for s in shapes for n in s[:-1] if n > SMALL})
+    return (*(SMALL + large.index(n) + 1 if n > SMALL else n for n in shape[:-1]), *shape[-1:])
+
+
+def _random(shape: Sequence[int], imaginary: bool, rng: torch.Generator) -> Tensor:
+    return torch.randn(tuple(shape), dtype=torch.complex128 if imaginary else torch.float64, generator=rng)
+
+
+def _run(node: Node, held: dict[Node, Any]) -> Any:
+    if passthrough_ops.named(node) in passthrough_ops.CASTS:
+        return held[passthrough_ops.source(node)]
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: held[n] if n in held else hint(value(n)))
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    target: Any = node.target
+    return target(*args, **kwargs)
+
+
+def part(x: Node, out: Node) -> Part | None:
+    """The calls from ``x`` to ``out``, where each of them is one whose meaning can be run. None elsewhere."""
+    between, stack = set[Node](), [out]
+    reached = _above(out)
+    if x not in reached:
+        return None
+    below = {x}
+    for node in sorted(reached):
+        if any(n in below for n in node.all_input_nodes):
+            below.add(node)
+    while stack:
+        node = stack.pop()
+        if node in below and node is not x and node not in between:
+            between.add(node)
+            stack += node.all_input_nodes
+    nodes = tuple(sorted(between))
+    read = [n for node in nodes for n in flat_nodes((node.args, node.kwargs))]
+    sides = tuple(dict.fromkeys(n for n in read if n not in between and n is not x and isinstance(value(n), Tensor)))
+    return Part(x, out, nodes, sides)
+
+
+def starts(out: Node) -> list[Node]:
+    """The values of the shape of ``out`` from which it is computed, each a candidate for the ``x`` of a part.
+
+    The nearest to ``out`` comes first.
+    """
+    held = value(out)
+    shaped = [
+        n for n in _above(out) - {out} if isinstance(value(n), Tensor) and passthrough_ops.same_shape(value(n), held)
+    ]
+    return sorted((n for n in shaped if value(n).is_floating_point()), reverse=True)  # as in the graph
+
+
+def above(out: Node) -> set[str]:
+    """The names of the calls behind ``out`` that a part may hold."""
+    return {passthrough_ops.named(n) for n in _above(out) if understood(n)}
+
+
+def _above(out: Node) -> set[Node]:
+    """``out`` and all that it is computed from through calls whose meaning can be run, the values before them too."""
+    reached, layer = {out}, [out]
+    for _ in range(DEEP):
+        layer = list({g for n in layer if understood(n) for g in n.all_input_nodes} - reached)
+        reached.update(layer)
+    return reached
+
+
+def understood(node: Node) -> bool:
+    """Whether a call is one that a part may hold: arithmetic, a cast, or one that moves values."""
+    name = passthrough_ops.named(node)
+    if name in passthrough_ops.CASTS:
+        return passthrough_ops.idle(node)
+    return (name in ARITHMETIC or name in MOVES) and not mutates(node) and "out" not in node.kwargs
+
+
+def agree(got: Tensor, wanted: Tensor) -> bool:
+    """Whether two results in float64 are the same but for rounding."""
+    return got.shape == wanted.shape and torch.allclose(got, wanted, rtol=1e-9, atol=1e-9)

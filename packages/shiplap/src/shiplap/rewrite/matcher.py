@@ -1,0 +1,336 @@
+"""Comparing a pattern with a place in a graph: one walk gives the match, or how far it came and what stopped it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from shiplap.cached_property import cached_property
+from shiplap.rewrite import passthrough_ops
+from shiplap.rewrite.graph import describe, operator_name, value
+from shiplap.rewrite.match import Obstacle
+from shiplap.rewrite.normalize_call import COMMUTATIVE, Dim, arguments, as_power, called
+from shiplap.torch_private.symbolic_sizes import Sizes, is_number, is_size
+
+TRANSPOSES = frozenset({"permute", "t", "transpose", "mT", "T"})
+PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm"})
+MOST_WAYS = 32  # of one pattern at one place: each sum of two arguments doubles them
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A function as a graph of one level.
+
+    Attributes:
+        inputs: placeholder → name of the argument that it stands for.
+        results: what the function returns, flat. In a form for training, the gradients of ``grads`` after that.
+        scalars: constant that stands for an argument → its name.
+        fixed: arguments that are no tensors and stand in this form as they are: None, or a constant of a sample.
+        casts: whether it casts to a dtype, so that it looks different in others.
+        grads: arguments whose gradients are computed. ``tangents``: names of the inputs that are gradients of results.
+    """
+
+    graph: Graph
+    inputs: Mapping[Node, str]
+    results: Sequence[Any]
+    scalars: Mapping[float, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    grads: tuple[str, ...] = ()
+    tangents: tuple[str, ...] = ()
+    casts: bool = False
+
+    @cached_property
+    def picked(self) -> list[int]:
+        """Which results are computed: not None, and no argument as it came."""
+        return [i for i, n in enumerate(self.results) if isinstance(n, Node) and n not in self.inputs]
+
+    @cached_property
+    def outputs(self) -> list[Node]:
+        return [self.results[i] for i in self.picked]
+
+    @property
+    def calls(self) -> list[Node]:
+        """The nodes that have to be found: calls that do not merely compute sizes."""
+        return [n for n in self.graph.nodes if n.op.startswith("call") and not is_number(value(n))]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """What stopped a walk: the node of the graph, the kind of obstacle, a sentence."""
+
+    node: Node
+    obstacle: Obstacle
+    reason: str
+
+
+@dataclass
+class Fit:
+    """How a pattern lies on a graph: node of the pattern → of the graph, argument → what it is bound to.
+
+    ``passed``: nodes of the graph between those that hand on what they get, such as casts to the dtype it has.
+    """
+
+    nodes: dict[Node, Node] = field(default_factory=dict)
+    args: dict[str, Any] = field(default_factory=dict)
+    sizes: list[tuple[Any, Any, Node, str]] = field(default_factory=list)
+    stop: Stop | None = None
+    passed: tuple[Node, ...] = ()
+
+    def copy(self) -> Fit:
+        return Fit(dict(self.nodes), dict(self.args), list(self.sizes), self.stop, self.passed)
+
+    @property
+    def replaced(self) -> list[Node]:
+        """The nodes of the graph that the pattern stands for: those of the pattern, and idle casts between them."""
+        return [*self.nodes.values(), *self.passed]
+
+
+class _Walker:
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+
+    def node(self, fit: Fit, want: Node, actual: Any, user: Node) -> list[Fit]:
+        """The ways in which ``want`` of the pattern is ``actual``, which ``user`` reads, or how far it came."""
+        if passthrough_ops.same(actual) and (want in self.pattern.inputs or called(actual) != called(want)):
+            fit = fit.copy()
+            fit.passed += (actual,)
+            return self.node(fit, want, actual.args[0], actual)
+        if want in self.pattern.inputs:
+            return [self._input(fit, want, actual, user)]
+        if want in fit.nodes:
+            same = fit.nodes[want] is actual
+            reason = f"{operator_name(user)} reads {_name(actual)}, the pattern {fit.nodes[want].name} again"
+            return [fit if same else self._stop(fit, user, "operator", reason)]
+        if isinstance(actual, Node) and (bases := _same_power(want, actual)) is not None:
+            fit = fit.copy()
+            fit.nodes[want] = actual
+            return self.node(fit, *bases, actual)
+        if not isinstance(actual, Node) or not actual.op.startswith("call") or called(actual) != called(want):
+            reason = (
+                f"{_name(actual)} is {_what(actual)}; the pattern has {operator_name(want)} there{_hint(want, actual)}"
+            )
+            return [self._stop(fit, actual if isinstance(actual, Node) else user, "operator", reason)]
+        fit = fit.copy()
+        fit.nodes[want] = actual
+        return self._arguments(fit, want, actual)
+
+    def _input(self, fit: Fit, want: Node, actual: Any, user: Node) -> Fit:
+        name = self.pattern.inputs[want]
+        if name not in fit.args:
+            fit = fit.copy()
+            fit.args[name] = actual
+            return fit
+        if fit.args[name] is actual:
+            return fit
+        return self._stop(
+            fit,
+            user,
+            "argument",
+            f"the pattern uses {name} more than once; here it would be both {_name(fit.args[name])} and "
+            f"{_name(actual)}",
+        )
+
+    def _arguments(self, fit: Fit, want: Node, actual: Node) -> list[Fit]:
+        wanted, given = arguments(want), arguments(actual)
+        if not wanted.keys() <= given.keys():
+            given = arguments(actual, wanted)
+        if wanted.keys() != given.keys():
+            return [self._stop(fit, actual, "argument", _renamed(actual, wanted, given))]
+        orders = [list(wanted)]
+        if called(want) in COMMUTATIVE and {"input", "other"} <= wanted.keys():
+            orders.append([{"input": "other", "other": "input"}.get(n, n) for n in wanted])
+        tried: list[Fit] = []
+        for order in orders:
+            tried += self._each(fit, [(n, wanted[n], given[o]) for n, o in zip(wanted, order, strict=True)], actual)
+        return _nearest(tried)
+
+    def _each(self, fit: Fit, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[Fit]:
+        """All of ``pairs``: the name of an argument of ``user``, what the pattern has there, what is there."""
+        fits = [fit]
+        for name, want, given in pairs:
+            fits = _nearest([more for fit in fits for more in self._value(fit, want, given, name, user)])
+        return fits
+
+    def _value(self, fit: Fit, want: Any, given: Any, name: str, user: Node) -> list[Fit]:
+        if isinstance(want, (list, tuple)):
+            if not isinstance(given, (list, tuple)) or len(want) != len(given):
+                return [self._differs(fit, user, name, given, _name(want))]
+            return self._each(fit, [(name, w, g) for w, g in zip(want, given, strict=True)], user)
+        if isinstance(want, slice) and isinstance(given, slice):
+            parts = [(name, getattr(want, part), getattr(given, part)) for part in ("start", "stop", "step")]
+            return self._each(fit, parts, user)
+        held = value(want) if isinstance(want, Node) else want
+        if is_number(held) and not (type(given) is float and type(held) is int and held == given):  # 2 and 2.0 are one
+            return [self._size(fit, held, given, name, user)]
+        if isinstance(want, Node):
+            return self.node(fit, want, given, user)
+        if type(want) is float and want in self.pattern.scalars and type(given) in (int, float):
+            return [self._scalar(fit, self.pattern.scalars[want], given, user)]
+        return [fit if _equal(want, given) else self._differs(fit, user, name, given, _name(want))]
+
+    def _size(self, fit: Fit, want: Any, given: Any, name: str, user: Node) -> Fit:
+        if isinstance(given, (list, tuple)) and len(given) == 1:  # torch.roll(x, 2, -1) has shifts=[2]
+            given = given[0]
+        actual = value(given) if isinstance(given, Node) else given
+        if not (is_size(actual) if is_size(want) else is_number(actual) or isinstance(actual, float)):
+            return self._differs(fit, user, name, given, "a size")
+        if isinstance(want, int):  # known already: which one of several results a getitem picks, say
+            same = isinstance(actual, int) and (want.means(actual) if isinstance(want, Dim) else want == actual)
+            return fit if same else self._differs(fit, user, name, given, str(want))
+        fit = fit.copy()
+        fit.sizes.append((want, actual, user, name))
+        return fit
+
+    def _scalar(self, fit: Fit, name: str, given: float, user: Node) -> Fit:
+        fit = fit.copy()
+        if fit.args.setdefault(name, given) == given:
+            return fit
+        return self._stop(fit, user, "constant", f"{name} would be both {fit.args[name]} and {given}")
+
+    def _differs(self, fit: Fit, user: Node, name: str, given: Any, want: str) -> Fit:
+        return self._stop(fit, user, "constant", f"{operator_name(user)} has {name}={_name(given)}, the pattern {want}")
+
+    def _stop(self, fit: Fit, node: Node, obstacle: Obstacle, reason: str) -> Fit:
+        """The first obstacle is remembered. The walk goes on, to see how much fits besides."""
+        stopped = fit.copy()
+        stopped.stop = fit.stop or Stop(node, obstacle, reason)
+        return stopped
+
+
+def _same_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
+    """What two calls are the same power of, where they are spelled differently: ``x.pow(2)`` and ``x * x``."""
+    if not actual.op.startswith("call") or called(want) == called(actual):
+        return None
+    ours, theirs = as_power(want), as_power(actual)
+    return (ours[0], theirs[0]) if ours is not None and theirs is not None and ours[1] == theirs[1] else None
+
+
+def ways(pattern: Pattern, at: Node, known: Fit | None = None, output: int = 0) -> list[Fit]:
+    """How ``pattern`` may lie with an output (the first) at ``at``, on top of what is ``known``.
+
+    Several ways where arguments commute: which one is meant, only what is looked at later may tell. One with a
+    ``stop`` where something is in the way.
+    """
+    return _Walker(pattern).node(known or Fit(), pattern.outputs[output], at, at)
+
+
+def walk(pattern: Pattern, at: Node) -> Fit:
+    """The first of the :func:`ways`."""
+    return ways(pattern, at)[0]
+
+
+def _nearest(tried: Sequence[Fit]) -> list[Fit]:
+    """Those that nothing stops, each binding of arguments once; else the one that came farthest."""
+    fitting: list[Fit] = []
+    for way in tried:
+        if way.stop is None and all(way.args != other.args for other in fitting):
+            fitting.append(way)
+    return fitting[:MOST_WAYS] or [max(tried, key=lambda way: len(way.nodes))]
+
+
+def complete(pattern: Pattern, fit: Fit, graph: Graph) -> Fit:
+    """The other outputs of a pattern whose first one fits, wherever in the graph they are."""
+    for index, output in enumerate(pattern.outputs[1:], 1):
+        if output in fit.nodes:
+            continue
+        places = [n for n in graph.nodes if n.op.startswith("call") and called(n) == called(output)]
+        tried = [way for n in places for way in ways(pattern, n, fit, index)]
+        fitting = [t for t in tried if t.stop is None]
+        if not fitting:
+            nearest = max(tried, key=lambda t: len(t.nodes), default=None)
+            at = fit.nodes[pattern.outputs[0]]
+            reason = f"nothing computes result {pattern.picked[index]} of the pattern from the same arguments"
+            if nearest and len(nearest.nodes) > len(fit.nodes):
+                return nearest
+            fit.stop = Stop(at, "operator", reason)
+            return fit
+        fit = fitting[0]
+    return fit
+
+
+def check_sizes(pattern: Pattern, fit: Fit, *, any_rank: bool) -> Stop | None:
+    """Whether sizes agree, once every argument is bound: those of arguments, and those that the graph computes with."""
+    sizes, at = Sizes(), fit.nodes[pattern.outputs[0]]
+    for want, name in pattern.inputs.items():
+        size, wanted = fit.args.get(name), value(want)
+        held = value(size) if isinstance(size, Node) else size
+        if not (isinstance(held, Tensor) and isinstance(wanted, Tensor)):
+            continue
+        if held.dim() != wanted.dim():
+            if not any_rank:
+                return Stop(
+                    at, "shape", f"{name} is {describe(size)}: {held.dim()} dims, the pattern has {wanted.dim()}"
+                )
+            continue
+        for dim, (w, g) in enumerate(zip(wanted.shape, held.shape, strict=True)):
+            if not sizes.bind(w, g):
+                return Stop(
+                    at,
+                    "shape",
+                    f"{name} is {describe(size)}: dim {dim} is {g}, the pattern has {sizes.shown(w)} there",
+                )
+    for want, actual, user, name in fit.sizes:
+        if not sizes.same(want, actual):
+            return Stop(user, "shape", f"{operator_name(user)} has {name}={actual}, the pattern {sizes.shown(want)}")
+    return None
+
+
+def check_users(pattern: Pattern, fit: Fit) -> Stop | None:
+    """Whether somebody else reads what only the pattern may read."""
+    inside, outputs = set(fit.replaced), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
+    for node in fit.nodes.values():
+        stranger = next((u for u in node.users if u not in inside), None)
+        if stranger is not None and node not in outputs:
+            who = "the graph returns it" if stranger.op == "output" else f"{stranger.name} reads it, too"
+            return Stop(node, "user", f"{node.name} ({operator_name(node)}) would no longer be computed, but {who}")
+    return None
+
+
+def _renamed(actual: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    more, less = [n for n in given if n not in wanted], [n for n in wanted if n not in given]
+    call = operator_name(actual)
+    if len(more) == len(less) == 1 and (isinstance(wanted[less[0]], Node) or wanted[less[0]] == given[more[0]]):
+        return f"{call} is given {more[0]}={_name(given[more[0]])}; the pattern calls this argument {less[0]}"
+    if more:
+        return f"{call} is also given {', '.join(f'{n}={_name(given[n])}' for n in more)}; the pattern leaves that out"
+    return f"{call} is not given {', '.join(f'{n}={_name(wanted[n])}' for n in less)}, which the pattern has"
+
+
+def _equal(want: Any, given: Any) -> bool:
+    """Constants: 1 and 1.0 are one, and so is NaN; 0.0 and -0.0 are two."""
+    if type(want) is type(given) is float:
+        return repr(want) == repr(given)
+    return want == given and (type(want) is type(given) or isinstance(want, (int, float)))
+
+
+def _name(actual: Any) -> str:
+    if isinstance(actual, (list, tuple)):
+        return f"[{', '.join(map(_name, actual))}]"
+    return actual.name if isinstance(actual, Node) else repr(actual)
+
+
+def _hint(want: Node, actual: Any) -> str:
+    """What such a difference usually means: a weight that is stored the other way round."""
+    if called(want) in TRANSPOSES:
+        return ": it is not transposed here"
+    if isinstance(actual, Node) and called(actual) in TRANSPOSES:
+        return ": it is transposed here"
+    near = [actual, *actual.all_input_nodes] if isinstance(actual, Node) else []
+    product = next((n for n in near if n.op.startswith("call") and called(n) in PRODUCTS), None)
+    if called(want) != "linear" or product is None:
+        return ""
+    if called(product.all_input_nodes[-1]) in TRANSPOSES:
+        return f": {product.name} says the same in other words, which is another pattern"
+    return f": {product.name} multiplies by the weight as it is, linear by its transpose"
+
+
+def _what(actual: Any) -> str:
+    if not isinstance(actual, Node):
+        return "a constant"
+    if actual.op == "placeholder":
+        return "an input of the graph"
+    return f"a call of {operator_name(actual)}" if actual.op.startswith("call") else actual.op

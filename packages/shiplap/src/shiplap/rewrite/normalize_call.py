@@ -1,0 +1,171 @@
+"""Calls in one form: what is called, and its arguments by name, without those that are the default anyway.
+
+``F.softmax(x, dim=1)``, ``torch.softmax(x, 1)`` and ``x.softmax(-1)`` of a matrix are one call here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from shiplap.rewrite.graph import value
+from shiplap.torch_private.graph_operators import NUMPY_NAMES, operator_of, signature_of
+
+COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "logical_or", "bitwise_and", "bitwise_or"})
+DIMS = ("dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim")
+OF_THE_RESULT = ("unsqueeze", "stack", "diag_embed")  # their dims are those of what they return
+SPREAD = ("view", "expand", "permute", "repeat", "tile", "flip")  # methods that take a list as several arguments
+NOISE = ("_stacklevel",)
+# torch.split has its own names
+SAME = {"self": "input", "tensor": "input", "split_size_or_sections": "split_size", **NUMPY_NAMES}
+POWERS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
+EMPTY = inspect.Parameter.empty
+
+CASTS = {"to", "type", "float", "half", "bfloat16", "double", "type_as"}
+SWAPS = {"transpose", "swapaxes", "swapdims", "permute", "t", "getattr"}
+
+
+def called(node: Node) -> Any:
+    """What ``node`` calls, one name for all spellings: a cast is ``to``, and what swaps two dims is ``transpose``."""
+    name = _name(node)
+    if name in CASTS and _cast(node) is not None:
+        return "to"
+    return "transpose" if name in SWAPS and _swapped(node) is not None else name
+
+
+def as_power(node: Node) -> tuple[Node, float] | None:
+    """``(x, p)`` where ``node`` is ``x ** p`` in any spelling: ``x.square()`` and ``x * x``, ``x.rsqrt()``."""
+    name, given = called(node), node.args
+    if not given or not isinstance(given[0], Node):
+        return None
+    if name in POWERS and len(given) == 1 and not node.kwargs:
+        return given[0], POWERS[name]
+    if len(given) != 2 or node.kwargs:
+        return None
+    if name == "mul" and given[0] is given[1]:
+        return given[0], 2.0
+    exponent = given[1]
+    if name != "pow" or not isinstance(exponent, (int, float)) or isinstance(exponent, bool):
+        return None
+    return given[0], float(exponent)
+
+
+def _name(node: Node) -> Any:
+    return "getattr" if node.target is getattr else operator_of(node)
+
+
+def _cast(node: Node) -> torch.dtype | None:
+    """The dtype to which ``node`` casts a tensor, if that is all it does."""
+    given = node.args[0] if node.args else None
+    before, after = value(given) if isinstance(given, Node) else None, value(node)
+    if not (isinstance(before, Tensor) and isinstance(after, Tensor)) or before.device != after.device:
+        return None
+    return None if {"copy", "memory_format", "layout"} & node.kwargs.keys() else after.dtype
+
+
+def _swapped(node: Node) -> tuple[Dim, Dim] | None:
+    """The two dims that ``node`` swaps, in order."""
+    name, given = _name(node), node.args[0] if node.args else None
+    held = value(given) if isinstance(given, Node) else None
+    if not isinstance(held, Tensor) or held.dim() < 2:
+        return None
+    rank, rest = held.dim(), [*node.args[1:], *node.kwargs.values()]
+    if name == "getattr":
+        dims = [-2, -1] if rest[:1] == ["mT"] or (rest[:1] == ["T"] and rank == 2) else []
+    elif name == "t":
+        dims = [0, 1] if rank == 2 else []
+    else:
+        named = [d for r in rest for d in (r if isinstance(r, (list, tuple)) else [r])]
+        dims = [d for d in named if type(d) is int]
+        if len(dims) != len(named):
+            return None
+        if name == "permute":
+            moved = [i for i, d in enumerate(dims) if d % rank != i] if len(dims) == rank else []
+            dims = moved if len(moved) == 2 else []
+    if len(dims) != 2:
+        return None
+    first, second = sorted(Dim.of(d, rank) for d in dims)
+    return (first, second) if first != second else None
+
+
+class Dim(int):
+    """A dim, counted from the front as ints are compared. Where two ranks differ it is counted as it was written."""
+
+    rank: int
+    from_end: bool
+
+    @classmethod
+    def of(cls, written: int, rank: int) -> Dim:
+        made = cls(written % rank)
+        made.rank, made.from_end = rank, written < 0
+        return made
+
+    def means(self, other: int) -> bool:
+        """Whether a pattern that has this dim is about ``other`` of a graph."""
+        return self - self.rank == other - other.rank if self.from_end and isinstance(other, Dim) else self == other
+
+
+def arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
+    """Argument name → node or constant; ``arg0``, ``arg1``, ... where nobody knows the names.
+
+    Those that have their default are left out, except for those in ``spelled``, which are there even if the call does
+    not give them.
+    """
+    if (name := called(node)) == "to" and (dtype := _cast(node)) is not None:
+        return {"input": node.args[0], "dtype": dtype}
+    if name == "transpose" and (dims := _swapped(node)) is not None:
+        return {"input": node.args[0], "dim0": dims[0], "dim1": dims[1]}
+    passed = node.args
+    if called(node) in SPREAD and len(passed) > 2:  # x.view(2, 3)
+        passed = (passed[0], passed[1:])
+    signature = {_same(k): p for k, p in signature_of(node, passed).items()}
+    names = [*signature, *(f"arg{i}" for i in range(len(signature), len(passed)))]
+    if called(node) in COMMUTATIVE and not signature and len(passed) == 2:
+        names = ["other", "input"]  # 2 * x
+    given = {_same(k): v for k, v in (*zip(names, passed, strict=False), *node.kwargs.items()) if k not in NOISE}
+    rank = _rank(node, given)
+    defaults = {
+        k: _canonical(k, p.default, p.numbers, node, rank) for k, p in signature.items() if p.default is not EMPTY
+    }
+    named = {k: _canonical(k, v, signature[k].numbers if k in signature else 0, node, rank) for k, v in given.items()}
+    kept = {k: v for k, v in named.items() if not (k in defaults and _equal(v, defaults[k]))}
+    return {k: v for k, v in {**defaults, **named}.items() if k in kept or (k in spelled and v is not None)}
+
+
+def _rank(node: Node, given: Mapping[str, Any]) -> int:
+    """Of the tensor whose dims a call names; 0 where there is none."""
+    inputs = [given.get("input"), *node.all_input_nodes]
+    of = node if called(node) in OF_THE_RESULT else next((n for n in inputs if isinstance(n, Node)), None)
+    held = value(of) if of is not None and called(node) != "tensordot" else None  # its dims may be a number of dims
+    return held.dim() if isinstance(held, Tensor) else 0
+
+
+def _same(name: str) -> str:
+    return SAME.get(name, name)
+
+
+def _equal(given: Any, default: Any) -> bool:
+    """Constants: 1 and 1.0 are one, and neither is True."""
+    if isinstance(given, Node) or isinstance(given, bool) != isinstance(default, bool):
+        return False
+    numbers = isinstance(given, (int, float)) and isinstance(default, (int, float))
+    return (numbers or type(given) is type(default)) and bool(given == default)
+
+
+def _canonical(name: str, given: Any, count: int, node: Node, rank: int) -> Any:
+    """Dims counted from the front. The sizes of a view without -1; ``count`` numbers where one stands for all."""
+    if count and isinstance(given, int) and not isinstance(given, bool):
+        given = [given] * count
+    if name in DIMS and rank:
+        if isinstance(given, int) and not isinstance(given, bool):
+            return Dim.of(given, rank)
+        if isinstance(given, (list, tuple)) and all(isinstance(d, int) for d in given):
+            return [Dim.of(d, rank) for d in given]
+    if called(node) in ("view", "expand") and name in ("size", "shape") and isinstance(value(node), Tensor):
+        return list(value(node).shape)
+    return list(given) if isinstance(given, (list, tuple)) else given

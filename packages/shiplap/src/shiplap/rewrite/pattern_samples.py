@@ -1,0 +1,361 @@
+"""Samples of a pattern: the programs on which a rewrite is proven, and the graphs in which its pattern may occur."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice, permutations
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph
+
+from shiplap.cached_property import cached_property
+from shiplap.declare.code_digest import source_digest
+from shiplap.dtypes import floating
+from shiplap.errors import AuditError, error
+from shiplap.plan import CallPlan
+from shiplap.rewrite import passthrough_ops
+from shiplap.rewrite.graph import value
+from shiplap.rewrite.guard import Guard
+from shiplap.rewrite.match import Level
+from shiplap.rewrite.matcher import Pattern
+from shiplap.rewrite.normalize_call import called
+from shiplap.rewrite.program import Program
+from shiplap.rewrite.signature import Signature
+from shiplap.sampling.case import Case
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.run import last_line, quiet
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.sizes import free_dims, some
+from shiplap.sampling.values import KINDS
+
+SEED = 0
+STAND_IN = 0.7390851332151607  # a float argument while a pattern is traced: no constant of a model is this by accident
+FLOATS = (1e-6, 1e-3, 0.125, 2.0, 16.0)  # tried where the guards do not admit the default of a float argument
+NARROW = floating(widest=16)
+OTHER = (*NARROW, "float64")  # than the base has: in ATen constants and casts name their dtype
+MOST_ORDERS = 24  # of the sizes of a sample
+RANKS = ((), (2, 3))  # of a variadic dim, besides the usual (2,)
+
+Given = Callable[[], Iterable[Sequence[Any]]]
+
+
+class Drawn:
+    """Arguments for one pattern, drawn from its annotations or given by its author."""
+
+    def __init__(
+        self, fn: Callable[..., Any], signature: Signature, guards: Sequence[Guard], given: Given | None
+    ) -> None:
+        self.fn, self.signature, self.guards, self.given = fn, signature, guards, given
+        # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
+        self.sampler = None
+        self.spec = signature.spec(filter(None, (g.of_dims(signature.dim_at, signature.dims) for g in guards)))
+        self.bind = CallPlan(self.spec).bind
+        self._made: dict[Any, Pattern] = {}
+        self._narrows: bool | None = None
+        floats = (a.name for a in self.spec.scalars if a.scalar == "float")
+        self._stands: dict[float, str] = {STAND_IN + i: name for i, name in enumerate(floats)}
+
+    @cached_property
+    def samples(self) -> Samples:
+        if not self.signature.args:
+            raise error(
+                "SL805",
+                where=f"rewrite {self.signature.name!r}",
+                got="neither annotations nor samples",
+                expected="one of them",
+                fix='annotate every argument, as in x: Float[Tensor, "*b n"] and eps: float, or give samples=',
+            )
+        return Samples(self, SEED)  # type: ignore[arg-type]
+
+    def _listed(self) -> Iterator[tuple[Any, ...]]:
+        """What ``samples=`` returned: a tuple of arguments each."""
+        count = len(self.signature.parameters)
+        samples = self.given() if self.given is not None else ()
+        for args in samples if isinstance(samples, Iterable) and not isinstance(samples, Tensor) else (samples,):
+            if not isinstance(args, (list, tuple)) or len(args) != count:
+                got = f"{len(args)} arguments" if isinstance(args, (list, tuple)) else type(args).__name__
+                raise error(
+                    "SL802",
+                    where=f"samples of rewrite {self.signature.name!r}",
+                    got=got,
+                    expected=f"{count} arguments",
+                    fix="return a list with one tuple of arguments for each call",
+                )
+            yield tuple(args)
+
+    @cached_property
+    def base(self) -> Recipe:
+        """Base arguments: float32 where that is admitted, and no two dims of one size, which would share a symbol.
+
+        The smallest admitted size is avoided where there is another. A pattern that halves a size of 2 would compute
+        with 1, which torch does not treat as a symbol.
+        """
+        try:
+            recipe = self.samples.base
+        except AuditError as e:  # which speaks of ops
+            raise error("SL805", where=f"rewrite {self.signature.name!r}", got=e.got, expected=e.expected) from None
+        taken: set[int] = set()
+        for name, size in recipe.sizes:
+            if not isinstance(size, int):
+                taken.update(size)
+                continue
+            for wanted in (*(size * n for n in (2, 3, 4, 5)), size, *(size + n for n in (1, 2, 3))):
+                changed = recipe.but(sizes={name: wanted})
+                if wanted > 1 and wanted not in taken and self.samples.make(changed) is not None:
+                    recipe = changed
+                    taken.add(wanted)
+                    break
+        floats = [a.name for a in self.spec.scalars if a.scalar == "float"]
+        tried = (recipe.but(scalars=dict.fromkeys(floats, v)) for v in FLOATS)
+        return self._running(next((r for r in (recipe, *tried) if self._admitted(r)), recipe))
+
+    def _running(self, recipe: Recipe) -> Recipe:
+        """``recipe``, with its sizes exchanged between dims if the pattern raises otherwise: a part of a head is no
+        longer than the head."""
+        sizes = {name: size for name, size in recipe.sizes if isinstance(size, int)}
+        orders = (
+            {} if o == (*sizes.values(),) else dict(zip(sizes, o, strict=True)) for o in permutations(sizes.values())
+        )
+        why = ""
+        for changed in islice(orders, MOST_ORDERS):
+            case = self._admitted(recipe.but(sizes=changed)) if changed else self.samples.make(recipe)
+            if case is None:
+                continue
+            if not (problem := self._raised(case)):
+                return recipe.but(sizes=changed)
+            why = why or f"it raises on {case.label}: {problem}"
+        if not why:
+            return recipe
+        raise error(
+            "SL804",
+            where=f"the pattern of rewrite {self.signature.name!r}",
+            got=why,
+            expected="a pattern that runs on sizes that its annotations admit",
+            fix='add the sizes that are meant, such as where="r <= d", or give samples=lambda: [(...)]',
+        )
+
+    def _raised(self, case: Case) -> str:
+        """What the pattern raises on these arguments. Empty where it returns."""
+        try:
+            with quiet(), torch.no_grad():
+                self.fn(*case.fresh())
+        except Exception as e:
+            return last_line(e)
+        return ""
+
+    def _forms(self) -> Iterator[Recipe]:
+        """What a pattern may look different for: the base, then each optional argument absent, sizes that broadcast at
+        1, and other ranks."""
+        yield self.base
+        yield from (self.base.but(absent=group) for group in some(self.signature.optional))
+        for group in some(self.spec.broadcasts, every=True):
+            yield self.base.but(sizes=dict.fromkeys(group, 1))
+        for dim in (n for n, kind in free_dims(self.spec).items() if kind == "variadic"):
+            yield from (self.base.but(sizes={dim: rank}) for rank in RANKS)
+
+    def _note_narrowing(self, fn: Callable[..., Any], level: Level) -> None:
+        """Find out whether the pattern computes in float32 what it gets in float64.
+
+        It is then less exact than a replacement that keeps float64: nothing is proven, and nothing placed, in float64.
+        """
+        if self._narrows is not None or self.given is not None or level != "pre-grad":
+            return
+        self._narrows = False
+        recipe = self._in(self.base, "float64")
+        case = self.samples.make(recipe) if recipe is not None else None
+        if case is not None:
+            made = as_pattern(fn, self.signature.parameters, self._stood_in(case.fresh())[0], level, self._stands)
+            casts = (n for n in made.graph.nodes if n.op.startswith("call") and called(n) == "to")
+            self._narrows = any(value(n.args[0]).dtype.itemsize > value(n).dtype.itemsize > 2 for n in casts)
+
+    def _in(self, recipe: Recipe, dtype: str) -> Recipe | None:
+        """``recipe`` in another floating dtype, where the declaration admits it."""
+        if dtype == "float64" and self._narrows:
+            return None
+        classes = {
+            a.tensor.dtype_class: a.tensor.dtypes for a in self.spec.tensors if a.tensor and not a.tensor.concrete
+        }
+        changed = {c: dtype for c, admitted in classes.items() if dtype in admitted or not admitted}
+        return recipe.but(dtypes=changed) if changed else None
+
+    def _admitted(self, recipe: Recipe | None) -> Case | None:
+        """The sample of ``recipe``, if there is one and the guards hold for it."""
+        case = self.samples.make(recipe) if recipe is not None else None
+        if case is None:
+            return None
+        env, problem = self.signature.bind(dict(zip(self.signature.parameters, case.args, strict=True)))
+        return None if problem or any(g.refuses(env) for g in self.guards) else case
+
+    def programs(self, fn: Callable[..., Any], level: Level) -> Iterator[Program]:
+        """The programs of the proof: wide and narrow dtypes, ranks, kinds of values, other layouts, sizes 1 and 0.
+
+        Programs with sizes 1 and 0 may look different in ATen, so the pattern need not match there.
+        """
+        self._note_narrowing(fn, level)
+        if self.given is not None:
+            kinds = ("zeros",)
+            yield from (Program(fn, tuple(a), f"sample {i}", kinds=kinds) for i, a in enumerate(self._listed()))
+            return
+        usual = KINDS[1:]
+        for number, recipe in enumerate(self._forms()):
+            yield from self._program(fn, self._in(recipe, "float64") or recipe, kinds=usual if number == 0 else ())
+        yield from self._program(
+            fn, self.base.but(layouts={"every": "transposed"}), fires=level == "pre-grad", runs=False
+        )
+        yield from self._program(fn, self.base, dynamic=True)
+        for dtype in NARROW:
+            yield from self._program(fn, self._in(self.base, dtype))
+        for sizes in self._edges() if level == "pre-grad" else islice(self._edges(), 1, 2):
+            yield from self._program(fn, self.base.but(sizes=sizes), fires=False)
+
+    def _edges(self) -> Iterator[dict[str, int]]:
+        names = [n for n, kind in free_dims(self.spec).items() if kind != "variadic"]
+        yield dict.fromkeys(names, 1)
+        yield from ({n: 0} for n in names)
+
+    def _program(
+        self, fn: Callable[..., Any], recipe: Recipe | None, *, runs: bool = True, **options: Any
+    ) -> Iterator[Program]:
+        """``runs``: whether the pattern is known not to raise there. No model has what raises."""
+        case = self._admitted(recipe)
+        if case is not None and ((runs and options.get("fires", True)) or not self._raised(case)):
+            yield Program(fn, case.fresh(), case.label, **options)
+
+    def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[Pattern]:
+        """The graphs that ``fn`` may have inside ``graph``. Each is traced once, when it is first needed.
+
+        Before autograd, rank does not change the traced graph, and dtype only where a pattern casts to one. After
+        autograd, rank, dtype and autocast do.
+        """
+        from shiplap.torch_private.inductor_passes import autocasts
+
+        of = source_digest(fn), autocasts()
+        train = level == "joint" and any(str(n.target).startswith("tangents") for n in graph.nodes)
+        graphs = []
+        casts = False
+        self._note_narrowing(fn, level)
+        for key, args, stand_ins, other in self._traced(level, graph):
+            if other and level == "pre-grad" and not casts:
+                continue
+            floating = tuple(n for n, a in zip(self.signature.parameters, args, strict=True) if _differentiable(a))
+            # All are trained, all but the input of the model, or only what flows through frozen weights.
+            for leaves in dict.fromkeys((floating, floating[1:], floating[:1])) if train else ((),):
+                form = (*of, key, leaves)
+                if form not in self._made:
+                    self._made[form] = as_pattern(fn, self.signature.parameters, args, level, stand_ins, leaves)
+                graphs.append(self._made[form])
+            casts = casts or graphs[-1].casts
+        return graphs
+
+    def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str], bool]]:
+        if self.given is not None:
+            yield from ((i, tuple(args), {}, False) for i, args in enumerate(self._listed()))
+            return
+        held = [v for v in map(value, graph.nodes) if isinstance(v, Tensor) and v.is_floating_point()]
+        dtypes = {str(v.dtype).removeprefix("torch.") for v in held}
+        ranks = {v.dim() for v in held}
+        for form in self._forms():
+            if self._rank(form) != self._rank(self.base) and (level == "pre-grad" or not self._ranks(form) & ranks):
+                continue
+            for recipe in (form, *(self._in(form, dtype) for dtype in sorted(dtypes.intersection(OTHER)))):
+                if recipe is not None and (case := self.samples.make(recipe)) is not None:  # guards say nothing here
+                    yield str(recipe), *self._stood_in(case.fresh()), recipe is not form
+
+    def _stood_in(self, given: Sequence[Any]) -> tuple[tuple[Any, ...], dict[float, str]]:
+        """Arguments with a number in each float that no model has by accident, and what these numbers stand for."""
+        floats = {name: number for number, name in self._stands.items()}
+        pairs = zip(self.signature.parameters, given, strict=True)
+        return tuple(floats.get(n, a) for n, a in pairs), dict(self._stands)
+
+    def _rank(self, recipe: Recipe) -> dict[str, Any]:
+        """The sizes that say how many dims arguments have."""
+        return {n: v for n, v in recipe.sizes if isinstance(v, tuple)}
+
+    def _ranks(self, recipe: Recipe) -> set[int]:
+        """Of the arguments whose number of dims the declaration leaves open."""
+        sizes = dict(recipe.sizes)
+        kinds = [a.tensor.dims for a in self.spec.tensors if a.tensor and a.tensor.variadic]
+        return {sum(len(sizes.get(d.text, ())) if d.kind == "variadic" else 1 for d in dims) for dims in kinds}
+
+
+def as_pattern(
+    fn: Callable[..., Any],
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    level: Level,
+    stand_ins: dict[float, str],
+    leaves: Collection[str | None] = (),
+) -> Pattern:
+    """``fn`` as a graph whose sizes are symbols. With the gradients of ``leaves``."""
+    from shiplap.torch_private.inductor_passes import capture
+
+    at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    of_tensors, tensors = Program(fn, args).of_tensors()
+    tensors = [t.detach().requires_grad_(names[i] in leaves) for i, t in zip(at, tensors, strict=True)]
+    try:
+        graph = capture(of_tensors, tensors, level, dynamic=True)
+    except Exception as e:
+        raise error("SL804", where=fn.__qualname__, got=last_line(e), expected="a graph of its arguments") from e
+    casts = level == "pre-grad" and _strip(graph.graph)
+    inputs = {n: names[at[r]] for n, r in graph.roles.items() if isinstance(r, int)}
+    unused = [names[i] for i in at if names[i] not in inputs.values()]
+    _require_used(fn, [*unused, *_absent(graph.graph, stand_ins)])
+    pairs = zip(names, args, strict=True)
+    fixed = {n: a for n, a in pairs if not isinstance(a, Tensor) and not (type(a) is float and a in stand_ins)}
+    tangents = {n: f"gradient {i}" for i, n in enumerate(n for n, r in graph.roles.items() if r == "grad")}
+    grads = [inputs[n] for n in graph.roles if inputs.get(n) in leaves] if tangents else []
+    results = _results(graph.graph)
+    if tangents:  # gradients come last, one per input, sizes included
+        own = [n for n, role in graph.roles.items() if role != "grad"]
+        of = dict(zip(own, results[-len(own) :], strict=True))
+        results = [*results[: -len(own)], *(of[n] for n in own if inputs.get(n) in leaves)]
+    made = Pattern(
+        graph.graph, {**inputs, **tangents}, results, stand_ins, fixed, tuple(grads), tuple(tangents.values()), casts
+    )
+    if not made.picked:
+        raise error(
+            "SL804",
+            where=fn.__qualname__,
+            got="it computes nothing: its results are its arguments",
+            expected="a graph of its arguments",
+            fix="write what models compute",
+        )
+    return made
+
+
+def _strip(graph: Graph) -> bool:
+    """Take idle casts out of ``graph``: in another dtype, a model would not have them. Whether there were any casts."""
+    casts = [n for n in graph.nodes if n.op.startswith("call") and called(n) == "to"]
+    for node in casts:
+        if passthrough_ops.same(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    return bool(casts)
+
+
+def _absent(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
+    """The names of the scalars whose stand-in is not in ``graph``."""
+    text = str(graph)
+    return [name for constant, name in stand_ins.items() if repr(constant) not in text]
+
+
+def _require_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
+    if missing:
+        raise error(
+            "SL804",
+            where=fn.__qualname__,
+            got=f"it does not use {', '.join(missing)} as it is",
+            expected="a graph of its arguments",
+            fix="remove the argument, or use it unchanged",
+        )
+
+
+def _results(graph: Graph) -> list[Any]:
+    (results,) = next(n for n in graph.nodes if n.op == "output").args
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

@@ -1,0 +1,132 @@
+"""Masks that a graph computes from nothing but sizes: what they hide is found out by computing them.
+
+Models build the mask of a decoder by ``arange``, comparisons and a table of positions, in spellings that change with
+each release. Where no input of the graph goes into a mask, its numbers are known while the graph is compiled: one that
+hides nothing is left out, and one that hides what comes later is ``is_causal``, for which fused kernels read no mask
+and leave out half of the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from shiplap.rewrite import passthrough_ops
+from shiplap.rewrite.graph import mutates, value
+from shiplap.rewrite.shipped.scores import SWALLOWS, Step
+from shiplap.torch_private.dispatch_modes import without_modes
+
+MOST = 1 << 27  # elements of a mask that is computed
+FAR = 60  # calls behind a mask; transformers 5.23 has 26
+KNOWN = "shiplap_hides"  # in the meta of a node: what its mask was found to hide
+FACTORIES = frozenset({"arange", "zeros", "ones", "full", "scalar_tensor"})
+COMPARISONS = frozenset({"eq", "ne", "le", "lt", "ge", "gt"})
+LOGIC = frozenset({"and", "and_", "or", "or_", "invert", "logical_and", "logical_or", "logical_not", "bitwise_and"})
+LOGIC |= {"bitwise_or", "bitwise_not", "__and__", "__or__", "__invert__", "where", "masked_fill", "tril", "triu"}
+ARITHMETIC = frozenset({"add", "sub", "mul", "neg", "abs", "diff", "cumsum", "rsub"})
+MOVES = frozenset({"getitem", "unsqueeze", "squeeze", "expand", "view", "transpose", "contiguous", "clone", "flatten"})
+LIKE = frozenset({"new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like"})
+PURE = FACTORIES | COMPARISONS | LOGIC | ARITHMETIC | MOVES | LIKE | passthrough_ops.CASTS
+
+Hidden = Literal["", "nothing", "later"]
+
+
+def settled(steps: Sequence[Step]) -> list[Step]:
+    """``steps`` with a ``causal`` one where a mask hides what comes later, and without masks that hide nothing.
+
+    A mask that is causal stays a mask beside another mask or a bias, and where scores are changed after it.
+    """
+    left = [s for s in steps if s.kind not in ("add", "fill", "keep") or hides(s) != "nothing"]
+    biases = [i for i, s in enumerate(left) if s.kind in ("add", "fill", "keep", "sink", "rest", "cap")]
+    if len(biases) != 1 or any(s.kind != "view" for s in left[biases[0] + 1 :]) or hides(left[biases[0]]) != "later":
+        return left
+    return [Step("causal") if i == biases[0] else s for i, s in enumerate(left)]
+
+
+def hides(step: Step) -> Hidden:
+    """What the mask of a step hides: nothing, what comes later than each row, or something else and what is not known.
+
+    Nothing is only said of a mask that changes no score.
+    """
+    node = step.given
+    if not isinstance(node, Node) or (step.kind == "add" and step.number != 1):
+        return ""
+    key = f"{KNOWN} {step.kind}"
+    if key not in node.meta:
+        node.meta[key] = _hides(step.kind, node)
+    known: Hidden = node.meta[key]
+    return known
+
+
+def _hides(kind: str, node: Node) -> Hidden:
+    calls = _behind(node)
+    if calls is None:
+        return ""
+    with without_modes(), torch.no_grad():
+        try:
+            mask = _computed(calls)
+            return _verdict(_hidden(kind, mask))
+        except (RuntimeError, TypeError, ValueError):  # a device that is not here, too little memory: a mask it stays
+            return ""
+
+
+def _behind(node: Node) -> list[Node] | None:
+    """The calls that compute ``node`` from nothing, in the order of the graph. None where there is an input, a call
+    that is not known to be pure, a size that is a symbol, or a write to one of them."""
+    calls, stack = {node}, [node]
+    while stack:
+        at = stack.pop()
+        if (
+            passthrough_ops.named(at) not in PURE
+            or not (at.all_input_nodes or passthrough_ops.named(at) in FACTORIES)
+            or len(calls) > FAR
+        ):
+            return None
+        held = value(at)
+        if not isinstance(held, Tensor) or not all(type(n) is int for n in held.shape) or held.numel() > MOST:
+            return None
+        if any(mutates(n) for n in (at, *at.users)):
+            return None
+        stack += [n for n in at.all_input_nodes if n not in calls]
+        calls.update(at.all_input_nodes)
+    return sorted(calls)
+
+
+def _computed(calls: Sequence[Node]) -> Tensor:
+    held: dict[Node, Any] = {}
+    for node in calls:
+        args, named = map_arg((node.args, dict(node.kwargs)), held.__getitem__)
+        target: Any = node.target
+        held[node] = (
+            getattr(args[0], str(target))(*args[1:], **named) if node.op == "call_method" else target(*args, **named)
+        )
+    made = held[calls[-1]]
+    assert isinstance(made, Tensor)
+    return made
+
+
+def _hidden(kind: str, mask: Tensor) -> Tensor | None:
+    """Where ``mask`` hides a score. None where it changes one otherwise."""
+    if kind != "add":
+        hidden = mask if mask.dtype == torch.bool else mask != 0
+        return hidden if kind == "fill" else ~hidden
+    if not mask.is_floating_point():
+        return None
+    hidden = mask <= -SWALLOWS
+    return hidden if bool((hidden | (mask == 0)).all()) else None
+
+
+def _verdict(hidden: Tensor | None) -> Hidden:
+    if hidden is None:
+        return ""
+    if not bool(hidden.any()):
+        return "nothing"
+    if hidden.dim() < 2 or hidden.shape[-1] != hidden.shape[-2]:
+        return ""
+    later = torch.ones(hidden.shape[-2:], dtype=torch.bool, device=hidden.device).triu(1)
+    return "later" if bool((hidden == later).all()) else ""

@@ -1,0 +1,208 @@
+"""The root of a mean of squares, however it is spelled: what an RMS norm multiplies or divides by.
+
+``rsqrt(m)``, ``m ** -0.5``, ``1 / sqrt(m)`` and ``sqrt(m).reciprocal()`` are one root; ``mean(x ** 2, -1, True)``,
+``(x * x).sum(-1, keepdim=True) / n`` and ``x.square().mean(-1).unsqueeze(-1)`` are one mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from shiplap.rewrite import passthrough_ops
+from shiplap.rewrite.graph import describe, value
+from shiplap.rewrite.match import Obstacle
+from shiplap.rewrite.normalize_call import arguments
+
+PRODUCTS = frozenset({"mul", "multiply"})
+DIVISIONS = frozenset({"div", "divide", "truediv", "true_divide"})
+ROOTS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0}
+NEAR = 1e-6  # relative: two numbers that Python computed in different ways
+
+
+@dataclass(frozen=True)
+class Squares:
+    """``root`` is ``(mean(x ** 2, -1, keepdim=True) + eps)`` to the power of 0.5 or, unless it ``divides``, of -0.5.
+
+    ``nodes`` compute it from ``x``, root included. ``kept``: whether the mean kept its dim, or got it back below the
+    root.
+    """
+
+    root: Node
+    x: Node
+    eps: float
+    divides: bool
+    kept: bool
+    nodes: list[Node]
+
+
+@dataclass(frozen=True)
+class Missed:
+    """What keeps a place from being an RMS norm over the last dim: the node, the obstacle, a sentence and a fix."""
+
+    node: Node
+    obstacle: Obstacle
+    reason: str
+    fix: str
+
+
+@dataclass
+class _Mean:
+    """``square`` is averaged over its last dim by ``nodes``, which is ``kept`` or not.
+
+    ``wrong`` is a call that averages over other dims.
+    """
+
+    square: Node
+    nodes: list[Node]
+    kept: bool
+    wrong: Node | None = None
+
+
+def squares_of(node: Node) -> Squares | Missed | None:
+    """The mean of squares whose root ``node`` is. None if it is something else, or if another root is taken of it."""
+    if power(node) is None or any(power(reader) is not None for reader in _readers(node)):
+        return None
+    nodes: list[Node] = []
+    base, exponent = _unrooted(node, nodes)
+    if exponent not in (0.5, -0.5):
+        return None
+    mean, eps = _sum(base, nodes)
+    if (averaged := _mean(passthrough_ops.handed_on(mean, nodes))) is None:
+        return None
+    x = square_of(averaged.square)
+    if x is None:
+        return None
+    if averaged.wrong is not None:
+        what = "the mean is not over the last dim alone"
+        return Missed(averaged.wrong, "constant", what, "normalise the last dim: torch's rms_norm has no other")
+    number = passthrough_ops.constant(eps)
+    if number is None:
+        reason, fix = f"eps is {describe(eps)}, not a number", "keep eps as a float of Python"
+        return Missed(base, "constant", reason, fix)
+    nodes += [*averaged.nodes, averaged.square]
+    return Squares(node, passthrough_ops.handed_on(x, nodes), number, exponent > 0, averaged.kept, nodes)
+
+
+def power(node: Any) -> tuple[Any, float] | None:
+    """``(base, p)`` where ``node`` is ``base ** p`` for a root or a reciprocal. None for anything else."""
+    name, given = passthrough_ops.named(node), passthrough_ops.operands(node) if passthrough_ops.named(node) else []
+    if name in ROOTS and given:
+        return given[0], ROOTS[name]
+    if len(given) != 2:
+        return None
+    if name == "pow" and (exponent := passthrough_ops.constant(given[1])) in (0.5, -0.5, -1.0):
+        return given[0], float(exponent)
+    return (given[1], -1.0) if name in DIVISIONS and passthrough_ops.constant(given[0]) == 1 else None
+
+
+def takes_root(node: Node) -> bool:
+    """Whether ``node`` is a root rather than its reciprocal."""
+    return _unrooted(node, [])[1] > 0
+
+
+def square_of(node: Any) -> Node | None:
+    """``x`` where ``node`` is ``x ** 2``, however it is spelled."""
+    name = passthrough_ops.named(node)
+    given = passthrough_ops.operands(node) if name else []
+    if name == "square" or (name == "pow" and len(given) == 2 and passthrough_ops.constant(given[1]) == 2):
+        return given[0] if isinstance(given[0], Node) else None
+    if name not in PRODUCTS or len(given) != 2 or not all(isinstance(g, Node) for g in given):
+        return None
+    plain: Node = given[0]
+    first: Node = passthrough_ops.handed_on(plain)
+    if passthrough_ops.handed_on(given[1]) is not first:
+        return None
+    return plain if given[1] is given[0] else first
+
+
+def _readers(node: Node) -> list[Node]:
+    """Who reads ``node``, casts left out."""
+    readers: list[Node] = []
+    for reader in node.users:
+        readers += _readers(reader) if passthrough_ops.idle(reader) and reader.args[0] is node else [reader]
+    return readers
+
+
+def _unrooted(node: Any, nodes: list[Node]) -> tuple[Any, float]:
+    """What ``node`` is a power of, and which; ``nodes`` grow by the calls that compute it."""
+    exponent = 1.0
+    while (step := power(node)) is not None:
+        nodes.append(node)
+        exponent *= step[1]
+        node = passthrough_ops.handed_on(step[0], nodes)
+    return node, exponent
+
+
+def _sum(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
+    """The mean and eps where ``node`` adds the two; eps is 0 where nothing is added."""
+    given = passthrough_ops.operands(node) if passthrough_ops.named(node) == "add" else []
+    if len(given) != 2:
+        return node, 0.0
+    nodes.append(node)
+    return (given[0], given[1]) if passthrough_ops.constant(given[0]) is None else (given[1], given[0])
+
+
+def _mean(node: Any) -> _Mean | None:
+    """``node`` as a mean, with the averaged dim kept. None if it is none."""
+    name = passthrough_ops.named(node)
+    if name == "mean":
+        return _reduced(node)
+    if name in ("unsqueeze", "getitem", "view"):
+        made = _mean(passthrough_ops.handed_on(node.args[0])) if isinstance(node.args[0], Node) else None
+        if made is None or made.kept or not puts_back(node, value(made.square)):
+            return None
+        return _Mean(made.square, [node, *made.nodes], True, made.wrong)
+    total = _by_size(node)
+    return None if total is None else _Mean(total.square, [node, *total.nodes], total.kept, total.wrong)
+
+
+def _by_size(node: Any) -> _Mean | None:
+    """A sum over the last dim, divided by its size."""
+    given = passthrough_ops.operands(node) if passthrough_ops.named(node) in PRODUCTS | DIVISIONS else []
+    if len(given) != 2:
+        return None
+    total, by = given if isinstance(given[0], Node) and passthrough_ops.constant(given[0]) is None else given[::-1]
+    passed: list[Node] = []
+    total = passthrough_ops.handed_on(total, passed)
+    if passthrough_ops.named(total) != "sum" or (made := _reduced(total)) is None:
+        return None
+    made.nodes += passed
+    size = value(made.square).shape[-1]
+    held = value(by) if isinstance(by, Node) else by
+    if isinstance(held, torch.SymInt) or isinstance(size, torch.SymInt):
+        return made if passthrough_ops.named(node) in DIVISIONS and by is given[1] and str(held) == str(size) else None
+    factor = passthrough_ops.factor(node)
+    return made if factor is not None and abs(factor[1] * size - 1) < NEAR else None
+
+
+def _reduced(node: Node) -> _Mean | None:
+    """A mean or a sum over the last dim, as far as it is one."""
+    passed: list[Node] = []
+    square = passthrough_ops.handed_on(node.args[0] if node.args else node.kwargs.get("input"), passed)
+    if not isinstance(square, Node) or not isinstance(value(square), Tensor):
+        return None
+    kept = bool(arguments(node).get("keepdim", False))
+    return _Mean(square, [*passed, node], kept, None if over_last(node) else node)
+
+
+def over_last(node: Node) -> bool:
+    """Whether a mean or a sum is over the last dim of its argument alone."""
+    dims = arguments(node).get("dim")
+    listed, rank = [dims] if isinstance(dims, int) else list(dims or ()), value(node.all_input_nodes[0]).dim()
+    return [int(d) % rank for d in listed] == [rank - 1]
+
+
+def puts_back(node: Node, square: Tensor) -> bool:
+    """Whether ``node`` is a view that gives a mean of ``square`` its last dim back, of size 1."""
+    if passthrough_ops.named(node) == "getitem":
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        if not all(i is None or i is Ellipsis or i == slice(None) for i in index):
+            return False
+    made = value(node)
+    wanted = (*square.shape[:-1], 1)
+    return isinstance(made, Tensor) and [*map(str, made.shape)] == [*map(str, wanted)]

@@ -1,0 +1,187 @@
+"""Where a graph weighs activations by a softmax, found by what flows into what, whatever the calls in between.
+
+A recogniser knows the spellings that its author has read, and is silent about the others. This module knows none. It
+follows all calls up from a softmax to the products that its scores come from, and all calls down to the products that
+its weights go into, through writes to parts of a tensor, too. So each attention that is not recognised can be named.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from shiplap.rewrite import passthrough_ops
+from shiplap.rewrite.graph import mutates, value
+
+PRODUCTS = frozenset(
+    {"matmul", "bmm", "mm", "baddbmm", "addmm", "addbmm", "mv", "einsum", "tensordot", "inner", "dot", "linear"}
+)
+BOUNDS = PRODUCTS | {
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "bilinear",
+    "embedding",
+    "layer_norm",
+    "group_norm",
+    "batch_norm",
+    "rms_norm",
+    "softmax",
+    "_softmax",
+    "log_softmax",
+    "topk",
+    "argmax",
+    "argmin",
+    "sort",
+    "argsort",
+    "multinomial",
+    "scaled_dot_product_attention",
+}
+VIEWS = frozenset({"getitem", "view", "select", "narrow", "transpose", "unsqueeze", "squeeze", "permute", "diagonal"})
+FAR = 400  # calls that are looked at in one direction
+
+
+@dataclass(frozen=True)
+class Region:
+    """A softmax whose weights are multiplied by an activation.
+
+    Attributes:
+        scores: the product that the scores come from, of two activations where there is one. None without any product.
+        learned: whether one of its operands is a parameter, or made of parameters and constants without a product.
+        above: the calls between that product and the softmax, the nearest to the product first.
+        out: the product with the values. ``below``: the calls between the softmax and that product.
+        outs: all products that the weights go into, in the order in which they are met.
+    """
+
+    softmax: Node
+    scores: Node | None
+    learned: bool
+    above: tuple[Node, ...]
+    out: Node
+    below: tuple[Node, ...]
+    outs: tuple[Node, ...]
+
+    @property
+    def attends(self) -> bool:
+        """Whether it is an attention: scores from a product of two activations, weights in a product with one."""
+        return self.scores is not None and not self.learned
+
+
+def region_of(softmax: Node) -> Region | None:
+    """What ``softmax`` weighs. None where its result meets no product with an activation, as that of a router."""
+    below = list(_products(softmax, _readers, _weighs))
+    if not below:
+        return None
+    above = [p for given in softmax.all_input_nodes for p in _products(given, _givers, _multiplies, first=True)]
+    learned = [any(is_learned(n) for n in _operands(path[-1])) for path in above]
+    best = next((path for path, no in zip(above, learned, strict=True) if not no), above[0] if above else None)
+    nearest = below[0]
+    return Region(
+        softmax,
+        best[-1] if best else None,
+        best is not None and all(learned),
+        tuple(reversed(best[:-1])) if best else (),
+        nearest[-1],
+        tuple(nearest[1:-1]),
+        tuple(dict.fromkeys(path[-1] for path in below)),
+    )
+
+
+def is_learned(node: Node) -> bool:
+    """Whether ``node`` is a parameter, a buffer or a constant, or computed from such without a product."""
+    stack, seen = [node], set[Node]()
+    while stack:
+        at = stack.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        if passthrough_ops.named(at) in BOUNDS - {"embedding"}:
+            return False
+        if at.op == "placeholder" and not _belongs_to_a_module(at):
+            return False
+        stack += at.all_input_nodes
+    return True
+
+
+def _belongs_to_a_module(node: Node) -> bool:
+    held = value(node)
+    return not isinstance(held, Tensor) or isinstance(held, torch.nn.Parameter) or "_buffers_" in str(node.target)
+
+
+def _products(
+    start: Node, step: Callable[[Node], Iterator[Node]], ends: Callable[[Node, set[Node]], bool], *, first: bool = False
+) -> Iterator[list[Node]]:
+    """Paths from ``start`` to products, which end them, the shortest first. ``first``: ``start`` may be one."""
+    seen, queue = {start}, deque([[start]])
+    while queue and len(seen) < FAR:
+        path = queue.popleft()
+        at = path[-1]
+        if (first or at is not start) and at.op.startswith("call"):
+            if ends(at, seen):
+                yield path
+                continue
+            if passthrough_ops.named(at) in BOUNDS:
+                continue
+        for near in step(at):
+            if near not in seen and isinstance(value(near), (Tensor, tuple, list)):
+                seen.add(near)
+                queue.append([*path, near])
+
+
+def _givers(node: Node) -> Iterator[Node]:
+    """What ``node`` is computed from, what was written to it or to a view of it included."""
+    yield from node.all_input_nodes
+    for view in (node, *(u for u in node.users if passthrough_ops.named(u) in VIEWS)):
+        for writer in view.users:
+            if mutates(writer) and writer.args[:1] == (view,):
+                yield from (n for n in writer.all_input_nodes if n is not view)
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """What is computed from ``node``, what it is written to included."""
+    for user in node.users:
+        if mutates(user) and isinstance(user.args[0], Node) and user.args[0] is not node:
+            target = user.args[0]
+            yield target
+            if passthrough_ops.named(target) in VIEWS:
+                yield passthrough_ops.source(target)
+        yield user
+
+
+def _summed(node: Node) -> Node | None:
+    """The product of two tensors whose sum over a dim ``node`` is: ``(q * k).sum(-1)``."""
+    if passthrough_ops.named(node) != "sum" or not node.all_input_nodes:
+        return None
+    made = passthrough_ops.handed_on(node.all_input_nodes[0])
+    return made if passthrough_ops.named(made) == "mul" and len(made.all_input_nodes) == 2 else None
+
+
+def _operands(node: Node) -> list[Node]:
+    """The two tensors that a product multiplies."""
+    tensors = [n for n in (_summed(node) or node).all_input_nodes if isinstance(value(n), Tensor)]
+    if passthrough_ops.named(node) in ("baddbmm", "addmm", "addbmm"):
+        return tensors[-2:]
+    return tensors[:2]
+
+
+def _multiplies(node: Node, _: set[Node]) -> bool:
+    """Whether ``node`` is a product that scores may come from."""
+    if _summed(node) is not None:
+        return True
+    return (passthrough_ops.named(node) in PRODUCTS and len(_operands(node)) == 2) or passthrough_ops.named(
+        node
+    ).startswith("conv")
+
+
+def _weighs(node: Node, weights: set[Node]) -> bool:
+    """Whether ``node`` multiplies ``weights`` by an activation that is not computed from them, and sums that up."""
+    if passthrough_ops.named(node) not in PRODUCTS and _summed(node) is None:
+        return False
+    operands = _operands(node)
+    others = [n for n in operands if n not in weights]
+    return len(operands) == 2 and len(others) == 1 and not is_learned(others[0])

@@ -1,0 +1,40 @@
+"""Ask the builder of an op (``@op.samples``) for the arguments of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from shiplap.dispatch import Op
+from shiplap.sampling.boundary_sizes import HUGE
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.sizes import scalar_candidates
+
+
+def built(
+    op: Op, recipe: Recipe, env: Mapping[str, Any], rng: torch.Generator, device: torch.device
+) -> tuple[Any, ...]:
+    """The arguments that the builder makes, then the defaults of those that it leaves out.
+
+    A scalar beyond 32 bits takes its place after the builder has made the rest for a usual one: a builder may count up
+    to it.
+    """
+    assert op.sampler is not None
+    huge = {a.name: env[a.name] for a in op.spec.scalars if type(env.get(a.name)) is int and env[a.name] in HUGE}
+    usual = {a.name: next(iter(scalar_candidates(a)), 1) for a in op.spec.scalars if a.name in huge}
+    floats = [n for n in dict(recipe.dtypes).values() if getattr(torch, n).is_floating_point]
+    wanted = {k: usual.get(k, v) for k, v in env.items() if k != "..."} | {"absent": recipe.absent}
+    if recipe.values != "normal" and takes_values(op):
+        wanted["values"] = recipe.values
+    made = op.sampler(rng, wanted, getattr(torch, floats[0]) if floats else torch.float32, device)
+    given: list[Any] = [list(v) if isinstance(v, tuple) else v for v in made]
+    given += [a.default for a in op.spec.args[len(given) :]]
+    return tuple(huge.get(a.name, v) for a, v in zip(op.spec.args, given, strict=True))
+
+
+def takes_values(op: Op) -> bool:
+    """Whether the builder asks for the kind of values: ``sizes["values"]`` in its code."""
+    code = getattr(op.sampler, "__code__", None)
+    return code is not None and "values" in code.co_consts

@@ -1,0 +1,180 @@
+"""Find constants in the code of an op: thresholds, tile sizes, modes and literals at which a kernel may branch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, cast
+
+from shiplap.declare.code_digest import names_in
+from shiplap.dispatch import Op
+from shiplap.sampling.values import AROUND
+
+DEEP, MANY = 6, 400  # how far values and helpers are followed, and how many functions
+FAR, MOST = 1e4, 8  # what is no threshold of values, and how many are
+MEMBERS = 128  # of the longest list
+MANY_MEMBERS = 130  # more than a launch takes: that number may stand where nothing can be mined, in native code
+LONGEST = 40  # characters of a string that may be a mode
+SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
+LARGEST_FILE = 200_000
+FOREIGN = (
+    "torch",
+    "numpy",
+    "builtins",
+    "triton",
+    "jaxtyping",
+    "shiplap.declare",
+    "shiplap.plan",
+    "shiplap.dispatch",
+    "shiplap.kernels",
+    "shiplap.inductor",
+    "typing",
+)
+
+
+@dataclass(frozen=True)
+class Mined:
+    """Constants, each once and in order.
+
+    Attributes:
+        ints: of everything that may decide on a size: kernels, ``supports``, configs, reference and gradient.
+        floats: of the same. ``strings``: short ones, of the same.
+    """
+
+    ints: tuple[int, ...] = ()
+    floats: tuple[float, ...] = ()
+    strings: tuple[str, ...] = ()
+
+    @property
+    def members(self) -> list[int]:
+        """Lengths of lists of tensors: few, one more than a kernel may take at once, and many."""
+        return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= MEMBERS][:3], MANY_MEMBERS)))
+
+
+def mine(op: Op) -> Mined:
+    """The constants of ``op``."""
+    inputs: list[Any] = []
+    seen: set[int] = set()
+    for root in _roots(op):
+        inputs += _constants(root, seen, DEEP)
+    for text in _texts(op):
+        inputs += numbers(text)
+    for expr in (*op.spec.requires, *(e for _, e in (*op.spec.dims, *op.spec.bounds))):
+        inputs += numbers(str(expr))
+    ints = {abs(v) for v in inputs if type(v) is int}
+    floats = {v for v in inputs if type(v) is float and v == v and abs(v) < 1e30}
+    strings = {v for v in inputs if isinstance(v, str) and 0 < len(v) <= LONGEST and " " not in v and "\n" not in v}
+    return Mined(tuple(sorted(ints)), tuple(sorted(floats)), tuple(sorted(strings)))
+
+
+def around(mined: Mined, scalars: Iterable[Any]) -> str:
+    """The kind of values (``values.AROUND``) at numbers of the code and at scalars; empty where there are none."""
+    given = [v for v in scalars if type(v) is float]
+    sizes = dict.fromkeys(abs(v) for v in (*given, *mined.floats, *mined.ints) if 0 < abs(v) < FAR)
+    return AROUND + " ".join(f"{v:.17g}" for v in list(sizes)[:MOST]) if sizes else ""
+
+
+def numbers(text: str) -> list[int]:
+    """Decimal integers in a source text, shifts of one (``1 << 10``) included."""
+    plain = [int(v) for v in re.findall(r"(?<![\w.])(\d{1,7})(?![\w.])", text)]
+    return plain + [1 << int(v) for v in re.findall(r"\b1[uUlL]*\s*<<\s*(\d{1,2})\b", text) if int(v) < 24]
+
+
+def _roots(op: Op) -> Iterator[Any]:
+    yield op.reference
+    if op.gradient is not None:
+        yield op.gradient.fn
+        for part in op.gradient.ops:
+            yield from _roots(cast("Op", part.op))
+    for kernels in op.kernels.values():
+        for kernel in kernels:
+            yield from (kernel.function, kernel.supports)
+            if kernel.space is not None:
+                yield from (kernel.space.derived, kernel.space.prior, kernel.space.chosen)
+                yield [dict(c.items) for c in kernel.space.fixed]
+    for templates in op.templates.values():
+        for template in templates:
+            yield vars(template)
+
+
+def _texts(op: Op) -> Iterator[str]:
+    """Sources of native kernels that lie beside their library or the declaration, and name the kernel's function."""
+    for kernels in op.kernels.values():
+        for kernel in kernels:
+            if kernel.native is None or kernel.native.generated:
+                continue
+            for folder in {Path(op.reference.__code__.co_filename).parent, kernel.native.library.parent}:
+                yield from _naming(folder, kernel.native.symbol)
+
+
+def _naming(folder: Path, symbol: str) -> Iterator[str]:
+    try:
+        files = [f for f in folder.iterdir() if f.suffix in SOURCES and f.stat().st_size < LARGEST_FILE]
+        texts = [f.read_text(errors="replace") for f in files[:60]]
+    except OSError:
+        return
+    yield from (text for text in texts if symbol in text)
+
+
+def _constants(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
+    """Constants that a value holds or a function uses, helpers of its own package included."""
+    if isinstance(value, (bool, type(None))):
+        return
+    if isinstance(value, (int, float, str)):
+        yield value
+        return
+    if id(value) in seen or depth < 0 or len(seen) > MANY:
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _constants(item, seen, depth - 1)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in list(value)[:64]:
+            yield from _constants(item, seen, depth - 1)
+    elif isinstance(value, CodeType):
+        doc = value.co_consts[0] if value.co_consts and isinstance(value.co_consts[0], str) else None
+        for item in value.co_consts:
+            if item is not doc:
+                yield from _constants(item, seen, depth - 1)
+    elif isinstance(value, FunctionType):
+        yield from _function(value, seen, depth)
+    elif isinstance(value, MethodType):
+        yield from _constants(vars(value.__self__) if hasattr(value.__self__, "__dict__") else (), seen, depth - 1)
+        yield from _constants(value.__func__, seen, depth)
+    elif isinstance(inner := getattr(value, "fn", None), FunctionType):  # a Triton kernel wraps its function
+        yield from _constants(inner, seen, depth)
+    elif callable(value) and _own(value) and isinstance(fn := vars(type(value)).get("__call__"), FunctionType):
+        yield from _constants(vars(value) if hasattr(value, "__dict__") else (), seen, depth - 1)
+        yield from _constants(fn, seen, depth - 1)
+
+
+def _function(fn: FunctionType, seen: set[int], depth: int) -> Iterator[Any]:
+    if not _own(fn):
+        return
+    yield from _constants(fn.__code__, seen, depth)
+    yield from _constants([fn.__defaults__ or (), fn.__kwdefaults__ or {}], seen, depth)
+    for cell in fn.__closure__ or ():
+        try:
+            yield from _constants(cell.cell_contents, seen, depth - 1)
+        except ValueError:  # not assigned yet
+            continue
+    names = names_in(fn.__code__)
+    for name in names & fn.__globals__.keys():
+        value = fn.__globals__[name]
+        if isinstance(value, ModuleType):  # what it uses of another module of its author
+            held = vars(value) if not value.__name__.startswith(FOREIGN) else {}
+            for other in names & held.keys():
+                if getattr(held[other], "__module__", value.__name__) == value.__name__:
+                    yield from _constants(held[other], seen, depth - 1)
+        else:
+            yield from _constants(value, seen, depth - 1)
+
+
+def _own(value: Any) -> bool:
+    """Whether it is the author's: not torch's, nor of another library that everyone uses."""
+    module = getattr(value, "__module__", None) or ""
+    return not module.startswith(FOREIGN)

@@ -1,0 +1,252 @@
+"""Compare results bit by bit, or within a tolerance that follows from dtype and length of the reduction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.spec import OpSpec
+
+Near = Literal["all", "row", "none"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``problem`` is empty when the results agree; ``error`` is the largest error in units of the tolerance."""
+
+    problem: str = ""
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How many ``terms`` one output element may be summed from, and ``eps`` of such sums where it is coarser than that
+    of the output.
+    """
+
+    terms: int
+    eps: float = 0.0
+
+    def growth(self, eps: float, wide_sums: bool) -> float:
+        """Rounding errors of a sum that is written with ``eps``, relative to its size."""
+        steps: float = 4 + 2 * self.terms**0.5
+        grown = max(eps, self.eps) * steps
+        return min(grown, 8 * eps + max(torch.finfo(torch.float32).eps, self.eps) * steps) if wide_sums else grown
+
+
+SURE = 0.9  # share of a tolerance in which no rounding of the comparison itself matters
+FLOAT8_SUMS = 2.0**-13  # what Hopper's tensor cores keep of sums of 8-bit floats, whatever those are written as
+
+
+def reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
+    """The product of the input dims that no output has, and the sums of tensor cores where an argument can be nothing
+    but float8.
+    """
+    inputs = {d.of or d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")}
+    outs = {d.text for o in spec.outputs for d in o.tensor.dims}
+    sizes = [env[n] for n in inputs - outs if n in env]
+    terms = max(1, prod(prod(s) if isinstance(s, tuple) else int(s) for s in sizes))
+    dtypes = [a.tensor.dtypes for a in spec.tensors if a.tensor]
+    eight = any(names and all(n.startswith("float8") for n in names) for names in dtypes)
+    return Reduction(terms, FLOAT8_SUMS if eight else 0.0)
+
+
+def bitwise(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -> str:
+    """Empty, or the first place where bits differ; NaNs with the same bits are equal."""
+    for index, (g, e) in enumerate(zip(got, expected, strict=True)):
+        if problem := _shape(g, e):
+            return f"result {index}: {problem}"
+        g, e = g.detach().contiguous(), e.detach().contiguous()
+        if not torch.equal(_bits(g), _bits(e)):
+            differs = (_bits(g) != _bits(e)).nonzero()
+            at = tuple(differs[0].tolist()[: g.dim()])
+            values = f"{g[at].item()!r}, {than or 'expected'} {e[at].item()!r}"
+            return f"result {index}{list(at)} = {values}; {len(differs)} of {g.numel()} differ"
+    return ""
+
+
+def _bits(t: Tensor) -> Tensor:
+    if not (t.dtype == torch.bool or t.is_floating_point() or t.is_complex()):
+        return t
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    return t.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.itemsize])
+
+
+def _shape(got: Tensor, expected: Tensor) -> str:
+    if got.shape != expected.shape:
+        return f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    return f"{got.dtype}, expected {expected.dtype}" if got.dtype != expected.dtype else ""
+
+
+def close(
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    wide: Sequence[Tensor],
+    sums: Reduction,
+    *,
+    wide_sums: bool = False,
+    near: Near = "all",
+    allowed: Sequence[Tensor] | None = None,
+    tolerance: float = 0.0,
+) -> Difference:
+    """``got`` against the reference in its own precision (``own``) and in float64 (``wide``).
+
+    Integers, and the places of NaN and infinity, are those of one of the two. An element may be off by
+    ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``, plus
+    three times the reference's own largest error (more for few elements).
+
+    With ``wide_sums``, sums of 16-bit numbers are taken to be kept in float32, as kernels do: else the tolerance of a
+    long sum in bfloat16 exceeds its value, and a kernel that leaves out most of the terms would pass.
+
+    The rms is that of all elements, of an element's row, or left out (``near``): then errors in small elements show
+    that large ones would hide.
+    ``allowed`` is a deviation that rounding explains, for each element (``referee.rounding``), and ``tolerance`` one
+    that the declaration admits, relative to the same size.
+    """
+    model = _Model(sums, wide_sums, near, tolerance)
+    if len(got) != len(own):
+        return Difference(f"{len(got)} results, expected {len(own)}")
+    worst = 0.0
+    for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
+        extra = allowed[index] if allowed is not None else None
+        difference = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, model, extra)
+        worst = max(worst, difference.error)
+        if difference.problem:
+            return Difference(f"result {index}: {difference.problem}", worst)
+    return Difference(error=worst)
+
+
+def agrees(got: Sequence[Tensor], own: Sequence[Tensor], sums: Reduction, *, wide_sums: bool = False) -> bool:
+    """Whether :func:`close` accepts ``got`` whatever float64 shows, which then need not be computed.
+
+    Let E be the largest error of ``own``. The tolerance of an element is at least ``growth * (|wide| + rms(wide))``
+    plus 3 E, and ``wide`` is within E of ``own``. So ``|got - own| <= growth * (|own| + rms(own))`` implies that
+    ``got`` is within the tolerance, as long as ``growth`` is at most 1.
+    """
+    if len(got) != len(own):
+        return False
+    return all(_agrees(g.detach(), o.detach(), sums, wide_sums) for g, o in zip(got, own, strict=True))
+
+
+def _agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool) -> bool:
+    if _shape(got, own):
+        return False
+    if not got.numel():
+        return True
+    if not got.is_floating_point() or got.itemsize == 1:
+        return bool(torch.equal(_bits(got.contiguous()), _bits(own.contiguous())))
+    g, o = (t.float() if t.itemsize == 2 else t for t in (got, own))
+    off = g - o
+    least, most = (float(end) for end in torch.aminmax(off))
+    if not (math.isfinite(least) and math.isfinite(most)):  # NaN or infinity, which may be right
+        return bool(torch.equal(_bits(got.contiguous()), _bits(own.contiguous())))
+    growth: float = SURE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
+    common: float = growth * float(torch.linalg.vector_norm(o)) / o.numel() ** 0.5
+    if not (math.isfinite(common) and growth <= 1):
+        return False
+    if max(-least, most) <= common:
+        return True
+    return bool(off.abs_().sub_(o.abs(), alpha=growth).max() <= common)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What an element may be off by."""
+
+    sums: Reduction
+    wide_sums: bool
+    near: Near
+    tolerance: float
+
+    def size(self, w: Tensor) -> Tensor:
+        """The size of an element and of its neighbours."""
+        size = w.abs()
+        if not size.numel() or self.near == "none":
+            return size
+        if self.near == "row" and size.dim() > 1:
+            return size + size.square().mean(-1, keepdim=True).sqrt()
+        return size + size.square().mean().sqrt()
+
+
+def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tensor | None) -> Difference:
+    got, own, wide = got.detach(), own.detach(), wide.detach()
+    if wide.shape != own.shape:
+        wide = own
+    if got.dtype == torch.bool and (strange := got.view(torch.uint8) > 1).any():
+        at = tuple(strange.nonzero()[0].tolist())
+        byte = int(got.view(torch.uint8)[at])
+        return Difference(f"[{', '.join(map(str, at))}] is stored as {byte}: a bool is a byte of 0 or 1", math.inf)
+    if not (got.is_floating_point() or got.is_complex()):
+        return _first((got != own) & (got != wide.to(got.dtype)), got, own)
+    finfo = torch.finfo(got.dtype)
+    got, own, wide, narrow = (_computable(t) for t in (got, own, wide, wide.to(got.dtype)))
+    g = _double(got)
+    same_place = [_finite_alike(got, expected) for expected in (own, narrow)]
+    bad = ~(same_place[0] | same_place[1] | _overflowed(got, own, wide, model.sums))
+    if extra is not None:
+        bad &= torch.isfinite(extra)  # rounding decides there whether it is a number
+    if bad.any():
+        return _first(bad, got, own)
+    finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
+    w = torch.where(finite, _double(wide), 0)
+    size = model.size(w)
+    own_error = torch.where(finite, (_double(own) - w).abs(), 0)
+    # Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
+    slack = (3 + 30 / max(1, w.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
+    growth = model.sums.growth(finfo.eps, model.wide_sums) + model.tolerance
+    # A GPU may flush subnormal numbers; a CPU keeps them, and rounds to the smallest.
+    smallest = finfo.tiny if got.device.type != "cpu" else finfo.tiny * finfo.eps * (16 + 4 * model.sums.terms**0.5)
+    tolerance = growth * size + slack + max(smallest, 5e-324)
+    if extra is not None:
+        tolerance = tolerance + extra
+    error = torch.where(finite, (g - w).abs(), 0) / tolerance
+    worst = float(error.max()) if error.numel() else 0.0
+    first = _first(error > 1, got, wide)
+    return Difference(first.problem and f"{first.problem}; off by {worst:.3g} tolerances", worst)
+
+
+def _overflowed(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction) -> Tensor:
+    """Where a sum overflows on its way, here and in the reference, and would not in float64.
+
+    Whether that ends as infinity or as NaN follows from the order of the terms, and from products that are fused.
+    """
+    both = torch.isfinite(wide) & ~torch.isfinite(own) & ~torch.isfinite(got)
+    return both if sums.terms > 1 or got.is_complex() else both & torch.isnan(own)
+
+
+def _computable(t: Tensor) -> Tensor:
+    """``t``, but float8 as float32: torch only converts that."""
+    return t.float() if t.is_floating_point() and t.itemsize == 1 else t
+
+
+def _double(t: Tensor) -> Tensor:
+    return t.to(torch.complex128 if t.is_complex() else torch.float64)
+
+
+def _finite_alike(a: Tensor, b: Tensor) -> Tensor:
+    """Where both are finite, both NaN, or the same infinity; of complex numbers, where both are not finite: whether
+    a product with infinity ends as infinity or as NaN, its formula decides.
+    """
+    if a.is_complex():
+        return torch.isfinite(a) == torch.isfinite(b)
+    return (torch.isfinite(a) & torch.isfinite(b)) | (torch.isnan(a) & torch.isnan(b)) | (a == b)
+
+
+def _first(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
+    if not bad.any():
+        return Difference()
+    at = tuple(bad.nonzero()[0].tolist())
+    text = f"{_shown(got[at])}, expected {_shown(expected[at])}; {int(bad.sum())} of {bad.numel()} differ"
+    return Difference(f"[{', '.join(map(str, at))}] = {text}", float("inf"))
+
+
+def _shown(t: Tensor) -> str:
+    value = t.item()
+    return f"{value:.8g}" if isinstance(value, float) else str(value)

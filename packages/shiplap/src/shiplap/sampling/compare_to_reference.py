@@ -1,0 +1,112 @@
+"""Compare an op with its reference. The tolerance follows from dtypes, lengths of sums, and cancellation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.values import Args
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.compare import Difference, Reduction, close, reduction
+from shiplap.sampling.rounding import allowance, unit
+from shiplap.sampling.run import reference, reference64, run, widen
+from shiplap.sampling.unordered import canonical, matched
+
+
+def against_reference(
+    op: Op, case: Case, got: Sequence[Tensor] | None = None, own: Sequence[Tensor] | None = None
+) -> Difference:
+    """The difference between the effects of the op on ``case`` and those of its reference.
+
+    ``got`` and ``own`` are the effects of the op and of the reference, where the caller has them already. A result
+    outside the plain tolerance is compared with what rounding can explain before it is called wrong.
+    """
+    own = reference(op, case.args) if own is None else own
+    got = run(op, case) if got is None else got
+    if op.spec.random:  # the check `distribution` compares values
+        return Difference(unlike(got, own) or _unbounded(got, own))
+    wide = reference64(op, case.args)
+    if op.spec.unordered:
+        got, wide = matched(op.spec, canonical(op.spec, tuple(got)), own), matched(op.spec, wide, own)
+    args = tree_map(widen, case.args)
+    sums = reduction(op.spec, case.env)
+    return settle(got, own, wide, sums, lambda: reference(op, args), op.spec.tolerated)
+
+
+def against_run(
+    op: Op,
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    sums: Reduction,
+    repeated: Callable[[Callable[[Op, Args], tuple[Tensor, ...]]], Sequence[Tensor]],
+) -> Difference:
+    """The difference between results and ``own``, those of another run of the op, beyond the rounding of both.
+
+    ``repeated`` makes them with another function of the op and its arguments in the place of the op.
+    """
+    difference = close(got, own, [widen(t) for t in own], sums, tolerance=op.spec.tolerated)
+    if not difference.problem or op.spec.random:
+        return difference
+    return settle(
+        got,
+        own,
+        repeated(reference64),
+        sums,
+        lambda: repeated(lambda op, args: reference(op, tree_map(widen, args))),
+        op.spec.tolerated,
+    )
+
+
+def unlike(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
+    """Why results are of another kind than those of the reference, whatever their values; empty if they are not."""
+    mine, theirs = ([(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in ts] for ts in (got, own))
+    return "" if mine == theirs else f"results {mine}, those of the reference are {theirs}"
+
+
+def _unbounded(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
+    """Whether random results are no numbers where all of the reference's are: a draw seldom decides on that."""
+    for index, (g, o) in enumerate(zip(got, own, strict=True)):
+        if (g.is_floating_point() or g.is_complex()) and bool(torch.isfinite(o).all()):
+            lost = int((~torch.isfinite(g)).sum())
+            if lost:
+                return f"result {index}: {lost} of {g.numel()} are NaN or infinite, none of the reference's is"
+    return ""
+
+
+def settle(
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    wide: Sequence[Tensor],
+    sums: Reduction,
+    recompute: Callable[[], Sequence[Tensor]],
+    tolerance: float = 0.0,
+) -> Difference:
+    """Compare ``got`` with ``own`` and ``wide`` (see ``close``). A difference beyond that may still be rounding.
+
+    ``recompute`` runs the reference again, to find out how far rounding errors of single operations may carry the
+    result.
+    """
+    check = partial(close, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
+    difference = check(near="none")
+    if not difference.problem or not _may_round(got, own):
+        return difference
+    allowed = allowance(recompute, wide, unit(narrowest(got)))
+    return check(near="row") if allowed is None else check(near="none", allowed=allowed)
+
+
+def narrowest(results: Sequence[Tensor]) -> torch.dtype:
+    """The floating-point dtype with the fewest bits among the results."""
+    floats = [t.dtype for t in results if t.is_floating_point() or t.is_complex()]
+    return min(floats, key=lambda d: -torch.finfo(d).eps, default=torch.float64)
+
+
+def _may_round(got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
+    """Whether what differs are floating numbers of the right shape."""
+    alike = len(got) == len(own) and all(
+        g.shape == o.shape and g.dtype == o.dtype for g, o in zip(got, own, strict=True)
+    )
+    return alike and any(g.is_floating_point() or g.is_complex() for g in got)

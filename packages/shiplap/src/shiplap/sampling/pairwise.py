@@ -1,0 +1,126 @@
+"""Samples in which two things are unusual at once: a kernel may take a path of its own for just that pair.
+
+What is unusual alone is tried elsewhere. Of all pairs these are the ones that code branches on: two scalars, the dtype
+and the layout, a size of one and the layout, and many elements where a check is about memory and not about values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain, combinations, islice
+from typing import Any
+
+from shiplap.sampling.case import Case
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.sizes import free_dims, scalar_candidates
+
+PER_DTYPE = ("transposed", "padded", "strided", "offset")
+OF_ONES = ("strided", "column_major", "padded", "gaps")
+DIMS, PAIRS = 3, 6  # how many dims and pairs of scalars are tried
+REMAINDERS = (1, 2, 3)  # by how much sizes grow where scalars divide them
+PADDED = 64  # a multiple of what rows are padded to
+POWERS = 256  # elements along one dim: most of the powers of two that a dtype has, and their neighbours
+AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many elements
+
+
+def pairs_of_scalars(samples: Samples) -> Iterator[Case]:
+    """Two scalars at a time at other values than their defaults, and all at once."""
+    others = _others(samples)
+    yield from _made(samples, (samples.base.but(scalars={n: others[n] for n in names}) for names in _pairs(others)))
+
+
+def scalars_of_sizes(samples: Samples) -> Iterator[Case]:
+    """Scalars at other values, alone and in pairs, at sizes of other remainders, and with room in the first tensor: a
+    window, a stride or a group leaves another rest then."""
+    others, sizes = _others(samples), {n: v for n, v in samples.base.sizes if type(v) is int and v > 1}
+    first = next((t.tensor for t in samples.spec.tensors if t.tensor), None)
+    leading = {d.of or d.text for d in first.dims} if first else set()
+    wanted = [{n: 2 * v + 1 if n in leading else v for n, v in sizes.items()}]
+    wanted += [{n: v + more for n, v in sizes.items()} for more in REMAINDERS]
+    groups = (*((n,) for n in others), *_pairs(others))
+    recipes = (samples.base.but(scalars={n: others[n] for n in g}, sizes=w) for g in groups for w in wanted)
+    yield from _made(samples, recipes)
+
+
+def scalars_of_ties(samples: Samples) -> Iterator[Case]:
+    """One scalar at another value, and equal numbers: which of them counts is often an option."""
+    others = _others(samples)
+    yield from _made(samples, (samples.base.but(scalars={n: v}, values="ties") for n, v in others.items()))
+
+
+def multiples(samples: Samples) -> Iterator[Case]:
+    """Each dim at a multiple of what rows are padded to."""
+    for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
+        yield from _made(samples, [samples.base.but(sizes={name: PADDED})])
+
+
+def _others(samples: Samples) -> dict[str, Any]:
+    """Another value than its default for each scalar that is no size: the first that may be given alone, if any may."""
+    base, others = samples.base, dict[str, Any]()
+    for number, arg in enumerate(a for a in samples.spec.scalars if a.name not in dict(base.sizes)):
+        usual = dict(base.scalars).get(arg.name)
+        tried = [v for v in (*_uneven(usual, number), *scalar_candidates(arg)) if v is not None and v != usual]
+        alone = (v for v in tried if samples.make(base.but(scalars={arg.name: v})) is not None)
+        for value in islice(chain(alone, tried), 1):
+            others[arg.name] = value
+    return others
+
+
+def _uneven(usual: Any, number: int) -> list[Any]:
+    """Members of a tuple of numbers that differ, first one way and for the next argument the other way: strides and
+    dilations of two axes are mixed up where only equal ones are tried."""
+    if not (isinstance(usual, (tuple, list)) and len(usual) > 1 and all(type(v) is int for v in usual)):
+        return []
+    more = [v + (i + number) % 2 for i, v in enumerate(usual)]
+    return [tuple(more), tuple(reversed(more))]
+
+
+def _pairs(names: Iterable[str]) -> list[tuple[str, ...]]:
+    names = tuple(names)
+    return [*islice(combinations(names, 2), PAIRS), *([names] if len(names) > 2 else [])]
+
+
+def layouts_of_dtypes(samples: Samples) -> Iterator[Case]:
+    """Every dtype but the first in a few layouts of all arguments: a fast path is often written for each dtype."""
+    recipes = [c.recipe for c in samples.dtypes() if c.recipe.dtypes != samples.base.dtypes]
+    yield from _made(samples, (r.but(layouts={"every": layout}) for r in recipes for layout in PER_DTYPE))
+
+
+def layouts_of_ones(samples: Samples) -> Iterator[Case]:
+    """A size of one, and strides of which that says nothing: contiguous or not, such a dim has any stride."""
+    for name in islice((n for n, kind in free_dims(samples.spec).items() if kind != "variadic"), DIMS):
+        sized = samples.base.but(sizes={name: 1})
+        if sized.sizes != samples.base.sizes:
+            yield from _made(samples, (sized.but(layouts={"every": layout}) for layout in OF_ONES))
+
+
+def powers(samples: Samples) -> Iterator[Case]:
+    """Powers of two and their neighbours, more of them than the base sizes have elements."""
+    recipes = [c.recipe for c in samples.dtypes()] or [samples.base]
+    for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
+        if samples.make(samples.base.but(sizes={name: POWERS})) is not None:
+            yield from _made(samples, (r.but(sizes={name: POWERS}, values="powers") for r in recipes))
+            return
+
+
+def large(samples: Samples) -> Iterator[Case]:
+    """Beyond a tile, and beyond what a kernel works on in one piece, as long as that is quick."""
+    yield from afforded(chain(samples.wide(), islice(samples.grains(), 1)))
+
+
+def afforded(cases: Iterable[Case]) -> Iterator[Case]:
+    """Cases, growing in size, until the series has taken its time or the next one would."""
+    spent, pace = 0.0, 0.0
+    for case in cases:
+        if spent + pace * case.numel > AFFORDED_S:
+            continue
+        began = time.process_time()
+        yield case
+        took = time.process_time() - began
+        spent, pace = spent + took, max(pace, took / max(1, case.numel)) if case.numel > POWERS else pace
+
+
+def _made(samples: Samples, recipes: Iterable[Recipe]) -> Iterator[Case]:
+    yield from filter(None, map(samples.make, recipes))

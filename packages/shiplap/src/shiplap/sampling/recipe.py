@@ -1,0 +1,114 @@
+"""``Recipe``: everything that determines a sample except the seed. Its printed label can be parsed again.
+
+``sizes(n=5, c=3), scalars(a=1.0), dtypes(Float='float32'), layouts(x='padded'), values('ties'), absent('bias')``
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shiplap.declare import Arg
+from shiplap.errors import error
+
+Pairs = tuple[tuple[str, Any], ...]
+
+
+def _pairs(mapping: Mapping[str, Any]) -> Pairs:
+    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in mapping.items())
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Sizes of the free dims, all scalars, a dtype per dtype class, layouts, kind of values, and lengths of lists.
+
+    In place of its length, a list may have the sizes of its members' dims without a name, one for each member.
+    """
+
+    sizes: Pairs = ()
+    scalars: Pairs = ()
+    dtypes: Pairs = ()
+    layouts: Pairs = ()
+    values: str = "normal"
+    absent: tuple[str, ...] = ()
+    lists: Pairs = ()
+
+    def but(self, **changes: Any) -> Recipe:
+        """A copy with ``sizes``, ``scalars``, ``dtypes`` or ``layouts`` (mappings) merged in, the rest replaced."""
+        merged: dict[str, Any] = {
+            k: _pairs({**dict(getattr(self, k)), **v}) if isinstance(v, Mapping) else v for k, v in changes.items()
+        }
+        return replace(self, **merged)
+
+    def members(self, arg: Arg) -> list[bool]:
+        """For each member of a list of tensors whether it is there: of three, the middle one is not where it may."""
+        given = dict(self.lists).get(arg.name, arg.length or 2)
+        count = len(given) if isinstance(given, tuple) else given
+        return [not (arg.absent and i == 1 and count == 3) for i in range(count)]
+
+    def member_sizes(self, arg: Arg, index: int) -> dict[str, Any]:
+        """The sizes of a member of a list that differ from those of the other members: by the text of its dims."""
+        given = dict(self.lists).get(arg.name)
+        if not isinstance(given, tuple):
+            return {}
+        return {text: given[index] if text != "..." else (given[index],) for text in unnamed(arg)}
+
+    @property
+    def total(self) -> int:
+        """The sum of all sizes."""
+        return sum(v for _, v in self.sizes if type(v) is int)
+
+    @property
+    def drawn(self) -> str:
+        """What the values depend on: everything but the layout, so that two layouts hold the same values."""
+        return str(replace(self, layouts=()))
+
+    def __str__(self) -> str:
+        parts = [_call(k, dict(getattr(self, k))) for k in ("sizes", "scalars", "dtypes", "layouts", "lists")]
+        parts += [f"values({self.values!r})"] if self.values != "normal" else []
+        parts += [f"absent({', '.join(map(repr, self.absent))})"] if self.absent else []
+        return ", ".join(p for p in parts if p) or "sizes()"
+
+    @classmethod
+    def parse(cls, label: str) -> Recipe:
+        """The recipe that printed as ``label``. SL502 for anything else."""
+        try:
+            nodes = ast.parse(f"[{label}]", mode="eval").body.elts  # type: ignore[attr-defined]
+            fields: dict[str, Any] = {}
+            for node in nodes:
+                fields |= _field(node.func.id, node)
+            return cls(**fields)
+        except (SyntaxError, AttributeError, IndexError, ValueError, TypeError):
+            raise error(
+                "SL502",
+                where="sample",
+                got=label,
+                expected="a label printed by a finding",
+                fix="copy the label from the finding",
+            ) from None
+
+
+def unnamed(arg: Arg) -> list[str]:
+    """The texts of the dims of a tensor argument that have no name, ``_`` and ``...``."""
+    return [dim.text for dim in arg.tensor.dims if dim.kind == "any" or dim.text == "..."] if arg.tensor else []
+
+
+def _call(name: str, values: Mapping[str, Any]) -> str:
+    """``name(k=v, ...)``; an infinity prints as a literal that overflows to it."""
+    shown = {
+        k: "1e999" if v == float("inf") else "-1e999" if v == float("-inf") else repr(v) for k, v in values.items()
+    }
+    return f"{name}({', '.join(f'{k}={v}' for k, v in shown.items())})" if values else ""
+
+
+def _field(name: str, node: ast.Call) -> dict[str, Any]:
+    positional = tuple(ast.literal_eval(a) for a in node.args)
+    if name == "values":
+        return {name: positional[0]}
+    if name == "absent":
+        return {name: positional}
+    if name not in ("sizes", "scalars", "dtypes", "layouts", "lists") or positional:
+        raise ValueError(name)
+    return {name: tuple((str(k.arg), ast.literal_eval(k.value)) for k in node.keywords)}

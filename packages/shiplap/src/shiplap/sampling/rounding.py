@@ -1,0 +1,161 @@
+"""Estimate how far rounding errors can carry a result: run the reference in float64 with enlarged rounding errors.
+
+Each operator that the reference runs gets its inputs and its outputs changed by a random relative error of the size of
+the kernel's own rounding; those that move, compare, choose or round to whole numbers do not: they are exact, and only
+what they are given may be off. The variation of the result is then the error that a correct kernel of that precision
+may have: small where the arithmetic is well conditioned, and large where terms cancel. Fused operators are decomposed
+first, since their inner roundings count as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.sampling.partial_sums import rounded_sums
+from shiplap.torch_private.decompositions import decompositions
+from shiplap.torch_private.dispatch_modes import TorchDispatchMode, without_memory
+from shiplap.torch_private.pytree import map_leaves
+
+RUNS = 5
+FACTOR = 8.0  # of the largest deviation in those runs
+SHARE = 0.25  # of a rounding unit, for each of the partial sums: with ``FACTOR`` about ten times their usual error
+
+
+def unit(dtype: torch.dtype) -> float:
+    """The rounding of one operation of a kernel: sums of narrow floats are expected in float32."""
+    return torch.finfo(torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32).eps
+
+
+def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float) -> list[Tensor] | None:
+    """For each result of ``run`` (the reference, in float64) the deviation that rounding by ``eps`` explains.
+
+    Infinite where rounding decides whether there is a number at all. None where the reference cannot be run like that.
+    """
+    worst = [torch.zeros(w.shape, dtype=torch.float64, device=w.device) for w in wide]
+    for seed in range(RUNS):
+        try:
+            with _Rounding(eps, seed):
+                results = [t.detach() for t in run()]
+        except Exception:
+            return None
+        if any(f.shape != w.shape for f, w in zip(results, wide, strict=True)):
+            return None
+        for at, (f, w) in enumerate(zip(results, wide, strict=True)):
+            if f.is_floating_point() or f.is_complex():
+                worst[at] = torch.maximum(worst[at], _distance(f, w.detach()))
+    return [FACTOR * (w + _typical(w)) for w in worst]
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    dtype = torch.complex128 if a.is_complex() else torch.float64
+    a, b = a.to(dtype), b.to(dtype)  # torch compares no float8 with another dtype
+    same = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    gap = (a - b).abs()
+    return torch.where(same, 0.0, torch.where(torch.isfinite(gap), gap, torch.inf))
+
+
+def _typical(spread: Tensor) -> Tensor:
+    """The spread of a row: one element's few draws may all be small by chance."""
+    finite = torch.where(torch.isfinite(spread), spread, 0.0)
+    return finite.square().mean(-1, keepdim=True).sqrt() if spread.dim() and spread.numel() else finite
+
+
+class _Rounding(TorchDispatchMode):
+    """Multiplies floating inputs and outputs of each operator by ``1 + eps * u``, with ``u`` uniform in [-1, 1]."""
+
+    def __init__(self, eps: float, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.eps, self.rng = eps, torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        if name in EXACT and func._overloadname != "decimals":  # round to decimals multiplies and divides
+            return func(*args, **kwargs)
+        if (plainer := decompositions().get(func)) is not None:
+            with self:
+                result = plainer(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+        schema = func._schema
+        growth = _growth(schema.name, args)
+        aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
+        if aliases:  # a view, or it writes in place: its inputs have to stay what they are
+            result = func(*args, **kwargs)
+            if growth > 1 and _rounds(result):
+                result.mul_(self._noise(result, growth))
+            return result
+        args, kwargs = (map_leaves(self._off, values) for values in (args, kwargs))
+        result = map_leaves(partial(self._off, growth=growth), func(*args, **kwargs))
+        sums = rounded_sums(name, func, args) if _rounds(result) else None
+        if sums is not None and sums.shape == result.shape:
+            result += sums * (self._noise(sums, SHARE) - 1)
+        return result
+
+    def _off(self, t: Any, growth: float = 1.0) -> Any:
+        """A tensor of wide floats with its rounding made larger; anything else as it is."""
+        return t * self._noise(t, growth) if _rounds(t) else t
+
+    def _noise(self, t: Tensor, growth: float) -> Tensor:
+        width = growth * self.eps
+        noise = torch.rand(t.shape, generator=self.rng, dtype=torch.float64).mul_(2).sub_(1).mul_(width).add_(1)
+        return noise.to(t.device, torch.float64 if not t.is_complex() else t.dtype)
+
+
+def _rounds(t: Any) -> bool:
+    """Whether it is a tensor of wide floats with elements."""
+    wide = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.itemsize >= 4
+    return wide and t.numel() > 0 and not without_memory(t)
+
+
+# Each computes its result without a rounding error: on the same numbers, every kernel has to make the same decision.
+EXACT = frozenset(
+    (
+        *("round", "floor", "ceil", "trunc", "sign", "sgn", "signbit", "abs", "neg", "copysign", "heaviside"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "logical_not", "searchsorted", "bucketize"),
+        *("maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "relu", "threshold", "hardtanh"),
+        *("max", "min", "amax", "amin", "argmax", "argmin", "sort", "argsort", "topk", "where", "masked_fill"),
+        *("clone", "copy", "cat", "stack", "index", "index_select", "gather", "take", "flip", "roll", "repeat"),
+        *("frexp", "nextafter", "fmod", "cummax", "cummin", "kthvalue", "median", "nanmedian", "mode", "nonzero"),
+        *("_unique2", "unique_dim", "unique_consecutive", "scatter", "masked_scatter", "index_fill", "slice_scatter"),
+        *(
+            "select_scatter",
+            "max_pool2d_with_indices",
+            "max_pool3d_with_indices",
+            "reflection_pad2d",
+            "replication_pad2d",
+        ),
+        *("constant_pad_nd", "tril", "triu", "embedding", "masked_select", "repeat_interleave", "lift_fresh"),
+        *("_to_copy", "scalar_tensor", "full", "ones", "zeros", "arange", "rand", "randn", "randint", "randperm"),
+    )
+)
+SCANS = ("aten::cumsum", "aten::cumprod", "aten::logcumsumexp")
+SCATTERS = ("aten::index_add", "aten::scatter_add", "aten::index_put", "aten::scatter_reduce", "aten::index_reduce")
+
+
+def _growth(name: str, args: Any) -> float:
+    """How many single roundings the result of an operator may be off by: the square root of the additions behind it.
+
+    Only for sums that the declaration's dims do not show: of a scan, and of what is scattered to one place.
+    """
+    first = args[0] if args and isinstance(args[0], Tensor) else None
+    if first is None:
+        return 1.0
+    if name.startswith(SCANS):
+        dim = args[1] if len(args) > 1 and isinstance(args[1], int) else 0
+        return math.sqrt(max(1, first.shape[dim] if first.dim() else 1))
+    if name.startswith(SCATTERS):
+        return math.sqrt(max([1, *(v.numel() for v in _leaves(args[1:]) if not v.is_floating_point())]))
+    return 1.0
+
+
+def _leaves(values: Any) -> list[Tensor]:
+    leaves: list[Tensor] = []
+    map_leaves(lambda t: leaves.append(t) if isinstance(t, Tensor) else None, values)
+    return leaves

@@ -1,0 +1,197 @@
+"""Call an op and its reference on a sample, and collect outputs and mutated arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from textwrap import shorten
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.declare import OpSpec
+from shiplap.dispatch import AdoptedOp, Op
+from shiplap.dispatch.autograd import detach_results
+from shiplap.dispatch.check_results import flat_results, made_of
+from shiplap.dispatch.outputs import tensors_of
+from shiplap.errors import ShiplapError
+from shiplap.sampling.case import SEED, Case, rewound, tree_map
+from shiplap.sampling.unordered import canonical
+
+
+def split(spec: OpSpec, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments in schema order → positional and keyword-only ones."""
+    pairs = list(zip(spec.args, args, strict=True))
+    return tuple(v for a, v in pairs if not a.keyword_only), {a.name: v for a, v in pairs if a.keyword_only}
+
+
+def outputs(result: Any) -> tuple[Tensor, ...]:
+    """What an op returned, always as a tuple of tensors."""
+    return flat_results(result)
+
+
+def call(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Call the registered op on these arguments, without copying them."""
+    positional, named = split(op.spec, args)
+    return canonical(op.spec, outputs(made_of(op.spec, args, op.overload(*positional, **named))))
+
+
+def effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Outputs and, after the call, the mutated arguments that are there, those in lists too."""
+    return (*outs, *tensors_of([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
+
+
+def run(op: Op, case: Case) -> tuple[Tensor, ...]:
+    """Effects of the op on fresh copies of the case's arguments."""
+    args = case.fresh()
+    return effects(op, args, call(op, args))
+
+
+def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Effects of the plain PyTorch body on copies of ``args``."""
+    copies = rewound(tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args))
+    positional, named = split(op.spec, copies)
+    if op.spec.random:  # a generator may be left out
+        torch.manual_seed(SEED)
+    made = outputs(made_of(op.spec, copies, op.reference(*positional, **named)))
+    return effects(op, copies, canonical(op.spec, made))
+
+
+def takes(op: Op, args: tuple[Any, ...]) -> bool:
+    """Whether the plain PyTorch body takes ``args``: the declaration may admit what it cannot compute."""
+    try:
+        reference(op, args)
+    except Exception:
+        return False
+    return True
+
+
+def differentiated(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The results, on ``args`` themselves, of the function whose derivative the gradient of the op is."""
+    positional, named = split(op.spec, args)
+    made: Any = made_of(op.spec, args, op.surrogate(*positional, **named))
+    return canonical(op.spec, outputs(detach_results(op.spec, made)))
+
+
+def drawn_otherwise(op: Op, case: Case) -> bool:
+    """Whether the op draws other random numbers than the reference for the same seed."""
+    if not op.spec.random:
+        return False
+    pairs = zip(run(op, case), reference(op, case.fresh()), strict=True)
+    return not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+
+
+def widen(t: Tensor) -> Tensor:
+    """Floating and complex tensors in double precision, others as they are; so is float8, whose bits are codes."""
+    if is_float8(t) or not (t.is_floating_point() or t.is_complex()):
+        return t
+    return t.to(torch.promote_types(t.dtype, torch.float64))
+
+
+def reference64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The reference in float64. In its own precision where it insists on a narrower one."""
+    try:
+        return reference(op, tree_map(widen, args))
+    except RuntimeError:
+        return reference(op, args)
+
+
+def tensors(args: Iterable[Any]) -> list[Tensor]:
+    """All tensors of ``args``, in order, those inside lists too."""
+    flat: list[Tensor] = []
+    tree_map(lambda t: flat.append(t), args)
+    return flat
+
+
+def is_float8(t: Tensor) -> bool:
+    """Whether ``t`` is of a dtype that torch converts and copies, but neither adds, multiplies nor compares."""
+    return t.is_floating_point() and t.itemsize == 1
+
+
+def carries(t: Tensor) -> bool:
+    """Whether ``t`` can carry a gradient: wide floats and complex numbers can."""
+    return t.is_complex() or (t.is_floating_point() and not is_float8(t))
+
+
+def direction(t: Tensor, rng: torch.Generator) -> Tensor:
+    """A random gradient of the shape of ``t``, on the CPU; of a complex ``t`` it has both parts."""
+    drawn = torch.randn(t.shape, generator=rng)
+    return torch.complex(drawn, torch.randn(t.shape, generator=rng)) if t.is_complex() else drawn
+
+
+def floating_args(op: Op, case: Case) -> list[str]:
+    """Names of the plain tensor arguments that are present and can carry a gradient."""
+    pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
+    kept = {*op.spec.mutated, *op.spec.detached}
+    return [a.name for a, v in pairs if carries(v) and a.name not in kept]
+
+
+def is_adopted(op: Op) -> bool:
+    return isinstance(op, AdoptedOp)
+
+
+def needs_builder(op: Op) -> bool:
+    """Whether integer tensors were drawn without a builder that knows the meaning of their values."""
+    kinds = [t.tensor.dtypes for t in op.spec.tensors if t.tensor]
+    return op.sampler is None and any(d and all("int" in n for n in d) for d in kinds)
+
+
+def summed(t: Tensor) -> Tensor:
+    """A real number that depends on all elements of a result."""
+    total = (t.float() if is_float8(t) else t).sum()
+    return total.real if total.is_complex() else total
+
+
+def has_backward(op: Op, case: Case) -> str:
+    """Empty if a backward of the op runs, else the reason why it does not."""
+    names = floating_args(op, case)
+    if not names or op.spec.mutated:
+        return "it mutates arguments" if op.spec.mutated else "no floating-point tensor argument"
+    args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
+    outs = [o for o in call(op, args) if o.requires_grad]
+    if not outs:
+        return "no output carries a gradient"
+    try:
+        sums = [summed(o) for o in outs]
+        torch.autograd.grad(sums, [v for v in tensors(args) if v.requires_grad], allow_unused=True)
+    except Exception as e:
+        text = str(e)
+        if "SL304" in text or "no autograd formula" in text or "not implemented" in text:
+            return f"a gradient is refused: {last_line(e)}"
+    return ""
+
+
+def last_line(e: BaseException) -> str:
+    """``Type: message`` on one line, as the end of a traceback."""
+    if isinstance(e, ShiplapError):
+        return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
+    text = " ".join(line.strip() for line in str(e).strip().splitlines()[:5])
+    return f"{type(e).__name__}: {text}"[:400]
+
+
+def in_short(e: BaseException) -> str:
+    """:func:`last_line`, cut between two words where it is long."""
+    return shorten(last_line(e), 200, placeholder=" ...")
+
+
+def unwritten(e: BaseException) -> str:
+    """What keeps an observation from being made where the reference is still to be written; empty for other errors."""
+    written = not (isinstance(e, ShiplapError) and e.id == "SL113")
+    return "" if written else "the reference is not written yet, so there is nothing to compare with"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress warnings and logs: an audit provokes failures, and reports them as findings."""
+    import logging
+    import warnings
+
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="(?s).*")  # one that no kernel sets: its own would be seen
+            yield
+    finally:
+        logging.disable(disabled)

@@ -1,0 +1,403 @@
+"""Generate samples from a declaration: sizes that it admits, values of its dtypes, layouts that occur in practice.
+
+A sample is a function of (op, label, seed), so a finding can be replayed. Arguments whose values mean something (row
+numbers, sorted keys) come from the builder declared with ``@op.samples``. Without one, integers lie in ``[0, smallest
+positive size)``, which makes them valid row numbers of every argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain, cycle, islice, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.cached_property import cached_property
+from shiplap.declare import Arg, Output
+from shiplap.declare.binding import Binding, shape_of
+from shiplap.declare.opaque import sample as sample_object
+from shiplap.dispatch import Op
+from shiplap.dtypes import floating, preferred
+from shiplap.errors import ShiplapError, error
+from shiplap.sampling.boundary_sizes import (
+    FEW,
+    GRAIN,
+    LONG,
+    MILLION,
+    ORDERS,
+    RICH,
+    USUAL,
+    joint,
+    leading,
+    lengths,
+    odd_values,
+)
+from shiplap.sampling.boundary_sizes import uneven as uneven_lists
+from shiplap.sampling.builder import built, takes_values
+from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.code_constants import Mined, around, mine
+from shiplap.sampling.layouts import LAYOUTS, apply_layout, possible
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.run import takes, tensors
+from shiplap.sampling.sizes import EDGES, LIMIT, affordable, environment, free_dims, scalar_candidates, search, some
+from shiplap.sampling.values import KINDS, SPECIAL, draw
+
+MOST = 1 << 21  # elements of all arguments of a sample
+KEPT = 1 << 14  # elements of a sample that is kept
+SLOW = 1.0  # seconds of processor time for one sample
+PATIENCE = 2  # searches for other sizes around that of one dim, in vain and in a row, before the next ones are short
+FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"}
+
+
+def sample(op: Op, label: str, seed: int, device: str = "cpu") -> Case:
+    """The sample that a finding names: the same values, sizes, layout and dtypes, on this machine and any other."""
+    return Samples(op, seed, device).build(Recipe.parse(label))
+
+
+def other(op: Op, case: Case) -> Case:
+    """``case`` with other values: same sizes, dtypes and layouts."""
+    return Samples(op, case.seed + 1, case.device).build(case.recipe)
+
+
+class Samples:
+    """The samples of one op for one seed. Methods yield ``Case``s from plain to peculiar."""
+
+    def __init__(self, op: Op, seed: int, device: str = "cpu") -> None:
+        self.op, self.spec, self.seed, self.device = op, op.spec, seed, torch.device(device)
+        self._known: dict[str, Case | None] = {}
+        self._sized: dict[str, Recipe | None] = {}
+        self._refused: dict[str, int] = {}
+        self._slow_from: dict[str, int] = {}
+        self._pace = 0.0  # seconds of processor time for an element, of the slowest large sample so far
+
+    @cached_property
+    def base(self) -> Recipe:
+        """The base sizes: small and distinct, default scalars, float32. SL502 if none that was tried is admitted."""
+        base = search(self.spec)
+        if base is None:
+            wanted = "; ".join(map(str, self.spec.requires)) or "a value for every scalar without a default"
+            raise error("SL502", where=self.spec.name, got="no combination of sizes and scalars", expected=wanted)
+        recipe = self._recipe(*base)
+        try:
+            self.build(recipe)
+        except ShiplapError as e:
+            raise error("SL502", where=self.spec.name, got=f"{e.id} {e.what}: {e.got}", expected=e.expected) from e
+        return recipe
+
+    def _recipe(self, sizes: dict[str, Any], scalars: dict[str, Any]) -> Recipe:
+        classes = [a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete]
+        dtypes = {t.dtype_class: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for t in classes}
+        return Recipe().but(sizes=sizes, scalars={k: v for k, v in scalars.items() if k not in sizes}, dtypes=dtypes)
+
+    def _env(self, recipe: Recipe) -> dict[str, Any]:
+        """What names stand for; SL502 if the declaration does not admit it."""
+        sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
+        scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
+        env = environment(self.spec, {**sizes, "...": (2,)}, scalars)
+        if env is None or not affordable(self.spec, env):
+            raise error("SL502", where=self.spec.name, got=str(recipe), expected="sizes that the declaration admits")
+        return env
+
+    def build(self, recipe: Recipe) -> Case:
+        """The case of a recipe; raises what the declaration's own checks raise if it does not fit."""
+        env = self._env(recipe)
+        digest = hashlib.sha256(f"{self.seed}|{recipe.drawn}".encode()).digest()
+        rng = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
+        drawn = built(self.op, recipe, env, rng, self.device) if self.op.sampler else self._drawn(recipe, env, rng)
+        args = tuple(self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True))
+        return Case(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
+
+    def blank(self, recipe: Recipe) -> Binding:
+        """A call of the recipe on the meta device, without values, for checks of sizes, dtypes and layouts."""
+        drawn = self._drawn(recipe, self._env(recipe), None)
+        return self.op.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
+
+    def make(self, recipe: Recipe) -> Case | None:
+        """:meth:`build`, or None if the declaration or the builder refuses the recipe."""
+        key = str(recipe)
+        if key in self._known:
+            return self._known[key]
+        began = time.process_time()
+        try:
+            case = self.build(recipe)
+        except Exception:
+            case = None
+        self._note(case, began)
+        if case is None or case.numel < KEPT:
+            self._known[key] = case
+        return case
+
+    def _cases(self, recipes: Iterable[Recipe]) -> Iterator[Case]:
+        seen: set[str] = set()
+        for recipe in recipes:
+            if str(recipe) not in seen and (case := self.make(recipe)) is not None:
+                seen.add(str(recipe))
+                yield case
+
+    def _drawn(self, recipe: Recipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
+        positive = [v for v in env.values() if type(v) is int and v > 0]
+        below = min([env[d] for d in free_dims(self.spec) if type(env[d]) is int and env[d] > 0] or positive or [1])
+
+        def tensor(arg: Arg, member: int = 0) -> Tensor:
+            assert arg.tensor is not None
+            kind = arg.tensor
+            name = kind.dtypes[0] if kind.concrete else dict(recipe.dtypes)[kind.dtype_class]
+            shape = tuple(int(n) for n in shape_of(Output(arg.name, kind), env | recipe.member_sizes(arg, member)))
+            if rng is None:
+                return torch.empty(shape, dtype=getattr(torch, name), device="meta")
+            return draw(shape, getattr(torch, name), recipe.values, below, rng)
+
+        def value(arg: Arg) -> Any:
+            if arg.cls is not None:
+                return sample_object(arg.cls, self.spec.name, arg.name, rng or torch.Generator(), env)
+            if arg.scalar is not None:
+                size = env[arg.name]
+                return list(size) if isinstance(size, tuple) else size
+            if not arg.many:
+                return tensor(arg)
+            return [tensor(arg, i) if there else None for i, there in enumerate(recipe.members(arg))]
+
+        return tuple(value(a) for a in self.spec.args)
+
+    def _place(self, recipe: Recipe, arg: Arg, value: Any) -> Any:
+        """``value`` absent, on the device, in its layout."""
+        if arg.name in recipe.absent:
+            return None
+        layouts = dict(recipe.layouts)
+        layout = layouts.get(arg.name, layouts.get("every", ""))
+
+        def place(t: Tensor) -> Tensor:
+            t = t.detach().to(self.device)
+            if layout.startswith("expanded") and self.op.sampler is not None:
+                return t  # what a builder made may be symmetric, or sorted: rows of another are another thing
+            fits = layout and possible(layout, t, contiguous=arg.contiguous, mutated=arg.mutated)
+            return apply_layout(t, layout) if fits else t
+
+        return tree_map(place, (value,))[0]
+
+    # What the checks ask for.
+
+    def plain(self) -> Iterator[Case]:
+        """The base sample alone."""
+        yield from self._cases([self.base])
+
+    def values(self) -> Iterator[Case]:
+        """The base sizes, then larger ones, with every kind of values."""
+        yield from self._cases(b.but(values=k) for b in (self.base, *(c.recipe for c in self.grown(1))) for k in KINDS)
+
+    def dtypes(self) -> Iterator[Case]:
+        """The base sample in every floating dtype that the declaration admits, and in both complex ones."""
+        classes = {a.tensor.dtype_class: a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete}
+        for dtype in FLOATS:
+            names = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
+            if dtype == "float64":
+                names |= {c: "complex128" for c, t in classes.items() if set(t.dtypes) == COMPLEX}
+            if names:
+                yield from self._cases([self.base.but(dtypes=names)])
+
+    def scalars(self) -> Iterator[Case]:
+        """One scalar at a time at another value; sizes follow where they must."""
+        yield from self._scalars({a.name: list(scalar_candidates(a)[:4]) for a in self.spec.scalars})
+
+    def odd_scalars(self) -> Iterator[Case]:
+        """One scalar at a time, negative, zero, large, and around the literals in the code of reference and kernels."""
+        yield from self._scalars({a.name: odd_values(a, self.mined) for a in self.spec.scalars})
+        flags = [a.name for a in self.spec.scalars if a.scalar == "bool"][:3]
+        chosen = product((False, True), repeat=len(flags)) if len(flags) > 1 else ()
+        yield from self._cases(self.base.but(scalars=dict(zip(flags, values, strict=True))) for values in chosen)
+
+    def _scalars(self, tried: dict[str, list[Any]]) -> Iterator[Case]:
+        for arg in self.spec.scalars:
+            if arg.name in dict(self.base.sizes):
+                continue
+            for value in tried[arg.name]:
+                direct = self.base.but(scalars={arg.name: value})
+                if self.make(direct) is not None:
+                    yield from self._cases([direct])
+                    continue
+                scalars = search(self.spec, fixed_scalars={**dict(self.base.scalars), arg.name: value})
+                if scalars is not None:
+                    yield from self._cases([self._recipe(*scalars)])
+
+    @cached_property
+    def mined(self) -> Mined:
+        """Constants in the code of the op."""
+        return mine(self.op)
+
+    def thresholds(self) -> Iterator[Case]:
+        """Values at the numbers in the code of the op and among its scalars, where it may decide."""
+        if kind := around(self.mined, dict(self.base.scalars).values()) if self.op.sampler is None else "":
+            yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
+
+    def lists(self) -> Iterator[Case]:
+        """Lists of tensors of no, one, three and more members, and of members that differ in size where they may."""
+        for arg in self.spec.tensors:
+            for length in self.mined.members if arg.many and not arg.length else ():
+                yield from self._cases([self.base.but(lists={arg.name: length})])
+        for lists in uneven_lists(self.spec) if self.op.sampler is None else ():
+            yield from (c for c in self._cases([self.base.but(lists=lists)]) if takes(self.op, c.args))
+
+    def special(self) -> Iterator[Case]:
+        """Kinds of values crossed with dtypes, at the base sizes and at larger ones."""
+        kinds = SPECIAL if self.op.sampler is None or takes_values(self.op) else ()
+        dtypes = [c.recipe for c in self.dtypes()] or [self.base]
+        yield from self._cases(r.but(values=kind) for kind in (*KINDS[1:], *SPECIAL) if kinds for r in dtypes)
+        grown = next((c.recipe for c in self.grown(1)), self.base)
+        wide = [r.but(sizes=dict(grown.sizes)) for r in dtypes]
+        every = ("normal", *(kinds and (*KINDS[1:], *SPECIAL)))
+        yield from self._cases(r.but(values=kind) for kind in every for r in wide)
+
+    def long(self) -> Iterator[Case]:
+        """Sums of many positive terms in every dtype: what an accumulator of few bits loses."""
+        kinds = ("positive", "normal") if self.op.sampler is None or takes_values(self.op) else ("normal",)
+        for name, kind in free_dims(self.spec).items():
+            for case in self._resized({name: LONG if kind != "variadic" else (LONG,)}):
+                for recipe in [c.recipe for c in self.dtypes()] or [self.base]:
+                    sized = recipe.but(sizes=dict(case.recipe.sizes))
+                    yield from self._cases(sized.but(values=kind) for kind in kinds)
+
+    def tiles(self) -> Iterator[Case]:
+        """Dims around tiles, thresholds and powers of two up to 4,096, each until it is ``SLOW``, and all at once."""
+        kinds = free_dims(self.spec)
+        fixed = [name for name, kind in kinds.items() if kind != "variadic"]
+        first: Iterator[dict[str, Any]] = chain(islice(joint(fixed), 2), leading(n for n in kinds if n not in fixed))
+        for wanted in first:
+            yield from self._afforded(self._resized(wanted))  # whatever time the rest takes
+        orders, turns, end = cycle(ORDERS), cycle(range(max(2, len(kinds)))), time.process_time() + RICH
+        for size in lengths(self.mined):
+            next(turns)  # so that each dim has its turn
+            for name, kind in kinds.items():
+                ordered = size not in USUAL and (len(kinds) < 3 or next(turns) == 0) and time.process_time() < end
+                if size > self._slow_from.get(name, size):
+                    continue
+                began = time.process_time()
+                for case in self._resized({name: (size,) if kind == "variadic" else size}):
+                    yield from self._afforded(chain([case], self._ordered(case, next(orders)) if ordered else ()))
+                if time.process_time() - began > 2 * SLOW:
+                    self._slow_from[name] = size
+        for wanted in joint(fixed):
+            for case in self._resized(wanted) if time.process_time() < end else ():
+                turned = self._ordered(case, next(orders)) if min(wanted.values()) > 1 else ()
+                yield from self._afforded(chain([case], turned))
+        yield from self._afforded(chain(self.grains(), self.millions()))
+
+    def _ordered(self, case: Case, order: str) -> Iterator[Case]:
+        """The sample with one outstanding element in each row, and with its values in an order."""
+        if case.numel <= MOST >> 1 and (self.op.sampler is None or takes_values(self.op)):
+            yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))
+
+    def _afforded(self, cases: Iterable[Case]) -> Iterator[Case]:
+        """Cases of at most a few seconds, judged by the smaller ones before them."""
+        for case in cases:
+            if case.numel > MOST or case.numel * self._pace > 4 * SLOW:
+                continue
+            began = time.process_time()
+            yield case
+            self._note(case, began)
+
+    def _note(self, case: Case | None, began: float) -> None:
+        """How long a large sample took: to be made, or in the hands of the check that asked for it."""
+        if case is not None and case.numel > LONG:
+            self._pace = max(self._pace, (time.process_time() - began) / case.numel)
+
+    def millions(self) -> Iterator[Case]:
+        """More than 2^20 elements: counters, grids and buffers of a fixed size end below that."""
+        names = [name for name, kind in free_dims(self.spec).items() if kind != "variadic"]
+        for name in dict.fromkeys([*names[:1], *names[-1:]]):
+            base, size = self.build(self.base), dict(self.base.sizes).get(name)
+            if isinstance(size, int) and size > 0:
+                others = max([1, *(t.numel() // size for t in tensors(base.args))])
+                yield from self._resized({name: MILLION // others + 1})
+
+    def wide(self) -> Iterator[Case]:
+        """A few sizes beyond one tile, for checks that take long."""
+        sizes = [n + 1 for n in self.mined.ints if FEW < n < LONG // 4][:4]
+        for size in dict.fromkeys((65, *sizes, 1025)):
+            for name, kind in free_dims(self.spec).items():
+                cases = self._resized({name: (size,) if kind == "variadic" else size})
+                yield from (c for c in cases if c.numel <= MOST >> 3)
+
+    def grains(self) -> Iterator[Case]:
+        """Enough elements that loops are cut into pieces for threads: torch does that from 32,768 on."""
+        for name, kind in free_dims(self.spec).items():
+            base = self.make(self.base)
+            size = dict(self.base.sizes).get(name)
+            if kind == "variadic" or not isinstance(size, int) or base is None or not size:
+                continue
+            others = max(1, max((t.numel() // size for t in tensors(base.args)), default=1))
+            wanted = GRAIN // others + 1
+            yield from (c for c in self._resized({name: wanted}) if c.numel <= MOST) if wanted > LONG else ()
+
+    def optionals(self) -> Iterator[Case]:
+        """Each optional tensor absent, then all of them; each size that broadcasts at 1, then all of them."""
+        absent = [a.name for a in self.spec.tensors if a.optional]
+        yield from self._cases(self.base.but(absent=group) for group in some(absent))
+        yield from self._cases(self.base.but(sizes=dict.fromkeys(group, 1)) for group in some(self.spec.broadcasts))
+
+    def edges(self) -> Iterator[Case]:
+        """Each dim at 0, 1 and around powers of two, the others as usual."""
+        kinds = free_dims(self.spec)
+        for name, kind in kinds.items():
+            for size in ((), (0,), (1,), (2, 3)) if kind == "variadic" else EDGES:
+                yield from self._resized({name: size})
+        yield from self._resized({n: 0 for n, kind in kinds.items() if kind != "variadic"})
+
+    def grown(self, count: int) -> Iterator[Case]:
+        """``count`` cases with all dims of at least 2, growing as far as the declaration lets them."""
+        base = dict(self.base.sizes)
+        for step in range(1, 4 * count + 1):
+            if count == 0:
+                return
+            sizes = {n: v + step * (5 + i) if type(v) is int and v > 1 else v for i, (n, v) in enumerate(base.items())}
+            times = {n: 8 * step * v if type(v) is int else v for n, v in base.items()}
+            for wanted in (sizes, *({n: v} for n, v in sizes.items()), times):
+                case = next(self._resized(wanted), None)
+                if case is not None and case.recipe.total > self.base.total:
+                    count -= 1
+                    yield case
+                    break
+
+    def _resized(self, sizes: dict[str, Any]) -> Iterator[Case]:
+        direct = self.base.but(sizes=sizes)
+        if (elements := self._elements(direct)) > MOST or elements * self._pace > 4 * SLOW:
+            return
+        if self.make(direct) is not None:
+            yield from self._cases([direct])
+        elif len(sizes) == 1 and (resized := self._fitted(sizes)) is not None:
+            yield from self._cases([resized])
+
+    def _elements(self, recipe: Recipe) -> int:
+        """Of all arguments, without making them; 0 where the declaration refuses the sizes."""
+        try:
+            return sum(t.numel() for t in tensors(Samples(self.op, self.seed, "meta").blank(recipe).args))
+        except Exception:
+            return 0
+
+    def _fitted(self, sizes: dict[str, Any]) -> Recipe | None:
+        """The first recipe with these sizes, the other sizes as the declaration wants them: searched for once."""
+        if (key := str(sizes)) not in self._sized:
+            (name,) = sizes
+            limit = LIMIT if self._refused.get(name, 0) < PATIENCE else LIMIT // 32
+            solution = search(self.spec, sizes, dict(self.base.scalars), limit)
+            self._refused[name] = 0 if solution else self._refused.get(name, 0) + 1
+            self._sized[key] = solution and self._recipe(*solution).but(dtypes=dict(self.base.dtypes))
+        return self._sized[key]
+
+    def layouts(self, base: Recipe | None = None) -> Iterator[Case]:
+        """Every layout of every argument alone, then of all arguments at once."""
+        recipe = base or self.base
+        for layout in LAYOUTS:
+            for name in (*(a.name for a in self.spec.tensors), "every"):
+                case = self.make(recipe.but(layouts={name: layout}))
+                if case is not None and not _plain(case):
+                    yield case
+
+
+def _plain(case: Case) -> bool:
+    flags: list[bool] = []
+    tree_map(lambda t: flags.append(t.is_contiguous() and t.storage_offset() == 0), case.args)
+    return all(flags)

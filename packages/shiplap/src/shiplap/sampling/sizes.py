@@ -1,0 +1,170 @@
+"""Sizes and scalars that a declaration admits, found by trying: the dim language need not be inverted for that."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, islice, product
+from typing import Any
+
+import torch
+
+from shiplap.declare.binding import shape_of
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.spec import Arg, OpSpec
+
+EDGES = (0, 1, 15, 16, 17, 31, 33)  # empty, single, and around the vector and tile widths of every device we know
+FIRST = (5, 3, 2, 4, 6, 7)  # distinct and small: two dims that are mixed up never agree by accident
+REST = (4, 3, 2, 8, 16, 1, 32, 64, 128)
+VARIADIC = ((2,), (), (2, 3), (3, 1, 2))
+KINDS = ("name", "any", "variadic")
+RESULT = 1 << 28  # elements of one result of a generated sample
+LIMIT = 60_000  # combinations tried before giving up, about 0.4 s
+REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)  # a stride of 0, kernel[2] of a list of two
+
+
+def free_dims(spec: OpSpec) -> dict[str, str]:
+    """Dims that a sample may choose, with their kind (``"name"``, ``"any"`` or ``"variadic"``), in declared order."""
+    repeated = spec.broadcasts
+    computed = {name for name, _ in spec.dims} - {*repeated.values()}
+    dims = [d for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in KINDS and d.text != "..."]
+    return {d.of or d.text: d.kind for d in dims if (d.of or d.text) not in computed}
+
+
+def ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
+    """Dims of a call that are 1 and broadcast to more: a recipe has their sizes, others have that of the other."""
+    return {own: 1 for own, of in spec.broadcasts.items() if env.get(own) == 1 != env.get(of)}
+
+
+def some(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ...]]:
+    """Each name alone, then all of them; of up to three with ``every`` each choice of some."""
+    names = tuple(names)
+    among = range(2, len(names)) if every and len(names) < 4 else ()
+    for count in dict.fromkeys([1, *among, len(names)] if names else ()):
+        yield from combinations(names, count)
+
+
+def environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Every dim and scalar by name, or None when the declaration does not admit the combination."""
+    env = {**scalars, **sizes}
+    env = {own: env[of] for own, of in spec.broadcasts.items() if of in env} | env
+    try:
+        for name, expr in spec.dims:
+            env[name] = expr(env)
+        inputs = [d for a in spec.tensors if a.tensor for d in a.tensor.dims]
+        results = [env[name] for name, _ in spec.dims] + [d.expr(env) for d in inputs if d.expr is not None]
+        results += [bound(env) for _, bound in spec.bounds]
+        known = {**env, **dict.fromkeys(spec.dynamic, 0)}
+        results += [size for out in spec.outputs for size in shape_of(out, known)]
+        repeated = all(env[own] in (1, env[of]) for own, of in spec.broadcasts.items())
+        admitted = all(size >= 0 for size in results) and repeated and all(expr(env) for expr in spec.requires)
+    except REFUSALS:
+        return None
+    return env if admitted else None
+
+
+def affordable(spec: OpSpec, env: Mapping[str, Any]) -> bool:
+    """Whether the results of such a call fit any machine: a number of rows is a scalar, too, and may be 2^40."""
+    known = {**env, **dict.fromkeys(spec.dynamic, 0)}
+    return all(math.prod(shape_of(out, known)) <= RESULT for out in spec.outputs)
+
+
+def scalar_candidates(arg: Arg) -> Sequence[Any]:
+    """Values to try, the default first."""
+    kind = str(arg.scalar)
+    usual: dict[str, Sequence[Any]] = {
+        "int": (1, 2, 3, 4, 8, 32, 0),
+        "float": (0.5, 1.0, 2.0),
+        "bool": (False, True),
+        "str": (),
+        "list[int]": [(v,) * n for n in (3, 2, 1, 4) for v in (3, 2, 1)],
+        "list[float]": [(v,) * n for n in (3, 2, 1) for v in (0.5, 1.0)],
+        "list[bool]": [(v,) * n for n in (3, 2, 1) for v in (False, True)],
+        "complex": (0.5 + 1j, 1 + 0j),
+        "Scalar": (0.5, 2, 1.0),
+        "dtype": (torch.float32, torch.float64, torch.int64),
+        "device": (torch.device("cpu"),),
+        "layout": (torch.strided,),
+        "memory_format": (torch.contiguous_format,),
+        "object": (None,),  # its class, or a builder, makes one
+        "Generator": (torch.Generator().manual_seed(0),),
+        "list[str]": [()],
+        "list[Scalar]": [(v,) * n for n in (3, 2, 1) for v in (0.5, 2)],
+    }
+    tried = [arg.default] if arg.has_default else [None] if arg.optional else []
+    first = [tuple(v) if isinstance(v, list) else v for v in tried]
+    same_length = [v for v in usual[kind] if not (first and isinstance(first[0], tuple)) or len(v) == len(first[0])]
+    return [*first, *(v for v in same_length if v not in first)]
+
+
+def search(
+    spec: OpSpec,
+    fixed_sizes: Mapping[str, Any] | None = None,
+    fixed_scalars: Mapping[str, Any] | None = None,
+    limit: int = LIMIT,
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The first admitted ``(sizes, scalars)`` with the fixed ones, among ``limit`` combinations of the usual values."""
+    names, pools = _pools(spec, fixed_sizes or {}, fixed_scalars or {})
+    dims, scalars = free_dims(spec), [a.name for a in spec.scalars]
+    plain = [e for e in spec.requires if e.names <= set(names)]
+    for values in islice(_outwards(pools), limit):
+        chosen = dict(zip(names, values, strict=True))
+        if _refused(plain, chosen):
+            continue
+        # A scalar with the name of a dim is that dim's size.
+        solution = {d: chosen[d] for d in dims}, {name: chosen[name] for name in scalars}
+        if environment(spec, *solution) is not None:
+            return solution
+    return None
+
+
+def _refused(requirements: list[Expr], chosen: Mapping[str, Any]) -> bool:
+    """Whether one refuses the values. It comes first from now on, since it is likely to refuse the next ones."""
+    for place, holds in enumerate(requirements):
+        try:
+            if holds(chosen):
+                continue
+        except REFUSALS:
+            pass
+        requirements.insert(0, requirements.pop(place))
+        return True
+    return False
+
+
+def _pools(
+    spec: OpSpec, fixed_sizes: Mapping[str, Any], fixed_scalars: Mapping[str, Any]
+) -> tuple[list[str], list[Sequence[Any]]]:
+    pools: dict[str, Sequence[Any]] = {}
+    asked = _asked(spec)
+    for index, (name, kind) in enumerate(free_dims(spec).items()):
+        first = FIRST[index % len(FIRST)]
+        usual: Sequence[Any] = VARIADIC if kind == "variadic" else (first, *(s for s in REST if s != first), *asked)
+        pools[name] = (fixed_sizes[name],) if name in fixed_sizes else usual
+    for arg in spec.scalars:
+        if arg.name not in pools:
+            values = scalar_candidates(arg)
+            pools[arg.name] = (fixed_scalars[arg.name],) if arg.name in fixed_scalars else values
+    return list(pools), list(pools.values())
+
+
+def _asked(spec: OpSpec) -> list[int]:
+    """Numbers that the declaration's expressions name, and multiples: ``n % 256 == 0`` admits no usual size."""
+    texts = [str(e) for e in spec.requires] + [str(e) for _, e in (*spec.dims, *spec.bounds)]
+    texts += [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "expr"]
+    numbers = sorted({int(v) for text in texts for v in re.findall(r"(?<![\w.])\d{1,6}(?![\w.])", text)})
+    named = [m for v in numbers if 1 < v <= 1 << 16 for m in (v, 2 * v, v + 1, 3 * v)]
+    return [v for v in dict.fromkeys(named) if v not in (*FIRST, *REST)]
+
+
+def _outwards(pools: list[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    """The product of the pools, those with few deviations from the first value of each pool first."""
+    if not all(pools):
+        return
+    for few in (1, 2, 3):
+        yield from product(*(p[:few] for p in pools))
+    for at, pool in enumerate(pools):  # one that only a rare value satisfies, before all of all
+        for value in pool[3:]:
+            yield tuple(value if i == at else p[0] for i, p in enumerate(pools))
+    for width in (8, None):
+        yield from product(*(p[:width] for p in pools))

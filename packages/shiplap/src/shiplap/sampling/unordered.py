@@ -1,0 +1,62 @@
+"""Results that are sets of rows: brought into one order before they are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shiplap.declare import OpSpec
+
+COLUMNS = 16  # of each result, by which rows are ordered
+MOST = 2048  # rows that are matched one by one
+
+
+def _rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | None]:
+    """The places of the unordered results, and their rows side by side in double precision. None where they differ in
+    number, which a comparison of shapes reports."""
+    places = [i for i, name in enumerate(spec.results) if name in spec.unordered]
+    if len(outs) < len(spec.results) or not places:
+        return places, None
+    chosen = [outs[i].detach() for i in places]
+    count = chosen[0].shape[0] if chosen[0].dim() else -1
+    if any(t.dim() == 0 or t.shape[0] != count or t.is_complex() for t in chosen):
+        return places, None
+    wide = [_exactly(t.reshape(count, t[0].numel() if count else 0)[:, :COLUMNS]) for t in chosen]
+    return places, torch.cat(wide, 1)
+
+
+def _exactly(t: Tensor) -> Tensor:
+    """In double precision, which has no room for the upper and the lower bits of int64 in one number."""
+    return torch.cat((t >> 32, t & 0xFFFFFFFF), 1).double() if t.dtype == torch.int64 else t.double()
+
+
+def canonical(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """``outs`` with the rows of unordered results sorted, those of all results together."""
+    if not spec.unordered:
+        return outs
+    places, rows = _rows(spec, outs)
+    if rows is None:
+        return outs
+    order = torch.arange(rows.shape[0], device=rows.device)
+    for column in range(rows.shape[1] - 1, -1, -1):
+        order = order[rows[order, column].argsort(stable=True)]
+    return tuple(t[order] if i in places else t for i, t in enumerate(outs))
+
+
+def matched(spec: OpSpec, outs: Sequence[Tensor], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """``outs`` with each row of unordered results at the place of the nearest row of ``like``: rounding may have
+    changed the order of sorted rows."""
+    places, rows = _rows(spec, outs)
+    _, wanted = _rows(spec, like)
+    if rows is None or wanted is None or rows.shape != wanted.shape or not 0 < rows.shape[0] <= MOST:
+        return tuple(outs)
+    distance = torch.cdist(wanted.nan_to_num(0, 1e300, -1e300).cpu(), rows.nan_to_num(0, 1e300, -1e300).cpu(), p=1)
+    order = list[int]()
+    for row in distance:
+        nearest = int(row.argmin())
+        order.append(nearest)
+        distance[:, nearest] = float("inf")
+    at = torch.tensor(order, device=rows.device)
+    return tuple(t[at] if i in places else t for i, t in enumerate(outs))

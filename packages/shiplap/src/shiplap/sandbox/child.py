@@ -1,0 +1,266 @@
+"""What runs beside code that is not trusted: loads it, calls it, and says where the results lie.
+
+Nothing here is relied upon. Code that is judged may rewrite this module, for it shares the interpreter with it. The
+referee believes the bytes of the results, which it reads itself, and its own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.sampling.run import last_line
+from shiplap.sandbox.gpu_call import queued
+from shiplap.sandbox.interpreter_state import Watch, changed, state
+from shiplap.sandbox.landlock import Cell, lock
+from shiplap.sandbox.load_candidate import ready, renew
+from shiplap.sandbox.patched_functions import Snapshot
+from shiplap.sandbox.protocol import bare, describe, extent, leaves, nested, receive, send, unpack
+from shiplap.sandbox.rng_state import Dice
+
+_known: Snapshot | None = None  # taken before this process was forked
+COLD = 1_000_000  # ns: a call that takes longer is not much slower when it is the first after a pause
+MOVING = """
+empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided
+_reshape_alias expand expand_as t transpose permute unsqueeze squeeze slice select narrow detach detach_ alias
+clone contiguous copy_ to _to_copy resolve_conj resolve_neg resize_ set_ item _local_scalar_dense is_nonzero
+unflatten flatten view_as chunk split unbind numpy_T mT lift_fresh result_type zeros zeros_like zero_ fill_
+ones ones_like full random_ uniform_ normal_
+"""
+FREE = frozenset("aten::" + name for name in MOVING.split())
+"""Operators that move, allocate or describe, and compute nothing."""
+
+
+class Declined(Exception):
+    """Raised by what is judged for arguments that it does not support."""
+
+
+def get_ready() -> None:
+    """In the process that forks others, look at what all of them have in common."""
+    global _known
+    _known = Snapshot()
+
+
+def serve(connection: socket.socket, asked: Mapping[str, Any]) -> None:
+    """Lock this process in, then answer requests until the connection ends."""
+    os.chdir(asked["scratch"])
+    os.environ.update(asked["environment"])
+    readable, hidden = tuple(asked["readable"]), tuple(asked["hidden"])
+    cell = Cell(asked["scratch"], readable, asked["file_size"], asked["device"], hidden)
+    missing = lock(cell) if asked["locked"] else {}
+    torch.set_num_threads(asked["threads"])
+    send(connection, {"missing": missing})
+    host = Host()
+    while True:
+        message, handles = receive(connection, 1, 1 << 26)
+        try:
+            reply = host.answer(message, handles[0] if handles else -1)
+        except Declined as e:
+            reply = {"declined": str(e)}
+        except Exception as e:
+            reply = {"error": last_line(e)}
+        finally:
+            for handle in handles:
+                os.close(handle)
+        send(connection, reply)
+
+
+class Host:
+    """Holds the code that is judged, and the results of its last calls."""
+
+    def __init__(self) -> None:
+        self._target: Callable[..., Any] = lambda *args: ()
+        self._kept: deque[Any] = deque()  # calls whose arguments and results the referee may look at again
+        self._last: Any = ()  # what the answer tells of lives until the next one
+        self._intact, self._watch = Snapshot(_known), Watch()
+        self._batches: dict[int, Any] = {}
+        self._dice = Dice()
+
+    def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
+        """One request → one reply."""
+        if asked["do"] == "intact":
+            return {"changed": self._intact.changed()[:20], "threads": self._intact.threads(), **self._watch.told()}
+        if asked["do"] == "kept":
+            return self._module_keeps(asked["names"])
+        if asked["do"] == "device":
+            torch.ones(1, device=asked["device"]).item()
+            return {"ok": True}
+        if asked["do"] == "prepare":
+            return self._prepare(asked, handle)
+        if asked["do"] in ("go", "sample"):
+            return self._go(asked) if asked["do"] == "go" else self._sample(asked)
+        while len(self._kept) > asked.get("keep", len(self._kept)):
+            self._kept.popleft()
+        memory: Any = mmap.mmap(handle, 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
+        if asked["do"] == "load":
+            if asked.get("thorough"):
+                self._intact = Snapshot(self._intact, thorough=True)
+            self._target = ready(asked, unpack(asked["init"], memory), unpack(asked["state"], memory))
+            self._watch.loaded()
+            if asked["kind"] == "maker":  # the module is the user's own, and what it changes is in force there as well
+                self._intact = Snapshot(self._intact)
+                self._watch.reset()
+            return {"ok": True}
+        if asked["do"] == "state":
+            return {"ok": renew(self._target, unpack(asked["state"], memory))}
+        if asked.get("again"):  # other values in the very tensors of the last call, which torch is not told about
+            before, args = self._kept[-1][:2]
+            before[:], memory = memory[:], before
+            for there, now in zip(leaves(args), leaves(unpack(asked["args"], memory)), strict=True):
+                if isinstance(there, Tensor) and there.is_cuda:
+                    there.data.copy_(now)
+        else:
+            args = list(unpack(asked["args"], memory))
+        if asked["do"] == "ops":
+            return self._operators(args)
+        if asked["do"] == "gradients":
+            return self._gradients(args, list(unpack(asked["seeds"], memory)), asked["parameters"], memory)
+        return self._call(args, memory)
+
+    def _module_keeps(self, names: list[str]) -> dict[str, Any]:
+        state = self._target.state_dict() if isinstance(self._target, torch.nn.Module) else {}
+        self._last = [_home(state[name].detach()) for name in names]
+        return {"outs": [_place(v) for v in self._last]}
+
+    def _call(self, args: list[Any], memory: Any) -> dict[str, Any]:
+        with torch.no_grad():
+            if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
+                started = perf_counter_ns()
+                returned = self._target(*args)
+                result = bare(returned)
+                spent = perf_counter_ns() - started
+                return {**self._told(args, result, memory, result), "spent": spent, "nested": nested(returned)}
+            call = queued(self._target, args)
+            told = self._told(args, call.result, memory, call.seen)
+        # What comes and goes with the calls would see the next values before their clock starts.
+        between = {"left": self._watch.told()["left"], "threads": self._intact.threads()}
+        return {**told, **call.clock, **between, "raced": call.raced}
+
+    def _prepare(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
+        """Make calls ready on arguments in memory that the referee shares: the values may be others when they run."""
+        self._batches = {n: b for n, b in self._batches.items() if n in asked["kept"]}
+        memory = mmap.mmap(handle, 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        sets = [list(unpack(args, memory)) for args in asked["sets"]]
+        with torch.no_grad():
+            runs = [self._target(asked["which"], args) for args in sets]
+        self._batches[asked["batch"]] = memory, sets, runs, []
+        return {"ok": True}
+
+    def _go(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Run each prepared call once."""
+        _, sets, runs, results = self._batches[asked["batch"]]
+        results.clear()
+        with torch.no_grad():
+            started = perf_counter_ns()
+            for run in runs:
+                results.append(bare(run()))
+            spent = perf_counter_ns() - started
+        pairs = zip(results, sets, strict=True)
+        told = [{"outs": [_place(o) for o in r], "args": [_place(a) for a in bare(s)]} for r, s in pairs]
+        return {"calls": told, "spent": spent}
+
+    def _sample(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the first prepared call again and again."""
+        run, repeats = self._batches[asked["batch"]][2][0], int(asked["repeats"])
+        with torch.no_grad():
+            started = perf_counter_ns()
+            run()
+            if perf_counter_ns() - started < COLD:  # it stood still, and others had the caches
+                started, repeats = perf_counter_ns(), repeats + 1
+            for _ in range(repeats - 1):
+                run()
+            return {"spent": perf_counter_ns() - started}
+
+    def _operators(self, args: list[Any]) -> dict[str, Any]:
+        self._last = ()  # nothing of an earlier call ends, and works, after this one
+        self._dice.throw()
+        with self._watch.listening():
+            ops, result, between = _ops(self._target, args, self._intact)
+        between["left"] += self._dice.stuck()
+        self._last = args, result, [_home(o) for o in result]
+        return {"ops": ops, "outs": [_place(o) for o in self._last[-1]], **between}
+
+    def _gradients(self, args: list[Any], seeds: list[Tensor], names: list[str], memory: Any) -> dict[str, Any]:
+        given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in args]
+        outs = [o for o in leaves(self._target(*given)) if isinstance(o, Tensor) and o.requires_grad]
+        owned = dict(self._target.named_parameters()) if isinstance(self._target, torch.nn.Module) else {}
+        all_there = all(name in owned for name in names)
+        wanted = [a for a in given if _floating(a)] + [owned[name] for name in names if all_there]
+        if not outs:
+            return {"error": "no result carries a gradient"}
+        grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
+        values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
+        self._last = [_home(v) for v in values], memory
+        return {"outs": [_place(v) for v in self._last[0]], "parameters": all_there}
+
+    def _told(self, args: list[Any], result: Any, memory: Any, seen: list[Any]) -> dict[str, Any]:
+        for _, _, earlier, copies in self._kept:  # the referee looks at earlier results again, on a GPU at the copies
+            for now, copy in zip(leaves(earlier), copies, strict=False):
+                if type(now) is Tensor and now.is_cuda and now.shape == copy.shape:
+                    copy.copy_(now)
+        outs, given = [_home(o) for o in seen], [_home(a) for a in bare(args)]
+        self._kept.append((memory, args, result, [*outs, *given]))
+        return {"outs": [_place(o) for o in outs], "args": [_place(a) for a in given]}
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _home(value: Any) -> Any:
+    """A tensor of the device copied to where the referee can read it."""
+    return value.detach().cpu() if type(value) is Tensor and value.is_cuda else value
+
+
+def _place(value: Any) -> dict[str, Any]:
+    if isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter):
+        return {"foreign": type(value).__name__}
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+            return {"foreign": f"{value.layout} tensor, or one with a pending conjugation"}
+        length = extent(value.shape, value.stride()) * value.itemsize
+        return {"tensor": {**describe(value), "at": value.data_ptr(), "bytes": length, "device": value.device.type}}
+    if isinstance(value, (bool, int)):
+        return {"plain": value}
+    return {"float": float.hex(value)} if isinstance(value, float) else {"foreign": type(value).__name__}
+
+
+def _ops(
+    target: Callable[..., Any], args: list[Any], intact: Snapshot
+) -> tuple[list[list[Any]], list[Any], dict[str, Any]]:
+    """``[name, shapes]`` of each operator of the framework that a call runs and that computes something; the results;
+    what could work for the call after the list has ended.
+
+    The call is over, finalizers of its objects included, before the list ends.
+    """
+    from torch.autograd.profiler import profile
+
+    from shiplap.torch_private.profiler import of_all_threads
+
+    config = of_all_threads()
+    with torch.no_grad(), profile(use_cpu=True, record_shapes=True, experimental_config=config) as seen:
+        before = state()
+        result = bare(target(*args))
+        gc.collect()
+        if any(isinstance(a, Tensor) and a.is_cuda for a in args):
+            torch.cuda.synchronize()
+        between = {"left": changed(before), "threads": intact.threads()}
+    values: list[list[Any]] = []
+    for event in seen.function_events or ():
+        inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
+        if event.name.startswith("aten::") and event.name not in FREE and not inner:
+            values.append([event.name, [list(s) if isinstance(s, (list, tuple)) else [] for s in event.input_shapes]])
+    with contextlib.suppress(AttributeError):
+        for event in seen.function_events or ():
+            values += [["kernel", k.name] for k in event.kernels]
+    return values[:2000], result, between

@@ -1,0 +1,261 @@
+"""Whether code that is judged has replaced functions of Python, torch or the referee in its process."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Set
+from itertools import islice
+from operator import is_
+from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from shiplap.sandbox.function_parts import Parts
+from shiplap.sandbox.trusted_code import (
+    forget,
+    is_genuine,
+    is_harmless,
+    is_module,
+    is_theirs,
+    is_trusted,
+    is_trusted_module,
+)
+from shiplap.torch_private.process_state import altered, operators_of_torch, overloads_of_torch, taken_over
+
+OURS = "shiplap."
+REFEREES = (
+    "shiplap.sampling.",
+    "shiplap.sandbox.",
+    "shiplap.torch_private.",
+)  # modules of ours of which nothing is to change
+SETTLED = (ModuleType, frozenset, tuple, str, bytes, float, torch.dtype)  # what such a module, once made, keeps
+CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float)
+DESCRIPTORS = (property, staticmethod, classmethod)
+INHERITED = (*DESCRIPTORS, GetSetDescriptorType, MemberDescriptorType)
+TABLE = 5000  # entries of the largest table that is looked at
+FIRST = 16  # entries by which a table of functions is known
+HEAP = 1 << 9  # flag of a class that is written in Python
+
+
+class _Trusted:
+    """Whose module it is, by name; each is looked up once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, bool] = {}
+
+    def __call__(self, module: Any) -> bool:
+        name = module if isinstance(module, str) else ""
+        if name not in self._known:
+            file = getattr(sys.modules.get(name), "__file__", None)
+            self._known[name] = name.startswith(OURS) or (isinstance(file, str) and is_trusted(os.path.dirname(file)))
+        return self._known[name]
+
+
+def _owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tuple[str, Any]]:
+    """Modules of Python, torch, installed packages and ours, and their classes, with their names.
+
+    ``known``: the ids of those that are left out.
+    """
+    seen, folders, trusted = set(known), dict[str, bool](), _Trusted()
+    for name, value in (("torch.Tensor", torch.Tensor), ("torch.ops.aten", torch.ops.aten)):
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield name, value
+    for name, module in modules.items():
+        if type(module) is not ModuleType or name in ("__main__", "__mp_main__") or id(module) in seen:
+            continue
+        file = vars(module).get("__file__")
+        folder = os.path.dirname(file) if isinstance(file, str) else ""
+        if folder not in folders:
+            folders[folder] = not folder or is_trusted(folder)
+        if not folders[folder] and not name.startswith(OURS):
+            continue
+        seen.add(id(module))
+        yield name, module
+        for value in list(vars(module).values()):
+            if issubclass(type(value), type) and id(value) not in seen and value.__flags__ & HEAP:
+                seen.add(id(value))
+                if trusted(value.__module__):
+                    yield f"{value.__module__}.{value.__qualname__}", value
+
+
+class _Owner(NamedTuple):
+    """A module or a class, what it held, its class and its bases, and the parts of the functions among that."""
+
+    name: str
+    value: Any
+    kind: type
+    bases: tuple[type, ...]
+    held: dict[str, Any]
+    parts: dict[str, Parts]
+    tables: dict[str, dict[Any, Any]]
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> _Owner:
+        held = dict(vars(value))
+        is_class = isinstance(value, type)
+        parts = {k: Parts.of(v) for k, v in held.items() if type(v) is FunctionType}
+        if is_class:
+            inner = {k: v.fget if type(v) is property else v.__func__ for k, v in _descriptors(held)}
+            parts |= {k: Parts.of(v) for k, v in inner.items() if type(v) is FunctionType}
+        tables = {} if is_class else {k: dict(v) for k, v in held.items() if type(v) is dict and _is_table(v)}
+        return cls(name, value, type(value), value.__bases__ if is_class else (), held, parts, tables)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether it holds the same objects, in the same order."""
+        now = vars(self.value)
+        return len(now) == len(self.held) and all(map(is_, now.values(), self.held.values()))
+
+    @property
+    def bases_now(self) -> tuple[type, ...]:
+        return self.value.__bases__ if isinstance(self.value, type) else ()
+
+    def changed(self) -> list[str]:
+        """Names of functions that are now somebody else's."""
+        replaced: list[str] = []
+        if type(self.value) is not self.kind and not is_trusted_module(type(self.value)):
+            replaced.append(f"the class of {self.name}")
+        if self.bases_now != self.bases:
+            replaced.append(f"the bases of {self.name}")
+        parts = self.parts
+        if not self.untouched:
+            now = dict(vars(self.value))
+            other = {k for k, v in self.held.items() if now.get(k) is not v}
+            replaced += [f"{self.name}.{k}" for k in self.held if k in other and self._is_lost(k, now.get(k))]
+            replaced += [f"{self.name}.{k}" for k in now.keys() - self.held.keys() if self._hides(k, now[k])]
+            parts = {k: p for k, p in parts.items() if k not in other}
+        replaced += [f"{part} of {self.name}.{k}" for k, p in parts.items() if (part := p.changed())]
+        return [*replaced, *self._tables()]
+
+    def _is_lost(self, name: str, now: Any) -> bool:
+        """Whether what was there was replaced by something of somebody else."""
+        before = self.held[name]
+        if isinstance(before, ModuleType):
+            return now is not None and not (is_module(now) and now.__name__ == before.__name__)
+        if self.name.startswith(REFEREES) and isinstance(before, SETTLED) and not isinstance(self.value, type):
+            return True
+        if isinstance(before, CONSTANTS):
+            return not name.startswith("_") and not isinstance(self.value, type)
+        return _is_lost(before, now)
+
+    def _hides(self, name: str, now: Any) -> bool:
+        """Whether a new name stands before one that everybody uses: of a base class, or of Python itself."""
+        if not isinstance(self.value, type):
+            before = vars(builtins).get(name)
+            return (before is not None or _is_special(name)) and _is_lost(before or len, now) and _works(now)
+        before = next((vars(base)[name] for base in self.value.__mro__[1:] if name in vars(base)), None)
+        if before is None:
+            return _is_special(name) and _works(now) and not is_theirs(now)
+        return _is_lost(before, now)
+
+    def _tables(self) -> list[str]:
+        """Entries of tables of functions that are somebody else's now."""
+        told = []
+        for name, before in self.tables.items():
+            now = vars(self.value).get(name)
+            if type(now) is not dict or (len(now) == len(before) and all(map(is_, now.values(), before.values()))):
+                continue
+            other = [k for k, v in list(now.items()) if v is not before.get(k) and _is_function(v) and not is_theirs(v)]
+            told += [f"{self.name}.{name}[{str(k)[:40]}]" for k in other if k in before or _is_shared(k)]
+        return told
+
+
+class Snapshot:
+    """What functions were when it was taken.
+
+    Args:
+        known: an earlier one, of which everything that has not changed is taken over.
+        thorough: whether the operators of torch are looked at as well, whatever may register them.
+    """
+
+    def __init__(self, known: Snapshot | None = None, *, thorough: bool = False) -> None:
+        before: list[_Owner] = known._owners if known is not None else []
+        self._modules = dict(sys.modules)
+        new = {n: m for n, m in self._modules.items() if known is None or n not in known._modules}
+        self._owners: list[_Owner] = [o if o.untouched else _Owner.of(o.name, o.value) for o in before]
+        self._owners += [_Owner.of(n, v) for n, v in _owners(new, {id(o.value) for o in before})]
+        self._thorough = (operators_of_torch(), overloads_of_torch()) if thorough else None
+
+    def changed(self) -> list[str]:
+        """Names whose functions are now somebody else's."""
+        forget()  # what was learnt while others could write there
+        known = self._modules
+        replaced = [f"sys.modules['{n}']" for n, m in list(sys.modules.items()) if _is_another(n, m, known.get(n))]
+        replaced += [f"sys.modules['{n}'], which is gone" for n, m in known.items() if _is_gone(n, m)]
+        replaced += [name for owner in self._owners for name in owner.changed()]
+        if self._thorough is not None:
+            operators, overloads = self._thorough
+            replaced += [*taken_over(operators, is_trusted), *altered(overloads, is_theirs)]
+        return replaced
+
+    def threads(self) -> int:
+        """How many other threads of Python run code that is neither Python's own nor torch's, nor wait in it."""
+        mine, count = threading.get_ident(), 0
+        for ident, frame in sys._current_frames().items():
+            genuine = True
+            at: FrameType | None = frame
+            while ident != mine and at is not None:
+                genuine = genuine and is_trusted(at.f_code.co_filename) and is_genuine(at.f_code)
+                at = at.f_back
+            count += not genuine
+        return count
+
+
+def _descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(k, v) for k, v in held.items() if type(v) in DESCRIPTORS]
+
+
+def _is_table(value: dict[Any, Any]) -> bool:
+    """Whether a dictionary says which function is for what."""
+    return 0 < len(value) < TABLE and any(type(v) is FunctionType for v in islice(value.values(), FIRST))
+
+
+def _is_shared(key: Any) -> bool:
+    """Whether it is a class of Python, torch or an installed package, which is everybody's."""
+    return isinstance(key, type) and is_trusted_module(key)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _works(value: Any) -> bool:
+    """Whether it is called, or called when it is looked up."""
+    return callable(value) or isinstance(value, DESCRIPTORS)
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _is_another(name: str, now: Any, before: Any) -> bool:
+    """Whether a module of somebody else has the name of one that was there, or of one of Python.
+
+    ``before``: what had that name; None if nothing had it.
+    """
+    if now is before:
+        return False
+    own = [v for v in vars(now).values() if callable(v)] if hasattr(now, "__dict__") else []
+    if type(now) is not ModuleType:
+        own += [type(now), *(v for v in vars(type(now)).values() if type(v) is FunctionType)]
+    if before is not None:
+        return not all(map(is_harmless, own))
+    return name.partition(".")[0] in sys.stdlib_module_names and not all(map(is_harmless, own))
+
+
+def _is_gone(name: str, module: Any) -> bool:
+    """Whether a module of Python, torch or an installed package was taken away, so that it would be loaded anew."""
+    if name in sys.modules or type(module) is not ModuleType:
+        return False
+    file = vars(module).get("__file__")
+    return isinstance(file, str) and is_trusted(file)
+
+
+def _is_lost(before: Any, now: Any) -> bool:
+    """Whether a function or a class was replaced by somebody else's."""
+    return (callable(before) or isinstance(before, INHERITED)) and not is_theirs(now)

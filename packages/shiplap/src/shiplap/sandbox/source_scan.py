@@ -1,0 +1,188 @@
+"""Read a candidate, without running it, for names that no kernel needs and that cheats live on."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from shiplap.sampling.code_constants import SOURCES, numbers
+
+LARGEST = 2_000_000  # bytes
+FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # sources that are read, and entries of a folder
+STACK = {
+    "_getframe",
+    "_current_frames",
+    "_getframemodulename",
+    "currentframe",
+    "getouterframes",
+    "f_back",
+    "tb_frame",
+    "extract_stack",
+    "walk_stack",
+    "format_stack",
+    "print_stack",
+    "dump_traceback",
+    "dump_traceback_later",
+    "get_object_traceback",
+    "take_snapshot",
+    "CapturedTraceback",
+    "gather_traceback",
+}
+HEAP = {"get_objects", "get_referrers", "get_referents"}
+MEMORY = {
+    "mprotect",
+    "ptrace",
+    "process_vm_readv",
+    "process_vm_writev",
+    "LD_PRELOAD",
+    "clock_gettime",
+    "pthread_create",
+}
+OF_PYTHON = {  # functions of Python's C interface
+    "PyEval_GetFrame",
+    "PyThreadState_GetFrame",
+    "PyFrame_GetBack",
+    "_PyThread_CurrentFrames",
+    "PyEval_SetTrace",
+    "PyEval_SetProfile",
+    "PyUnstable_GC_VisitObjects",
+}
+HIDES = {"_enable_record_function", "redispatch"}
+"""Functions of torch that keep an operator out of the list of those that ran."""
+LOOKS = STACK | HEAP | MEMORY | OF_PYTHON
+"""Names whose use is held against a candidate, wherever it finds them."""
+
+
+def gathered(file: str) -> list[Path]:
+    """A source, and those beside it that it names, directly or not: modules, and sources of native code."""
+    first = Path(file)
+    beside = _beside(first.parent)
+    sources: dict[Path, None] = {}
+    left = [first]
+    while left and len(sources) < FILES:
+        at = left.pop(0)
+        if at in sources:
+            continue
+        sources[at] = None
+        words = set(re.findall(r"\w+", _text(at)))
+        left += [
+            other for other in beside if other.stem in words or (other.stem == PACKAGE and other.parent.name in words)
+        ]
+    return list(sources)
+
+
+def _beside(folder: Path) -> list[Path]:
+    """Sources in a folder and in those directly in it."""
+    try:
+        listed = [p for pattern in ("*.*", "*/*.*") for p in islice(folder.glob(pattern), ENTRIES)]
+        return [p for p in listed if p.suffix in (".py", *SOURCES) and p.is_file()]
+    except OSError:
+        return []
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace") if file.stat().st_size <= LARGEST else ""
+    except OSError:
+        return ""
+
+
+def suspicious(file: str) -> list[str]:
+    """``line N: what`` for names that look at callers, at other objects of the interpreter, or change its code.
+
+    Modules beside it that it imports are looked at as well.
+    """
+    reasons = _suspicious(file)
+    for other in gathered(file)[1:]:
+        if other.suffix == ".py":
+            reasons += [f"{other.name}, {what}" for what in _suspicious(str(other))]
+    return reasons
+
+
+def _suspicious(file: str) -> list[str]:
+    try:
+        if Path(file).stat().st_size > LARGEST:
+            return [f"more than {LARGEST} bytes, which nobody looks through"]
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [f"line {line}: {what}" for line, what in sorted(set(_found(tree)))]
+
+
+def constants(file: str) -> list[float]:
+    """Numbers in a source and in those beside it that it names, also in texts, which may be code.
+
+    They are sizes and values at which a candidate may branch.
+    """
+    values: dict[float, None] = {}
+    for each in gathered(file):
+        values |= dict.fromkeys(_constants(str(each)) if each.suffix == ".py" else numbers(_text(each)))
+    return list(values)
+
+
+def _constants(file: str) -> list[float]:
+    try:
+        if Path(file).stat().st_size > LARGEST:  # ``suspicious`` says so
+            return []
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    values: dict[float, None] = {}
+    for node in ast.walk(tree):
+        value = node.value if isinstance(node, ast.Constant) else None
+        if type(value) is float or (type(value) is int and abs(value) < LARGEST):
+            values[value] = None
+        elif isinstance(value, str):
+            values |= dict.fromkeys(numbers(value))
+    return list(values)
+
+
+def suspicious_function(fn: Any) -> list[str]:
+    """The same for one function that is loaded, and for the functions of its module that it names."""
+    reasons: dict[str, None] = {}
+    left, seen = [getattr(fn, "fn", fn)], set[int]()  # a Triton kernel wraps its function
+    while left:
+        at = left.pop()
+        if not isinstance(at, FunctionType) or id(at) in seen or at.__module__ != getattr(fn, "__module__", None):
+            continue
+        seen.add(id(at))
+        names = _names(at.__code__)
+        reasons |= dict.fromkeys(what for name in sorted(names) if (what := _about(name)))
+        left += [at.__globals__[name] for name in names if name in at.__globals__]
+    return list(reasons)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names of globals and attributes that a function and those inside it use, and its texts."""
+    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+    return set(code.co_names).union((c for c in code.co_consts if isinstance(c, str)), *map(_names, inner))
+
+
+def _about(name: str) -> str:
+    """What is said of a name; empty for most."""
+    if name in STACK or name in OF_PYTHON:
+        return f"{name} looks at the callers"
+    if name in HEAP:
+        return f"{name} looks at objects of others"
+    return f"{name} changes the process that it runs in" if name in MEMORY else ""
+
+
+def _found(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+            if node.attr == "stack" and isinstance(node.value, ast.Name) and node.value.id == "inspect":
+                yield node.lineno, "inspect.stack looks at the callers"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if what := _about(name):
+                yield getattr(node, "lineno", 0), what

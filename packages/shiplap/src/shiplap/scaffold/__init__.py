@@ -1,0 +1,18 @@
+"""Draft: what an existing function says about itself, as the source of a declaration. Shared by init and doctor."""
+
+from shiplap.scaffold.signature import Parameter, Signature, of_call, of_function, of_overload
+from shiplap.scaffold.skeleton import Draft, fill_lines, render
+from shiplap.scaffold.unfinished import Unfinished, unfinished
+
+__all__ = [
+    "Draft",
+    "Parameter",
+    "Signature",
+    "Unfinished",
+    "fill_lines",
+    "of_call",
+    "of_function",
+    "of_overload",
+    "render",
+    "unfinished",
+]

@@ -1,0 +1,182 @@
+"""Calls of ops, recorded while a program runs: what the arguments were, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.torch_private.dispatch_modes import TorchDispatchMode
+
+MOST_CALLS = 24  # different calls of one op that are kept
+MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its image, coordinates of a point
+
+
+@dataclass(frozen=True)
+class Column:
+    """The values at one place of the last dim: the least, the largest, and whether all are whole numbers."""
+
+    low: float
+    high: float
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One tensor of one call. ``low`` and ``high`` bound its values; None for no elements, or none that are finite.
+
+    A size of -1 depends on data: a fake has no number for it. ``columns``: of a tensor of two dims, if they are few.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    low: float | None = None
+    high: float | None = None
+    columns: tuple[Column, ...] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: arguments by name, tensors as ``Seen``, lists as tuples of them; the results in order."""
+
+    arguments: Mapping[str, Any]
+    results: tuple[Any, ...]
+
+    @property
+    def key(self) -> str:
+        """What tells this call from others: values of tensors do not."""
+        return repr((_plain(tuple(self.arguments.values())), _plain(self.results)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Seen):
+        return value.dtype, value.shape, value.device
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def each(value: Any) -> list[Seen]:
+    """The tensors of an argument or result."""
+    values = value if isinstance(value, tuple) else (value,)
+    return [v for v in values if isinstance(v, Seen)]
+
+
+def call_of(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Call:
+    """One call of an op with this schema, which gave ``result``."""
+    names = [a.name for a in schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    arguments = {name: _seen(given.get(name, defaults.get(name))) for name in names}
+    count = len(schema.returns)
+    results = () if not count else (result,) if count == 1 else tuple(result)
+    return Call(arguments, tuple(map(_seen, results)))
+
+
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _seen(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_seen, value))
+    if not isinstance(value, Tensor):
+        return value if isinstance(value, _PLAIN) else str(value)
+    values = _finite(value)
+    low, high = (None, None) if values is None else _range(values)
+    dtype = str(value.dtype).removeprefix("torch.")
+    shape = tuple(n if isinstance(n, int) else -1 for n in value.shape)
+    return Seen(dtype, shape, value.device.type, low, high, _columns(value))
+
+
+def _traced(value: Any) -> bool:
+    """Whether a compiler is looking, with tensors that have symbols for sizes."""
+    if isinstance(value, dict):
+        return any(map(_traced, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_traced, value))
+    return isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter)
+
+
+def _finite(t: Tensor) -> Tensor | None:
+    """The finite values, of a tensor with values; None where there are none."""
+    if (
+        type(t) not in (Tensor, torch.nn.Parameter)
+        or t.is_meta
+        or not t.numel()
+        or t.is_complex()
+        or t.layout is not torch.strided
+        or t.is_quantized
+    ):
+        return None
+    wide = t.detach()
+    wide = wide.to(torch.float64 if wide.is_floating_point() else torch.int64)
+    finite = wide[torch.isfinite(wide)]
+    return finite if finite.numel() else None
+
+
+def _range(finite: Tensor) -> tuple[float, float]:
+    """The least and the largest value."""
+    least, largest = torch.aminmax(finite)
+    return least.item(), largest.item()
+
+
+def _columns(t: Tensor) -> tuple[Column, ...]:
+    """What stands in each column of a matrix of few columns, all of whose values are finite."""
+    if t.dim() != 2 or not 1 < t.shape[1] <= MOST_COLUMNS or t.dtype is torch.bool:
+        return ()
+    columns = [_finite(c) for c in t.detach().unbind(1)] if type(t) in (Tensor, torch.nn.Parameter) else []
+    known = [c for c in columns if c is not None and len(c) == len(t)]
+    if len(known) < t.shape[1]:
+        return ()
+    return tuple(Column(*_range(c), bool((c == c.round()).all()) if c.is_floating_point() else True) for c in known)
+
+
+@dataclass
+class Recorder:
+    """Keeps the calls of ``wanted`` ops inside of ``with recorder.mode():``, each different call once.
+
+    A call is seen below autograd: ops that are made of other ops are not. Values are looked at before the call, since
+    an op may write to its arguments. ``told`` hears the name of an op at its first call.
+    """
+
+    wanted: Collection[str]
+    told: Callable[[str], None] = lambda name: None
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    _keys: set[tuple[str, str]] = field(default_factory=set)
+
+    def mode(self) -> Any:
+        """The context in which calls are recorded."""
+        recorder = self
+
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+            ) -> Any:
+                return recorder.record(func, args, kwargs or {})
+
+        made: Any = Mode
+        return made()
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``func``, and keep the call if its op is wanted."""
+        schema = func._schema
+        name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        if name not in self.wanted or _traced((args, kwargs)):
+            return func(*args, **kwargs)
+        if name not in self.counts:
+            self.told(name)
+        self.counts[name] = self.counts.get(name, 0) + 1
+        before = call_of(schema, args, kwargs, [None] * len(schema.returns))
+        result = func(*args, **kwargs)
+        self.keep(name, Call(before.arguments, call_of(schema, (), {}, result).results))
+        return result
+
+    def keep(self, name: str, call: Call) -> None:
+        """Add a call, unless one of the same sizes, dtypes and scalars is there already, or there are enough."""
+        kept = self.calls.setdefault(name, [])
+        if (name, call.key) not in self._keys and len(kept) < MOST_CALLS:
+            self._keys.add((name, call.key))
+            kept.append(call)

@@ -1,0 +1,195 @@
+"""Names for sizes: which axes of which arguments are one dim, which are a fixed number, which are anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shiplap.scaffold.calls import Call, Seen, each
+from shiplap.scaffold.probe import Probed, Slot
+from shiplap.scaffold.schema import Field, Form
+
+LETTERS = ("n", "m", "k", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
+ENOUGH = 3  # different calls, before a size that never changed is taken for fixed
+SMALL = 8  # coordinates and taps; a larger size that never changed is more likely that of one model
+
+
+@dataclass
+class Dims:
+    """The dims of each argument that is one tensor, as text; None for an argument whose rank is not known."""
+
+    shapes: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=dict)  # a slot that has the dim
+    scalars: tuple[str, ...] = ()  # ints, and elements of lists of ints: ``stride[0]``
+
+    def environment(self, call: Call) -> dict[str, Any] | None:
+        """Dims and int arguments of a call by name; None for a call that lacks one."""
+        env = {name: call.arguments.get(name) for name in (s.partition("[")[0] for s in self.scalars)}
+        for name, (argument, axis) in self.slots.items():
+            seen = call.arguments.get(argument)
+            if not isinstance(seen, Seen) or axis >= len(seen.shape):
+                return None
+            env[name] = seen.shape[axis]
+        return None if any(v is None for v in env.values()) else env
+
+
+def dims_of(form: Form, recorded: Sequence[Call], probed: Probed) -> Dims:
+    """Name the sizes of ``form`` by what agreed in the recorded calls and what the meta kernel refused."""
+    calls = [*recorded, *probed.calls]
+    ranks = {a.name: _ranks(a.name, recorded, probed) for a in form.arguments if a.kind.rstrip("?") == "Tensor"}
+    slots = [(n, axis) for n, r in ranks.items() if len(r) == 1 for axis in range(next(iter(r)))]
+    classes = _Classes(slots)
+    for i, one in enumerate(slots):
+        for other in slots[i + 1 :]:
+            if _same(one, other, recorded, probed):
+                classes.join(one, other)
+    dims = Dims(scalars=tuple(name for a in form.arguments for name in _ints(a, calls)))
+    fixed = {c: n for c in classes.each() if (n := _fixed(c, recorded, probed, len(slots))) is not None}
+    names = _names(form, [c for c in classes.each() if c not in fixed], dims.scalars, calls)
+    texts = {slot: str(size) for c, size in fixed.items() for slot in c}
+    for group, name in names.items():
+        texts |= dict.fromkeys(group, name)
+        present = [s for s in slots if s in group and not form_optional(form, s[0])]
+        if present:
+            dims.slots[name] = present[0]
+    for name, r in ranks.items():
+        dims.shapes[name] = tuple(texts[name, axis] for axis in range(next(iter(r)))) if len(r) == 1 else None
+    return dims
+
+
+def _ints(argument: Field, calls: Sequence[Call]) -> Iterator[str]:
+    """The int that an argument is, or the elements of a list that always has as many."""
+    if argument.kind in ("int", "SymInt"):
+        yield argument.name
+    if re.fullmatch(r"(int|SymInt)\[\d*\]", argument.kind):
+        lengths = {len(v) for c in calls if isinstance(v := c.arguments.get(argument.name), (tuple, list))}
+        yield from (f"{argument.name}[{i}]" for i in range(lengths.pop() if len(lengths) == 1 else 0))
+
+
+def form_optional(form: Form, name: str) -> bool:
+    """Whether the argument may be None."""
+    return next(a for a in form.arguments if a.name == name).optional
+
+
+def _ranks(name: str, recorded: Sequence[Call], probed: Probed) -> set[int]:
+    """The ranks of an argument: those of the recorded calls, or else those that the meta kernel takes."""
+    shapes = [v.shape for c in recorded if isinstance(v := c.arguments.get(name), Seen)]
+    return {len(s) for s in shapes} or set(probed.ranks.get(name, ()))
+
+
+class _Classes:
+    """Sets of slots that are one dim."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._of = {slot: frozenset((slot,)) for slot in slots}
+
+    def join(self, one: Slot, other: Slot) -> None:
+        joined = self._of[one] | self._of[other]
+        self._of |= dict.fromkeys(joined, joined)
+
+    def each(self) -> list[frozenset[Slot]]:
+        return list(dict.fromkeys(self._of.values()))
+
+
+def _values(slot: Slot, calls: Sequence[Call]) -> list[int | None]:
+    seen = (c.arguments.get(slot[0]) for c in calls)
+    return [v.shape[slot[1]] if isinstance(v, Seen) and slot[1] < len(v.shape) else None for v in seen]
+
+
+def _same(one: Slot, other: Slot, recorded: Sequence[Call], probed: Probed) -> bool:
+    """Whether two slots are one dim.
+
+    A meta kernel that refuses different sizes proves it. Sizes that agreed in calls of several sizes make it likely,
+    within one tensor only if the meta kernel did not take them apart: images may happen to be square.
+    """
+    pairs = [(a, b) for a, b in zip(_values(one, recorded), _values(other, recorded), strict=True) if a and b]
+    if any(a != b for a, b in pairs):
+        return False
+    if any({one, other} <= tied for tied in probed.ties):
+        return True
+    if probed.calls and (one in probed.fixed or other in probed.fixed):
+        return False
+    separate = any(a != b for a, b in zip(_values(one, probed.calls), _values(other, probed.calls), strict=True))
+    different = len(set(pairs))
+    return different >= 2 and not separate if one[0] == other[0] else different >= 2
+
+
+def _fixed(group: frozenset[Slot], recorded: Sequence[Call], probed: Probed, others: int) -> int | None:
+    """The size of a dim that is a fixed number; None for one that varies, or may."""
+    values = {v for slot in group for v in _values(slot, recorded or probed.calls) if v is not None}
+    if len(values) != 1:
+        return None
+    if group <= probed.fixed or any(_has_fields(slot, recorded) for slot in group):
+        return values.pop()
+    if max(values) > SMALL or _moves_a_result(group, probed):
+        return None
+    shapes = {repr([v.shape for v in c.arguments.values() if isinstance(v, Seen)]) for c in recorded}
+    return values.pop() if len(shapes) >= ENOUGH and others > len(group) else None
+
+
+def _has_fields(slot: Slot, recorded: Sequence[Call]) -> bool:
+    """Whether the columns of a matrix mean different things: one has whole numbers, another has not."""
+    seen = [v for c in recorded if isinstance(v := c.arguments.get(slot[0]), Seen)]
+    kinds = {all(c.whole for c in column) for column in zip(*(s.columns for s in seen), strict=False)}
+    return slot[1] == 1 and len(kinds) == 2
+
+
+def _moves_a_result(group: frozenset[Slot], probed: Probed) -> bool:
+    """Whether a result of the meta kernel changed with a size of the group: then the op does not fix that size."""
+    if not probed.calls:
+        return False
+    base, slots = probed.calls[0], list(group)
+    usual, first = [_values(s, [base]) for s in slots], _shapes(base)
+    return any(
+        _values(s, [c]) != u and _shapes(c) != first for c in probed.calls for s, u in zip(slots, usual, strict=True)
+    )
+
+
+def _shapes(call: Call) -> list[tuple[int, ...]]:
+    return [seen.shape for r in call.results for seen in each(r)]
+
+
+def _names(
+    form: Form, groups: Sequence[frozenset[Slot]], scalars: Sequence[str], calls: Sequence[Call]
+) -> dict[frozenset[Slot], str]:
+    """A name for each dim: that of an int argument that was its size in calls of several sizes, or a letter."""
+    taken = {a.name for a in form.arguments}
+    letters = _letters(taken)
+    names: dict[frozenset[Slot], str] = {}
+    for group in groups:
+        scalar = next(
+            (s for s in scalars if s not in names.values() and "[" not in s and _is_size(group, s, calls)), None
+        )
+        names[group] = scalar or next(letters)
+    return names
+
+
+def _is_size(group: frozenset[Slot], scalar: str, calls: Sequence[Call]) -> bool:
+    pairs = {(v, c.arguments.get(scalar)) for slot in group for c in calls for v in _values(slot, [c]) if v is not None}
+    return len(pairs) >= 2 and all(size == number for size, number in pairs)
+
+
+def _letters(taken: set[str]) -> Iterator[str]:
+    yield from (c for c in LETTERS if c not in taken)
+    yield from (f"d{i}" for i in range(1000) if f"d{i}" not in taken)
+
+
+def plain_name(text: str) -> bool:
+    """Whether a dim is a name, and not a number or an expression."""
+    return bool(re.fullmatch(r"[A-Za-z]\w*", text))
+
+
+def ranges(calls: Sequence[Call], name: str) -> tuple[float | None, float | None]:
+    """The least and the largest value of an argument in all calls: of a tensor's elements, or of a number."""
+    values: list[Any] = [v for c in calls if (v := c.arguments.get(name)) is not None]
+    low = [v.low if isinstance(v, Seen) else v for v in values]
+    high = [v.high if isinstance(v, Seen) else v for v in values]
+    known = [v for v in (*low, *high) if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    return (min(known), max(known)) if known else (None, None)
+
+
+def environments(dims: Dims, calls: Sequence[Call]) -> list[tuple[Call, Mapping[str, Any]]]:
+    """Calls with their dims."""
+    return [(c, env) for c in calls if (env := dims.environment(c)) is not None]

@@ -1,0 +1,68 @@
+"""Whether a drafted declaration holds: the schema is the registered one, and every recorded call is admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shiplap.declare.binding import shape_of
+from shiplap.declare.schema import public_schema
+from shiplap.declare.signature import read_spec
+from shiplap.dispatch.adopt import AdoptedOp
+from shiplap.errors import ShiplapError
+from shiplap.scaffold.calls import Call, Seen
+from shiplap.scaffold.infer import Inferred
+from shiplap.scaffold.module import function_of, keywords
+from shiplap.scaffold.schema import Form
+from shiplap.torch_private.dispatcher_library import Overload
+
+
+def misfit(form: Form, known: Inferred, overload: Overload, recorded: Sequence[Call]) -> str:
+    """The first recorded call that the declaration would refuse, or whose results it gives other sizes; else empty.
+
+    Raises:
+        ShiplapError: SL1xx when the declaration itself is refused.
+    """
+    function = function_of(form, known)
+    op: AdoptedOp[..., Any] = AdoptedOp(read_spec(form.name, function, **keywords(form, known)), function)
+    wanted = str(overload._schema).partition("(")[2].partition(")")[0]
+    if known.reference and "*" not in public_schema(op.spec) and len(op.spec.args) != len(form.arguments):
+        return f"other arguments than {wanted}"
+    for number, call in enumerate(recorded, 1):
+        if problem := _refused(op, call):
+            return f"recorded call {number}: {problem}"
+    return ""
+
+
+def _refused(op: AdoptedOp[..., Any], call: Call) -> str:
+    try:
+        bound = op.bind([_meta(v) for v in call.arguments.values()])
+        shapes = [] if op.spec.traced else [_known(o, bound.env, op) for o in op.spec.outputs]
+    except ShiplapError as e:
+        return f"{e.id} {e.what}: got {e.got}, expected {e.expected}"
+    fresh = [r for r, declared in zip(call.results, op.spec.returns or op.spec.outputs, strict=True) if _own(declared)]
+    for made, shape in zip(fresh, shapes, strict=False):
+        sizes = made.shape if isinstance(made, Seen) else ()
+        if len(sizes) != len(shape) or any(s is not None and s != n for s, n in zip(shape, sizes, strict=True)):
+            return f"a result of shape {sizes}, declared {shape}"
+    return ""
+
+
+def _own(declared: Any) -> bool:
+    return not getattr(declared, "alias", "")
+
+
+def _known(out: Any, env: Any, op: AdoptedOp[..., Any]) -> list[Any]:
+    """The sizes of an output, None for one that depends on data."""
+    marked = {**env, **dict.fromkeys(op.spec.dynamic, -1)}
+    return [None if n == -1 else n for n in shape_of(out, marked)]
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_meta(v) for v in value]
+    if isinstance(value, Seen):
+        return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device="meta")
+    return value

@@ -1,0 +1,170 @@
+"""The source of a module of drafted declarations: it imports, registers with Shiplap, and marks what was inferred."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jaxtyping
+import torch
+from torch import Tensor
+
+from shiplap.scaffold.infer import Inferred
+from shiplap.scaffold.schema import Field, Form
+
+WIDTH, LONGEST = 118, 100  # of a line, of a sentence
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One op of the module. ``doc`` is a sentence about it, and ``documented`` the function that it was taken from."""
+
+    form: Form
+    known: Inferred
+    doc: str = ""
+    documented: str = ""
+    notes: Sequence[str] = field(default_factory=list)
+    python: str = ""
+
+    def renamed(self, taken: set[str]) -> Entry:
+        """With a Python name that no other entry has; the name is added to ``taken``."""
+        space, _, rest = self.form.name.partition("::")
+        base = re.sub(r"\W", "_", rest)
+        base += "_" * (keyword.iskeyword(base) or base in ("sl", "error", "Tensor", "torch"))
+        name = base if base not in taken else f"{space}_{base}"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        return replace(self, python=name)
+
+
+def module_source(entries: Sequence[Entry], left_out: Mapping[str, str], *, head: Sequence[str], home: str) -> str:
+    """The whole file. ``head`` says in the docstring where it comes from; ``home`` is imported, which registers."""
+    bodies = [op_source(e) for e in entries]
+    text = "\n".join(bodies)
+    classes = sorted({c for c in re.findall(r"(\w+)\[Tensor", text) if hasattr(jaxtyping, c)})
+    imports = ["import torch"] if "torch." in text else []
+    lines = ['"""' + head[0], "", *head[1:], '"""', "", f"import {home}  # noqa: F401 - registers the ops", *imports]
+    lines += [f"from jaxtyping import {', '.join(classes)}"] if classes else []
+    lines += ["from torch import Tensor"] if re.search(r"\bTensor\b", text) else []
+    lines += ["", "import shiplap as sl", "from shiplap.errors import error"]
+    source = "\n".join(lines) + "\n" + "".join(f"\n\n{body}\n" for body in bodies)
+    if left_out:
+        source += "\n\n# Not drafted:\n" + "".join(f"#   {name}: {why}\n" for name, why in left_out.items())
+    ast.parse(source)  # a draft that does not parse is our defect, not the reader's
+    return source
+
+
+def keywords(form: Form, known: Inferred) -> dict[str, Any]:
+    """What stands beside the name in ``sl.adopt(name, ...)``."""
+    fresh = len([r for r in form.results if not r.alias])
+    taken = {a.name for a in form.arguments} | {"workspace"}
+    usual = ["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)]
+    given: dict[str, Any] = {
+        "mutates": form.mutates,
+        "aliases": form.aliases,
+        "static": form.static,
+        "bounds": known.bounds,
+        "requires": known.requires,
+        "outputs": tuple(f"result{i}" for i in range(fresh)) if taken & set(usual) else (),
+        "sizes": "reference" if known.reference else "",
+    }
+    return {k: v for k, v in given.items() if v}
+
+
+def function_of(form: Form, known: Inferred) -> Callable[..., Any]:
+    """The drafted function as an object, to read a declaration from. Its body does nothing."""
+    scope: dict[str, Any] = {**vars(jaxtyping), "torch": torch, "Tensor": Tensor, "inf": float("inf")}
+    exec("\n".join([*_signature(form, known, "drafted", marks=False), "    ..."]), scope)
+    function: Callable[..., Any] = scope["drafted"]
+    function.__module__ = __name__
+    return function
+
+
+def op_source(entry: Entry) -> str:
+    """The declaration of one op."""
+    form, known = entry.form, entry.known
+    given = [f"{k}={_show(v)}" for k, v in keywords(form, known).items()]
+    lines = [*_wrapped(f"# {form.schema}"), *(f"# {note}" for note in entry.notes)]
+    inferred = [k for k in ("bounds", "requires") if keywords(form, known).get(k)]
+    if inferred:
+        lines.append(f"# inferred: {' and '.join(inferred)}, from {known.where.get('samples', known.where['return'])}")
+    lines += [*_call(f'"{form.name}"', *given), *_signature(form, known, entry.python, marks=True)]
+    lines.append(f'    """{entry.doc or "FILL: one sentence: what it computes, shapes, units."}"""')
+    lines += [f"    # inferred: the sentence is that of {entry.documented}"] if entry.documented else []
+    lines += [
+        "    # FILL: the reference in plain PyTorch, slow and obviously right",
+        f'    raise error("SL113", where="{form.name}, reference")',
+    ]
+    if known.sampler:
+        lines += ["", "", f"@{entry.python}.samples  # inferred: {known.where['samples']}"]
+        lines += ["def _(rng, sizes, dtype, device):", *(f"    {line}" for line in known.sampler)]
+    return "\n".join(lines)
+
+
+def _call(*given: str) -> list[str]:
+    line = f"@sl.adopt({', '.join(given)})"
+    return [line] if len(line) <= WIDTH else ["@sl.adopt(", *(f"    {g}," for g in given), ")"]
+
+
+def _wrapped(text: str) -> list[str]:
+    """A comment in lines that are not too long."""
+    lines, rest = [], text
+    while len(rest) > WIDTH and (cut := rest.rfind(", ", 0, WIDTH)) > 0:
+        lines.append(rest[: cut + 1])
+        rest = "#     " + rest[cut + 2 :]
+    return [*lines, rest]
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, tuple):
+        return _show(value[0]) if len(value) == 1 and value[0] is not None else f"({', '.join(map(_show, value))})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_show(k)}: {_show(v)}" for k, v in value.items()) + "}"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _signature(form: Form, known: Inferred, name: str, *, marks: bool) -> list[str]:
+    """``def name(...) -> ...:``, a line for each argument."""
+    lines, arguments = [f"def {name}("], _defaults(form.arguments)
+    for index, a in enumerate(arguments):
+        if a.keyword_only and not (index and arguments[index - 1].keyword_only):
+            lines.append("    *,")
+        annotation = a.annotation(known.tensors.get(a.name, "")) if a.tensor else a.annotation()
+        default = "" if a.default is None else f" = {a.default}"
+        lines.append(f"    {a.name}: {annotation}{default}," + _mark(a, known) * marks)
+    parts = [r.annotation(t) if r.tensor else r.annotation() for r, t in zip(form.results, known.results, strict=True)]
+    result = "None" if not parts else parts[0] if len(parts) == 1 else f"tuple[{', '.join(parts)}]"
+    where = known.where.get("return", "")
+    note = where if where.startswith("not inferred") else f"inferred: {where}"
+    return [*lines, f") -> {result}:" + (f"  # {note}" if where and marks else "")]
+
+
+def _mark(argument: Field, known: Inferred) -> str:
+    where = known.where.get(argument.name, "")
+    fill = "; FILL: the dtype" if argument.name in known.open and where else ""
+    if argument.name in known.open and not where:
+        return "  # FILL: dtype and dims"
+    return f"  # inferred: {where}{fill}" if where else ""
+
+
+def _defaults(arguments: Sequence[Field]) -> list[Field]:
+    """Arguments whose defaults Python allows: those before an argument without one have none."""
+    positional = [a for a in arguments if not a.keyword_only]
+    keep = len(positional)
+    while keep and positional[keep - 1].default is not None:
+        keep -= 1
+    without = {a.name for a in positional[:keep]}
+    return [replace(a, default=None) if a.name in without else a for a in arguments]
+
+
+def sentence(doc: str) -> str:
+    """The first sentence of a docstring, on one line that can stand in another."""
+    paragraph = " ".join(doc.strip().split("\n\n")[0].split())
+    first = re.split(r"(?<=[.!?])\s", paragraph)[0]
+    plain = first.replace("\\", "").replace('"""', "").rstrip('"')
+    return plain if len(plain) <= LONGEST else plain[:LONGEST].rpartition(" ")[0] + " ..."

@@ -1,0 +1,144 @@
+"""All ops that an installed package registers, and a draft of each: what the schema says, and what was inferred."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shiplap.errors import ShiplapError, error
+from shiplap.scaffold.calls import Call
+from shiplap.scaffold.fits import misfit
+from shiplap.scaffold.infer import Inferred, infer, unknown
+from shiplap.scaffold.module import Entry, sentence
+from shiplap.scaffold.probe import follows, probe
+from shiplap.scaffold.schema import Form, Unsayable, form_of
+from shiplap.torch_private.dispatcher_library import Overload, find_overload
+from shiplap.torch_private.dispatcher_registered import composite, names, registrar, registrars
+
+Report = Callable[[str, int, int], None]
+
+
+@dataclass
+class Drafted:
+    """Entries that can be declared, and for each op that cannot the reason."""
+
+    entries: list[Entry] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def package_ops(package: str, load: Callable[[str], object], namespaces: Sequence[str] = ()) -> dict[str, Overload]:
+    """The ops that importing ``package`` registers, by name. ``load`` imports a module, or raises a ShiplapError.
+
+    An op that torch, or the module of another package, is known to have registered is not among them. With
+    ``namespaces``, all ops of those.
+
+    Raises:
+        ShiplapError: SL501 if the package registers no op.
+    """
+    loaded, before = package in sys.modules, names()
+    load(package)
+    after, own = names(), registrars(package)
+    torchs = registrars("torch") - own
+
+    def mine(name: str) -> bool:
+        space, module = name.partition("::")[0], registrar(name)
+        if namespaces:
+            return space in namespaces
+        if module:
+            return module == package or module.startswith(package + ".")
+        return space not in torchs and (space in own or space == package or (name not in before and not loaded))
+
+    ops = {n: op for n in sorted(after) if mine(n) and (op := _overload(n)) is not None}
+    if not ops:
+        spaces = sorted({n.partition("::")[0] for n in after - before} - torchs)
+        raise error(
+            "SL501",
+            where=package,
+            what="the package has no op to draft",
+            got=f"new namespaces: {', '.join(spaces)}" if spaces else "no op that was not there before the import",
+            expected="ops in torch's dispatcher, such as torch.ops.torchvision.nms",
+            fix="name the module that registers them, or a --namespace; draft a function with --from module:function",
+        )
+    return ops
+
+
+def _overload(name: str) -> Overload | None:
+    space, _, rest = name.partition("::")
+    try:
+        return find_overload(space, rest)
+    except (AttributeError, RuntimeError):  # a schema without an implementation that Python may call
+        return None
+
+
+def version_of(package: str) -> str:
+    """The version of the installed distribution, empty if it has none."""
+    try:
+        distributions = importlib.metadata.packages_distributions().get(package.partition(".")[0], [package])
+        return importlib.metadata.version(distributions[0])
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def draft_ops(
+    ops: Mapping[str, Overload],
+    recorded: Mapping[str, Sequence[Call]],
+    package: str,
+    report: Report = lambda what, done, total: None,
+) -> Drafted:
+    """A draft of each op, or the reason why it can have none."""
+    result, docs, taken = Drafted(), _documents(package), set[str]()
+    for done, (name, overload) in enumerate(ops.items()):
+        report(name, done, len(ops))
+        try:
+            form = form_of(overload._schema)
+            doc = docs.get(name.partition("::")[2].split(".")[0], ("", ""))
+            entry = drafted(form, overload, recorded.get(name, ()), doc)
+        except Unsayable as e:
+            result.left_out[name] = str(e)
+        except ShiplapError as e:
+            result.left_out[name] = f"{e.id} {e.what}: {e.where}: got {e.got}"
+        else:
+            result.entries.append(entry.renamed(taken))
+    return result
+
+
+def drafted(form: Form, overload: Overload, recorded: Sequence[Call], doc: tuple[str, str] = ("", "")) -> Entry:
+    """The draft of one op. What was inferred is left out again, with the reason, where it refuses a recorded call.
+
+    Raises:
+        ShiplapError: SL1xx for a schema that no declaration has.
+    """
+    probed = probe(form, overload, recorded[0] if recorded else None)
+    known = infer(form, recorded, probed, lambda: follows(form, overload, probed))
+    problem = _problem(form, known, overload, recorded)
+    if problem:
+        known = unknown(form, f"a declaration with inferred dims has another result: {problem}")
+        _problem(form, known, overload, ())
+    notes = [] if recorded or not composite(form.name) else ["made of other ops: calls of it cannot be recorded"]
+    return Entry(form, known, *doc, notes)
+
+
+def _problem(form: Form, known: Inferred, overload: Overload, recorded: Sequence[Call]) -> str:
+    """Why the declaration of what was inferred does not hold; empty if it does."""
+    try:
+        return misfit(form, known, overload, recorded)
+    except ShiplapError as e:
+        if not known.where or (not recorded and known.reference):
+            raise
+        return f"{e.id} {e.what}: got {e.got}, expected {e.expected}"
+
+
+def _documents(package: str) -> dict[str, tuple[str, str]]:
+    """First sentences of the package's Python functions and the functions, by their names: those of ops as well."""
+    documents: dict[str, tuple[str, str]] = {}
+    for name, module in list(sys.modules.items()):
+        if module is None or not (name == package or name.startswith(package + ".")):
+            continue
+        for key, value in list(vars(module).items()):
+            documented = inspect.isfunction(value) and value.__doc__ and value.__module__.startswith(package)
+            if documented and key not in documents:
+                documents[key] = sentence(value.__doc__), f"{value.__module__}.{key}"
+    return documents

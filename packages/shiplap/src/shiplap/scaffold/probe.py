@@ -1,0 +1,246 @@
+"""What a meta kernel says about sizes: which it takes together, and which results they give. Nothing real runs.
+
+From one accepted call, each size is changed alone. A size that is refused alone is changed together with others of the
+same value: those that are accepted together are one dim. What is refused every time is a size that the op fixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, product
+from typing import Any
+
+import torch
+
+from shiplap import torch_private
+from shiplap.sampling.run import quiet
+from shiplap.scaffold.calls import Call, Seen, call_of, each
+from shiplap.scaffold.schema import Form
+from shiplap.torch_private.dispatcher_library import Overload
+from shiplap.torch_private.dispatcher_registered import without_data
+
+Slot = tuple[str, int]  # an argument that is one tensor, and an axis of it
+RANKS = (2, 1, 3, 4, 0, 5)
+SIZES = (6, 4, 5, 3, 1, 2)  # tried for all sizes at once: an op may want boxes of 4 coordinates
+STEPS = (5, 12)  # by which a size grows: to values that no other size has
+MOST_TRIES = 600
+SCALARS: dict[str, Any] = {
+    "int": 1,
+    "SymInt": 1,
+    "float": 1.0,
+    "bool": False,
+    "Scalar": 2,
+    "ScalarType": torch.float32,
+    "Device": torch.device("cpu"),
+}
+REFUSALS = Exception  # a meta kernel may raise anything, and all of it means no
+
+
+@dataclass
+class Probed:
+    """Accepted calls; slots that have to agree; slots whose size the op fixes; ranks that an argument may have."""
+
+    calls: list[Call] = field(default_factory=list)
+    ties: list[frozenset[Slot]] = field(default_factory=list)
+    fixed: set[Slot] = field(default_factory=set)
+    ranks: dict[str, set[int]] = field(default_factory=dict)
+    reason: str = ""
+
+
+def probe(form: Form, overload: Overload, start: Call | None = None) -> Probed:
+    """Ask the implementation for tensors without data, from ``start`` or from the first call that it accepts."""
+    if not without_data(form.name):
+        return Probed(reason="no meta kernel")
+    asker = _Asker(form, overload)
+    with quiet(), torch_private.fake_mode(symbolic=True):  # torch logs what a fake refuses
+        base = asker.first() if start is None else asker.ask(start.arguments)
+        if base is None:
+            return Probed(reason=asker.reason or "the meta kernel takes none of the calls that were tried")
+        answers = Probed([base])
+        if start is None:
+            asker.ranks(base, answers)
+        asker.vary(base, answers)
+    return answers
+
+
+def follows(form: Form, overload: Overload, probed: Probed) -> bool:
+    """Whether each result of the first accepted call has the dtype of its arguments, also when that is another."""
+    base = probed.calls[0] if probed.calls else None
+    if base is None:
+        return False
+    other = {n: _wide(v) for n, v in base.arguments.items()}
+    with quiet(), torch_private.fake_mode(symbolic=True):
+        call = _Asker(form, overload).ask(other)
+    if call is None:
+        return False
+    return all(s.dtype == "float64" for r in call.results for s in each(r)) and other != base.arguments
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_wide, value))
+    return Seen("float64", value.shape, value.device) if isinstance(value, Seen) else value
+
+
+class _Asker:
+    def __init__(self, form: Form, overload: Overload) -> None:
+        self.form, self.overload, self.left, self.reason = form, overload, MOST_TRIES, ""
+
+    def ask(self, arguments: Mapping[str, Any]) -> Call | None:
+        """The call with fakes of these arguments, None if it is refused."""
+        if self.left <= 0:
+            return None
+        self.left -= 1
+        try:
+            values = {name: _fake(v) for name, v in arguments.items()}
+            positional = [values[a.name] for a in self.form.arguments if not a.keyword_only]
+            named = {a.name: values[a.name] for a in self.form.arguments if a.keyword_only}
+            with torch.no_grad():
+                result = self.overload(*positional, **named)
+            results = call_of(self.overload._schema, (), {}, result).results
+        except REFUSALS as e:
+            if isinstance(e, NotImplementedError) or type(e).__name__ == "UnsupportedOperatorException":
+                self.left, self.reason = 0, "no meta kernel"
+                return None
+            self.reason = f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"[:160]
+            return None
+        return Call({n: _bare(v) for n, v in arguments.items()}, results)
+
+    def first(self) -> Call | None:
+        """A call that is accepted: the same rank for all tensors, then every combination of ranks."""
+        scalars = {a.name: _scalar(a.kind, a.default) for a in self.form.arguments if not a.tensor}
+        if any(v is ... for v in scalars.values()):
+            return None
+        tensors = [a for a in self.form.arguments if a.tensor]
+        same = [(r,) * len(tensors) for r in RANKS]
+        mixed = [] if len(tensors) > 4 else list(product(RANKS, repeat=len(tensors)))
+        for ranks, size in product([*same, *(m for m in mixed if m not in same)], SIZES[:2]):
+            for dtype in ("float32", "int64"):
+                given = {a.name: _of_rank(a.kind, r, size, dtype) for a, r in zip(tensors, ranks, strict=True)}
+                if (call := self.ask({a.name: {**scalars, **given}[a.name] for a in self.form.arguments})) is not None:
+                    return call
+            if self.left < MOST_TRIES // 2:
+                return None
+        return None
+
+    def ranks(self, base: Call, answers: Probed) -> None:
+        """For each tensor the ranks that it may have while the others stay as they are."""
+        for name, value in base.arguments.items():
+            if not isinstance(value, Seen):
+                continue
+            taken = {len(value.shape)}
+            for rank in RANKS:
+                other = Seen(value.dtype, (value.shape[0] if value.shape else 6,) * rank, value.device)
+                if rank not in taken and (call := self.ask({**base.arguments, name: other})) is not None:
+                    taken.add(rank)
+                    answers.calls.append(call)
+            answers.ranks[name] = taken
+
+    def vary(self, base: Call, answers: Probed) -> None:
+        """Change each int and each size alone, then sizes that were refused together."""
+        stuck: list[Slot] = []
+        for index, others in enumerate(_other_ints(base)):
+            answers.calls += [c for c in [self.ask(others)] if c is not None and index < MOST_TRIES // 4]
+        for slot in _slots(base):
+            changed = [self.ask(_grown(base, (slot,), step)) for step in STEPS]
+            answers.calls += [c for c in changed if c is not None]
+            if changed[0] is None:
+                stuck.append(slot)
+        for group in self._groups(base, stuck):
+            if any(tied & group for tied in answers.ties) and len(group) == 2 and self._known(group, answers):
+                continue
+            changed = [self.ask(_grown(base, tuple(group), step)) for step in STEPS]
+            if changed[0] is not None:
+                answers.ties.append(group)
+                answers.calls += [c for c in changed if c is not None]
+        tied = {slot for group in answers.ties for slot in group}
+        answers.fixed = {slot for slot in stuck if slot not in tied} if self.left > 0 else set()
+
+    def _known(self, group: frozenset[Slot], answers: Probed) -> bool:
+        return any(group <= tied for tied in answers.ties)
+
+    def _groups(self, base: Call, stuck: Sequence[Slot]) -> Iterator[frozenset[Slot]]:
+        """Pairs of the same size, then all of a size, then all of a size of several arguments' same axis."""
+        by_size: dict[int, list[Slot]] = {}
+        for slot in stuck:
+            by_size.setdefault(_size(base, slot), []).append(slot)
+        for slots in by_size.values():
+            yield from (frozenset(pair) for pair in combinations(slots, 2))
+        for slots in by_size.values():
+            by_axis: dict[int, list[Slot]] = {}
+            for slot in slots:
+                by_axis.setdefault(slot[1], []).append(slot)
+            yield from (frozenset(s) for s in by_axis.values() if len(s) > 2)
+            if len(slots) > 2:
+                yield frozenset(slots)
+
+
+def _slots(call: Call) -> list[Slot]:
+    return [(n, axis) for n, v in call.arguments.items() if isinstance(v, Seen) for axis in range(len(v.shape))]
+
+
+def _size(call: Call, slot: Slot) -> int:
+    seen: Seen = call.arguments[slot[0]]
+    return seen.shape[slot[1]]
+
+
+def _grown(call: Call, slots: Sequence[Slot], step: int) -> dict[str, Any]:
+    """The arguments with larger sizes at ``slots``."""
+    arguments = dict(call.arguments)
+    for name, axis in slots:
+        seen: Seen = arguments[name]
+        shape = tuple(n + step if i == axis else n for i, n in enumerate(seen.shape))
+        arguments[name] = Seen(seen.dtype, shape, seen.device)
+    return arguments
+
+
+def _other_ints(call: Call) -> Iterator[dict[str, Any]]:
+    """The arguments with another value for one int, or for one element of a list of ints."""
+    for name, value in call.arguments.items():
+        if type(value) is int:
+            yield from ({**call.arguments, name: value + step} for step in (1, 3))
+        elif isinstance(value, (tuple, list)) and value and all(type(v) is int for v in value):
+            yield from (
+                {**call.arguments, name: tuple(v + (i == k) for i, v in enumerate(value))} for k in range(len(value))
+            )
+
+
+def _of_rank(kind: str, rank: int, size: int, dtype: str) -> Any:
+    if kind.endswith("?"):
+        return None
+    seen = Seen(dtype, (size,) * rank, "cpu")
+    return (seen, seen) if "[" in kind else seen
+
+
+def _scalar(kind: str, default: str | None) -> Any:
+    """A value of a scalar argument; ``...`` if there is none to try."""
+    if default is not None:
+        return _evaluated(default)
+    if kind.endswith("?"):
+        return None
+    element, bracket, length = kind.partition("[")
+    if element not in SCALARS:
+        return ...
+    count = length.rstrip("]")
+    return [SCALARS[element]] * (int(count) if count else 2) if bracket else SCALARS[element]
+
+
+def _evaluated(source: str) -> Any:
+    names: dict[str, Callable[..., Any] | Any] = {"torch": torch, "inf": float("inf"), "nan": float("nan")}
+    return eval(source, names)  # the default of a schema, printed by us
+
+
+def _fake(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_fake(v) for v in value]
+    if not isinstance(value, Seen):
+        return value
+    return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device=value.device)
+
+
+def _bare(value: Any) -> Any:
+    """Without the range of the values, which no fake has."""
+    if isinstance(value, tuple):
+        return tuple(map(_bare, value))
+    return Seen(value.dtype, value.shape, value.device) if each(value) else value

@@ -1,0 +1,143 @@
+"""The sizes and dtypes of results, from calls: an expression of the dims, a bound, or what the reference gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import combinations, permutations, product
+from typing import Any
+
+from shiplap.declare.dim_expression import Expr
+from shiplap.scaffold.calls import Call, Seen
+from shiplap.scaffold.dims import Dims, environments, plain_name
+from shiplap.scaffold.schema import Form
+
+MOST_NAMES = 10  # dims and ints that expressions of several are made of
+DATA = -1
+Rows = Sequence[tuple[Call, Mapping[str, Any]]]
+
+
+@dataclass
+class Sizes:
+    """The dims of each result, None where no declaration of the sizes is known; new dims with their bounds."""
+
+    shapes: list[tuple[str, ...] | None] = field(default_factory=list)
+    bounds: dict[str, str] = field(default_factory=dict)
+    where: list[str] = field(default_factory=list)
+
+
+def sizes_of(form: Form, dims: Dims, recorded: Sequence[Call], probed: Sequence[Call]) -> Sizes:
+    """An expression for each size of each result that holds in all calls."""
+    rows = environments(dims, [*recorded, *probed])
+    sizes_found = Sizes()
+    names = list(dict.fromkeys((*dims.slots, *dims.scalars)))
+    for index, result in enumerate(form.results):
+        if result.alias or result.kind != "Tensor" or not rows:
+            sizes_found.shapes.append(None)
+            sizes_found.where.append("")
+            continue
+        shape, where = _shape(index, names, rows, sizes_found.bounds, dims, seen=bool(probed))
+        sizes_found.shapes.append(shape)
+        sizes_found.where.append(where)
+    return sizes_found
+
+
+def _shape(
+    index: int, names: Sequence[str], rows: Rows, bounds: dict[str, str], dims: Dims, *, seen: bool
+) -> tuple[tuple[str, ...] | None, str]:
+    shapes = [c.results[index].shape for c, _ in rows if isinstance(c.results[index], Seen)]
+    if len(shapes) != len(rows) or len({len(s) for s in shapes}) != 1:
+        return None, "a rank that varies" if shapes else "no tensor in a call"
+    texts, notes = [], []
+    for axis in range(len(shapes[0])):
+        sizes = [s[axis] for s in shapes]
+        text = _expression(sizes, names, rows) if DATA not in sizes else None
+        if text is None:
+            known = _few([s for s in sizes if s != DATA])
+            if DATA in sizes or not seen:  # what a meta kernel knows does not depend on data
+                text = _bounded(sizes, names, rows, bounds, dims, data=DATA in sizes)
+            if text is None:
+                return None, f"no expression gives size {axis}: {known}"
+            notes.append(f"{text} depends on data" + f": {known}" * bool(known))
+        texts.append(text)
+    return tuple(texts), "; ".join(notes)
+
+
+def _few(sizes: Sequence[int]) -> str:
+    different = sorted(set(sizes))
+    return ", ".join(map(str, different[:4])) + ", ..." * (len(different) > 4)
+
+
+def _expression(sizes: Sequence[int], names: Sequence[str], rows: Rows) -> str | None:
+    """The simplest expression that has these values; a number only where other sizes varied, or none is a name."""
+    different = len(set(sizes)) > 1
+    varied = any(len({env[n] for _, env in rows}) > 1 for n in names if "[" not in n)
+    for text in _candidates(names, sizes[0] if varied or not names else None, deep=different):
+        try:
+            expr = _parsed(text)
+            if all(expr(dict(env)) == size for size, (_, env) in zip(sizes, rows, strict=True)):
+                return text
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            continue
+    return None if different else str(sizes[0])
+
+
+def _candidates(names: Sequence[str], constant: int | None, *, deep: bool) -> Iterator[str]:
+    yield from names
+    if constant is not None:
+        yield str(constant)
+    if not deep:
+        return
+    yield from _windows(names)
+    names = names[:MOST_NAMES]
+    yield from (f"{a}*{b}" for a, b in combinations(names, 2))
+    yield from (f"{a}+{b}" for a, b in combinations(names, 2))
+    yield from (f"{a}{op}{k}" for a in names for op in "*+-" for k in (1, 2, 3, 4) if op != "*" or k > 1)
+    yield from (f"{a}//{k}" for a in names for k in (2, 3, 4, 8))
+    yield from (f"cdiv({a},{k})" for a in names for k in (2, 3, 4, 8, 16, 32, 64, 128))
+    for a, b in permutations(names, 2):
+        yield from (f"{a}//{b}", f"cdiv({a},{b})", f"{a}-{b}", f"{a}-{b}+1", f"{a}+{b}-1")
+    yield from (f"{a}*{b}*{c}" for a, b, c in combinations(names, 3))
+
+
+@lru_cache(4096)
+def _parsed(text: str) -> Expr:
+    return Expr.parse(text, "draft")
+
+
+def _windows(names: Sequence[str]) -> Iterator[str]:
+    """What a convolution or a pooling leaves of a size, from arguments with the usual names."""
+
+    def called(*parts: str) -> list[str]:
+        return [n for n in names if any(p in n for p in parts)]
+
+    strides, pads, spreads = called("stride"), called("pad"), called("dil")
+    taps = [*called("kernel", "ksize"), *(n for n in names if n not in (*strides, *pads, *spreads))]
+    if not strides and not pads:
+        return
+    for size, tap in permutations(dict.fromkeys(taps), 2):
+        for pad, spread, stride in product(pads or [""], spreads or [""], strides or [""]):
+            padded = f"{size}+2*{pad}" if pad else size
+            left = f"{padded}-{spread}*({tap}-1)-1" if spread else f"{padded}-{tap}"
+            yield f"({left})//{stride}+1" if stride else f"{left}+1"
+
+
+def _bounded(
+    sizes: Sequence[int], names: Sequence[str], rows: Rows, bounds: dict[str, str], dims: Dims, *, data: bool
+) -> str | None:
+    """A new dim with the tightest bound of those that hold in all calls."""
+    known = [(size, env) for size, (_, env) in zip(sizes, rows, strict=True) if size != DATA]
+    options = [*names, *(f"{a}*{b}" for a, b in combinations([n for n in names if n in dims.slots], 2))]
+    holding = []
+    for text in options:
+        values = [_parsed(text)(dict(env)) for _, env in (known or [(0, env) for _, env in rows])]
+        if all(type(v) is int for v in values) and all(s <= v for (s, _), v in zip(known, values, strict=False)):
+            holding.append((sum(v for v in values if isinstance(v, int)), text))
+    if not holding or not (data or len(known) > 1):
+        return None
+    taken = {*dims.slots, *dims.scalars, *bounds, *rows[0][0].arguments}
+    name = next(c for c in ("m", "k", "kept", *(f"kept{i}" for i in range(100))) if c not in taken)
+    assert plain_name(name)
+    bounds[name] = min(holding)[1]
+    return name

@@ -1,0 +1,119 @@
+"""A builder of samples with the ranges of recorded calls, as source lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from shiplap.scaffold.calls import Call, Seen, each
+from shiplap.scaffold.dims import Dims, environments, plain_name, ranges
+from shiplap.scaffold.schema import Field, Form
+
+
+def sampler_of(form: Form, dims: Dims, recorded: Sequence[Call]) -> list[str]:
+    """The body of ``fn(rng, sizes, dtype, device)``. Empty where one of the arguments cannot be built."""
+    lines, made = [], []
+    for a in form.arguments:
+        if not a.tensor:
+            made.append(f'sizes["{a.name}"]')
+            continue
+        values = _values(a, dims, recorded)
+        if values is None:
+            return []
+        lines.append(f"{a.name} = {values}")
+        made.append(a.name)
+    return [*lines, f"return {', '.join(made)}{',' * (len(made) == 1)}"] if lines else []
+
+
+def _values(a: Field, dims: Dims, recorded: Sequence[Call]) -> str | None:
+    seen = [s for c in recorded for s in each(c.arguments.get(a.name))]
+    shape = dims.shapes.get(a.name)
+    if a.optional and not seen:
+        return "None"
+    if a.many or shape is None or not seen:
+        return None
+    if fields := _fields(a.name, dims, recorded):
+        return fields
+    low, high = ranges(recorded, a.name)
+    return _drawn(_sizes(shape), seen[0].dtype, low, high, _limit(a.name, dims, recorded, _highest))
+
+
+def _sizes(shape: Sequence[str]) -> str:
+    return f"({', '.join(map(_size, shape))}{',' * (len(shape) == 1)})"
+
+
+def _fields(name: str, dims: Dims, recorded: Sequence[Call]) -> str:
+    """Values of a matrix column by column, where one has whole numbers: the image of a box, say. Empty for others."""
+    shape, calls = dims.shapes[name] or (), [s for c in recorded for s in each(c.arguments.get(name)) if s.shape[0]]
+    count = int(shape[1]) if len(shape) == 2 and shape[1].isdigit() else 0
+    if not count or not calls or any(len(s.columns) != count for s in calls):
+        return ""
+    columns = list(zip(*(s.columns for s in calls), strict=True))
+    whole = [all(c.whole for c in column) for column in columns]
+    if not any(whole):
+        return ""
+    drawn = []
+    for at, column in enumerate(columns):
+        low, high = min(c.low for c in column), max(c.high for c in column)
+        dtype = "int64" if whole[at] else "float32"
+        limit = _limit(name, dims, recorded, partial(_highest_of, at))
+        drawn.append(_drawn(_sizes(shape[:1]), dtype, low, high, limit, moved=f".to(torch.{calls[0].dtype})"))
+    return f"torch.stack([{', '.join(drawn)}], 1).to(device)"
+
+
+def _size(text: str) -> str:
+    return f'sizes["{text}"]' if plain_name(text) else text
+
+
+def _drawn(
+    size: str, dtype: str, low: float | None, high: float | None, limit: str | None, moved: str | None = None
+) -> str:
+    """An expression for values from ``low`` to ``high``, or below the size ``limit``, on the device or ``moved``."""
+    to = moved if moved is not None else ".to(device)"
+    if dtype == "bool":
+        return f"(torch.rand({size}, generator=rng) < 0.5){to}"
+    if dtype.startswith(("int", "uint")):
+        top = limit or str(int(high or 0) + 1)
+        return f"torch.randint({int(low or 0)}, {top}, {size}, generator=rng, dtype=torch.{dtype}){to}"
+    to = moved if moved is not None else f".to(device, torch.{dtype})"
+    if dtype.startswith(("float", "bfloat")) and low is not None and high is not None:
+        spread, start = _round(high - low) or 1.0, _round(low)
+        shift = f" + {start!r}" if start > 0 else f" - {-start!r}" if start < 0 else ""
+        return f"(torch.rand({size}, generator=rng) * {spread!r}{shift}){to}"
+    return f"torch.randn({size}, generator=rng){to}"
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _highest(seen: Seen) -> float | None:
+    return seen.high
+
+
+def _highest_of(column: int, seen: Seen) -> float | None:
+    return seen.columns[column].high if seen.columns else None
+
+
+def _limit(name: str, dims: Dims, recorded: Sequence[Call], highest: Callable[[Seen], float | None]) -> str | None:
+    """What the values of an index stay below: the dim that they came within a quarter of in all calls. If none, what
+    was recorded, and no size that was larger in each call, since it may be an index into any of those.
+    """
+    tops: list[tuple[float, dict[str, Any]]] = []
+    for call, env in environments(dims, recorded):
+        value = call.arguments.get(name)
+        if isinstance(value, Seen) and (high := highest(value)) is not None:
+            tops.append((high, dict(env)))
+    most = max((top for top, _ in tops), default=-1.0)
+    if most < 0:
+        return None
+    own = set(dims.shapes.get(name) or ())
+    larger = [
+        d for d in dims.slots if all(top < env[d] for top, env in tops) and (d not in own or len(dims.slots) == 1)
+    ]
+    close = [d for d in larger if all(env[d] <= 4 * (top + 1) for top, env in tops)] if most >= 1 else []
+    if close:
+        return f'sizes["{min(close, key=lambda d: (sum(env[d] for _, env in tops), d))}"]'
+    bounds = [str(int(most) + 1), *(f'sizes["{d}"]' for d in larger)]
+    return f"min({', '.join(bounds)})" if larger else None

@@ -1,0 +1,162 @@
+"""``Signature`` → the source of a declaration draft. What nobody can know yet is a line marked FILL, never a guess."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shiplap.scaffold.signature import Parameter, Signature
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What to declare, and where it comes from: ``decorator`` ``"op"`` wraps a function, ``"adopt"`` a torch op."""
+
+    origin: str
+    namespace: str
+    decorator: str
+    signatures: Sequence[Signature]
+    imports: str = ""
+    call: str = ""
+    by: str = "shiplap init"
+
+
+def render(draft: Draft) -> str:
+    """The file: imports and one drafted op per signature. It imports, and every call of it raises SL113."""
+    names = _names(draft)
+    bodies = [_op(draft, s, n) for s, n in zip(draft.signatures, names, strict=True)]
+    text = "\n\n\n".join(["\n".join(_head(draft)), *bodies]) + "\n"
+    ast.parse(text)  # a draft that does not parse is our defect, not the reader's
+    return text
+
+
+def fill_lines(text: str) -> list[dict[str, object]]:
+    """``{"line", "fill"}`` for each line that is still to be filled in."""
+    marks = ((number, line.partition("FILL: ")) for number, line in enumerate(text.splitlines(), 1))
+    return [{"line": number, "fill": what.rstrip('"')} for number, (_, mark, what) in marks if mark]
+
+
+def _names(draft: Draft) -> list[str]:
+    """Python names, one per overload."""
+    names: list[str] = []
+    for signature in draft.signatures:
+        name = signature.name + "_" * keyword.iskeyword(signature.name)
+        count = sum(n == name or n.startswith(f"{name}_") for n in names)
+        names.append(f"{name}_{count + 1}" if count else name)
+    return names
+
+
+def _head(draft: Draft) -> list[str]:
+    types = " ".join(t for s in draft.signatures for t in (*(p.type for p in s.parameters), *(s.returns or ())))
+    classes = sorted({"Float", *re.findall(r"(\w+)\[Tensor,", types)})
+    source = f"{draft.imports}\n" if draft.imports else ""
+    return [
+        f'"""Drafted by `{draft.by}` from {draft.origin}.',
+        "",
+        f"Work through the lines marked FILL, then write sl.{draft.decorator} in place of unfinished. Until then every",
+        "call raises SL113.",
+        '"""',
+        "",
+        f"{source}from jaxtyping import {', '.join(classes)}  # FILL: the dtype classes that you use: Int32, Bool, ...",
+        "from torch import Tensor",
+        "",
+        f"import shiplap as sl  # noqa: F401 - for sl.{draft.decorator}",
+        "from shiplap.scaffold import unfinished",
+        "from shiplap.errors import error",
+    ]
+
+
+def _op(draft: Draft, signature: Signature, name: str) -> str:
+    qualified = f"{draft.namespace}::{signature.name if draft.decorator == 'adopt' else name}"
+    parameters = _defaults(signature.parameters)
+    lines = [f"# {line}" for line in signature.text.splitlines()]
+    if name != signature.name and draft.decorator == "op":
+        lines.append("# FILL: an op has one signature; give this overload a name of its own")
+    lines += [*_decorator(draft, qualified, parameters, signature), f"def {name}("]
+    for index, p in enumerate(parameters):
+        if p.keyword_only and not (index and parameters[index - 1].keyword_only):
+            lines.append("    *,")
+        lines.append(_argument(p))
+    lines += [
+        _result(signature.returns),
+        '    """FILL: one sentence: what it computes, shapes, units."""',
+        "    # FILL: the reference in plain PyTorch, slow and obviously right",
+        f'    raise error("SL113", where="{qualified}, reference")',
+    ]
+    return "\n".join(lines + (_kernel(draft, name, parameters) if draft.call else []))
+
+
+def _decorator(draft: Draft, qualified: str, parameters: Sequence[Parameter], signature: Signature) -> list[str]:
+    written = [p.name for p in parameters if p.written]
+    known = draft.decorator == "adopt"  # a torch schema says what is written
+    mutates = f", mutates=({', '.join(map(repr, written))},)".replace("'", '"') if written else ""
+    if known:
+        return [f'@unfinished("{qualified}"{mutates})  # FILL: sl.adopt, when the rest is done']
+    must = "; it returns nothing, so there is one" if signature.returns == () else ""
+    return [
+        f'@unfinished("{qualified}", mutates=())  # FILL: arguments that it writes to{must}; then sl.op',
+    ]
+
+
+def _defaults(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """Drop defaults that are not literals, and those before them: Python wants them last."""
+    positional = [p for p in parameters if not p.keyword_only]
+    keep = len(positional)
+    while keep and positional[keep - 1].default not in (None, "..."):
+        keep -= 1
+    kept = {p.name for p in positional[keep:]} | {p.name for p in parameters if p.keyword_only}
+    return [
+        p
+        if p.name in kept and p.default != "..."
+        else Parameter(
+            p.name, p.type, p.original + (f" = {p.default}" if p.default else ""), None, p.keyword_only, p.written
+        )
+        for p in parameters
+    ]
+
+
+def _argument(p: Parameter) -> str:
+    default = "" if p.default is None else f" = {p.default}"
+    dropped = p.original.partition(" = ")[2]
+    if p.type == "object":
+        was = f"it was {p.original}: " if p.original else ""
+        fill = f"  # FILL: {was}a tensor with dims, int, float, bool, str or a list of them"
+    elif p.open:
+        fill = '  # FILL: dtype and dims, such as Float[Tensor, "n c"]'
+    else:
+        fill = f"  # FILL: its default was {dropped}, which is no literal" if dropped == "..." else ""
+        fill = fill or (f"  # FILL: its default was {dropped}" if dropped else "")
+    return f"    {p.name}: {p.type}{default},{fill}"
+
+
+def _result(returns: tuple[str, ...] | None) -> str:
+    if returns == ():
+        return ") -> None:"
+    if returns is None:
+        return ") -> Tensor:  # FILL: what it returns; the signature does not say"
+    kind = returns[0] if len(returns) == 1 else f"tuple[{', '.join(returns)}]"
+    if not any(Parameter("", r).open for r in returns):
+        return f") -> {kind}:"
+    what = "dims of the inputs, or bounds= for a size that depends on data"
+    if any(r != "Tensor" and Parameter("", r).open for r in returns):
+        what = f"fresh tensors only, a fixed number of them; {what}"
+    return f") -> {kind}:  # FILL: {what}"
+
+
+def _kernel(draft: Draft, name: str, parameters: Sequence[Parameter]) -> list[str]:
+    """A launcher that calls the drafted-from function. It returns fresh outputs, which shiplap checks."""
+    arguments = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in parameters)
+    signature = ", ".join(
+        ("*, " if p.keyword_only and not (i and parameters[i - 1].keyword_only) else "") + p.name
+        for i, p in enumerate(parameters)
+    )
+    return [
+        "",
+        "",
+        f'@{name}.kernel("cpu", name="{draft.call}")  # FILL: the device type that it runs on',
+        f"def _({signature}):",
+        f"    return {draft.call}({arguments})",
+    ]

@@ -1,0 +1,264 @@
+"""Sharding rules from a declaration: its named dims say what could be cut, and its reference says what may.
+
+A dim that an output has is cut there, too; over one that no output has, an output may be a sum, a maximum or a minimum.
+Each such candidate is tried on samples with the reference in float64. What fails on one of them is no rule, and neither
+is what no sample could have refuted: the last part of a sum, or of a maximum, has to change the result of one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.binding import shape_of
+from shiplap.declare.sharding_rule import Part, ShardingRule
+from shiplap.declare.spec import Arg, Output, TensorType
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.run import reference64
+from shiplap.sampling.samples import Samples, other
+from shiplap.sampling.sizes import environment, search
+from shiplap.sharding.simulate import NotAdmitted, chunks, cut_size, merge, shards
+
+SEED = 20_261
+LARGEST = 1 << 20  # elements of a sample: a scalar of the call may be a size
+KEPT = 4096  # calls whose rules are kept
+WORLDS = (2, 3)
+LEFT_OUT: tuple[Part, ...] = ("sum", "max", "min")  # what an output without the dim may be, tried in order
+
+_known: dict[tuple[object, ...], tuple[ShardingRule, ...]] = {}
+
+
+def unknown(op: Op) -> str:
+    """Why no rule can be derived for any call of ``op``; empty if one may be."""
+    spec = op.spec
+    if spec.mutated:
+        return "it writes to its arguments"
+    if spec.dynamic:
+        return "its sizes depend on data"
+    if any(a.many for a in spec.args):
+        return "it takes a list of tensors"
+    if spec.random or any(a.scalar == "Generator" for a in spec.args):
+        return "it draws random numbers"
+    if spec.traced or spec.view:
+        return "its results are not tensors of declared sizes"
+    return "" if spec.outputs else "it returns nothing"
+
+
+def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
+    """The rules for a call like this one, of whose tensors only the number of dims is looked at.
+
+    Those that ``op.sharding`` declares; else those of the declaration and the reference, which are derived once.
+    """
+    if op.shardings is not None:
+        return op.shardings
+    if unknown(op):
+        return ()
+    key = (op.identity, *(_form(op, a, v) for a, v in zip(op.spec.args, args, strict=True)))
+    rules = _known.get(key)
+    if rules is None:
+        rules = derive(op, samples_like(op, args))
+        if len(_known) >= KEPT:  # as of an op that gets another number in each call
+            _known.clear()
+        _known[key] = rules
+    return rules
+
+
+def _form(op: Op, arg: Arg, value: Any) -> object:
+    """What of an argument rules depend on: the number of dims of a tensor, which of those that broadcast are 1, and
+    scalars that are not sizes."""
+    if hasattr(value, "shape"):
+        repeated = arg.tensor is not None and bool(arg.broadcasts)
+        return (len(value.shape), *(size == 1 for size in value.shape)) if repeated else len(value.shape)
+    dims = {d.text for a in op.spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
+    return None if arg.name in dims else repr(value)  # NaN is no number to look up, and a list none to hash
+
+
+def derive(op: Op, cases: Sequence[Case]) -> tuple[ShardingRule, ...]:
+    """The rules that hold for all of ``cases``, which differ in sizes and values only."""
+    if unknown(op) or not cases:
+        return ()
+    rules, wholes = [], [sample for case in cases if (sample := _Sample.of(op, case)) is not None]
+    for candidate in _candidates(op, cases[0]):
+        settled = (_settled(variant, wholes) for variant in _variants(op, candidate, cases[0]))
+        rule = next((rule for rule in settled if rule is not None), None)
+        if rule is not None:
+            rules.append(rule)
+    return tuple(rules)
+
+
+def samples_like(op: Op, args: Sequence[Any]) -> list[Case]:
+    """Small samples that agree with a call in scalars, in which tensors are there and in the number of their dims.
+
+    Scalars that are sizes are free. Empty where the declaration admits no such sample that was tried.
+    """
+    spec, samples = op.spec, Samples(op, SEED)
+    pairs = list(zip(spec.args, args, strict=True))
+    dims = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
+    scalars = {a.name: v for a, v in pairs if a.scalar is not None and a.name not in dims}
+    sizes: dict[str, Any] = {}
+    repeated: dict[str, int] = {}
+    for arg, value in pairs:
+        for d in arg.tensor.dims if arg.tensor is not None and value is not None else ():
+            if d.kind == "variadic":
+                ndim = len(value.shape) - len(arg.tensor.dims) + 1 if arg.tensor is not None else 0
+                sizes[d.text] = (5, 4, 3, 2, 2, 2)[:ndim] if ndim <= 6 else (2,) * ndim
+        repeated |= dict.fromkeys(_ones(arg, value), 1)
+    absent = tuple(a.name for a, v in pairs if a.tensor is not None and v is None)
+    admitted = search(spec, sizes, scalars)
+    if admitted is None:
+        return []
+    recipe = samples.base.but(sizes=admitted[0] | repeated, scalars=admitted[1] | scalars, absent=absent)
+    small = {name: v for name, v in admitted[0].items() if type(v) is int and v}
+    grown = [{n: v * 2 + 1 for n, v in small.items()}]
+    if any("%" in str(e) for e in spec.requires):  # sizes that are still whole tiles when they are cut in two or three
+        grown.append({n: 6 * v for n, v in small.items()})
+    recipes = [r for r in (recipe, *(recipe.but(sizes=wanted) for wanted in grown)) if _numel(op, r) <= LARGEST]
+    made = [samples.make(r) for r in recipes]
+    cases = [case for case in made if case is not None]
+    return [*cases, *(other(op, case) for case in cases[:2])]
+
+
+def _ones(arg: Arg, value: Any) -> Iterator[str]:
+    """The dims of an argument that broadcast and are 1."""
+    if arg.tensor is not None and value is not None and arg.broadcasts:
+        fixed = [d for d in arg.tensor.dims if d.kind != "variadic"]
+        labels = [label for label in axes_of(arg.tensor, value.shape) if not label.startswith("*")]
+        yield from (d.text for d, label in zip(fixed, labels, strict=True) if d.of and not label)
+
+
+def _numel(op: Op, recipe: Recipe) -> float:
+    """The elements of all tensors of a call, without making one; infinitely many for what is not admitted."""
+    spec = op.spec
+    env = environment(spec, dict(recipe.sizes), dict(recipe.scalars))
+    if env is None:
+        return math.inf
+    env.setdefault("...", ())
+    given = [Output(a.name, a.tensor) for a in spec.tensors if a.tensor is not None and a.name not in recipe.absent]
+    sizes: list[int] = [math.prod(map(int, shape_of(each, env))) for each in (*given, *spec.outputs)]
+    return sum(sizes)
+
+
+def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
+    """A label for each axis: the name of its dim, ``*s[0]`` of a variadic one, and empty for what has no name and for
+    a size of 1 that broadcasts."""
+    labels: list[str] = []
+    for d in tensor.dims:
+        if d.kind == "variadic":
+            labels += [f"*{d.text}[{i}]" for i in range(len(shape) - len(tensor.dims) + 1)]
+        elif d.of:
+            labels.append(d.of if shape[len(labels)] != 1 else "")
+        else:
+            labels.append(d.text if d.kind == "name" else "")
+    return labels
+
+
+def _candidates(op: Op, case: Case) -> Iterator[ShardingRule]:
+    """One for each dim that could be cut: it stands once in a tensor, and no other size follows from it."""
+    spec, env = op.spec, case.env
+    given = [(a, v) for a, v in zip(spec.args, case.args, strict=True) if a.tensor is not None and v is not None]
+    labels = {a.name: axes_of(a.tensor, v.shape) for a, v in given if a.tensor is not None}
+    related = [(name, e) for name, e in spec.dims if name not in spec.broadcasts.values()]
+    bound = {name for name, _ in related} | {n for _, e in related for n in e.names} | {a.name for a in spec.scalars}
+    outs = [axes_of(o.tensor, (0,) * _ndim(o.tensor, env)) for o in spec.outputs]
+    for label in dict.fromkeys(label for axes in labels.values() for label in axes if label and label not in bound):
+        if any(axes.count(label) > 1 for axes in (*labels.values(), *outs)):
+            continue
+        inputs: list[tuple[str, Part]] = [(n, _place(axes, label)) for n, axes in labels.items()]
+        yield ShardingRule(label, tuple(inputs), tuple(_place(axes, label) for axes in outs))
+
+
+def _ndim(tensor: TensorType, env: dict[str, Any]) -> int:
+    return sum(len(env.get(d.text, ())) if d.kind == "variadic" else 1 for d in tensor.dims)
+
+
+def _place(axes: Sequence[str], label: str) -> Part:
+    return axes.index(label) if label in axes else "whole"
+
+
+def _variants(op: Op, rule: ShardingRule, case: Case) -> Iterable[ShardingRule]:
+    """``rule`` with each possible part of the outputs that lack the dim; and with one argument as a term of the sum."""
+    free = [i for i, part in enumerate(rule.outputs) if part == "whole"]
+    for choice in product(LEFT_OUT, repeat=len(free)) if len(free) < 3 else ():
+        outputs = list(rule.outputs)
+        for i, part in zip(free, choice, strict=True):
+            outputs[i] = part
+        # Of integers that count from the beginning of a tensor the largest is no result, though it may look like one.
+        if all(part == "sum" or _floating(op.spec.outputs[i].tensor) for i, part in zip(free, choice, strict=True)):
+            yield replace(rule, outputs=tuple(outputs))
+    if free and len(free) == len(rule.outputs):  # as a bias that is added once
+        values = dict(zip((a.name for a in op.spec.args), case.args, strict=True))
+        for name, part in rule.inputs:
+            if part == "whole" and values[name].is_floating_point():
+                inputs = tuple((n, "sum" if n == name else p) for n, p in rule.inputs)
+                yield replace(rule, inputs=inputs, outputs=tuple(LEFT_OUT[0] for _ in free))
+
+
+class _Sample:
+    """A case, and what the reference makes of it as a whole."""
+
+    def __init__(self, op: Op, case: Case) -> None:
+        self.op, self.args = op, case.args
+        self.whole: Sequence[Tensor] = reference64(op, case.args)
+
+    @classmethod
+    def of(cls, op: Op, case: Case) -> _Sample | None:
+        """None where the reference refuses the case: it is no sample then, and the call will fail by itself."""
+        try:
+            return cls(op, case)
+        except Exception:
+            return None
+
+    def agrees(self, rule: ShardingRule, sizes: Sequence[int]) -> tuple[bool, set[int]]:
+        """Whether the reference of the shards is the shard of the reference; outputs that the last shard changes."""
+        try:
+            parts = shards(self.op, rule, partial(reference64, self.op), self.args, sizes)
+            got = merge(rule.outputs, parts)
+            same = all(_same(g, w) for g, w in zip(got, self.whole, strict=True))
+            least = merge(rule.outputs, parts[:-1]) if len(parts) > 1 else got
+        except NotAdmitted:
+            raise
+        except Exception:
+            return False, set()
+        return same, {i for i, (g, w) in enumerate(zip(least, self.whole, strict=True)) if not _same(g, w)}
+
+
+def _floating(tensor: TensorType) -> bool:
+    return all(getattr(torch, name).is_floating_point for name in tensor.dtypes)
+
+
+def _settled(rule: ShardingRule, samples: Sequence[_Sample]) -> ShardingRule | None:
+    """``rule``, less empty shards if the reference has no answer for those. None if it fails, or nothing shows it."""
+    seen, empty, shown = 0, True, set[int]()
+    for sample in samples:
+        size = cut_size(sample.op, rule, sample.args)
+        if size is None:
+            return None
+        for sizes in [chunks(size, world) for world in WORLDS] + [[size, 0]]:
+            try:
+                same, changed = sample.agrees(rule, sizes)
+            except NotAdmitted:
+                continue
+            if not same and 0 not in sizes:
+                return None
+            empty = empty and same
+            seen += same and 0 not in sizes
+            shown |= changed if same else set()
+    return replace(rule, empty=empty) if seen and len(shown) == len(rule.outputs) else None
+
+
+def _same(got: Tensor, wanted: Tensor) -> bool:
+    if got.shape != wanted.shape:
+        return False
+    if not (wanted.is_floating_point() or wanted.is_complex()) or wanted.itemsize == 1:
+        return torch.equal(got.to(torch.float64), wanted.to(torch.float64))
+    tolerance = 1e-9 if wanted.itemsize >= 8 else 1e-4 if wanted.itemsize == 4 else 2e-2
+    return torch.allclose(got.to(wanted.dtype), wanted, rtol=tolerance, atol=tolerance, equal_nan=True)

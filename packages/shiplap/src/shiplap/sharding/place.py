@@ -1,0 +1,93 @@
+"""DTensor asks for the ways to cut a call of an op; this answers with the op's sharding rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.sharding_rule import Part, ShardingRule
+from shiplap.dispatch import Op
+from shiplap.errors import ShiplapError, error
+from shiplap.sharding.derive import known_rules, unknown
+from shiplap.sharding.simulate import NotAdmitted, chunks, cut_size, local_args
+from shiplap.torch_private import dtensor
+
+_registered: dict[str, tuple[object, ...]] = {}
+
+
+def register(op: Op) -> bool:
+    """Tell DTensor of ``op``. False if it knows this edition of it already."""
+    overloads = tuple({id(o): o for o in (op.overload, op.raw)}.values())
+    if _registered.get(op.spec.name) == overloads:
+        return False
+    scalars = [i for i, a in enumerate(op.spec.args) if a.scalar is not None]
+    first = scalars[0] if scalars else len(op.spec.args)
+    dtensor.register(overloads, first, lambda mesh, *args: _ways(op, mesh, args))
+    _registered[op.spec.name] = overloads
+    return True
+
+
+def _ways(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dtensor.Placements]:
+    """SL217 where a tensor is cut and nothing is known of the op; else the rules, and no cut at all."""
+    from torch.distributed.tensor import Replicate
+
+    args = op.spec.complete(given)
+    rules = known_rules(op, args)
+    cut = [a.name for a, v in zip(op.spec.args, args, strict=True) if not _is_whole(v)]
+    if not rules and cut:
+        why = unknown(op) or ("its declaration says so" if op.shardings is not None else "no dim of it may be cut")
+        got = f"{', '.join(cut)} cut or partial"
+        raise error("SL217", where=op.spec.name, got=got, expected=f"whole tensors: {why}")
+    ways = [([Replicate() for _ in op.spec.outputs], [_whole(v) for v in given])]
+    for rule in rules:
+        if all(_admitted(op, rule, args, world) for world in mesh):
+            inputs = dict(rule.inputs)
+            pairs = zip(op.spec.args, given, strict=False)
+            placed = [_placement(inputs.get(a.name, "whole")) if hasattr(v, "shape") else None for a, v in pairs]
+            ways.append(([_placement(part) for part in rule.outputs], placed))
+    return ways
+
+
+def _is_whole(value: Any) -> bool:
+    return all(p.is_replicate() for p in getattr(value, "placements", ()))
+
+
+def _whole(value: Any) -> Any:
+    return _placement("whole") if hasattr(value, "shape") else None
+
+
+def _placement(part: Part) -> Any:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if isinstance(part, int):
+        return Shard(part)
+    return Replicate() if part == "whole" else Partial(part)
+
+
+def _admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int) -> bool:
+    """Whether the declaration admits the shards of every rank, by their sizes."""
+    blank = tuple(_blank(v) for v in args)
+    size = cut_size(op, rule, blank)
+    if size is None:
+        return all(not isinstance(part, int) for _, part in rule.inputs)
+    sizes = chunks(size, world)
+    if 0 in sizes and not rule.empty:
+        return False
+    try:
+        for local in local_args(op, rule, blank, sorted(set(sizes))):
+            op.bind(local)
+    except (ShiplapError, NotAdmitted, RuntimeError):
+        return False
+    return True
+
+
+def _blank(value: Any) -> Any:
+    """A tensor of that shape and dtype without data."""
+    meta = getattr(value, "tensor_meta", None)
+    if meta is None:
+        return value
+    made: Tensor = torch.empty(tuple(meta.shape), dtype=meta.dtype, device="meta")
+    return made

@@ -1,0 +1,85 @@
+"""A mesh of ranks in one process: a call is cut as a rule says, each part runs, and the results are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.sharding_rule import Part, ShardingRule
+from shiplap.dispatch import Op
+from shiplap.errors import ShiplapError
+
+Run = Callable[[tuple[Any, ...]], Sequence[Tensor]]
+
+
+class NotAdmitted(Exception):
+    """The declaration does not admit a shard: its sizes break a precondition. That proves nothing against a rule."""
+
+
+def chunks(size: int, world: int) -> list[int]:
+    """The sizes of ``torch.chunk``, as DTensor cuts; ranks behind the last chunk have 0."""
+    step = -(-size // world)
+    return [max(0, min(step, size - rank * step)) for rank in range(world)]
+
+
+def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
+    """The arguments of each rank. ``sizes`` are those of its shard of everything that is cut."""
+    parts, starts = dict(rule.inputs), [0, *accumulate(sizes)]
+    return [
+        tuple(
+            _local(value, parts.get(a.name, "whole"), rank, starts[rank], size)
+            for a, value in zip(op.spec.args, args, strict=True)
+        )
+        for rank, size in enumerate(sizes)
+    ]
+
+
+def _local(value: Any, part: Part, rank: int, start: int, size: int) -> Any:
+    if not isinstance(value, Tensor) or part == "whole":
+        return value
+    if isinstance(part, int):
+        return value.narrow(part, start, size)
+    return value if rank == 0 else torch.zeros_like(value)
+
+
+def cut_size(op: Op, rule: ShardingRule, args: tuple[Any, ...]) -> int | None:
+    """The size of what is cut; None where nothing is, or two arguments disagree."""
+    parts = dict(rule.inputs)
+    pairs = [(v, parts.get(a.name)) for a, v in zip(op.spec.args, args, strict=True) if isinstance(v, Tensor)]
+    sizes = {v.shape[p] for v, p in pairs if isinstance(p, int) and p < v.dim()}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def shards(op: Op, rule: ShardingRule, run: Run, args: tuple[Any, ...], sizes: Sequence[int]) -> list[Sequence[Tensor]]:
+    """What each rank computes. NotAdmitted where a precondition of the declaration refuses the sizes of a shard."""
+    made = local_args(op, rule, args, sizes)
+    for local in made:
+        try:
+            op.bind(local)
+        except ShiplapError as e:
+            if e.id != "SL208":
+                raise
+            raise NotAdmitted(str(e.got)) from e
+    return [run(local) for local in made]
+
+
+def merge(parts: Sequence[Part], results: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The outputs of the whole call, from those of the ranks."""
+    return [_merged(part, list(column)) for part, column in zip(parts, zip(*results, strict=True), strict=True)]
+
+
+def _merged(part: Part, column: list[Tensor]) -> Tensor:
+    if isinstance(part, int):
+        return torch.cat(column, part)
+    if part == "whole":
+        return column[0]
+    if part == "sum":
+        total = column[0]
+        for term in column[1:]:
+            total = total + term
+        return total
+    return torch.stack(column).amax(0) if part == "max" else torch.stack(column).amin(0)

@@ -1,7 +1,0 @@
-"""What carries native code: wheels (``shiplap package`` and its build backend), and models as one ``.pt2``."""
-
-from shiplap.shipping.contents import Extras
-from shiplap.shipping.model import PackedModel, package_model
-from shiplap.shipping.wheel import Packed, Request, package
-
-__all__ = ["Extras", "Packed", "PackedModel", "Request", "package", "package_model"]

@@ -1,0 +1,280 @@
+"""The only module that touches private torch: one function per capability, with the versions it is known to work on.
+
+Verified means run in our own test suite. An unknown torch is not refused: the capability says so in ``shiplap env``,
+and its caller falls back to the public path.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shiplap.torch_private.versions import RELEASES, short
+
+__all__ = ["CAPABILITIES", "Capability"]
+
+_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"  # where torch reads the tag from in another process
+_SALT = re.compile(r"\+shiplap:[0-9a-f]*")
+
+
+@dataclass(frozen=True)
+class Capability:
+    """A use of private torch: its name, and what is used."""
+
+    name: str
+    uses: str
+
+    @property
+    def verified(self) -> tuple[str, ...]:
+        """The versions of torch on which the suite has shown that it works."""
+        return tuple(short(release) for release, unverified in RELEASES.items() if self.name not in unverified)
+
+    @property
+    def known(self) -> bool:
+        """Whether it was verified on the installed torch."""
+        return short(torch.__version__) in self.verified
+
+
+CAPABILITIES = (
+    Capability("autocast rules", "torch._C._ExcludeDispatchKeyGuard, Autocast dispatch keys"),
+    Capability(
+        "calls below autograd",
+        "torch._C._any_requires_grad, _is_any_autocast_enabled, peek_interpreter_stack, _is_compiling_flag",
+    ),
+    Capability(
+        "transforms of torch.func, forward-mode AD",
+        "torch._C._after_autograd_keyset, torch.autograd.function._SingleLevelFunction, forward_ad._current_level",
+    ),
+    Capability("calls past OpOverload.__call__", "torch._ops.OpOverload._op, torch._C._AutoDispatchBelowAutograd"),
+    Capability("redeclaring an op", "attributes of torch._ops._OpNamespace"),
+    Capability("cache key", "torch.compiler.config.cache_key_tag, and its default for other threads"),
+    Capability("symbolic fakes", "torch._subclasses.fake_tensor.FakeTensorMode"),
+    Capability("symbolic sizes", "torch.SymInt.node, ShapeEnv.bound_sympy, ShapeEnv.backed_var_to_val"),
+    Capability("data-dependent sizes", "torch._dynamo.config.capture_dynamic_output_shape_ops"),
+    Capability("storage identity", "torch.UntypedStorage._cdata"),
+    Capability("compile counters", "torch._dynamo.utils.counters, torch._dynamo.utils.compile_times"),
+    Capability("dynamic dims", "torch._dynamo.mark_dynamic"),
+    Capability("graph-break registry", "torch/_dynamo/graph_break_registry.json"),
+    Capability("abandoned captures", "torch._C._cuda_endAllocateToPool, _cuda_releasePool"),
+    Capability("tuning keys and guards", "torch._C._cuda_getDriverVersion, torch._C._current_graph_task_id"),
+    Capability("fused groups and reasons", "_inductor.config._post_fusion_custom_pass; logs fusion, output_code"),
+    Capability(
+        "Inductor on a generated device",
+        "torch._inductor.codegen.common.register_device_op_overrides, PythonWrapperCodegen",
+    ),
+    Capability("nested arguments", "torch.utils._pytree.tree_leaves, tree_map"),
+    Capability("operators of a graph", "torch._ops.OpOverload, its _schema and tags"),
+    Capability("device tests", "torch.testing._internal.common_device_type, common_methods_invocations.op_db"),
+    Capability("rewrites", "_inductor.config pre_grad_, joint_ and post_grad_custom passes, decompositions"),
+    Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records"),
+)
+
+
+def salt_compile_caches(salt: str) -> None:
+    """Make ``salt`` part of every Inductor and AOTAutograd cache key. It replaces an earlier salt; a user's tag stays.
+
+    Since torch 2.13 a setting holds in the thread that made it, and backwards are compiled in autograd's threads: the
+    salt becomes the tag of every thread that has none of its own.
+    """
+    config: Any = torch.compiler.config
+
+    with suppress(AttributeError, KeyError):  # without it the tag below is the public way, for this thread
+        entry = config._config["cache_key_tag"]
+        given = entry.env_value_default if isinstance(entry.env_value_default, str) else entry.default
+        entry.env_value_default = _SALT.sub("", given) + salt
+    if not config.cache_key_tag.endswith(salt):
+        config.cache_key_tag = _SALT.sub("", config.cache_key_tag) + salt
+
+
+def salt_workers() -> None:
+    """Let processes that compile for this one, and start from now on, have its tag of the compile caches.
+
+    Under that tag they name the file with the best config of a Triton kernel of Inductor's, and later processes look
+    for it. What a worker saved without the tag would be timed again by each of them.
+    """
+    os.environ[_TAG] = torch.compiler.config.cache_key_tag
+
+
+@contextmanager
+def fake_mode(symbolic: bool) -> Iterator[Any]:
+    """A FakeTensorMode. With ``symbolic``, the sizes of converted tensors become symbols."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with FakeTensorMode(shape_env=ShapeEnv() if symbolic else None, allow_non_fake_inputs=False) as mode:
+        yield mode
+
+
+def fakify(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
+    """``tensor`` as a fake of ``mode``; ``dynamic`` gives every dim a symbol."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim()) if dynamic else None
+    fake: torch.Tensor = mode.from_tensor(tensor, symbolic_context=context)
+    return fake
+
+
+def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
+    """The number that a fake's size stands for, given the values of data-dependent symbols. None if one is missing."""
+    if isinstance(size, int):
+        return size
+    env, expr = size.node.shape_env, size.node.expr
+    backed = getattr(env, "backed_var_to_val", None) or env.var_to_val  # renamed after 2.11
+    known = {s: backed[s] if s in backed else unbacked.get(str(s)) for s in expr.free_symbols}
+    if None in known.values():
+        return None
+    return int(expr.xreplace({s: _integer(v) for s, v in known.items()}))
+
+
+def _integer(value: Any) -> Any:
+    import sympy
+
+    return sympy.Integer(int(value))
+
+
+def size_symbol(size: Any) -> str:
+    """The name of a size that is one data-dependent symbol, else empty."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    lone = not isinstance(size, int) and size.node.expr.is_Symbol and free_unbacked_symbols(size)
+    return str(size.node.expr) if lone else ""
+
+
+def size_constant(size: Any) -> int | None:
+    """The value to which a symbolic size has been specialised by now, or None while it may still vary."""
+    if isinstance(size, int):
+        return size
+    expr = size.node.expr
+    return int(expr) if expr.is_number else None
+
+
+def size_range(size: Any) -> tuple[float, float]:
+    """Least and greatest value that a fake's size may take."""
+    if isinstance(size, int):
+        return size, size
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    return _number(bounds.lower, float("-inf")), _number(bounds.upper, float("inf"))
+
+
+def _number(value: Any, infinite: float) -> float:
+    return int(value) if value.is_Integer else infinite  # sympy's and torch's own infinities are not Integers
+
+
+def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors share one storage. The tensors may be fake."""
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
+@contextmanager
+def data_dependent_sizes() -> Iterator[None]:
+    """Let Dynamo keep ops whose output sizes depend on data in the graph, as users of such ops do."""
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        yield
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Tell Dynamo that ``tensor.shape[dim]`` varies, so that the first other size does not recompile."""
+    import torch._dynamo
+
+    torch._dynamo.mark_dynamic(tensor, dim)
+
+
+def graph_break_registry() -> Path | None:
+    """The file in which torch explains its graph breaks, found without importing the compiler. None if absent."""
+    path = Path(torch.__file__).parent / "_dynamo" / "graph_break_registry.json"
+    return path if path.is_file() else None
+
+
+@contextmanager
+def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[None]:
+    """Call ``emit(metadata, payload)`` for each event of the compiler's structured trace."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            metadata = getattr(record, "metadata", None)
+            if isinstance(metadata, dict):
+                emit(metadata, getattr(record, "payload", None) or "")
+
+    logger, handler = logging.getLogger("torch.__trace"), Handler(logging.DEBUG)
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)  # torch's own level; it is set only where TORCH_TRACE was seen
+    logger.propagate = False  # these records have no text; the program's log must not fill with them
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def abandon_capture(device: int, pool: Any) -> None:
+    """After a CUDA capture that could not be ended: the allocator and the generator leave it as well."""
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        with suppress(RuntimeError, AttributeError):  # torch got this far by itself
+            getattr(torch._C, name)(device, pool)
+    generator = torch.cuda.default_generators[device]
+    generator.graphsafe_set_state(generator.clone_state())  # a copy does not take itself for captured
+
+
+def reset_compiler() -> None:
+    """Forget compiled code and counters of this process."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch._dynamo.utils.clear_compilation_metrics()
+
+
+def forget_compile_threads() -> None:
+    """In a forked child: Inductor's threads stayed with the parent, and work that is given to their pool never runs."""
+    if (compiling := sys.modules.get("torch._inductor.async_compile")) is not None:
+        compiling.AsyncCompile.pool.cache_clear()
+
+
+@dataclass(frozen=True)
+class CompileCounts:
+    """What the compiler has counted since the last ``reset_compiler``."""
+
+    graphs: int
+    graph_breaks: int
+    recompiles: int
+    break_reasons: tuple[str, ...] = ()
+
+
+def compile_counts() -> CompileCounts:
+    """Graphs, graph breaks and recompiles, from Dynamo's own counters and per-compile metrics."""
+    from torch._dynamo.utils import counters, get_compilation_metrics
+
+    breaks = counters["graph_break"]
+    attempts = [str(m.compile_id) for m in get_compilation_metrics() if m.compile_id is not None]
+    forward = {i for i in attempts if "/" in i}
+    first = {i.split("/")[0] for i in forward}
+    return CompileCounts(
+        graphs=int(counters["stats"].get("unique_graphs", 0)),
+        graph_breaks=sum(breaks.values()),
+        recompiles=len({i.split("_")[0] for i in forward}) - len(first),
+        break_reasons=tuple(breaks),
+    )
+
+
+def cuda_driver_version() -> str:
+    """The newest CUDA version that the driver supports (``"13000"``). Empty if torch does not report it."""
+    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return str(ask()) if ask is not None else ""
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,24 @@
+"""What lets a process find the graphs and kernels that an earlier one has left in the caches of torch and Triton."""
+
+from __future__ import annotations
+
+import torch
+from torch._inductor import config
+
+from shiplap.torch_private import triton_assembler
+
+_CHECK = "torch._check"
+_CACHES_CHECKS = (2, 13)  # since then a graph that asserts something with torch._check is cached as it is
+
+
+def prepare() -> None:
+    """Make this process look for graphs and kernels under the keys of others. Called before compile caches are asked.
+
+    Triton's key holds the version of the assembler. Inductor puts torch's own into force once it compiles a kernel in
+    this process and not in a worker, which depends on what the caches have. It is put into force here instead.
+    """
+    triton_assembler.use_torchs()
+    marked = config.unsafe_marked_cacheable_functions
+    major, minor = torch.__version__.split(".")[:2]
+    if _CHECK not in marked and (int(major), int(minor)) < _CACHES_CHECKS:
+        config.unsafe_marked_cacheable_functions = {**marked, _CHECK: torch.__version__}

@@ -1,0 +1,213 @@
+"""Calls of an op without the Python that torch puts around them.
+
+Eager calls are counted in hundreds of nanoseconds, so the questions are torch's own C functions, asked one by one: a
+frame of Python costs as much as one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Module, Parameter
+from torch.nn.modules import module as modules
+from typing_extensions import ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from shiplap.torch_private.dispatcher_library import Overload
+
+__all__ = [
+    "P",
+    "R",
+    "ShortCut",
+    "allows_tf32",
+    "autocast_alone",
+    "builtin",
+    "in_code",
+    "is_compiling",
+    "is_dynamo_compiling",
+    "is_hooked",
+    "is_plain_call",
+    "is_recorded_call",
+    "is_zero",
+    "outside_autocast",
+    "untouched",
+    "without_gradients",
+]
+
+P = ParamSpec("P", default=...)  # of the function that an op was declared from
+R = TypeVar("R", bound=Tensor | Sequence[Tensor] | None, default=Any)
+
+compiler: Any = torch.compiler
+forward: Any = forward_ad
+allows_tf32: Callable[[], bool] = torch._C._get_cublas_allow_tf32
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+_PLAIN = frozenset((Tensor, Parameter))
+_SIMPLE = _PLAIN | {type(None), bool, int, float, str, list, tuple}  # of these none is a subclass of tensors
+functorch_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+is_zero: Callable[[Tensor], bool] = Tensor._is_zerotensor  # zeros that have no memory
+_KEYS: Any = torch._C.DispatchKey
+_quiet: Any = torch._C.DispatchKeySet(_KEYS.BackendSelect)
+_QUIET = frozenset((_quiet.raw_repr(), _quiet.add(_KEYS.ADInplaceOrView).raw_repr()))  # the first: inference mode
+_included: Callable[[], Any] = torch._C._dispatch_tls_local_include_set
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_any_global_hook: Callable[[], Any] = vars(modules)["_has_any_global_hook"]
+
+
+def untouched() -> bool:
+    """Whether no mode, tracer, functionalization or profiler of this thread has to see its calls (1 us).
+
+    Every one of these but the function modes and the profiler puts a dispatch key into force.
+    """
+    return _included().raw_repr() in _QUIET and not _function_modes() and not _profiled()
+
+
+def builtin(overload: Overload) -> Callable[..., Any]:
+    """The C function that ``overload`` calls and nothing else; ``overload`` itself where its call does more.
+
+    Modes, subclasses and tracers are seen to in C++ below it. Dynamo knows ``overload`` only.
+    """
+    if type(overload) is not torch._ops.OpOverload:
+        return overload
+    plain: Callable[..., Any] = getattr(overload._op, "plain", overload._op)  # torch_private/dispatcher_library.py
+    return plain
+
+
+def in_code(overload: Overload) -> Callable[..., Any]:
+    """What code that Inductor wrote calls for ``overload``, below autograd: that code records no gradients."""
+    if type(overload) is not torch._ops.OpOverload:
+        return overload
+    coded: Callable[..., Any] = getattr(overload._op, "coded", overload._op)  # torch_private/dispatcher_library.py
+    return coded
+
+
+def _transformed() -> bool:
+    """Whether a trace, autocast, torch.func or forward-mode AD (a level is open) has to see this thread's calls."""
+    if is_dynamo_compiling() or compiler._is_compiling_flag or any_autocast() or functorch_transform() is not None:
+        return True
+    return bool(forward._current_level >= 0)
+
+
+def is_compiling() -> bool:
+    """Whether a trace has to see this call."""
+    return bool(is_dynamo_compiling() or compiler._is_compiling_flag)
+
+
+def without_gradients(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Call ``overload``, which records nothing, with gradients off where no argument requires one.
+
+    Native code cannot ask a tensor whether it requires a gradient: it hands each call with gradients on to Python.
+    Lists are not looked into, so an op that takes lists of tensors is none to be called like this.
+    """
+    if is_dynamo_compiling() or compiler._is_compiling_flag:
+        overload(*args, **kwargs)
+    elif not is_grad_enabled() or any_requires_grad(*args, **kwargs):
+        builtin(overload)(*args, **kwargs)
+    else:
+        set_grad_enabled(False)
+        try:
+            builtin(overload)(*args, **kwargs)
+        finally:
+            set_grad_enabled(True)
+
+
+def is_hooked(module: Module) -> bool:
+    """Whether a call of ``module`` runs more than the ``forward`` of its class: hooks, or a ``forward`` of its own."""
+    own: Any = module
+    hooks = own._forward_hooks or own._forward_pre_hooks or own._backward_hooks or own._backward_pre_hooks
+    return bool(hooks or "forward" in own.__dict__ or _any_global_hook())
+
+
+def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether no gradient, autocast, transform or trace has to see this call: it may go below autograd."""
+    if _transformed():
+        return False
+    return not (torch.is_grad_enabled() and any_requires_grad(*args, **kwargs))
+
+
+def is_recorded_call(args: Sequence[Any]) -> bool:
+    """Whether autograd alone has to see this call of plain tensors."""
+    if _transformed() or not untouched():
+        return False
+    kinds = {*map(type, args)} - _PLAIN
+    return not kinds or not any(issubclass(kind, Tensor) for kind in kinds)
+
+
+_CASTING = {kind: torch._C.DispatchKeySet(getattr(_KEYS, f"Autocast{kind.upper()}")) for kind in ("cpu", "cuda")}
+
+
+def autocast_alone(args: Sequence[Any]) -> str | None:
+    """The device type whose autocast has to see this call of plain tensors, if nothing else does but autograd."""
+    if is_dynamo_compiling() or compiler._is_compiling_flag or functorch_transform() is not None:
+        return None
+    if forward._current_level >= 0 or not _SIMPLE.issuperset(map(type, args)) or not untouched():
+        return None
+    kinds = {value.device.type for value in args if isinstance(value, Tensor)}
+    kind = kinds.pop() if len(kinds) == 1 else ""  # of two device types, torch's dispatcher knows which comes first
+    return kind if kind in _CASTING and torch.is_autocast_enabled(kind) else None
+
+
+def outside_autocast(kind: str) -> Any:
+    """A context in which autocast of the device type ``kind`` sees no call, as in what autocast itself calls."""
+    return torch._C._ExcludeDispatchKeyGuard(_CASTING[kind])
+
+
+class ShortCut(Generic[P, R]):
+    """The call of an op: ``direct`` where nothing but a kernel has to see it, else ``through`` whoever has to.
+
+    Attributes:
+        separable: whether ``direct`` is below autograd and autocast, so that they are asked about here.
+        recorded: calls its first argument with the others, and records that for autograd. None where it takes more.
+        overload: the torch op, which is what a graph has of a call.
+    """
+
+    separable: bool
+    overload: Overload
+    direct: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
+    recorded: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
+
+    def through(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
+        """Any other call."""
+        raise NotImplementedError
+
+    def explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
+        """Raise what is wrong with a call that failed, if more can be said of it than ``cause`` does.
+
+        True where what was missing is there now, so that the call is to be tried once more.
+        """
+        raise NotImplementedError
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            # is_plain_call and is_recorded_call without their frames, and unpacking keywords that are rarely there. A
+            # declaration in another thread may change the attributes at any time: each is read once.
+            result: Tensor | tuple[Tensor, ...] | None
+            if is_dynamo_compiling():  # it traces each line of ours, at every call of an op
+                result = self.overload(*args, **kwargs)
+            elif (
+                kwargs
+                or compiler._is_compiling_flag
+                or (
+                    self.separable
+                    and (any_autocast() or functorch_transform() is not None or forward._current_level >= 0)
+                )
+            ):
+                result = self.through(args, kwargs)
+            elif not self.separable or not is_grad_enabled() or not any_requires_grad(*args):
+                result = self.direct(*args)
+            elif (recorded := self.recorded) is None or not _SIMPLE.issuperset(map(type, args)) or not untouched():
+                result = self.through(args, kwargs)
+            else:
+                result = recorded(self.direct, *args)
+            return result  # type: ignore[return-value] # it is what the declaration says
+        except (RuntimeError, TypeError) as e:
+            if self.explain(args, kwargs, e):
+                return self(*args, **kwargs)
+            raise

@@ -1,0 +1,280 @@
+"""``torch.library`` with types: what is registered together is held, and forgotten, together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch.library import Library
+
+from shiplap.torch_private.mark_mutated import writing
+
+if TYPE_CHECKING:
+    from torch._C import DispatchKeySet
+    from torch._ops import OpOverload
+
+Overload: TypeAlias = "OpOverload[..., Any]"  # a registered op: ``torch.ops.<namespace>.<name>.default``
+Keys: TypeAlias = "DispatchKeySet"
+Implementation: TypeAlias = Callable[..., Any]
+Refusal: TypeAlias = Callable[[Exception], Exception | None]
+
+
+_kept: list[Registrations] = []  # torch would free what is registered while another thread is calling it
+_COMPUTE = ("/CPU", "/CUDA", "Autograd", "AutogradCPU", "AutogradCUDA", "ImplicitAutograd", "ExplicitAutograd")
+_editions: dict[tuple[str, str], int] = {}
+
+
+def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
+    """``aten/name/key`` of torch's own operators that Python code implements anew where they compute.
+
+    Torch does so itself for tensors without data, and in some versions for a few operators of a GPU: ``own`` says
+    whether a file is one of those that may. Known to work on torch 2.11 to 2.15.
+    """
+    made = (k for k in torch.library._impls if k.startswith("aten/") and k.endswith(_COMPUTE))
+    return frozenset(k for k in made if not all(map(own, _files_of(k.split("/")[1]))))
+
+
+def _files_of(operator: str) -> list[str]:
+    """The Python files that registered something for an operator."""
+    return re.findall(r"registered at (\S+\.py):\d+", str(torch._C._dispatch_dump(f"aten::{operator}")))
+
+
+def numbered(name: str, edition: int) -> str:
+    """What torch calls ``name`` of the ``edition``-th schema that was declared for it in this process."""
+    base, dot, overload = name.partition(".")
+    return name if edition == 1 else f"{base}__{edition}{dot}{overload}"
+
+
+class Registrations:
+    """Ops of one namespace that belong together, and their implementations.
+
+    They stay until the process ends: torch does not know whether a thread is inside a call, and what it removes, it
+    frees. So the ops of another schema, the next ``edition``, have other names in torch, and
+    ``torch.ops.<namespace>.<name>`` is always the op that was defined last.
+    """
+
+    def __init__(self, namespace: str, edition: int = 1) -> None:
+        self.namespace, self.edition = namespace, edition
+        library: Any = Library  # torch gives it no types
+        self._library = library(namespace, "FRAGMENT")
+        self._refusals: dict[str, Refusal] = {}
+        self._defined: list[str] = []
+        self._above: dict[str, str] = {}
+        self._functions: list[Implementation] = []
+        _kept.append(self)
+
+    @classmethod
+    def of(cls, namespace: str, name: str) -> Registrations:
+        """Those of a schema that ``name`` has not had in this process."""
+        edition = _editions[namespace, name] = _editions.get((namespace, name), 0) + 1
+        return cls(namespace, edition)
+
+    def define(self, schema: str, tags: Sequence[torch.Tag] = ()) -> None:
+        """Define an op by its schema, which begins with its name."""
+        name, opening, rest = schema.partition("(")
+        self._defined.append(name)
+        self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
+
+    def _named(self, name: str) -> str:
+        return numbered(name, self.edition)
+
+    def overload(self, name: str) -> Overload:
+        """The op ``name``, or ``name.overload``. Torch looks for overloads once: all have to be defined by now."""
+        base, _, suffix = self._named(name).partition(".")
+        packet: Any = getattr(getattr(torch.ops, self.namespace), base)
+        overload: Overload = getattr(packet, suffix or "default")
+        refusal = self._refusals.get(name)
+        if refusal is None or hasattr(overload._op, "plain"):
+            return overload
+        if name in self._above:
+            above = self.overload(self._above[name])
+            self._wrap(overload, packet, _through_autograd(overload._op, refusal, above))
+            return overload
+        raw = next((below for below, above in self._above.items() if above == name and not suffix), None)
+        if any("Tensor[]" in str(each) or "Tensor?[]" in str(each) for each in overload._schema.arguments):
+            raw = None  # to look for gradients in every list would be too slow
+        if raw is not None:
+            lower = getattr(getattr(torch.ops, self.namespace), self._named(raw).partition(".")[0])
+            short: Implementation = getattr(lower, raw.partition(".")[2])._op
+            short = getattr(short, "plain", short)
+            written = [
+                i
+                for i, a in enumerate(overload._schema.arguments)
+                if a.alias_info is not None and a.alias_info.is_write
+            ]
+            short = writing(short, written) if written else short
+        for each in (overload,) if suffix else (packet, overload):
+            told = _with_own_errors(each._op, refusal) if raw is None else _below_autograd(each._op, refusal, short)
+            self._wrap(each, packet, told)
+        return overload
+
+    def _wrap(self, op: Any, packet: Any, function: Implementation) -> None:
+        """Calls of ``op`` are calls of ``function``."""
+        op._op = function
+        self._functions.append(function)  # TorchScript knows functions by their id
+        torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
+
+    def show(self, name: str, above: str) -> None:
+        """``name`` is the part of ``above`` below autograd: modes, tensor subclasses and graphs are shown ``above``."""
+        self._above[name] = above
+
+        def shown(keys: Keys, *args: Any, **kwargs: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.overload(above).redispatch(keys, *args, **kwargs)
+
+        self._library.impl(self._named(name), shown, "Python", with_keyset=True)
+
+    def tell(self, name: str, refusal: Refusal) -> None:
+        """Callers of ``name`` get the error that ``refusal`` knows to be behind a RuntimeError of native code."""
+        self._refusals[name] = refusal
+
+    def publish(self) -> None:
+        """``torch.ops.<namespace>.<name>`` is the op of this edition from now on, for all that it defines."""
+        namespace = getattr(torch.ops, self.namespace)
+        for name in self._defined if self.edition > 1 else ():
+            base, _, suffix = name.partition(".")
+            packet = getattr(namespace, self._named(base))
+            if not suffix:
+                setattr(namespace, name, packet)
+            elif base not in self._defined:  # one of several ops of a name: the others stay what they are
+                setattr(getattr(namespace, base), suffix, getattr(packet, suffix))
+
+    def renewed(self, name: str) -> Overload:
+        """The op ``name`` as another Python object of the same registration: code compiled for the one before, which
+        is guarded by identity, is not used for it. This is what torch does itself when it forgets a library."""
+        namespace, base = getattr(torch.ops, self.namespace), self._named(name).partition(".")[0]
+        if base in vars(namespace):
+            delattr(namespace, base)
+        self.publish()
+        return self.overload(name)
+
+    def implement(self, name: str, function: Implementation) -> None:
+        """The implementation for every device type, below autograd and autocast."""
+        self._library.impl(self._named(name), function, "CompositeExplicitAutograd")
+
+    def compose(self, name: str, function: Implementation) -> None:
+        """The implementation by other ops, which every transform and trace sees in place of this one."""
+        for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
+            self._library.impl(self._named(name), function, key)
+
+    def fake(self, name: str, function: Implementation) -> None:
+        """The implementation for tensors without data."""
+        torch.library.register_fake(f"{self.namespace}::{self._named(name)}", function, lib=self._library)
+
+    def record(self, name: str, function: Implementation) -> None:
+        """The implementation that autograd calls: ``function(dispatch key set, *args)``."""
+        self._library.impl(self._named(name), function, "Autograd", with_keyset=True)
+
+    def skip_autograd(self, name: str) -> None:
+        """Calls go straight below autograd: the implementation sees to gradients, or there are none."""
+        self._library.impl(self._named(name), torch.library.fallthrough_kernel, "Autograd")
+
+    def cast(self, name: str, overload: Overload, cast: Callable[[str, tuple[Any, ...]], tuple[Any, ...]]) -> None:
+        """Under ``torch.autocast`` call ``overload`` with ``cast(device_type, args)``."""
+        for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+            kernel = _autocast(overload, device_type, getattr(torch._C.DispatchKey, key), cast)
+            self._library.impl(self._named(name), kernel, key)
+
+
+def _with_own_errors(plain: Implementation, refusal: Refusal) -> Implementation:
+    """``plain``, which an op of torch calls. ``refusal`` gives the ShiplapError behind a RuntimeError of C++."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return plain(*args, **kwargs)
+        except RuntimeError as e:
+            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+                raise wrong from None
+            raise
+
+    vars(called)["plain"] = plain
+    return called
+
+
+def _below_autograd(
+    plain: Implementation, refusal: Refusal, raw: Implementation, *, cast: bool = False
+) -> Implementation:
+    """As :func:`_with_own_errors`, but a call that neither autograd nor any tool of Python has to see calls ``raw``.
+
+    Autograd's formula is a function of Python, and would cost more than most small kernels take. The questions are
+    those of ``calls.ShortCut``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this op, the
+    latter above autograd as well. Autocast is not asked about where it has ``cast`` the arguments.
+    """
+    any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+    any_autocast: Callable[[], bool] = bool if cast else torch._C._is_any_autocast_enabled
+    transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+    traced: Callable[[], Any] = torch._C._get_tracing_state
+    included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
+    ahead: Any = torch._C.DispatchKey.PreDispatch
+    overridden: Callable[[tuple[Any, ...]], bool] = torch._C._has_torch_function  # by a mode, a subclass or a proxy
+    compiler: Any = torch.compiler
+    enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if (
+                kwargs
+                or any_autocast()
+                or transform() is not None
+                or forward._current_level >= 0
+                or (enabled() and any_requires_grad(*args))
+                or overridden(args)
+                or traced() is not None
+                or included(ahead)
+                or compiler._is_compiling_flag
+            ):
+                return plain(*args, **kwargs)
+            return raw(*args)
+        except RuntimeError as e:
+            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+                raise wrong from None
+            raise
+
+    vars(called)["plain"] = plain
+    if not cast:
+        vars(called)["cast"] = _below_autograd(plain, refusal, raw, cast=True)
+    return called
+
+
+def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) -> Implementation:
+    """As :func:`_with_own_errors`, but a call that needs a gradient or a tangent calls ``above``.
+
+    A graph of ``torch.fx.symbolic_trace`` holds calls of ``plain``, and can be trained for this reason.
+    """
+    any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+    enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
+
+    def called(*args: Any, **kwargs: Any) -> Any:  # one frame: compiled code pays for it at every op
+        try:
+            if forward._current_level >= 0 or (enabled() and any_requires_grad(*args, **kwargs)):
+                return above(*args, **kwargs)
+            return plain(*args, **kwargs)
+        except RuntimeError as e:
+            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+                raise wrong from None
+            raise
+
+    vars(called)["plain"] = plain
+    vars(called)["coded"] = _with_own_errors(plain, refusal)
+    return called
+
+
+def find_overload(namespace: str, name: str) -> Overload | None:
+    """The op that somebody registered. None if nobody did."""
+    base, _, suffix = name.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    return None if packet is None else getattr(packet, suffix or "default", None)
+
+
+def _autocast(
+    overload: Overload, device_type: str, key: Any, cast: Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
+) -> Implementation:
+    keys = torch._C.DispatchKeySet(key)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return getattr(overload._op, "cast", overload)(*cast(device_type, args), **kwargs)
+
+    return kernel

@@ -1,0 +1,65 @@
+"""DTensor: what it knows of an op is registered here. ``torch.distributed.tensor`` is imported when it is in use.
+
+Torch's ``experimental.register_sharding`` keeps what it found for one call for all calls whose first integer argument
+agrees; an op whose rules depend on a float, a list or a string needs the argument number said.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shiplap.torch_private.dispatcher_library import Overload
+
+Placements = tuple[list[Any], list[Any]]  # of the outputs, and of the arguments; None for what is no tensor
+UNKNOWN, MIXED = "does not have a sharding strategy registered", "got mixed torch.Tensor and DTensor"
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether it is one; where nobody has imported DTensor, nothing is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def lacks_strategy(cause: Exception) -> bool:
+    """Whether a call failed since DTensor knows nothing of an op."""
+    return UNKNOWN in str(cause)
+
+
+def mixed(cause: Exception) -> bool:
+    """Whether a call failed since it got DTensors and other tensors."""
+    return MIXED in str(cause)
+
+
+def register(overloads: Iterable[Overload], first_scalar: int, find: Callable[..., Sequence[Placements]]) -> None:
+    """Let DTensor ask ``find(mesh_sizes, *args)`` for the ways to cut a call, for one dimension of a mesh.
+
+    Args:
+        first_scalar: the place of the first argument that is no tensor; what was found is kept for calls that agree
+            from there on.
+        find: called with a value that has a ``shape`` and ``placements`` for each tensor.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import OpStrategy, RuntimeSchemaInfo
+    from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
+
+    known = inspect.signature(expand_to_full_mesh_op_strategy).parameters
+    # Before torch 2.13 only a dim that is shorter than the mesh is not cut; uneven shards are taken.
+    uneven: dict[str, Any] = {"allow_uneven_sharding": True} if "allow_uneven_sharding" in known else {}
+
+    def strategy(schema: Any) -> Any:
+        def seen(arg: Any) -> Any:
+            return arg.strategies[0].output_spec if isinstance(arg, OpStrategy) else arg
+
+        mesh = schema.get_mesh_from_args()
+        ways = find(tuple(mesh.shape), *(seen(arg) for arg in schema.args_schema))
+        rows: list[Any] = [[*outputs, *inputs] for outputs, inputs in ways]
+        outputs = len(schema.op._schema.returns)
+        return expand_to_full_mesh_op_strategy(mesh, schema, rows, input_index=outputs, **uneven)
+
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    for overload in overloads:
+        propagator.register_op_strategy(overload, strategy, RuntimeSchemaInfo(first_scalar, None, needs_pytree=True))

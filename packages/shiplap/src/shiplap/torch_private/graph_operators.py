@@ -1,0 +1,111 @@
+"""What a node of a graph calls, whichever spelling of a torch operator it uses, and the names of its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from shiplap.torch_private.graph_nodes import node_value
+
+
+class Parameter(NamedTuple):
+    """``default``: ``inspect.Parameter.empty`` where there is none. ``numbers``: how many a list has for which one may
+    stand (``stride=2`` of a ``conv2d``), else 0."""
+
+    default: Any = inspect.Parameter.empty
+    numbers: int = 0
+
+
+Signature = dict[str, Parameter]
+
+VIEWS = frozenset({"view", "reshape", "_unsafe_view"})  # the same elements in the same order
+OPERATORS = {"truediv": "div", "mod": "remainder", "and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes these for its own
+HOMES = (torch, torch.nn.functional, torch._C._nn, torch.Tensor)
+
+
+def operator_of(node: Node) -> Any:
+    """``"linear"`` for every spelling of torch's own operator, ``"ns::name"`` for other ops, else the function."""
+    target = node.target
+    if node.op == "call_method":
+        return _plain(str(target))
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        packet = target if isinstance(target, torch._ops.OpOverloadPacket) else target.overloadpacket
+        namespace, _, name = packet._qualified_op_name.partition("::")
+        return _plain(name) if namespace == "aten" else f"{namespace}::{name}"
+    name = getattr(target, "__name__", "")
+    own = getattr(operator, name, None) is target or any(getattr(home, name, None) is target for home in HOMES)
+    return _plain(name) if name and own else target
+
+
+def _plain(name: str) -> str:
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+    name = OPERATORS.get(name, name)
+    return "view" if name in VIEWS else name
+
+
+def signature_of(node: Node, args: Sequence[Any]) -> Signature:
+    """Names and defaults of the arguments of this call, in the order of ``args``. Empty if they are not known."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return _of_schema(target)
+    if node.op == "call_function" and inspect.isfunction(target):
+        parameters = inspect.signature(target).parameters.values()
+        return (
+            {}
+            if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+            else {p.name: Parameter(p.default) for p in parameters}
+        )
+    packet = target if isinstance(target, torch._ops.OpOverloadPacket) else _packet(str(operator_of(node)))
+    for overload in _overloads(packet):
+        if _fits(overload, args, node.kwargs):
+            return _of_schema(overload)
+    return {}
+
+
+def _packet(name: str) -> Any:
+    return getattr(torch.ops.aten, name, None)
+
+
+@cache
+def _overloads(packet: Any) -> tuple[Any, ...]:
+    """Those that are called from Python, with the fewest arguments first; dims have no names in compiled code."""
+    names = packet.overloads() if packet is not None else ()
+    overloads = [o for o in (getattr(packet, n) for n in names if "out" not in n) if "Dimname" not in str(o._schema)]
+    return tuple(sorted(overloads, key=lambda o: len(o._schema.arguments)))
+
+
+@cache
+def _of_schema(overload: Any) -> Signature:
+    empty = inspect.Parameter.empty
+    return {
+        a.name: Parameter(a.default_value if a.has_default_value() else empty, a.N or 0)
+        for a in overload._schema.arguments
+    }
+
+
+def _fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    positional = [a for a in overload._schema.arguments if not a.kwarg_only]
+    names = {"input" if a.name == "self" else a.name for a in overload._schema.arguments}
+    if len(args) > len(positional) or not {NUMPY_NAMES.get(k, k) for k in kwargs} <= names:
+        return False
+    pairs = zip(positional, args, strict=False)
+    return all(_takes(str(a.type), v) for a, v in pairs if v is not None)
+
+
+def _takes(kind: str, v: Any) -> bool:
+    if isinstance(v, torch.dtype):  # of x.view(dtype), whose other form takes sizes
+        return "List" not in kind
+    return _is_tensor(v) == (kind in ("Tensor", "Optional[Tensor]"))
+
+
+def _is_tensor(v: Any) -> bool:
+    return isinstance(v, Node) and isinstance(node_value(v), Tensor)

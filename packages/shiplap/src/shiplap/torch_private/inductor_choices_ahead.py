@@ -1,0 +1,140 @@
+"""Inductor's choices before their turn: stand-ins for buffers not lowered yet, kernels compiled by its workers.
+
+IR nodes, choices and graphs are opaque to callers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor import ir
+from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+from torch._inductor.autotune_process import TritonBenchmarkRequest
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.virtualized import V
+
+from shiplap.torch_private.inductor_lowering import expression
+
+log = logging.getLogger(__name__)
+PATIENCE = 60.0  # seconds for the worker processes to start
+_futures: dict[str, Any] = {}  # futures; None once it is done
+_loaded: set[str] = set()  # of those, what a worker process has compiled
+
+
+def graph() -> Any:
+    """The graph being lowered. It is the same object for all of its nodes, and can be referred to weakly."""
+    return V.graph
+
+
+def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The calls of operators that are lowered after ``node``, in this order."""
+    while (node := node.next).op != "root":
+        if node.op == "call_function":
+            yield node
+
+
+@contextmanager
+def at(node: torch.fx.Node) -> Iterator[None]:
+    """As if ``node`` were being lowered."""
+    before = V.graph.current_node
+    V.graph.current_node = node
+    try:
+        yield
+    finally:
+        V.graph.current_node = before
+
+
+@contextmanager
+def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Inputs with the sizes, strides and dtypes of fake tensors, known to the graph within this context only."""
+    made, known = {}, V.graph.name_to_buffer
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            sizes, strides = ([expression(s) for s in of] for of in (value.shape, value.stride()))
+            layout = ir.FixedLayout(value.device, value.dtype, sizes, strides)
+            known[f"shiplap_ahead_{name}"] = buffer = ir.InputBuffer(name=f"shiplap_ahead_{name}", layout=layout)
+            made[name] = ir.TensorBox.create(buffer)
+    try:
+        yield made
+    finally:
+        for name in made:
+            known.pop(f"shiplap_ahead_{name}", None)
+
+
+def source(choice: Any) -> str:
+    """The text of the kernel that a choice is verified with."""
+    request = choice.bmreq
+    return Path(request.module_path).read_text() if _is_triton(choice) else str(request.source_code)
+
+
+def _is_triton(choice: Any) -> bool:
+    return isinstance(choice.bmreq, TritonBenchmarkRequest)
+
+
+def compile_apart(choice: Any) -> bool:
+    """Start compiling the kernel of a choice beside this thread, once: whether that is done.
+
+    Triton's compiler runs in a worker process of Inductor; that of C++, a process itself, is waited for by a thread.
+    """
+    name = _name(choice)
+    if name in _futures:
+        return True
+    if not _is_triton(choice):
+        future: Any = AsyncCompile.pool().submit(choice.precompile) if get_compile_threads() > 1 else None
+    elif choice.layout.device.type != "cpu" and _workers():  # the CPU's would be interpreted
+        future = AsyncCompile().triton(kernel_name=choice.bmreq.kernel_name, source_code=source(choice))
+    else:
+        future = None
+    if future is not None:
+        _futures[name] = future
+    return future is not None
+
+
+def _name(choice: Any) -> str:
+    """The same for choices with the same kernel."""
+    return str(choice.bmreq.module_path if _is_triton(choice) else hash(choice.bmreq.source_code))
+
+
+def _workers() -> bool:
+    """Whether there are worker processes, after they had time to start."""
+    if get_compile_threads() < 2:
+        return False
+    end = time.monotonic() + PATIENCE
+    while not AsyncCompile.use_process_pool():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def precompile(choice: Any) -> None:
+    """Compile the kernel of a choice alone, or take what has been compiled beside this thread."""
+    name = _name(choice)
+    kernel = _result(name)
+    if kernel is not None:
+        request = choice.bmreq
+        module = PyCodeCache.load_by_key_path(request.module_cache_key, request.module_path)
+        setattr(module, request.kernel_name, kernel)
+        _loaded.add(name)
+    elif name not in _loaded:
+        choice.precompile()
+
+
+def _result(name: str) -> Any:
+    """The Triton kernel that a worker process has compiled, or None. A compiler of C++ has filled the cache."""
+    future = _futures.get(name)
+    if future is None:
+        return None
+    _futures[name] = None
+    try:
+        return future.result()
+    except Exception:  # what went wrong there goes wrong again here, with its reason
+        log.debug("not compiled apart: %s", name, exc_info=True)
+        return None

@@ -1,0 +1,277 @@
+"""Inductor's lowering, as ``fuse`` needs it: register one, look at the node being lowered, build and run choices.
+
+Importing this module imports Inductor; ``fuse`` does so at the first trace of an op that has templates.
+IR nodes and choices are opaque to callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+from torch import SymInt, Tensor
+from torch._inductor import config, ir, lowering
+from torch._inductor.virtualized import V
+from torch._library.utils import get_layout_constraint_tag
+
+from shiplap.torch_private.inductor_call_site import calling
+
+
+def register(overload: Any, lower: Callable[..., Any]) -> None:
+    """Register ``lower`` as the lowering of ``overload``. A second registration replaces the first.
+
+    Lowerings of users are asked first, since torch 2.13. One that returns None has declined, and the next one is asked:
+    for an op without results both would call the op.
+    """
+    if hasattr(lowering, "user_lowerings"):
+        lowering.user_lowerings.pop(overload, None)
+        if overload._schema.returns:
+            lowering.user_lowerings[overload] = lower
+    lowering.lowerings.pop(overload, None)
+    lowering.register_lowering(overload, type_promotion_kind=None)(lower)
+
+
+def call_below(overload: Any, raw: Any) -> None:
+    """Inductor's code calls ``raw`` for nodes of ``overload``, with the layouts that these would have had.
+
+    Inductor records no gradients, so the Python that autograd calls has nothing to do there.
+    """
+    constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(overload, with_default=True))
+    lowering.add_needs_realized_inputs(overload)
+    if constraint is not None:
+        lowering.add_layout_constraint(overload, constraint)
+    register(overload, calling(raw))
+
+
+def autotuning() -> bool:
+    """Whether this compilation measures candidates (``mode="max-autotune"``)."""
+    return bool(config.max_autotune or config.max_autotune_gemm)
+
+
+def current_node() -> torch.fx.Node:
+    """The FX node being lowered."""
+    node = V.graph.current_node
+    assert isinstance(node, torch.fx.Node)
+    return node
+
+
+def expression(size: Any) -> Any:
+    """A size of a fake tensor as Inductor's expression."""
+    return size.node.expr if isinstance(size, SymInt) else sympy.Integer(int(size))
+
+
+def hint(size: Any) -> int:
+    """The value of a size in the call for which the graph is compiled."""
+    return size if isinstance(size, int) else _hint(expression(size))
+
+
+def _hint(size: Any) -> int:
+    return int(V.graph.sizevars.optimization_hint(size, fallback=config.unbacked_symint_fallback))
+
+
+def static(size: Any) -> int:
+    """The value of a size. The graph is specialised to it from now on."""
+    return size if isinstance(size, int) else int(V.graph.sizevars.guard_int(expression(size)))
+
+
+def realize(node: Any) -> Any:
+    """The node as a buffer (or a view of one) with strides that no longer change."""
+    realized = ir.ExternKernel.realize_input(node)
+    realized.freeze_layout()
+    return realized
+
+
+def shared(nodes: Sequence[Any]) -> str:
+    """The name of a buffer that two of ``nodes`` view. Empty if there is none."""
+    names = [node.get_name() for node in nodes]
+    return next((name for name in names if names.count(name) > 1), "")
+
+
+def memory(node: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Sizes, strides and storage offset of a node in elements, in the call for which the graph is compiled."""
+    layout = node.get_layout()
+    return tuple(map(_hint, layout.size)), tuple(map(_hint, layout.stride)), _hint(layout.offset)
+
+
+def launch(run: Callable[[], None]) -> None:
+    """Run what ``make_run_fn`` prepared, on the current stream.
+
+    Up to 2.13 it holds the stream of its own time; 2.15 asks for the current one itself.
+    """
+    named = dict(run.keywords) if isinstance(run, partial) else {}
+    if "stream" not in named:
+        run()
+        return
+    assert isinstance(run, partial)
+    if torch.cuda.is_available():
+        named["stream"] = torch.cuda.current_stream().cuda_stream
+    run.func(*run.args, **named)
+
+
+def choice_node(choice: Any, fusion: bool) -> Any:
+    """The lowered result of a choice. Without ``fusion`` it stays a kernel of its own."""
+    node = choice.output_node()
+    if not fusion:
+        V.graph.no_fuse_buffer_names.add(node.get_name())
+    return node
+
+
+def unfused(node: Any) -> Any:
+    """The node as a buffer into which nothing is fused."""
+    node.realize()
+    V.graph.no_fuse_buffer_names.add(node.get_name())
+    return node
+
+
+def alignment(size: Any) -> int:
+    """The largest power of two up to 256 that is known to divide ``size``, whatever the call."""
+    expr, known = expression(size), V.graph.sizevars.statically_known_multiple_of
+    return next(p for p in (256, 128, 64, 32, 16, 8, 4, 2, 1) if p == 1 or known(expr, p))
+
+
+def inner_axis(node: Any) -> int:
+    """The last axis whose stride is 1 in every call, or -1."""
+    strides, known = node.get_stride(), V.graph.sizevars.statically_known_equals
+    return next((i for i in reversed(range(len(strides))) if known(strides[i], 1)), -1)
+
+
+def innermost(node: Any, dim: int) -> Any:
+    """The node with stride 1 in ``dim``. A node with another stride is copied."""
+    strides = node.get_stride() if node.maybe_get_stride() is not None else None
+    if strides is not None and V.graph.sizevars.statically_known_equals(strides[dim], 1):
+        return node
+    rank = len(node.get_size())
+    rest = [d for d in range(rank) if d != dim]
+    order = [0] * rank
+    for place, d in enumerate((dim, *reversed(rest))):
+        order[d] = place
+    return ir.ExternKernel.require_stride_order(node, order)
+
+
+def layout_key(node: Any) -> tuple[str, ...]:
+    """The order of strides, and which are 1 or 0: speed depends on these and the sizes. Empty while open."""
+    if node.maybe_get_stride() is None:
+        return ()
+    strides = [_hint(s) for s in node.get_stride()]
+    order = sorted(range(len(strides)), key=lambda i: (strides[i], i))
+    return tuple(f"{i}={strides[i]}" if strides[i] <= 1 else str(i) for i in order)
+
+
+def fixed_layout(value: Tensor) -> Any:
+    """The layout of a fake tensor: contiguous, as the declaration promises."""
+    return ir.FixedLayout(value.device, value.dtype, [expression(s) for s in value.shape])
+
+
+def add_table(table: Tensor, name: str) -> Any:
+    """A host-computed tensor as a constant of the graph (AOTInductor packages it)."""
+    return V.graph.add_tensor_constant(table, name)
+
+
+def extern(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The node of a plain call of the op, which Inductor does not look into."""
+    return calling(overload, known=False)(*args, **kwargs)
+
+
+def trace(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
+    """``fn`` as ATen operations on the fake tensors ``values``, decomposed as Inductor wants them."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with V.fake_mode, torch.no_grad():
+        return make_fx(torch.func.functionalize(fn), select_decomp_table(), tracing_mode="real")(*values)
+
+
+def fixed_fake(value: Any) -> Any:
+    """A fake tensor with the sizes and strides of the call at hand. A symbolic number as that number."""
+    if not isinstance(value, Tensor):
+        return hint(value) if isinstance(value, SymInt) else value
+    with V.fake_mode:
+        return torch.empty_strided(
+            [hint(s) for s in value.shape], [hint(s) for s in value.stride()], dtype=value.dtype, device=value.device
+        )
+
+
+def fake(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A contiguous fake tensor of these sizes, symbolic or not."""
+    with V.fake_mode:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
+def like(value: Any, given: Tensor | None) -> Any:
+    """A real tensor with the layout of the fake ``value``, and the values of ``given`` or normally distributed ones."""
+    if not isinstance(value, Tensor):
+        return hint(value) if isinstance(value, SymInt) else value
+    sizes, strides = [hint(s) for s in value.shape], [hint(s) for s in value.stride()]
+    made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    if given is not None:
+        return made.copy_(given)
+    return made.normal_() if made.is_floating_point() else made.random_(0, 2)
+
+
+def with_values(graph: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.GraphModule:
+    """``graph`` after the fake result of every node has been stored in the node's ``meta``."""
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    FakeTensorProp(graph, mode=V.fake_mode).propagate_dont_convert_inputs(*values)
+    return graph
+
+
+def inline(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """Lower the nodes of ``graph`` into the current graph, where they may fuse with their neighbours."""
+    from torch._inductor.codegen.subgraph import inline_subgraph_to_ir_nodes
+
+    return inline_subgraph_to_ir_nodes(graph, list(inputs), "shiplap_reference")
+
+
+def compile_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
+    """Compile ``graph`` on its own, while another graph is being lowered; ``values`` are fakes of static size."""
+    return write_graph(graph, values)()
+
+
+def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[[], Callable[..., Any]]:
+    """The first half of :func:`compile_graph`, bound to this thread: what is returned compiles the kernels, in any."""
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.graph import GraphLowering
+
+    outer = V.graph
+    nested = GraphLowering(
+        gm=graph,
+        example_inputs=list(values),
+        shape_env=outer._shape_env,
+        cpp_wrapper=False,
+        aot_mode=False,
+        is_inference=outer.is_inference,
+        is_backward=outer.is_backward,
+        name="shiplap_trial",
+    )
+    quiet = {"benchmark_fusion": False, "pipeline_max_autotune_gemm": False}
+    with V.set_graph_handler(nested), config.patch({k: v for k, v in quiet.items() if hasattr(config, k)}):
+        nested.run(*values)
+        code, _ = nested.codegen()
+    key, path = PyCodeCache.write(code.value)
+
+    def load() -> Callable[..., Any]:
+        module = PyCodeCache.load_by_key_path(key, path, attrs=dict(nested.constants))
+        return lambda *args: module.call(list(args))
+
+    return load
+
+
+@contextmanager
+def no_autotuning() -> Iterator[None]:
+    with config.patch(max_autotune=False, max_autotune_gemm=False):
+        yield
+
+
+@contextmanager
+def uncached() -> Iterator[None]:
+    """Compile graphs afresh: one from a cache does not pass by our lowering. Kernels are found by their content."""
+    from torch._functorch import config as autograd
+
+    graphs = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    with config.patch(graphs), autograd.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
+        yield

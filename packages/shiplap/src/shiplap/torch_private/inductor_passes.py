@@ -1,0 +1,285 @@
+"""Inductor's hooks for custom passes: install a pass, and capture a function as the pass would see it.
+
+Passes with a uuid are part of every cache key; before torch 2.13 a pass in the pre-grad place
+runs ahead of the cache look-up, so that its result is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import types
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch
+from torch._inductor import config, custom_graph_pass
+from torch.fx import Graph, Node
+
+from shiplap.torch_private import mark_dynamic
+from shiplap.torch_private.dynamo_record import recorded
+from shiplap.torch_private.graph_nodes import node_value
+
+PLACES = {
+    "pre-grad": "pre_grad_custom_pass",
+    "joint": "joint_custom_pre_pass",
+    "post-grad": "post_grad_custom_pre_pass",
+}
+
+# One that is told whether the graph is for inference; since 2.13, and a graph pass before.
+_INFORMED = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
+
+
+class Pass(custom_graph_pass.CustomGraphPass):
+    """``run(graph)`` at one hook, after the pass that was installed before. The uuid combines those of both.
+
+    Plain functions have no uuid: with one of those before it, nothing is cached, as without us.
+    """
+
+    def __init__(self, run: Callable[[Graph], None], identity: Callable[[], Any], inner: Any = None) -> None:
+        self.run, self.identity, self.users = run, identity, 0
+        self.inner: tuple[Any, ...] = tuple(inner) if isinstance(inner, (list, tuple)) else (inner,) if inner else ()
+
+    def __call__(self, graph: Graph, is_inference: bool = True) -> None:
+        for each in self.inner:
+            informed = _INFORMED and isinstance(each, _INFORMED)
+            each(graph, is_inference) if informed else each(graph)
+        self.run(graph)
+
+    def uuid(self) -> Any | None:
+        inner = [p.uuid() if isinstance(p, custom_graph_pass.CustomGraphPass) else None for p in self.inner]
+        return None if None in inner else ("shiplap", self.identity(), *inner)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pass:
+        return self  # torch copies its configuration
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its identity: before 2.13 the key of a cache holds the pass itself, as bytes."""
+        identity = self.uuid()
+        if identity is None:
+            raise TypeError("a pass without uuid is no part of a key")
+        return tuple, (identity,)
+
+
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A child does not have the thread that may hold the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@contextmanager
+def installed(make: Callable[[str, Any], Pass]) -> Iterator[None]:
+    """``make(level, what is there)`` at each place within this context, unless one is there already.
+
+    Before 2.13 the configuration belongs to the process, since then to the thread. So a pass stays until the last
+    context that found it has left. It is for ``make`` to see that it does nothing in other threads. What somebody put
+    in its stead meanwhile stays.
+    """
+    handles = {level: _enter(place, level, make) for level, place in PLACES.items()}
+    try:
+        yield
+    finally:
+        for level, place in PLACES.items():
+            _leave(place, handles[level])
+
+
+def _enter(place: str, level: str, make: Callable[[str, Any], Pass]) -> Pass:
+    with _lock:
+        there = getattr(config, place)
+        if not (isinstance(there, Pass) and there.users):
+            there = make(level, there)
+            setattr(config, place, there)
+        there.users += 1
+        return there
+
+
+def _leave(place: str, entered: Pass) -> None:
+    with _lock:
+        entered.users -= 1
+        if not entered.users and getattr(config, place) is entered:
+            before = entered.inner
+            setattr(config, place, list(before) if len(before) > 1 else before[0] if before else None)
+
+
+def current(level: str) -> Any:
+    """The pass, or passes, that the user's configuration has at this place; not ours, which runs ahead of them."""
+    there = getattr(config, PLACES[level])
+    return list(there.inner) if isinstance(there, Pass) and there.users else there
+
+
+def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: dict[str, Any]) -> Callable[..., Any]:
+    """Compile a graph from Dynamo with Inductor. ``options`` extend those that ``mode`` implies."""
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    made: Any = compile_fx(graph, inputs, config_patches={**(list_mode_options(mode) if mode else {}), **options})
+    compiled: Callable[..., Any] = made
+    return compiled
+
+
+class _Uncached(Pass):
+    """A pass without a uuid: a graph compiled with it neither reads nor fills a cache."""
+
+    def uuid(self) -> Any | None:
+        return None
+
+
+def autocasts() -> tuple[tuple[str, torch.dtype], ...]:
+    """Device types for which this thread is under autocast, each with the dtype that it casts to."""
+    kinds = ("cpu", "cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
+
+
+@contextmanager
+def uncast() -> Iterator[None]:
+    """Leave the autocast contexts of this thread within this context."""
+    with ExitStack() as stack:
+        for kind, _ in autocasts():
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextmanager
+def preserving_state() -> Iterator[None]:
+    """Leave torch's counters, and its stack of events, as they were: also inside of another compilation, whose fake
+    tensors are not ours. One thread at a time, by the lock that a compilation holds: with one of ours, two threads
+    that came from either side would wait for each other."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    elsewhere = torch.get_default_device().type != "cpu"  # what is drawn here says where it lies, or is the CPU's
+    with compile_lock, torch.device("cpu") if elsewhere else nullcontext(), _as_it_was():
+        yield
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    from torch._dynamo import utils
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    kept = {group: dict(of) for group, of in utils.counters.items()}
+    logger = utils.get_chromium_event_logger()
+    stacks = [(s, list(s)) for s in (logger.get_stack(), logger.get_pt2_compile_substack())]
+    data = logger.get_event_data()
+    held = dict(data)
+    try:
+        with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for stack, before in stacks:
+            stack[:] = before
+        data.clear()
+        data.update(held)
+        for group, of in utils.counters.items():
+            of.clear()
+            of.update(kept.get(group, {}))
+
+
+class _Stop(BaseException):
+    """Ends a compilation once its graph was captured. No handler of torch treats it as a failure."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A function as a graph of one level. ``roles``: of each placeholder, the number of the tensor it stands for;
+    ``"size"`` for a symbol, ``"grad"`` for the gradient of an output (in the order of outputs)."""
+
+    graph: Graph
+    roles: dict[Node, int | str]
+
+
+def capture(
+    fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str, *, dynamic: bool | Collection[int]
+) -> Captured:
+    """What ``fn(*tensors)`` is at ``level``, compiled as far as that place and as any function of a user is.
+
+    Sizes of at least 2 are symbols if ``dynamic``, or if it lists them; equal ones are one symbol. Raises what
+    torch raises for a function that cannot be one graph.
+    """
+    from torch._dynamo import config as dynamo
+
+    order: list[int | str] = []
+    seen: list[Graph] = []
+    symbols = () if isinstance(dynamic, bool) else dynamic
+
+    def note(graph: Graph) -> None:
+        order.extend(_role(n) for n in graph.nodes if n.op == "placeholder")
+        if level == "pre-grad":
+            stop(graph)
+
+    def stop(graph: Graph) -> None:
+        seen.append(graph)
+        raise _Stop
+
+    options: dict[str, Any] = {**dict.fromkeys(PLACES.values()), "fx_graph_cache": False}
+    options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: Pass(note, lambda: "capture")}
+    uncached = functorch.patch(enable_autograd_cache=False)  # nothing ends up there, and a key reads all of torch
+    # A collection takes longer than a trace, and a shape that is met once costs more to remember than to compute.
+    brief = dynamo.patch(run_gc_after_compile=False, fake_tensor_cache_enabled=False)
+    with preserving_state(), suppress(_Stop), uncached, brief, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        own = [t.detach().requires_grad_(t.requires_grad) for t in tensors]  # marks stay on a tensor
+        for t in own if dynamic else ():
+            for dim, size in enumerate(t.shape):
+                if size > 1 and (dynamic is True or size in symbols):
+                    mark_dynamic(t, dim)
+        torch.compile(_of_its_own(fn), dynamic=False, fullgraph=True, options=options)(*own)
+    if not seen:
+        raise ValueError("it computes nothing from tensors")
+    roles = dict(zip((n for n in seen[0].nodes if n.op == "placeholder"), chain(order, repeat("grad")), strict=False))
+    return Captured(seen[0], roles)
+
+
+def noted(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Captured | None:
+    """``fn(*tensors)`` ahead of autograd, by its calls alone: a third of the time that Dynamo takes. None where it does
+    something that is not recorded, or returns what it was given."""
+    from torch._dynamo import config as dynamo
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with dynamo.patch(fake_tensor_cache_enabled=False):  # a mode reads it once; what is met once costs less computed
+        mode = FakeTensorMode()
+    fakes = [mode.from_tensor(t) for t in tensors]
+    with preserving_state(), mode, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            graph = recorded(fn, fakes)
+        except Exception:  # what is wrong with it, Dynamo says
+            return None
+    if graph is None:
+        return None
+    graph.eliminate_dead_code()
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    if not output.all_input_nodes or any(n.op == "placeholder" for n in output.all_input_nodes):
+        return None
+    return Captured(graph, {n: i for i, n in enumerate(placeholders)})
+
+
+def _role(node: Node) -> int | str:
+    """Dynamo names what it lifts after where it found it: ``L_tensors_0_`` is the first of ours."""
+    if isinstance(node_value(node), torch.SymInt):
+        return "size"
+    match = re.fullmatch(r"L_tensors_(\d+)_", str(node.target))
+    if match is None:
+        raise ValueError(f"it uses a tensor that is no argument: {node.target}")
+    return int(match[1])
+
+
+def _of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` with a code object of its own, because Dynamo stores sizes and recompile limits by code object."""
+
+    def run(*tensors: torch.Tensor) -> Any:
+        return fn(*tensors)
+
+    return types.FunctionType(run.__code__.replace(), run.__globals__, "run", None, run.__closure__)

@@ -1,0 +1,154 @@
+"""What Inductor generated for a function: fused groups, the reasons why it did not fuse, and the generated code.
+
+It reads two sources: a pass after fusion that changes nothing, and the log artifacts ``fusion`` and ``output_code``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch._inductor import config
+from torch._inductor.virtualized import V
+
+from shiplap.torch_private.graph_nodes import operator_name
+from shiplap.torch_private.inductor_lowering import uncached
+
+FUSION, CODE = "torch._inductor.scheduler.__fusion", "torch._inductor.codecache.__output_code"
+TRIAL = "shiplap_trial"  # graphs that `lowering.write_graph` compiles inside another compilation
+DISPATCH = tuple(
+    str(Path(__file__).parents[1] / part) for part in ("dispatch", "torch_private")
+)  # frames between the user's call of an op and torch
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
+CALLED = re.compile(r"^\s*(?:buf\d+ = )?(?P<name>[\w.]+?)(?:\.run)?\((?P<args>.*)\)(?:\s+#.*)?;?$", re.MULTILINE)
+NAMED = re.compile(r"^(\w+) = in_code\((torch\.ops\.[\w.]+)\)$", re.MULTILINE)  # torch_private/inductor_call_site.py
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A node of the traced graph: its name, the ATen or declared operator, the user's line (``file:line``)."""
+
+    node: str
+    operator: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that share a kernel. ``kind``: ``template``, ``extern`` or ``generated``; buffers by name."""
+
+    ops: tuple[str, ...]
+    kind: str
+    reduces: bool
+    origins: tuple[Origin, ...]
+    reads: frozenset[str]
+    writes: tuple[str, ...]
+    kernel: str = ""
+
+
+@dataclass
+class Graph:
+    """One compiled graph. ``refused`` maps pairs of operation names, as Inductor names them, to its last reason."""
+
+    groups: list[Group] = field(default_factory=list)
+    refused: dict[tuple[str, str], str] = field(default_factory=dict)
+    code: str = ""
+
+    def named(self) -> list[Group]:
+        """The groups with the names of their kernels in :attr:`code`, empty where there is none."""
+        return [Group(**{**vars(g), "kernel": name}) for g, name in zip(self.groups, self._kernels(), strict=True)]
+
+    def _kernels(self) -> list[str]:
+        """The kernel of a group is the first call in the code that mentions a buffer which the group writes."""
+        ops: dict[str, str] = dict(NAMED.findall(self.code))
+        each = [(str(m["name"]), set(re.findall(r"\w+", m[0]))) for m in CALLED.finditer(self.code)]
+        calls = [(ops.get(name, name), words) for name, words in each]
+        own = {m[1] for m in re.finditer(r"^(\w+) = async_compile\.", self.code, re.MULTILINE)}
+        calls = [c for c in calls if c[0] in own or c[0].startswith(("extern_kernels.", "torch.ops.", "aten."))]
+        return [next((name for name, words in calls if words & set(g.writes)), "") for g in self.groups]
+
+
+@contextmanager
+def observe() -> Iterator[list[Graph]]:
+    """Append one ``Graph`` to the returned list for each graph compiled within this context. No cache is read."""
+    graphs: list[Graph] = []
+    pending: dict[tuple[str, str], str] = {}
+
+    def after_fusion(nodes: list[Any]) -> list[Any]:
+        if not _trial():
+            graphs.append(Graph(_groups(nodes), dict(pending)))
+            pending.clear()
+        return nodes
+
+    def log(record: logging.LogRecord) -> None:
+        if _trial():
+            return
+        if record.name == CODE:
+            _, opened, code = record.getMessage().partition("Output code: \n")
+            if opened and graphs:
+                graphs[-1].code = code
+        elif not isinstance(why := record.msg, str) and hasattr(why, "reason"):  # WhyNoFuse: a value, not yet text
+            pending[why.name1, why.name2] = why.reason % why.args
+
+    watched = config.patch(_post_fusion_custom_pass=after_fusion)
+    with uncached(), watched, _listening(FUSION, log), _listening(CODE, log):
+        yield graphs
+
+
+def _trial() -> bool:
+    return getattr(V.graph, "name", None) == TRIAL
+
+
+@contextmanager
+def _listening(name: str, receive: Callable[[logging.LogRecord], None]) -> Iterator[None]:
+    """Call ``receive`` with the records of an artifact logger. The user's log gets them only if it got them before."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            receive(record)
+
+    logger, handler = logging.getLogger(name), Handler(logging.DEBUG)
+    level, propagate, shown = logger.level, logger.propagate, logger.isEnabledFor(logging.DEBUG)
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = propagate and shown
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def _groups(nodes: list[Any]) -> list[Group]:
+    fused = [n for n in nodes if type(n).__name__ != "NopKernelSchedulerNode"]
+    makers = {getattr(p.node, "origin_node", None): n for n in fused for p in n.get_nodes()}
+    return [_group(n, makers) for n in fused]
+
+
+def _group(fused: Any, makers: dict[Any, Any]) -> Group:
+    """The group of a kernel. ``makers`` maps a traced node to the kernel that computes it, since origins also name
+    nodes that are only read.
+    """
+    parts = list(fused.get_nodes())
+    order = {n: i for i, n in enumerate(V.graph.graph.nodes)}
+    origins = {o: None for p in parts for o in (p.node.origins if p.node is not None else ())}
+    inside = [o for o in origins if o.op == "call_function" and makers.get(o, fused) is fused]
+    kind = "template" if fused.is_template() else "extern" if all(p.is_extern() for p in parts) else "generated"
+    writes = tuple(dict.fromkeys(name for p in parts for name in p.get_buffer_names()))
+    reads = frozenset(d.name for p in parts for d in p.read_writes.reads) - set(writes)
+    named = tuple(_origin(o, kind) for o in sorted(inside, key=lambda o: order.get(o, len(order))))
+    reduces = any(p.is_reduction() for p in parts)
+    return Group(tuple(p.get_name() for p in parts), kind, reduces, named, reads, writes)
+
+
+def _origin(node: Any, kind: str) -> Origin:
+    """A library call is named after its operator, and a generated loop after the user's operators that it computes."""
+    operator = node.target if kind == "extern" else node.meta.get("original_aten") or node.target
+    frames = [f for f in FRAME.findall(node.meta.get("stack_trace") or "") if not f[0].startswith(DISPATCH)]
+    return Origin(node.name, operator_name(operator), ":".join(frames[-1]) if frames else "")

@@ -1,0 +1,151 @@
+"""Select a candidate for each bucket: verify all candidates, time them, store the choice, freeze it.
+
+Names are loaded when they are first used, so a program that does not tune does not pay for the import.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from shiplap.dispatch import Op, registry, tuned_choices
+from shiplap.dispatch.package_folder import choices_of
+from shiplap.lazy_imports import names
+from shiplap.settings import settings
+
+if TYPE_CHECKING:
+    from shiplap.tuning.candidate import Candidate, Refused
+    from shiplap.tuning.choice import Choice
+    from shiplap.tuning.frozen_table import frozen, thaw
+    from shiplap.tuning.inputs import recipe_of
+    from shiplap.tuning.recorded_calls import record
+    from shiplap.tuning.selector import Options, select
+    from shiplap.tuning.store import Store
+    from shiplap.tuning.worker_process import Isolation
+
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Isolation",
+    "Options",
+    "Refused",
+    "Store",
+    "freeze",
+    "frozen",
+    "recipe_of",
+    "record",
+    "select",
+    "thaw",
+    "tune",
+]
+
+_LATE = {
+    "Candidate": "shiplap.tuning.candidate",
+    "Choice": "shiplap.tuning.choice",
+    "Isolation": "shiplap.tuning.worker_process",
+    "Options": "shiplap.tuning.selector",
+    "Refused": "shiplap.tuning.candidate",
+    "Store": "shiplap.tuning.store",
+    "frozen": "shiplap.tuning.frozen_table",
+    "recipe_of": "shiplap.tuning.inputs",
+    "record": "shiplap.tuning.recorded_calls",
+    "select": "shiplap.tuning.selector",
+    "thaw": "shiplap.tuning.frozen_table",
+}
+
+__getattr__ = names(__name__, _LATE)
+
+
+def tune(
+    op: Op,
+    samples: Iterable[Any],
+    budget: float | str | None = None,
+    *,
+    device: str | None = None,
+    remeasure: bool = False,
+    capture: str = "auto",
+    isolate: bool = True,
+    timeout: float = 60.0,
+    progress: bool | None = None,
+    compiled: bool | None = None,
+) -> list[Choice]:
+    """Find the fastest kernel and config for the calls that ``samples`` describe, and use them in this process.
+
+    Candidates run in a separate process. Each candidate is compared with the reference before it is timed. The choices
+    are also saved in the store. If the store already has a choice for a bucket, that bucket is not measured again.
+
+    Args:
+        op: a declared op.
+        samples: descriptions of calls. Each is a tuple of arguments, a dict of sizes and scalars such as
+            ``{"n": 4096, "c": 64}`` (with ``"dtype"`` if it is not float32), or a recipe. New values are drawn from the
+            declaration.
+        budget: the time for all samples, in seconds or as text such as ``"5m"``. The default is 30 s for each bucket.
+            When the time is over, finished choices are stored, and the others are returned with ``origin="left out"``.
+        device: the device for samples that are given as sizes, by default the CPU.
+        remeasure: whether buckets that the store already has are measured again. False by default.
+        capture: ``"auto"``, or ``"always"``, which times replays of CUDA graphs and rejects candidates that cannot be
+            captured.
+        isolate: whether candidates run in a separate process. True by default.
+        timeout: the seconds after which a candidate is given up, 60 by default.
+        progress: whether a progress bar is shown on stderr. By default it is shown if stderr is a terminal.
+        compiled: whether templates are measured in compiled code, too. By default only if some of them run nowhere
+            else, such as those in C++.
+
+    Returns:
+        One choice for each bucket, in the order of ``samples``. Where templates are measured in compiled code, a second
+        choice follows: ``choice.compiled`` is True, and the candidates were measured in a compilation of the op alone.
+        ``findings`` name what was left out, with the reason.
+
+    Raises:
+        ShiplapError: SL613 for no samples. SL606 for integer arguments without a builder. SL608 inside an op, a
+            backward pass, a trace or a capture. SL502 or SL610 for samples that cannot be drawn.
+    """
+    from shiplap.tuning import engine
+    from shiplap.tuning.selector import Options
+
+    return engine.tune_all(
+        engine.requests_of(op, samples, device),
+        budget,
+        options=Options(remeasure=remeasure, capture=capture),
+        isolate=isolate,
+        timeout=timeout,
+        progress=progress,
+        compiled=compiled,
+    )
+
+
+def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> list[Choice]:
+    """Write the choices that are valid on this machine (of ``ops``, by default of all) to ``path``, for :func:`frozen`.
+
+    The choices come from the store and from this process. A choice for another device, library version or version of a
+    declared op is left out. Returns the choices that were written. SL602 when the file cannot be written.
+    """
+    from shiplap.tuning.frozen_table import write
+
+    return write(path, ops)
+
+
+def _from_environment() -> None:
+    """Apply SHIPLAP_TUNED and SHIPLAP_RECORD when the first op is called or traced."""
+    current = settings()
+    if current.tuned:
+        from shiplap.tuning.frozen_table import frozen
+
+        frozen(current.tuned)
+    if current.record:
+        from shiplap.tuning.recorded_calls import start
+
+        start(current.record)
+
+
+def _from_packages() -> None:
+    """Use the choices that came with the packages of declared ops, below those of this process."""
+    if any(choices_of(op) for op in registry.ops()):
+        from shiplap.tuning.packaged_choices import load
+
+        load()
+
+
+tuned_choices.from_environment = _from_environment
+tuned_choices.from_packages = _from_packages

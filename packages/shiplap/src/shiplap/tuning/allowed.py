@@ -1,0 +1,44 @@
+"""Refuse to measure where a measurement would disturb: inside an op, a backward, a capture, a trace, or a tuning
+worker.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+
+import torch
+
+from shiplap import torch_private
+from shiplap.dispatch import Op
+from shiplap.errors import error
+
+WORKER = "_SHIPLAP_TUNE_WORKER"  # set in the worker's own environment, by the worker: not a setting
+
+
+def blocked() -> str:
+    """The reason why a measurement is not allowed now, or an empty text."""
+    if os.environ.get(WORKER) == str(os.getpid()):
+        return "a worker that imports the op"
+    if torch.compiler.is_compiling():
+        return "a function that is being traced"
+    if torch_private.in_backward():
+        return "a backward pass"
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph capture"
+    return "an op" if _inside_op() else ""
+
+
+def _inside_op() -> bool:
+    """Whether an op of this thread waits for us; looked up in the stack, so that calls need not keep count."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not Op.execute.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def require_quiet(where: str) -> None:
+    """Raise SL608 where a measurement is not allowed."""
+    if reason := blocked():
+        raise error("SL608", where=where, got=f"tuning inside {reason}", expected="tuning outside the model's own work")

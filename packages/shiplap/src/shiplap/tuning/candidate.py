@@ -1,0 +1,137 @@
+"""Candidates: kernel × config, and how one is run. Templates that Inductor compiles are candidates as well."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.binding import Binding
+from shiplap.declare.config import NO_CONFIG, Config
+from shiplap.declare.kernel import Kernel
+from shiplap.dispatch import Op
+from shiplap.dispatch.outputs import fit_outputs
+from shiplap.dispatch.tuned_choices import REFERENCE
+
+Run = Callable[[], tuple[Tensor, ...]]
+
+
+class Refused(Exception):
+    """Raised for a candidate that does not support these arguments. It is not wrong, and it is not timed."""
+
+
+class Candidate(ABC):
+    """What can be verified and timed, identified by the name ``kernel`` and a ``config``. No gradients are recorded.
+
+    Attributes:
+        fixed: whether the candidate serves only the sizes of this call.
+        opaque: whether the outputs are allocated outside Python, where they cannot be poisoned.
+        compiles: whether :meth:`precompile` can be called.
+    """
+
+    kernel: str
+    config: Config
+    fixed: bool = False
+    opaque: bool = False
+    compiles: bool = False
+
+    @abstractmethod
+    def prepare(self, args: tuple[Any, ...]) -> Run:
+        """Compile and check once for ``args`` (all arguments, in order), and return the function to be timed.
+
+        Raises:
+            Refused: the candidate does not support the arguments.
+            Exception: the error of a failed compilation.
+        """
+
+    def precompile(self, args: tuple[Any, ...]) -> None:
+        """Do the slow part of the first :meth:`prepare` without launching anything. Several threads may do so in
+        parallel.
+        """
+        raise NotImplementedError(f"{label(self)} compiles nothing")
+
+    def compile_apart(self) -> bool:
+        """Start :meth:`precompile`'s work in another process; whether there is one. Python's lock is not held there."""
+        return False
+
+    def estimate(self, env: Mapping[str, Any]) -> float | None:
+        """The author's estimate of the time of a call with these sizes, in any unit, or None."""
+        return None
+
+
+def label(candidate: Candidate) -> str:
+    """``tiled(BLOCK=64)``."""
+    return candidate.config.label(candidate.kernel)
+
+
+@dataclass(frozen=True)
+class KernelCandidate(Candidate):
+    """A kernel bound to an op, with one of its configs; runs below autograd and the dispatcher."""
+
+    op: Op
+    bound: Kernel
+    kernel: str = field(init=False)
+    config: Config = field(init=False)
+    compiles: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("kernel", self.bound.name),
+            ("config", self.bound.config),
+            ("compiles", self.bound.compiles),
+        ):
+            object.__setattr__(self, name, value)
+
+    def prepare(self, args: tuple[Any, ...]) -> Run:
+        call = self.op.bind(args)
+        if reason := self.bound.refuses(call):
+            raise Refused(reason)
+        return partial(self.bound.run, call)
+
+    def precompile(self, args: tuple[Any, ...]) -> None:
+        call = self.op.bind(args)
+        if not self.bound.refuses(call):
+            self.bound.compile(call)
+
+    def estimate(self, env: Mapping[str, Any]) -> float | None:
+        space = self.bound.space
+        return None if space is None or space.prior is None else space.prior(env, self.config.as_dict())
+
+
+@dataclass(frozen=True)
+class ReferenceCandidate(Candidate):
+    """The reference as the fallback: it is right by definition, so every op has a valid candidate."""
+
+    op: Op
+    kernel: str = REFERENCE
+    config: Config = NO_CONFIG
+
+    def prepare(self, args: tuple[Any, ...]) -> Run:
+        call = self.op.bind(args)
+        return lambda: fit_outputs(self.op.spec, call, self.op.run_reference(call.args))
+
+
+def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
+    """Every kernel × config of ``op`` for a device type and sizes: the reference first, then the declared default."""
+    valid: list[Candidate] = [ReferenceCandidate(op)]
+    for kernel in op.kernels.get(torch.device(device).type, ()):
+        configs = kernel.space.configs(env) if kernel.space else (NO_CONFIG,)
+        valid += [KernelCandidate(op, kernel.variant(config)) for config in configs]
+    return valid
+
+
+def default_of(op: Op, call: Binding, device: str) -> tuple[str, Config]:
+    """The candidate that runs without a choice on a device type. ``call`` may have no values."""
+    for kernel in op.eager(torch.device(device).type):
+        try:
+            serving = kernel.serving(call)
+        except Exception:  # supports= may look at values, or at the device
+            serving = kernel if kernel.space is None else kernel.variant(kernel.space.default(call.env))
+        if not isinstance(serving, str):
+            return serving.name, serving.config
+    return REFERENCE, NO_CONFIG

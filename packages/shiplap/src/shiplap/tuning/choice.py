@@ -1,0 +1,147 @@
+"""``Choice``: the candidate picked for a bucket, the reason, and the form in which the store keeps both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shiplap.declare.bucket import Bucket
+from shiplap.declare.config import NO_CONFIG, Config
+from shiplap.dispatch.tuned_choices import Entry
+from shiplap.sampling.finding import Finding
+from shiplap.tuning.key import Key
+
+LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidate that runs for all calls of one bucket, with the reason.
+
+    Attributes:
+        op, device, bucket, dtypes, layout: the calls that the choice is for. ``device`` is a device type.
+        kernel, config: the candidate; kernel ``"reference"`` is the plain PyTorch body.
+        time: median seconds of a run, 0.0 when nothing was measured.
+        runner_up, runner_up_time: the next candidate. Empty without one.
+        default_time: the time of the declared default, 0.0 when it was not measured.
+        reason: one line.
+        findings: the candidates that were dropped, and why. Empty in a choice read from the store or a table.
+        tried: candidates considered.
+        origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"``, ``"received"`` (from another rank),
+            ``"in force"`` (in compiled code: received, or from a package), or ``"left out"``: the budget ended before
+            this bucket had a choice, and ``kernel`` is empty.
+        sizes: the recipe of the call that was measured.
+        place: further fields of the key, by name: the code around a call in a compiled graph. Empty for a choice that
+            eager calls use.
+    """
+
+    op: str
+    device: str
+    bucket: Bucket
+    dtypes: str
+    layout: str
+    kernel: str
+    config: Config = NO_CONFIG
+    time: float = 0.0
+    runner_up: str = ""
+    runner_up_time: float = 0.0
+    default_time: float = 0.0
+    reason: str = ""
+    findings: tuple[Finding, ...] = ()
+    tried: int = 0
+    origin: str = "measured"
+    sizes: str = ""
+    place: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the choice is for compiled code and not for eager calls."""
+        return bool(self.place)
+
+    @property
+    def label(self) -> str:
+        return self.config.label(self.kernel)
+
+    def but(self, **changes: Any) -> Choice:
+        return replace(self, **changes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for ``--json``."""
+        return {
+            **self.value(),
+            "op": self.op,
+            "device": self.device,
+            "bucket": str(self.bucket),
+            "dtypes": self.dtypes,
+            "layout": self.layout,
+            "origin": self.origin,
+            "compiled": self.compiled,
+        }
+
+    def value(self) -> dict[str, Any]:
+        """What an entry of the store holds beside its key."""
+        return {
+            "kernel": self.kernel,
+            "config": self.config.as_dict(),
+            "time": self.time,
+            "runner_up": self.runner_up,
+            "runner_up_time": self.runner_up_time,
+            "default_time": self.default_time,
+            "reason": self.reason,
+            "findings": [asdict(f) for f in self.findings],
+            "tried": self.tried,
+            "sizes": self.sizes,
+        }
+
+
+def from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
+    """The choice of an entry. ValueError when it is none."""
+    import msgspec
+
+    from shiplap.tuning.schema import Value
+
+    try:
+        read = msgspec.convert(dict(value), Value)
+        findings = tuple(Finding(**f) for f in read.findings)  # type: ignore[arg-type]
+    except (msgspec.ValidationError, TypeError) as e:
+        raise ValueError(str(e)) from e
+    return Choice(
+        op=key["op"],
+        device=key["device"],
+        bucket=Bucket.parse(key["bucket"]),
+        dtypes=key["dtypes"],
+        layout=key["layout"],
+        kernel=read.kernel,
+        config=Config.of(read.config),
+        time=read.time,
+        runner_up=read.runner_up,
+        runner_up_time=read.runner_up_time,
+        default_time=read.default_time,
+        reason=read.reason,
+        findings=findings,
+        tried=read.tried,
+        origin=origin,
+        sizes=read.sizes,
+        place=place_of(key),
+    )
+
+
+def place_of(key: Key) -> tuple[tuple[str, str], ...]:
+    """The fields of ``key`` beside those that every choice has, as :class:`Choice` keeps them."""
+    prefix = "extra."
+    return tuple((name.removeprefix(prefix), value) for name, value in key.fields if name.startswith(prefix))
+
+
+def entry_of(choice: Choice, source: str) -> Entry:
+    """The entry for the table of choices in use. No eager call of the op finds one that has a place."""
+    key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
+    return Entry(choice.op, source, key, choice.kernel, choice.config, choice.place)
+
+
+def show_time(seconds: float) -> str:
+    """``1.23 ms``, ``45.6 us``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"

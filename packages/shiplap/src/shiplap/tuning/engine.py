@@ -1,0 +1,284 @@
+"""``sl.tune``: from samples of an op, or a recorded profile, to a choice for each bucket of the samples."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from shiplap.dispatch import Op
+from shiplap.errors import ShiplapError, error
+from shiplap.sampling.finding import Finding
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.sizes import environment, free_dims, scalar_candidates
+from shiplap.tuning import compiled_templates
+from shiplap.tuning.allowed import require_quiet
+from shiplap.tuning.choice import LEFT_OUT, Choice, from_json
+from shiplap.tuning.deadline import Deadline, OutOfTime
+from shiplap.tuning.distributed import from_first, ranks
+from shiplap.tuning.frozen_table import keep
+from shiplap.tuning.inputs import inputs, recipe_of
+from shiplap.tuning.key import key_for
+from shiplap.tuning.search import Report
+from shiplap.tuning.selector import Options, force, select
+from shiplap.tuning.worker_process import TIMEOUT, Isolation
+
+Request = tuple[Op, Recipe, str]
+Work = tuple[
+    Op, Recipe, str, compiled_templates.Tuner | None
+]  # the tuner measures templates in compiled code; None: eager calls
+EACH = 30.0  # seconds per bucket without a budget
+
+
+def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Request]:
+    """The tuning requests for ``samples``: argument tuples, sizes, recipes or labels of recipes."""
+    if isinstance(samples, (str, Mapping, torch.Tensor)) or not isinstance(samples, Iterable):
+        raise _no_sample(op, type(samples).__name__, "a list of samples, such as [(x, y)]")
+    requests = [_request(op, sample, device) for sample in samples]
+    if not requests:
+        raise _no_sample(op, "no samples", "a list of at least one sample, such as [(x, y)]")
+    return requests
+
+
+def _no_sample(op: Op, got: str, expected: str) -> ShiplapError:
+    return error(
+        "SL613",
+        where=f"{op.spec.name}: samples to tune on",
+        got=got,
+        expected=expected,
+        fix="pass a list of argument tuples, sizes, recipes or labels",
+    )
+
+
+def tune_all(
+    requests: Sequence[Request],
+    budget: float | str | None = None,
+    *,
+    options: Options,
+    isolate: bool = True,
+    timeout: float = TIMEOUT,
+    progress: bool | None = None,
+    compiled: bool | None = None,
+) -> list[Choice]:
+    """A choice for each bucket of ``requests``, in order. Under torch.distributed, rank 0 measures for all ranks.
+
+    If templates of the op are measured in compiled code (``compiled``, see :func:`shiplap.tune`), a choice among these
+    follows that for eager calls.
+    """
+    require_quiet("tune")
+    wanted = _works(_buckets(requests), compiled)
+
+    def work() -> list[Choice]:
+        seconds = seconds_of(budget)
+        with shown(progress) as report, Isolation(timeout) as isolation:
+            rest = options, isolation if isolate else None, report
+            if seconds is None:
+                return _explained(wanted, _each(wanted, None, *rest), compiled)
+            with Deadline(seconds, isolation.close) as deadline:
+                return _explained(wanted, _each(wanted, deadline, *rest), compiled)
+
+    rank, count = ranks()
+    if count == 1:
+        return work()
+    mine: list[Choice] = []
+
+    def tell() -> list[dict[str, Any]]:
+        mine.extend(work())
+        return [_told(choice) for choice in mine]
+
+    choices = from_first(tell)
+    return mine if rank == 0 else [_receive(work, told) for work, told in zip(wanted, choices, strict=True)]
+
+
+def _each(
+    wanted: Sequence[Work], deadline: Deadline | None, options: Options, isolation: Isolation | None, report: Report
+) -> list[Choice]:
+    """Each bucket has an equal share of the time that is left."""
+    choices: list[Choice] = []
+    for number, (op, recipe, device, tuner) in enumerate(wanted):
+        place = f"{number + 1}/{len(wanted)} {op.spec.name}" + (" in compiled code" if tuner else "")
+        share = EACH if deadline is None else deadline.left / (len(wanted) - number)
+
+        def report_here(what: str, done: int, total: int, place: str = place) -> None:
+            if deadline is not None:
+                deadline.check()
+            report(f"{place}: {what}", done, total)
+
+        mine = replace(options, seconds=share)
+        if tuner is not None:
+            work = partial(tuner, op, recipe, device, mine, report_here, isolation)
+        else:
+            bench = isolation.bench() if isolation else None
+            work = partial(select, op, recipe, device=device, options=mine, report=report_here, bench=bench)
+        try:
+            choices.append(work() if deadline is None else deadline.run(work))
+        except OutOfTime:
+            choices.append(_left_out(op, recipe, device, compiled=tuner is not None))
+    return choices
+
+
+def _left_out(op: Op, recipe: Recipe, device: str, *, compiled: bool) -> Choice:
+    """A bucket that the budget did not reach: nothing is stored, and what runs is what ran before."""
+    env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
+    dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
+    return Choice(
+        op.spec.name,
+        device.partition(":")[0],
+        op.rule.bucket(env),
+        dtypes,
+        "",
+        "",
+        reason="the budget was spent",
+        origin=LEFT_OUT,
+        sizes=str(recipe),
+        place=compiled_templates.ALONE if compiled else (),
+    )
+
+
+def _told(choice: Choice) -> dict[str, Any]:
+    """What the other ranks need to know of a choice of rank 0."""
+    return {"value": choice.value(), "place": dict(choice.place)} if choice.origin != LEFT_OUT else {}
+
+
+def _receive(work: Work, told: Mapping[str, Any]) -> Choice:
+    """A choice of rank 0 as one of ours, put into force."""
+    op, recipe, device, tuner = work
+    if not told:
+        return _left_out(op, recipe, device, compiled=tuner is not None)
+    key = key_for(op, inputs(op, recipe, device), told["place"])
+    choice = from_json(key, told["value"], "received")
+    force(op, [choice])
+    keep(key, choice)
+    return choice
+
+
+def _buckets(requests: Iterable[Request]) -> list[Request]:
+    """The first request of each bucket."""
+    by_bucket: dict[tuple[Any, ...], Request] = {}
+    for op, recipe, device in requests:
+        env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
+        key = (op.spec.name, device, op.rule.values(env), recipe.dtypes, recipe.layouts, recipe.absent)
+        by_bucket.setdefault(key, (op, recipe, device))
+    return list(by_bucket.values())
+
+
+def _works(requests: Iterable[Request], compiled: bool | None) -> list[Work]:
+    """What is measured for each request: eager calls, and templates in compiled code."""
+    works: list[Work] = []
+    for op, recipe, device in requests:
+        works.append((op, recipe, device, None))
+        works += [
+            (op, recipe, device, tuner)
+            for tuner in compiled_templates.tuners
+            if compiled_templates.measured(op, device, compiled)
+        ]
+    return works
+
+
+def _explained(works: Sequence[Work], made: Sequence[Choice], compiled: bool | None) -> list[Choice]:
+    """The choices, and those for eager calls with what was not measured in compiled code."""
+    told = []
+    for (op, recipe, device, tuner), choice in zip(works, made, strict=True):
+        why = "" if tuner is not None else compiled_templates.left_out(op, device, compiled)
+        skipped = (Finding("tune.candidates", "skip", op.spec.name, why, str(recipe), ""),) if why else ()
+        told.append(choice.but(findings=(*choice.findings, *skipped)) if skipped else choice)
+    return told
+
+
+def _request(op: Op, sample: Any, device: str | None) -> Request:
+    if isinstance(sample, Recipe):
+        return op, sample, device or "cpu"
+    if isinstance(sample, str):
+        return op, Recipe.parse(sample), device or "cpu"
+    if isinstance(sample, Mapping):
+        sizes = dict(sample)
+        return op, recipe_for(op, sizes, str(sizes.pop("dtype", "float32")).removeprefix("torch.")), device or "cpu"
+    if not isinstance(sample, (tuple, list)):
+        raise _no_sample(op, type(sample).__name__, "the arguments of a call, sizes by name, or a recipe")
+    if len(sample) > len(op.spec.args) or any(a.default is ... for a in op.spec.args[len(sample) :]):
+        raise _no_sample(op, type(sample).__name__, f"the {len(op.spec.args)} arguments of a call")
+    args = tuple(sample)
+    bound = op.bind(args)  # says what is wrong with them
+    return op, recipe_of(op, args), str(bound.device)
+
+
+def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Recipe:
+    """The recipe of a call with these sizes and scalars. SL502 when a size is missing, or a name or dtype does not fit.
+
+    ``dtype`` is for the tensors whose declaration admits it. Others have float32, or the first that theirs admits.
+    """
+    dims = free_dims(op.spec)
+    scalars = {a.name: a for a in op.spec.scalars}
+    repeated = {n: values[n] for n in op.spec.broadcasts if n in values}
+    unknown = [n for n in values if n not in dims and n not in scalars and n not in repeated]
+    missing = [n for n in dims if n not in values]
+    strange = [n for n, kind in dims.items() if n in values and not _is_size(values[n], kind)]
+    if unknown or missing or strange:
+        got = ", ".join(
+            [
+                *(f"unknown {n}" for n in unknown),
+                *(f"no {n}" for n in missing),
+                *(f"{n}={values[n]!r}" for n in strange),
+            ]
+        )
+        raise error(
+            "SL502",
+            where=op.spec.name,
+            what="the sizes do not fit the declaration",
+            got=got,
+            expected=f"sizes of {', '.join(dims)}",
+            fix="give each free dim a whole number, and a variadic one a list of them",
+        )
+    given = {n: values[n] if n in values else scalar_candidates(a)[0] for n, a in scalars.items() if n not in dims}
+    classes = {a.tensor.dtype_class: a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
+    admitted = {c: t.dtypes or (dtype,) for c, t in classes.items()}
+    if dtype != "float32" and not any(dtype in names for names in admitted.values()):
+        raise error(
+            "SL502",
+            where=op.spec.name,
+            what="the dtype does not fit the declaration",
+            got=dtype,
+            expected="; ".join(f"{c}: {', '.join(names)}" for c, names in admitted.items()) or "none to choose",
+            fix="pass a dtype that the declaration admits",
+        )
+    dtypes = {c: next((d for d in (dtype, "float32") if d in names), names[0]) for c, names in admitted.items()}
+    return Recipe().but(sizes={n: values[n] for n in dims} | repeated, scalars=given, dtypes=dtypes)
+
+
+def _is_size(value: Any, kind: str) -> bool:
+    """Whether a dim of this kind can have this size: one number, or a list of them for ``"variadic"``."""
+    sizes = value if kind == "variadic" else [value]
+    return isinstance(sizes, (list, tuple)) and all(type(n) is int and n >= 0 for n in sizes)
+
+
+def seconds_of(budget: float | str | None) -> float | None:
+    """``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds."""
+    if budget is None or isinstance(budget, (int, float)):
+        return budget
+    text = budget.strip()
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], 0.0)
+    with contextlib.suppress(ValueError):
+        seconds = float(text[:-1]) * unit if unit else float(text)
+        if seconds > 0:
+            return seconds
+    raise error("SL612", where="budget", got=repr(budget), expected="a time such as 90s, 5m or 1h")
+
+
+@contextlib.contextmanager
+def shown(wanted: bool | None) -> Iterator[Report]:
+    """A progress bar on stderr if stderr is a terminal. The bar is removed at the end."""
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("tune", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

@@ -1,0 +1,136 @@
+"""``Key``: everything that a choice depends on, as named texts. Two keys can be compared field by field."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from shiplap import torch_private
+from shiplap.dispatch import Op
+from shiplap.tuning.inputs import Inputs
+
+CALL = ("op", "device", "bucket", "dtypes", "layout")
+MACHINE = ("device_name", "capability", "threads")
+VERSIONS = ("driver", "cuda", "cublas", "triton", "torch", "shiplap")
+
+
+@dataclass(frozen=True)
+class Key:
+    """``fields``, sorted by name: CALL, ``source`` (digest of the op), MACHINE, VERSIONS, and any ``extra.*``."""
+
+    fields: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, fields: Mapping[str, str]) -> Key:
+        return cls(tuple(sorted(fields.items())))
+
+    def __getitem__(self, name: str) -> str:
+        return dict(self.fields).get(name, "")
+
+    def as_dict(self) -> dict[str, str]:
+        """For people: the call first, then source, machine and versions, then what was added."""
+        order = {n: i for i, n in enumerate((*CALL, "source", *MACHINE, *VERSIONS))}
+        return dict(sorted(self.fields, key=lambda pair: (order.get(pair[0], 99), pair[0])))
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.fields).encode()).hexdigest()[:32]
+
+
+@cache
+def code_of(*rooms: str) -> str:
+    """The digest of Shiplap's own code in these packages, such as ``"dispatch"``: an edit of it makes keys stale."""
+    package = Path(__file__).parents[1]
+    files = sorted(f for room in rooms for f in (package / room).rglob("*.py"))
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:32]
+
+
+def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> Key:
+    """The key of a choice for these inputs on this machine."""
+    fields = {
+        "op": op.spec.name,
+        "device": torch.device(inputs.device).type,
+        "bucket": str(inputs.bucket),
+        "dtypes": inputs.dtypes,
+        "layout": inputs.layout,
+        "source": inputs.identity,
+        **environment(inputs.device),
+        **{f"extra.{name}": str(value) for name, value in (extra or {}).items()},
+    }
+    return Key.of(fields)
+
+
+def environment(device: str) -> dict[str, str]:
+    """The MACHINE and VERSIONS fields for a device. The driver is queried here and never at import."""
+    versions = dict(_versions())
+    if torch.device(device).type != "cuda":
+        name = _processor() if torch.device(device).type == "cpu" else torch.device(device).type
+        capability = str(torch.backends.cpu.get_cpu_capability())
+        return {**versions, "device_name": name, "capability": capability, "threads": str(torch.get_num_threads())}
+    about = torch.cuda.get_device_properties(device)
+    return {
+        **versions,
+        "device_name": about.name,
+        "capability": f"{about.major}.{about.minor}",
+        "threads": "-",
+        "driver": _driver(),
+        "cuda": torch.version.cuda or torch.version.hip or "-",
+        "cublas": _package("nvidia-cublas", "nvidia-cublas-cu12") or f"of torch {torch.__version__}",
+    }
+
+
+@cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    versions = {
+        "triton": _package("triton") or "-",
+        "torch": torch.__version__,
+        "shiplap": _package("shiplap") or "-",
+        "driver": "-",
+        "cuda": "-",
+        "cublas": "-",
+    }
+    return tuple(versions.items())
+
+
+@cache
+def _package(*names: str) -> str:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+@cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware")))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+@cache
+def _driver() -> str:
+    """Release of the kernel module where it says so, else the version of the API that it serves."""
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split()
+        return next(w for w in words if w[:1].isdigit() and "." in w)
+    except (OSError, IndexError, StopIteration):
+        return torch_private.cuda_driver_version()
+
+
+def differences(a: Mapping[str, str], b: Mapping[str, str], only: tuple[str, ...] = ()) -> list[str]:
+    """``name: old → new`` for each field in which two keys differ."""
+    names = [n for n in {**a, **b} if not only or n in only]
+    return [f"{n}: {a.get(n, '(none)')} → {b.get(n, '(none)')}" for n in names if a.get(n) != b.get(n)]

@@ -1,0 +1,220 @@
+"""Timing. Candidates run in turn, so that other load on the machine affects all of them alike, and medians decide.
+
+CPU: wall clock around enough calls to be long against the clock. CUDA: events around one run (or the replay of a
+captured one), with the L2 cache flushed before, since a model's next layer finds its inputs elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from time import monotonic, perf_counter_ns
+from typing import Any, Protocol
+
+import torch
+
+from shiplap import torch_private
+from shiplap.sampling.run import last_line
+from shiplap.tuning.candidate import Run
+
+benchmarks = 0  # samples taken in this process: frozen mode is tested to leave it alone
+
+
+class Clock(Protocol):
+    def ready(self, run: Run) -> Run:
+        """``run`` as it is timed; raises when it cannot be captured and has to be."""
+        ...
+
+    def sample(self, run: Run, repeats: int) -> float:
+        """Seconds of one run, the mean of ``repeats``."""
+        ...
+
+
+class Uncapturable(Exception):
+    """Raised for a candidate that cannot be captured in a CUDA graph."""
+
+
+class CpuClock:
+    """Wall-clock time."""
+
+    def ready(self, run: Run) -> Run:
+        return run
+
+    def sample(self, run: Run, repeats: int) -> float:
+        _count()
+        started = perf_counter_ns()
+        for _ in range(repeats):
+            run()
+        return (perf_counter_ns() - started) / repeats * 1e-9
+
+
+class CudaClock:
+    """Device time, measured with CUDA events.
+
+    ``capture="auto"`` replays a captured graph where the run can be captured, ``"always"`` requires that, and
+    ``"never"`` times direct calls. Without a graph, the time of a launcher that is slower than its kernel is the
+    launcher's.
+    """
+
+    def __init__(self, device: str, capture: str = "auto") -> None:
+        self.device, self.capture = torch.device(device), capture
+        size = 2 * torch.cuda.get_device_properties(self.device).L2_cache_size
+        self._flush = torch.empty(max(size, 1 << 22), dtype=torch.int8, device=self.device)
+        self._kept: list[Any] = []
+
+    def ready(self, run: Run) -> Run:
+        if self.capture == "never":
+            return run
+        stream = torch.cuda.Stream(self.device)
+        for _ in range(2):  # what is done at a first call must not be done in a capture
+            with self._on(stream):
+                run()
+        torch.cuda.synchronize(self.device)
+        try:
+            return self._captured(run, stream)
+        except Uncapturable:
+            if self.capture == "always":
+                raise
+            return run
+
+    @contextmanager
+    def _on(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """Work on ``stream`` after what the current one holds, and before what comes after it."""
+        current = torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield
+        current.wait_stream(stream)
+
+    def _captured(self, run: Run, stream: torch.cuda.Stream) -> Run:
+        """Its replay. Captured by hand: torch.cuda.graph leaves the stream current when ending the capture raises."""
+        graph, pool, failure = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), ""
+        outs: Any = ()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool)
+            try:
+                outs = run()
+            except Exception as e:
+                failure = last_line(e)
+            try:
+                graph.capture_end()
+            except RuntimeError as e:
+                failure = failure or last_line(e)
+                torch_private.abandon_capture(stream.device_index, pool)
+        torch.cuda.synchronize(self.device)
+        if failure:
+            raise Uncapturable(failure)
+        self._kept.append((graph, outs, run))  # a graph holds addresses: what run holds must stay
+
+        def replay() -> Any:
+            graph.replay()
+            return outs
+
+        return replay
+
+    def sample(self, run: Run, repeats: int) -> float:
+        _count()
+        for _ in range(3):  # the device is busy while the host gets ahead: what it launches next waits in the queue
+            self._flush.zero_()
+        events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        for _ in range(repeats):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self._flush.zero_()
+            start.record()
+            run()
+            end.record()
+            events.append((start, end))
+        events[-1][1].synchronize()
+        took: float = sum(start.elapsed_time(end) for start, end in events)
+        return took * 1e-3 / repeats
+
+
+def clock_for(device: str, capture: str = "auto") -> Clock:
+    return CudaClock(device, capture) if torch.device(device).type == "cuda" else CpuClock()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The limits of a race, in seconds. A candidate ``hopeless`` times slower than the best is given up."""
+
+    rounds: int = 25
+    least: int = 5
+    seconds: float = 10.0
+    hopeless: float = 1.25
+    sample: float = 100e-6
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median and quartiles of one candidate, in seconds. ``finished`` is True if the candidate was timed to the end."""
+
+    median: float
+    low: float
+    high: float
+    samples: int
+    finished: bool
+
+    @classmethod
+    def of(cls, samples: Sequence[float], finished: bool) -> Timing:
+        ranked = sorted(samples)
+        return cls(median(ranked), ranked[len(ranked) // 4], ranked[(3 * len(ranked)) // 4], len(ranked), finished)
+
+
+def race(
+    runs: Mapping[int, Run], clock: Clock, plan: Plan, at: Callable[[int], None] = lambda index: None
+) -> dict[int, Timing]:
+    """Time ``runs`` in turn. Clearly slower ones are dropped early. ``at`` is called with the index of the next run."""
+    deadline = monotonic() + plan.seconds
+    samples: dict[int, list[float]] = {}
+    repeats: dict[int, int] = {}
+    live: list[int] = []
+    for index, run in runs.items():  # the first, cold sample only says how often to repeat, and who is far off
+        at(index)
+        run()
+        first = clock.sample(run, 1)
+        repeats[index] = max(1, min(1000, math.ceil(plan.sample / max(first, 1e-9))))
+        samples[index] = [first]
+        live.append(index)
+
+    def remeasure(index: int) -> float:
+        at(index)
+        return clock.sample(runs[index], 1)
+
+    live = _near(live, samples, remeasure)
+    for number in range(plan.rounds):
+        for index in live[number % len(live) :] + live[: number % len(live)]:
+            at(index)
+            value = clock.sample(runs[index], repeats[index])
+            samples[index] = [value] if number == 0 else [*samples[index], value]
+        live = _remaining(live, samples, number, plan)
+        if monotonic() > deadline and number + 1 >= plan.least:
+            break
+        if monotonic() > deadline + plan.seconds:
+            break
+    return {index: Timing.of(values, index in live) for index, values in samples.items()}
+
+
+def _count() -> None:
+    global benchmarks
+    benchmarks += 1
+
+
+def _near(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:
+    """Those that are not many times slower than the fastest; nobody is given up for one sample that was disturbed."""
+    fastest = min(samples[i][0] for i in live)
+    for index in live:
+        for _ in range(2 if samples[index][0] < 1.0 else 1):
+            if min(samples[index]) > 4 * fastest:
+                samples[index].append(remeasure(index))
+    return [i for i in live if min(samples[i]) <= 4 * fastest]
+
+
+def _remaining(live: list[int], samples: dict[int, list[float]], number: int, plan: Plan) -> list[int]:
+    """Those that may still win: whose best sample of three or more is within reach of the best median."""
+    if number < 2:
+        return live
+    best = min(median(samples[i]) for i in live)
+    return [i for i in live if min(samples[i]) <= plan.hopeless * best]

@@ -1,0 +1,125 @@
+"""``shiplap tune --merge``: frozen tables of several machines as one, of which each machine uses its own entries.
+
+The key of an entry names the device, the versions of driver and libraries, and the version of the op. Entries with
+different keys are all kept. Of two entries with the same key, which were measured twice on devices of one kind, the one
+with the shorter measured time is kept; one that was measured beats one that was not; otherwise the table that was named
+first decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shiplap.errors import error
+from shiplap.tuning.choice import Choice, from_json, show_time
+from shiplap.tuning.frozen_table import dump, read
+from shiplap.tuning.key import Key
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two tables chose differently for the same key.
+
+    ``kept`` and ``dropped`` are candidates with their times in seconds, ``kept_in`` and ``dropped_in`` their tables.
+    """
+
+    op: str
+    device: str
+    bucket: str
+    kept: str
+    kept_time: float
+    kept_in: str
+    dropped: str
+    dropped_time: float
+    dropped_in: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.op}  {self.bucket}  {self.device}: {self.kept} {_time(self.kept_time)} of {self.kept_in} is kept, "
+            f"{self.dropped} {_time(self.dropped_time)} of {self.dropped_in} is not"
+        )
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What was written: choices by name of a device, entries that several tables had alike, and conflicts."""
+
+    tables: tuple[str, ...]
+    choices: Mapping[str, int]
+    repeated: int
+    conflicts: tuple[Conflict, ...]
+
+
+def merge(sources: Iterable[str | Path], output: str | Path) -> Merged:
+    """Write the entries of all tables in ``sources`` to ``output``. A folder stands for the ``.json`` files in it.
+
+    Raises:
+        ShiplapError: SL602 for a table that cannot be read, an empty folder or an output that cannot be written. SL609
+            for a damaged table. Nothing is written then.
+    """
+    paths = [path for source in sources for path in _tables(Path(source), Path(output))]
+    kept: dict[Key, tuple[Choice, Mapping[str, Any], Path]] = {}
+    conflicts: list[Conflict] = []
+    repeated = 0
+    for path in paths:
+        for key, value in read(path):
+            mine = (from_json(key, value, "frozen"), value, path)
+            other = kept.setdefault(key, mine)
+            if other is mine:
+                continue
+            best, rest = (mine, other) if _better(mine[0], other[0]) else (other, mine)
+            kept[key] = best
+            if best[0].label == rest[0].label:
+                repeated += 1
+            else:
+                conflicts.append(_conflict(key, best, rest))
+    entries = sorted(((key, value) for key, (_, value, _) in kept.items()), key=lambda entry: entry[0].fields)
+    dump(output, entries)
+    devices = [key["device_name"] for key, _ in entries]
+    counts = {name: devices.count(name) for name in dict.fromkeys(devices)}
+    return Merged(tuple(map(str, paths)), counts, repeated, tuple(conflicts))
+
+
+def _tables(source: Path, output: Path) -> list[Path]:
+    """The tables that ``source`` names. An output of an earlier merge in a folder is a table, and is read first."""
+    if not source.is_dir():
+        return [source]
+    listed = sorted(source.glob("*.json"), key=lambda path: (path.name != output.name, path.name))
+    if not listed:
+        raise error(
+            "SL602",
+            where=str(source),
+            what="the folder has no tables",
+            got="no .json file",
+            expected="tables written by 'shiplap freeze'",
+        )
+    return listed
+
+
+def _better(one: Choice, other: Choice) -> bool:
+    """Whether ``one``, of a later table, takes the place of ``other``."""
+    return one.time > 0 and (other.time <= 0 or one.time < other.time)
+
+
+def _conflict(
+    key: Key, best: tuple[Choice, Mapping[str, Any], Path], rest: tuple[Choice, Mapping[str, Any], Path]
+) -> Conflict:
+    (won, _, here), (lost, _, there) = best, rest
+    return Conflict(
+        op=key["op"],
+        device=key["device_name"],
+        bucket=key["bucket"],
+        kept=won.label,
+        kept_time=won.time,
+        kept_in=str(here),
+        dropped=lost.label,
+        dropped_time=lost.time,
+        dropped_in=str(there),
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"({show_time(seconds)})" if seconds else "(not measured)"

@@ -1,0 +1,202 @@
+"""Record the calls that a program makes, one JSON line per op, sizes, dtypes and layout, and tune for them later.
+
+Each new call is appended to the file in one write. Several processes may therefore share a file, and a killed process
+has recorded its calls up to that time. The counts of calls follow at the end, as separate lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shiplap import safe_io
+from shiplap.declare.binding import Binding
+from shiplap.declare.native_interface import NativeForm
+from shiplap.dispatch import registry, tuned_choices
+from shiplap.dispatch.state import OpState
+from shiplap.errors import error, notice
+from shiplap.sampling.recipe import Recipe
+from shiplap.tuning.inputs import recipe_of
+
+LIMIT = 1 << 24  # bytes of a profile
+
+
+@dataclass(frozen=True)
+class Call:
+    """One line: an op by name, with what declares it, and a recipe of its arguments."""
+
+    op: str
+    device: str
+    recipe: str
+    module: str = ""
+    file: str = ""
+    count: int = 1
+
+    @property
+    def parsed(self) -> Recipe:
+        return Recipe.parse(self.recipe)
+
+
+class Recorder:
+    """The observer of every bound call in this process (``choices.observer``)."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._seen: dict[tuple[Any, ...], Call] = {}
+        self._counts: dict[tuple[Any, ...], int] = {}
+        self._lock = threading.Lock()
+        self._held: list[NativeForm] = []
+
+    def __call__(self, op: OpState, call: Binding) -> None:
+        key = (op.spec.name, str(call.device), op.rule.key(call), tuple(call.env.items()).__repr__())
+        with self._lock:
+            self._counts[key] = self._counts.get(key, 0) + 1
+            if key not in self._seen:
+                made = Call(
+                    op.spec.name,
+                    str(call.device),
+                    str(recipe_of(op, call.args)),
+                    op.reference.__module__,
+                    op.file,
+                )
+                self._seen[key] = made
+                self._append([made])
+        self._hold(op)
+
+    def _hold(self, op: OpState) -> None:
+        """Keep the native binding, which calls no Python, from taking over while we watch."""
+        for kernel in (k for kernels in op.kernels.values() for k in kernels):
+            form = kernel.native
+            if form is not None and form.counting:
+                form.settle()
+                self._held.append(form)
+
+    def close(self) -> None:
+        """Write the counts, and allow native bindings again."""
+        with self._lock:
+            many = [(self._seen[k], n) for k, n in self._counts.items() if n > 1]
+            self._append([replace(c, count=n) for c, n in many])
+        for form in self._held:
+            form.resume()
+
+    def _append(self, calls: list[Call]) -> None:
+        text = "".join(json.dumps(vars(c)) + "\n" for c in calls)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Nothing waits here: a FIFO that nobody reads is an error.
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+            try:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise OSError(errno.EINVAL, "it is no regular file")
+                _append(handle, text.encode())
+            finally:
+                os.close(handle)
+        except OSError as e:
+            notice(f"record {self.path}", f"calls cannot be recorded in {self.path}: {e.strerror or e}")
+
+
+def _append(handle: int, content: bytes) -> None:
+    """Write all of ``content``, or leave nothing of it: half a line would spoil the next one."""
+    start, written = os.fstat(handle).st_size, 0
+    try:
+        while written < len(content):
+            written += os.write(handle, content[written:])
+    except OSError:
+        if os.fstat(handle).st_size == start + written:  # nobody has appended since
+            os.ftruncate(handle, start)
+        raise
+
+
+_current: Recorder | None = None
+
+
+def _after_fork() -> None:
+    """A child records on, and does not have the thread that may hold the lock."""
+    if _current is not None:
+        _current._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def start(path: str | os.PathLike[str]) -> None:
+    """Record from now on, until :func:`stop` or the end of the process."""
+    global _current
+    stop()
+    _current = Recorder(path)
+    for op in registry.ops():
+        op.drop_native()
+        _current._hold(op)
+    tuned_choices.observer = _current
+    tuned_choices.refresh()
+
+
+def stop() -> None:
+    """Stop recording, and write the counts."""
+    global _current
+    recorder, _current = _current, None
+    tuned_choices.observer = None
+    tuned_choices.refresh()
+    if recorder is not None:
+        recorder.close()
+
+
+@contextlib.contextmanager
+def record(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Within this context, calls of declared ops are recorded in ``path`` (JSON lines), for ``shiplap tune --profile``.
+
+    Compiled graphs call ops as well; kernels that Inductor made from a template are recorded when they are lowered.
+    """
+    start(path)
+    try:
+        yield
+    finally:
+        stop()
+
+
+def read_calls(path: str | os.PathLike[str]) -> list[Call]:
+    """Calls of a profile, each once, the most frequent first. A last line cut short by a kill is left out.
+
+    Raises:
+        CommandError: SL602 when the file cannot be read, SL609 when a line is no call.
+    """
+    import msgspec
+
+    try:
+        lines = safe_io.read_file(path, LIMIT, safe_io.NAMED).decode().split("\n")
+    except (OSError, UnicodeDecodeError) as e:
+        raise error(
+            "SL602",
+            where=str(path),
+            what="the file cannot be read",
+            got=(isinstance(e, OSError) and e.strerror) or e,
+            expected="a profile written by shiplap.tuning.record",
+        ) from None
+    counts: dict[Call, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or number == len(lines):  # what has no newline was cut short
+            continue
+        try:
+            call = msgspec.json.decode(line, type=Call)
+            _ = call.parsed
+        except Exception as e:
+            raise error(
+                "SL609",
+                where=f"{path}:{number}",
+                what="a line of the profile cannot be read",
+                got=str(e).splitlines()[0],
+                expected="a line written by shiplap.tuning.record",
+                fix="delete the line, or record again",
+            ) from None
+        key = replace(call, count=1)
+        counts[key] = max(counts.get(key, 0), call.count)
+    ranked = sorted(counts.items(), key=lambda pair: -pair[1])
+    return [replace(key, count=n) for key, n in ranked]

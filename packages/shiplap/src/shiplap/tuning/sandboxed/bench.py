@@ -1,0 +1,269 @@
+"""A bench for kernels that nobody trusts: one locked process for each, and seeds, inputs, clock and comparison here.
+
+What a kernel does to its interpreter harms that kernel alone: the others race in processes of their own, and stand
+still while it runs. Its own clock is heard in the race, where it may claim what it likes, and the winner's claim is
+compared with the clock of this process before it counts.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from threading import Event, Thread
+from typing import Any
+
+import torch
+
+from shiplap.dispatch import Op
+from shiplap.dispatch.tuned_choices import REFERENCE
+from shiplap.errors import error
+from shiplap.sampling.case import Case
+from shiplap.sampling.run import last_line, tensors
+from shiplap.sandbox.call_batch import Batch, Unsupported
+from shiplap.sandbox.candidate import Expected, Wrong
+from shiplap.sandbox.protocol import Arena
+from shiplap.sandbox.source_scan import suspicious_function
+from shiplap.tuning.bench import Belief
+from shiplap.tuning.candidate import Candidate, KernelCandidate
+from shiplap.tuning.inputs import Inputs
+from shiplap.tuning.measure import Plan, Timing, race
+from shiplap.tuning.sandboxed.confirm import Confirmation, Spells, expected_of
+from shiplap.tuning.sandboxed.fresh_inputs import Drawn
+from shiplap.tuning.sandboxed.workers import Hosts, Unhosted
+from shiplap.tuning.verify import Outcome, cases_of
+
+POISON = (0xFF, 0x55, 0xAA)
+DUELS = 6  # rounds
+LARGE = 4 << 20  # bytes of arguments that deserve more than one thread here
+CLAIM, EXCHANGE = 0.3, 5e-3  # share of this process's clock that is believed at least, beyond seconds of a message
+
+
+def serves(inputs: Inputs) -> bool:
+    """Whether arguments of this task can travel to a locked process."""
+    if torch.device(inputs.device).type != "cpu" or not sys.platform.startswith("linux"):
+        return False  # a locked process has not been tried with a device
+    try:
+        Arena().pack(list(inputs.call.args if inputs.op.sampler is not None else inputs.real[0].args))
+    except TypeError:  # a random generator, for example
+        return False
+    return True
+
+
+class _Lost(Exception):
+    """Raised when a candidate cannot go on in a race."""
+
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(why)
+        self.index, self.why = index, why
+
+
+class _Runner:
+    """One candidate in a race, as a function."""
+
+    def __init__(self, index: int, batch: Batch) -> None:
+        self.index, self.batch = index, batch
+
+    def __call__(self) -> Any:
+        self.sample(1)
+        return ()
+
+    def sample(self, repeats: int) -> float:
+        try:
+            spell = self.batch.sample(repeats)
+        except Wrong as e:
+            raise _Lost(self.index, str(e)) from None
+        # A claim may not be so low that a race is planned around it for nothing; whether it is true shows later.
+        return max(spell.claimed, CLAIM * (spell.took.quiet - EXCHANGE)) / repeats
+
+
+class _Clock:
+    """The clock of a race between processes."""
+
+    def ready(self, run: Any) -> Any:
+        return run
+
+    def sample(self, run: Any, repeats: int) -> float:
+        assert isinstance(run, _Runner)
+        return run.sample(repeats)
+
+
+@contextmanager
+def _few_threads(inputs: Inputs) -> Iterator[None]:
+    """One thread of this process for small arguments.
+
+    A thread of OpenMP waits for its next work without rest, for longer than a small kernel takes, on a processor that
+    the kernel may need.
+    """
+    if sum(t.numel() * t.itemsize for t in tensors(inputs.real[0].args)) > LARGE:
+        yield
+        return
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+
+
+class JudgedBench:
+    """Verifies and times candidates by their index, each kernel in a locked process of its own."""
+
+    def __init__(
+        self, hosts: Hosts, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: Mapping[str, Any]
+    ) -> None:
+        self.hosts, self.op, self.candidates, self.opening = hosts, op, candidates, opening
+        self.inputs = replace(drawn, seed=secrets.randbits(40))  # nobody else knows these values
+        self._expected: dict[int, Expected] = {}
+        self._drawn: Drawn | None = None
+        self._broken = ""  # why the reference does not run
+        self.hosts.open(opening, _libraries(op))
+
+    def open(self) -> str:
+        """The reason why the processes cannot serve the task, or an empty text. SL611 where none starts."""
+        try:
+            with self._ahead():
+                self.hosts.prepare({REFERENCE: 10.0} | {c.kernel: 1.0 for c in self.candidates[1:]})
+            self.hosts.of(REFERENCE, 10.0)
+        except Unhosted as e:
+            if "LookupError" in str(e):
+                return str(e)
+            expected = "a process that imports the op and draws its inputs"
+            raise error("SL611", where=self.op.spec.name, got=str(e), expected=expected) from e
+        return ""
+
+    @contextmanager
+    def _ahead(self) -> Iterator[None]:
+        """Draw what a confirmation will need meanwhile. Nothing is timed, and no longer than that."""
+        drawn, over = Drawn(self.op, self.inputs), Event()
+
+        def draw() -> None:
+            with suppress(Exception):  # whoever needs the next one is told the reason
+                drawn.ahead(over.is_set)
+
+        thread = Thread(target=draw, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+        thread.join()
+        self._drawn = drawn
+
+    def drawn(self) -> Drawn:
+        drawn, self._drawn = self._drawn, None
+        return drawn or Drawn(self.op, self.inputs)
+
+    def compile(self, indices: Sequence[int]) -> int:
+        return 0  # each compiles in its own process, when it is verified
+
+    def quiet(self) -> None:
+        """Every process stands still unless it is asked something."""
+
+    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> Batch:
+        """Calls of a candidate, ready in its process. Raises Wrong, Unsupported or Unhosted.
+
+        Index -1 computes nothing, in the process of the reference.
+        """
+        name = self.candidates[max(index, 0)].kernel
+        witness = self.hosts.of(name, 10.0 if index <= 0 else 1.0)
+        return Batch(witness, {"index": index, "poison": poison}, sets, blank=index < 0)
+
+    def verify(self, index: int) -> Outcome:
+        if index and self._broken:
+            return Outcome(f"the reference does not run: {self._broken}")
+        if names := self._suspicions(index):
+            return Outcome("; ".join(names[:3]))
+        for number, case in enumerate(cases_of(self.inputs, self.candidates[index])):
+            try:
+                with _few_threads(self.inputs):
+                    problem = self._look(index, number, case)
+            except Unsupported as e:
+                if case is self.inputs.small:
+                    continue
+                return Outcome(str(e), refused=True)
+            if problem:
+                self._broken = problem if index == 0 else self._broken
+                return Outcome(f"{problem} on {case.label}")
+        return Outcome()
+
+    def _suspicions(self, index: int) -> list[str]:
+        candidate = self.candidates[index]
+        return suspicious_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
+
+    def _look(self, index: int, number: int, case: Case) -> str:
+        """What is wrong with a candidate on a case. The reference is right wherever it runs."""
+        try:
+            with self.batch(index, [case.args], POISON[number]) as batch:
+                batch.go([self.expected(number, case)] if index else None)
+        except (Wrong, Unhosted) as e:
+            return self.ended(index, e)
+        return ""
+
+    def ended(self, index: int, e: Exception) -> str:
+        """The evidence of an exception; a process that has ended is given up."""
+        self.hosts.doubted = True
+        if isinstance(e, Wrong) and e.check in ("process", "memory", "answer"):
+            self.hosts.end(self.candidates[max(index, 0)].kernel)
+        return str(e)
+
+    def expected(self, number: int, case: Case) -> Expected:
+        if number not in self._expected:
+            try:
+                self._expected[number] = expected_of(self.op, case)
+            except Exception as e:  # the reference ran in its own process: memory, perhaps
+                raise Wrong("reference", f"the reference does not run here: {last_line(e)}") from e
+        return self._expected[number]
+
+    def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
+        left, failed = list(indices), dict[int, str]()
+        while left:
+            batches: dict[int, Batch] = {}
+            try:
+                for index in left:
+                    with _few_threads(self.inputs):
+                        batches[index] = self._entered(index)
+                runs: dict[int, Callable[[], Any]] = {i: _Runner(i, b) for i, b in batches.items()}
+                return race(runs, _Clock(), plan), failed
+            except _Lost as e:
+                failed[e.index] = e.why
+                left.remove(e.index)
+                self.hosts.end(self.candidates[e.index].kernel)
+            finally:
+                for batch in batches.values():
+                    batch.close()
+        return {}, failed
+
+    def _entered(self, index: int) -> Batch:
+        try:
+            return self.batch(index, [self.inputs.real[0].args])
+        except (Wrong, Unsupported, Unhosted) as e:
+            raise _Lost(index, str(e)) from None
+
+    def confirm(
+        self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
+    ) -> dict[int, Belief]:
+        with _few_threads(self.inputs):
+            return Confirmation(self, claims, seconds, believed).beliefs()
+
+    def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
+        left, failed = list(indices), dict[int, str]()
+        while len(left) > 1:
+            with _few_threads(self.inputs):
+                times = Spells(self, dict.fromkeys(left, claimed)).measure(DUELS, seconds)
+            lost = {i: t for i, t in times.items() if isinstance(t, str)}
+            if not lost:
+                return {i: float(t) for i, t in times.items()}, failed
+            failed |= {i: why for i, why in lost.items() if i >= 0}
+            if -1 in lost:
+                break
+            left = [i for i in left if i not in lost]
+        return {}, failed
+
+
+def _libraries(op: Op) -> list[str]:
+    """Folders of the native libraries of an op."""
+    kernels = [k for listed in op.kernels.values() for k in listed]
+    return [str(k.native.library.parent) for k in kernels if k.native is not None]

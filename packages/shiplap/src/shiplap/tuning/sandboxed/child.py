@@ -1,0 +1,67 @@
+"""In a locked process: the candidates of one kernel, each made ready for the arguments of the referee.
+
+Nothing here is relied upon: what is judged shares this interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from shiplap.declare.config import Config
+from shiplap.dispatch.launch import poisoned_workspace
+from shiplap.sampling.recipe import Recipe
+from shiplap.sandbox.child import Declined
+from shiplap.tuning.allowed import WORKER
+from shiplap.tuning.candidate import Candidate, Refused, Run
+from shiplap.tuning.inputs import inputs
+from shiplap.tuning.poison_memory import Poison
+from shiplap.tuning.worker import find, provided
+
+Ready = Callable[[Mapping[str, Any], list[Any]], Run]
+
+
+def maker(order: str) -> Ready:
+    """What makes calls ready: ``{"index": i, "poison": byte or None}`` and arguments → a function without any.
+
+    ``order`` is the opening of a task as JSON. Index -1 binds the arguments and runs nothing. Raises LookupError where
+    the op, or a candidate, is another one here.
+    """
+    asked = json.loads(order)
+    os.environ[WORKER] = str(os.getpid())  # a module that tunes when it is imported does not tune here
+    op = find({**asked, "path": [*asked["path"], *(p for p in sys.path if p not in asked["path"])]})
+    if op.identity != asked["identity"]:
+        raise LookupError(f"{op.spec.name} differs there: kernels attached elsewhere, or changed files")
+    drawn = inputs(op, Recipe.parse(asked["recipe"]), asked["device"])
+    listed = {(c.kernel, c.config): c for c in provided(asked["provider"], op, drawn)}
+    wanted = [(c["kernel"], Config.of(c["config"])) for c in asked["candidates"]]
+    if missing := [w for w in wanted if w not in listed]:
+        raise LookupError(f"candidate {missing[0]} is unknown here")
+
+    def ready(which: Mapping[str, Any], args: list[Any]) -> Run:
+        if which["index"] < 0:
+            op.bind(tuple(args))
+            return lambda: ()
+        return _ready(listed[wanted[which["index"]]], which.get("poison"), tuple(args))
+
+    return ready
+
+
+def _ready(candidate: Candidate, byte: int | None, args: tuple[Any, ...]) -> Run:
+    try:
+        with nullcontext() if byte is None else poisoned_workspace(byte):
+            run = candidate.prepare(args)
+    except Refused as e:
+        raise Declined(str(e)) from None
+    if byte is None:
+        return run
+
+    def poisoned() -> Any:
+        with poisoned_workspace(byte), nullcontext() if candidate.opaque else Poison(byte):
+            return tuple(run())
+
+    return poisoned

@@ -1,0 +1,330 @@
+"""A winner of a race, once more: on values that nobody knew, by the clock of this process, and on other inputs.
+
+In a race the same call runs again and again, by the clock of the process that runs it. What wins by that alone,
+because it remembers, looks where it is or changes the clock, is refused here, or gets the time that it really takes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence, Set
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from time import monotonic
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.compare import Difference, agrees, close, reduction
+from shiplap.sampling.perturb import Fresh, swapped
+from shiplap.sampling.run import reference, reference64, tensors
+from shiplap.sandbox.call_batch import Batch, Unsupported
+from shiplap.sandbox.candidate import Expected, Wrong
+from shiplap.sandbox.supervisor import Took
+from shiplap.tuning.bench import Belief
+from shiplap.tuning.candidate import Candidate
+from shiplap.tuning.inputs import Inputs
+from shiplap.tuning.sandboxed.fresh_inputs import MOST, ROOM, Drawn, bytes_of
+from shiplap.tuning.sandboxed.workers import Hosts, Unhosted
+
+ROUNDS, ATTEMPTS = 3, 3
+PATIENCE = 4  # times as many rounds on a busy machine
+LONG = 2e-3  # seconds that the calls of a batch should take
+TIMES, SLACK, COLD = 4.0, 10e-6, 10e9  # of the claim; seconds; bytes in a second of arguments that are in no cache
+NEARLY = 1.1  # times its claim: what takes no longer is not measured again because others had the processors
+LEAST = 200e-9  # seconds: no call from Python takes less
+BATCHES = 4  # of calls of a small size
+LATER, PAUSE, LONGEST = 500, 15e-3, 0.1  # calls that nobody looks at, their seconds, and those of small ones at most
+FIRST = 2  # batches of other inputs that are tried however long they take
+
+
+class Asked(Protocol):
+    """The bench of the candidates: their processes, and the inputs."""
+
+    op: Op
+    inputs: Inputs
+    candidates: Sequence[Candidate]
+    hosts: Hosts
+
+    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> Batch:
+        """Calls of a candidate, ready in its process; index -1 computes nothing."""
+        ...
+
+    def ended(self, index: int, e: Exception) -> str:
+        """The evidence of an exception; a process that has ended is given up."""
+        ...
+
+    def drawn(self) -> Drawn:
+        """New arguments, of which some may have been drawn ahead."""
+        ...
+
+
+def expected_of(op: Op, case: Case) -> Expected:
+    """The effects of the reference on ``case``, as a process is compared with them.
+
+    What agrees with the reference in its own precision is right whatever float64 shows, so it is computed for others.
+    """
+    with torch.no_grad():
+        own = reference(op, case.args)
+    sums = reduction(op.spec, case.env)
+    flat = tensors(case.args)
+    written = [t for a, v in zip(op.spec.args, case.args, strict=True) if a.mutated for t in tensors([v])]
+    changed = tuple(i for i, t in enumerate(flat) if any(t is w for w in written))
+
+    def against(got: Sequence[Tensor]) -> Difference:
+        with torch.no_grad():
+            if agrees(got, own, sums, wide_sums=True):
+                return Difference()
+            return close(got, own, reference64(op, case.args), sums, wide_sums=True)
+
+    return Expected(own, against, changed, aliased=True)
+
+
+class Spells:
+    """Times of candidates on new values, by the clock of this process, side by side.
+
+    ``claims``: about the seconds of one call of each, from which the number of calls of a batch follows.
+    """
+
+    def __init__(self, bench: Asked, claims: Mapping[int, float], fresh: Fresh | None = None) -> None:
+        self.bench, self.claims = bench, claims
+        self.op, self.inputs = bench.op, bench.inputs
+        self.fresh = fresh or Fresh(self.op, self.inputs.recipe, self.inputs.device)
+        claimed, size = max(1e-9, min(claims.values())), max(1, bytes_of(self.inputs.real[0]))
+        self._count = max(1, min(MOST, int(LONG / claimed), ROOM // size))
+        self._took: dict[int, list[Took]] = {i: [] for i in (-1, *claims)}
+
+    def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
+        """Seconds of one call of each candidate, or what is wrong with one of them.
+
+        The least time counts, less the least time of a batch that computes nothing: load can only add to either. On a
+        busy machine there are more rounds, until load explains nothing more or ``seconds`` have passed.
+        """
+        ends = monotonic() + seconds
+        for number in range(PATIENCE * rounds):
+            if number >= rounds and (monotonic() > ends or all(map(self._is_known, self._took))):
+                break
+            if lost := self._round():
+                return lost
+        return {index: max(0.0, self._least(index)) for index in self.claims}
+
+    def kindest(self, index: int) -> float:
+        """Seconds of one call less those in which it waited for a processor."""
+        return (min(t.quiet for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
+
+    def _least(self, index: int) -> float:
+        return (min(t.wall for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
+
+    def _is_known(self, index: int) -> bool:
+        """Whether it had a processor for the whole of a batch, or takes no longer than it says."""
+        claimed = self.claims.get(index, 0.0)
+        if index >= 0 and self._least(index) <= 0.0:  # what computes nothing was held up, and took longer
+            return False
+        return any(t.undisturbed for t in self._took[index]) or self._least(index) <= NEARLY * claimed
+
+    def _round(self) -> dict[int, float | str]:
+        """Each candidate on the same values, in memory of its own. What is wrong with one of them, if anything is."""
+        with ExitStack() as stack:
+            known, values = self._values()
+            batches = {}
+            for index in self._took:
+                try:
+                    batches[index] = stack.enter_context(self.bench.batch(index, known))
+                except (Wrong, Unsupported, Unhosted) as e:
+                    return {index: self._why(index, e)}
+            for cases in values:
+                expected = [expected_of(self.op, case) for case in cases] if any(self.claims) else []
+                for index, batch in batches.items():
+                    try:
+                        self._took[index].append(self._go(index, batch, cases, expected))
+                    except Wrong as e:
+                        return {index: self._why(index, e)}
+        return {}
+
+    def _why(self, index: int, e: Exception) -> str:
+        why = self.bench.ended(index, e)
+        return f"{why} ({e.check}) on new values" if isinstance(e, Wrong) else why
+
+    def _go(self, index: int, batch: Batch, cases: list[Case], expected: list[Expected]) -> Took:
+        prisoner = batch.witness.prisoner
+        prisoner.sweep()
+        if index >= 0:
+            batch.fill([c.args for c in cases])
+        prisoner.alone = True
+        try:
+            return batch.go(expected if index > 0 else None).took
+        finally:
+            prisoner.alone = False
+
+    def _values(self) -> tuple[list[Any], list[list[Case]]]:
+        """Arguments to make calls ready with, and the values on which they then run, one list after another."""
+        first = self.fresh.cases(self._count)
+        near = [replace(c, args=swapped(c.args)) for c in first]
+        if self.op.sampler is not None:  # its values may decide on sizes
+            return [c.args for c in first], [near]
+        return [self.inputs.real[0].args] * self._count, [first, near]
+
+
+class Confirmation:
+    """What is looked at before candidates may be chosen; ``claims``: the seconds that each says it takes.
+
+    ``seconds`` is when no further input is tried, and how long a busy machine is waited for. Of those ``believed``
+    before, only the time is asked again.
+    """
+
+    def __init__(
+        self, bench: Asked, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
+    ) -> None:
+        self.bench, self.claims, self.seconds, self.believed = bench, claims, seconds, believed
+        self.inputs = bench.inputs
+        self._drawn = bench.drawn()
+        self.fresh = self._drawn.fresh
+        self._least: dict[int, float] = {}
+        self._kindest: dict[int, float] = {}
+
+    def beliefs(self) -> dict[int, Belief]:
+        """The verdict on each: a problem, or how many times its claim it takes."""
+        asked = [i for i in self.claims if i and i not in self.believed]
+        told = {i: Belief(problem) for i in asked if (problem := self._problem(i))}
+        self._time([i for i in self.claims if i not in told], told)
+        for index in [i for i, belief in told.items() if i and not belief.problem]:
+            try:
+                self.bench.hosts.of(self.bench.candidates[index].kernel).intact()
+            except (Wrong, Unhosted) as e:
+                told[index] = Belief(self._evidence(index, e))
+        return told
+
+    def _problem(self, index: int) -> str:
+        """What a candidate does wrong on other inputs, and after some calls."""
+        if self.claims[index] < LEAST:
+            return f"won with {self.claims[index] * 1e9:.3g} ns, which no call takes"
+        drawn, self._drawn = self._drawn, self.bench.drawn()  # of each candidate its own
+        looks = _Looks(self.bench, index, self.claims[index], drawn, self.fresh, monotonic() + self.seconds)
+        try:
+            looks.in_place()
+            looks.many()
+            looks.others()
+        except (Unsupported, Wrong, Unhosted) as e:
+            return self._evidence(index, e)
+        return ""
+
+    def _evidence(self, index: int, e: Exception) -> str:
+        if isinstance(e, Unsupported):
+            return f"does not serve other values of this size: {e}"
+        if isinstance(e, Wrong):
+            self.bench.ended(index, e)
+            return f"{e.evidence} ({e.check}) on new values"
+        return str(e)
+
+    def _time(self, left: list[int], told: dict[int, Belief]) -> None:
+        """Compare claims with the least times by this process's clock, as load on the machine can only add to them.
+
+        A claim is refused only if the time is too long without what load can explain, and nothing else is believed.
+        """
+        slow: list[int] = []
+        for _ in range(ATTEMPTS):
+            left = self._measure(left, told)
+            slow = [i for i in left if i and self._kindest[i] > self._longest(self.claims[i])]
+            if not slow:
+                break
+        for index in left:
+            claimed, took = self.claims[index], self._kindest[index]
+            problem = f"won with {claimed * 1e6:.3g} us, and takes {took * 1e6:.3g} us on new values"
+            factor = self._least[index] / max(claimed, 1e-9)
+            told[index] = Belief(problem) if index in slow else Belief(factor=factor)
+
+    def _longest(self, claimed: float) -> float:
+        return TIMES * claimed + SLACK + bytes_of(self.inputs.real[0]) / COLD
+
+    def _measure(self, left: list[int], told: dict[int, Belief]) -> list[int]:
+        """Those that are right on all of the values, side by side."""
+        while left:
+            spells = Spells(self.bench, {i: self.claims[i] for i in left}, self.fresh)
+            times = spells.measure(ROUNDS, self.seconds)
+            lost = {i: t for i, t in times.items() if isinstance(t, str)}
+            if not lost:
+                for index, seconds in times.items():
+                    self._least[index] = min(float(seconds), self._least.get(index, float("inf")))
+                    self._kindest[index] = min(spells.kindest(index), self._kindest.get(index, float("inf")))
+                break
+            told |= {i: Belief(lost.get(i) or lost[-1]) for i in left if i in lost or -1 in lost}
+            left = [i for i in left if i not in told]
+        return left
+
+
+class _Looks:
+    """What one candidate does on values and sizes that nobody knew, until the time ``ends``."""
+
+    def __init__(self, bench: Asked, index: int, claimed: float, drawn: Drawn, fresh: Fresh, ends: float) -> None:
+        self.bench, self.index, self.claimed, self.ends = bench, index, claimed, ends
+        self.op, self.inputs, self.drawn, self.fresh = bench.op, bench.inputs, drawn, fresh
+        self.fixed = bench.candidates[index].fixed
+
+    def in_place(self) -> None:
+        """One call on the same tensors again and again, with other values each time: memories are wrong then.
+
+        The last is looked at after many at which nobody looks: who is wrong after some calls may be wrong by then.
+        """
+        cases = self.fresh.cases(2 if self.op.sampler is None else 1)
+        known = self.inputs.real[0] if self.op.sampler is None else cases[0]  # a builder's values may decide on sizes
+        cases += [replace(cases[-1], args=swapped(cases[-1].args)) for _ in range(2)]
+        with self.bench.batch(self.index, [known.args]) as batch:
+            for number, case in enumerate(cases):
+                if number == len(cases) - 1:
+                    batch.sample(max(MOST, min(LATER, int(PAUSE / self.claimed))))
+                batch.fill([case.args])
+                batch.go([expected_of(self.op, case)])
+
+    def many(self) -> None:
+        """What a candidate does after some calls, on the smallest size that is at hand.
+
+        Half of them are on new values, the first and the last: those between are the first ones again, elsewhere.
+        """
+        if (fresh := self.drawn.small) is None or self.fixed:
+            return
+        pairs: list[tuple[Case, Expected]] = []
+        for number in range(BATCHES):
+            if number in (0, BATCHES - 1):
+                pairs = [(case, expected_of(self.op, case)) for case in fresh.cases(MOST)]
+            secrets.SystemRandom().shuffle(pairs)
+            try:
+                with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
+                    spell = batch.go([expected for _, expected in pairs])
+                    if number == BATCHES - 2:
+                        each = max(spell.took.quiet / MOST, 1e-6)
+                        batch.sample(max(MOST, min(LATER, int(LONGEST / each))))
+            except Unsupported:
+                return
+            if monotonic() > self.ends:
+                return
+
+    def others(self) -> None:
+        """Sizes beside those of the call, and other kinds of values; a candidate may decline them."""
+        for number, cases in enumerate(self.drawn.chunks() if not self.fixed else ()):
+            if number >= FIRST and monotonic() > self.ends:
+                return
+            pairs = []
+            for case in cases:
+                with suppress(Exception):  # the reference does not take every number
+                    pairs.append((case, expected_of(self.op, case)))
+            self._look(pairs)
+
+    def _look(self, pairs: Sequence[tuple[Case, Expected]]) -> None:
+        """All in one batch; one after the other if a candidate declines one, or raises: it may not serve a size."""
+        if not pairs:
+            return
+        try:
+            with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
+                batch.go([expected for _, expected in pairs])
+                return
+        except Unsupported:
+            pass
+        except Wrong as e:
+            if e.check != "raised":
+                at = pairs[0] if len(pairs) == 1 else pairs[e.call] if e.call >= 0 else None
+                raise Wrong(e.check, e.evidence + (f" on {at[0].label}" if at else "")) from None
+        for pair in pairs if len(pairs) > 1 else ():
+            self._look([pair])

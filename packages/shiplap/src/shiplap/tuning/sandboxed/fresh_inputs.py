@@ -1,0 +1,139 @@
+"""What a winner is looked at with: drawn when it is needed, or ahead, while this process waits for others to start."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from shiplap.cached_property import cached_property
+from shiplap.dispatch import Op
+from shiplap.sampling.case import Case
+from shiplap.sampling.perturb import Fresh
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.run import tensors
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.sizes import EDGES, free_dims, scalar_candidates
+from shiplap.sampling.values import KINDS
+from shiplap.tuning.inputs import Inputs, given_ones
+
+MOST, ROOM = 24, 32 << 20  # calls of a batch, and bytes of their arguments
+OTHERS, SMALL = 24, 300  # other inputs, and how large one of their sizes may be
+NUMBERS = 6  # other values of plain arguments
+FEW = 3  # sizes of which both neighbours are tried
+AT_ONCE = 12  # other inputs in one batch
+AHEAD, LARGE = 7, 4 << 20  # values of the call's size that are drawn ahead, and bytes of those of which none is
+
+
+class Drawn:
+    """Arguments for the looks at one candidate, which nobody knows. No other candidate sees them.
+
+    Drawing them asks the declaration and its sampler, and never the reference: that runs here only after it has run in
+    a process of its own.
+    """
+
+    def __init__(self, op: Op, inputs: Inputs) -> None:
+        self.op, self.inputs = op, inputs
+        self._made: deque[Case | None] = deque()  # of the first recipes
+
+    @cached_property
+    def fresh(self) -> Fresh:
+        """Values of the call's size."""
+        return Fresh(self.op, self.inputs.recipe, self.inputs.device)
+
+    @cached_property
+    def small(self) -> Fresh | None:
+        """Values of the smallest size that is at hand."""
+        small = self.inputs.small
+        return Fresh(self.op, small.recipe, "cpu") if small is not None else None
+
+    def ahead(self, over: Callable[[], bool]) -> None:
+        """Draw what a confirmation will want, until it is ``over``; the rest is drawn when it is wanted."""
+        if bytes_of(self.inputs.real[0]) <= LARGE:
+            for _ in self._one_by_one():
+                if over():
+                    return
+
+    def _one_by_one(self) -> Iterator[None]:
+        for _ in range(AHEAD):
+            self.fresh.store(1)
+            yield
+        for recipes in self._recipes:
+            for recipe in recipes:
+                self._made.append(self._samples.make(recipe))
+                yield
+        if (small := self.small) is not None:
+            for _ in range(2 * MOST):
+                small.store(1)
+                yield
+
+    def chunks(self) -> Iterator[list[Case]]:
+        """A few small sizes and every kind of values, sizes near those of the call, then more small sizes."""
+        for recipes in self._recipes:
+            made = [self._made.popleft() if self._made else self._samples.make(recipe) for recipe in recipes]
+            cases = [case for case in made if case]
+            if sum(map(bytes_of, cases)) <= ROOM:
+                yield cases
+            else:
+                yield from ([case] for case in cases)
+
+    @cached_property
+    def _samples(self) -> Samples:
+        return Samples(self.op, secrets.randbits(40), self.inputs.device)
+
+    @cached_property
+    def _recipes(self) -> list[list[Recipe]]:
+        small, near = self._small(), self._near()
+        return [small[:AT_ONCE], near, *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE))]
+
+    def _near(self) -> list[Recipe]:
+        """Each size of the call a little smaller and larger; of many sizes, one or the other."""
+        recipe, secret = self.inputs.recipe, secrets.SystemRandom()
+        sizes = [(n, v) for n, v in recipe.sizes if type(v) is int and v > 2]
+        changed = []
+        for name, value in sizes:
+            around = [(name, value - 1), (name, value + 1 + secret.randrange(7))]
+            changed += around if len(sizes) <= FEW else [secret.choice(around)]
+        secret.shuffle(changed)
+        return [recipe.but(sizes={n: v}) for n, v in changed]
+
+    def _small(self) -> list[Recipe]:
+        """Small sizes around edges, tiles and numbers in the kernel's own code, and every kind of values, mixed."""
+        recipe, samples = self.inputs.recipe, self._samples
+        same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent, "layouts": dict(recipe.layouts)}
+        near = {v + by for v in (*samples.mined.ints, 16, 64, 128) if 2 < v < SMALL for by in (-1, 0, 1)}
+        sizes = [*EDGES[1:], *near, *(secrets.randbelow(SMALL) for _ in range(8))]
+        names = [n for n, kind in free_dims(self.op.spec).items() if kind != "variadic"]
+        scalars = dict(recipe.scalars)
+        plain = samples.base.but(sizes=given_ones(self.op.spec, recipe), scalars=scalars, **same)
+        named = [v for v in samples.mined.ints if 2 < v < SMALL]
+        listed: dict[str, Recipe] = {}
+        for these, most in ((named, OTHERS // 2), (sizes, OTHERS)):
+            recipes = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(these)]
+            left = [r for r in recipes if str(r) not in listed]
+            drawn = secrets.SystemRandom().sample(left, min(most - len(listed), len(left)))
+            listed |= {str(r): r for r in drawn}
+        mixed = list(listed.values())
+        secrets.SystemRandom().shuffle(mixed)
+        return [*(plain.but(values=kind) for kind in KINDS), *self._other_numbers(plain), *mixed]
+
+    def _other_numbers(self, plain: Recipe) -> list[Recipe]:
+        """One plain argument at a time with another value, if the choice for this call holds for that value as well."""
+        secret, given, changed = secrets.SystemRandom(), dict(plain.scalars), list[Recipe]()
+        for arg in self.op.spec.scalars:
+            values = [v for v in scalar_candidates(arg) if v is not None and v != given.get(arg.name)][:2]
+            if str(arg.scalar) == "float":
+                values = [secret.uniform(0.2, 3.0)]
+            others = [{**given, arg.name: v} for v in values if arg.name in given]
+            changed += [plain.but(scalars=other) for other in others if self._shares(other)]
+        return secret.sample(changed, min(NUMBERS, len(changed)))
+
+    def _shares(self, scalars: dict[str, Any]) -> bool:
+        """Whether a call of these sizes with these plain arguments falls into the bucket of the call."""
+        env, rule = dict(self.inputs.call.env), self.op.rule
+        return rule.bucket({**env, **scalars}) == rule.bucket(env)
+
+
+def bytes_of(case: Case) -> int:
+    return sum(t.numel() * t.itemsize for t in tensors(case.args))

@@ -1,0 +1,287 @@
+"""From candidates to a ranking: verify, drop wrong candidates with a finding, time the others, try configs near the
+best.
+
+Of few candidates all are timed. Of many, the search first times those that the kernel's ``prior`` ranks best, or a
+spread over the declared order without a prior. It then times the configs that differ from the best one in one value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+from shiplap.dispatch import Op
+from shiplap.sampling.finding import Finding
+from shiplap.tuning.bench import Bench
+from shiplap.tuning.candidate import Candidate, label
+from shiplap.tuning.inputs import Inputs
+from shiplap.tuning.measure import Plan, Timing
+
+WHOLE = 32  # candidates up to which the space is searched whole
+SHARE = 0.6  # of the time of a bucket, after which no more candidates are verified: those that are have to be raced
+NEAR = 1.5  # times the time of the best, by the clocks of candidates
+BESIDE = 3  # of those at once
+DUEL = 2.0  # times that, by the clock of this process
+FALSE = 3.0  # times its claim: more than what new values cost that are in no cache
+TIE = 0.99  # of the reference's time: what takes longer is no gain, and the reference needs nobody's trust
+CLIMBS = 3  # how often the neighbourhood of a new winner is looked at
+
+Report = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
+
+
+@dataclass
+class Ranking:
+    """The results so far. ``order`` lists verified candidates, the fastest first."""
+
+    timings: dict[int, Timing] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    dropped: set[int] = field(default_factory=set)
+    unseen: int = 0
+
+    @property
+    def order(self) -> list[int]:
+        def rank(index: int) -> tuple[bool, float]:
+            timing = self.timings[index]
+            return not timing.finished, timing.median * (1.0 if index else TIE)
+
+        return sorted(self.timings, key=rank)
+
+
+class _Search:
+    def __init__(
+        self, op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report
+    ) -> None:
+        self.op, self.candidates, self.bench, self.inputs, self.report = op, candidates, bench, inputs, report
+        self.began, self.seconds = monotonic(), seconds
+        self.ends = self.began + seconds
+        self.ranking = Ranking()
+        self.verified: set[int] = set()
+
+    @property
+    def left(self) -> float:
+        return self.ends - monotonic()
+
+    def verify(self, indices: Sequence[int]) -> list[int]:
+        """The candidates that are right. Reference and default, the first two, are verified even without budget."""
+        right = []
+        self.bench.compile(indices)
+        for step, index in enumerate(indices):
+            if self.left <= (1 - SHARE) * self.seconds and index > 1:
+                self.ranking.unseen += 1
+                continue
+            self.report(f"verify {label(self.candidates[index])}", step, len(indices))
+            outcome = self.bench.verify(index)
+            if outcome.ok:
+                right.append(index)
+                self.verified.add(index)
+            else:
+                self.drop(index, "tune.verify", outcome.problem, skipped=outcome.refused)
+        return right
+
+    def drop(self, index: int, check: str, why: str, *, skipped: bool = False) -> None:
+        fix = "" if skipped else "correct the kernel, or leave this config out"
+        evidence = f"{label(self.candidates[index])}: {why}"
+        self.ranking.dropped.add(index)
+        self.ranking.timings.pop(index, None)
+        self.ranking.findings.append(
+            Finding(check, "skip" if skipped else "fail", self.op.spec.name, evidence, str(self.inputs.recipe), fix)
+        )
+
+    def race(self, indices: Sequence[int], plan: Plan) -> None:
+        self.report(f"race {len(indices)} candidates", 0, 1)
+        # A race may take as long again as it is told to, and getting ready comes first.
+        timings, failed = self.bench.race(indices, replace(plan, seconds=max(0.2, min(plan.seconds, self.left / 3))))
+        self.ranking.timings.update(timings)
+        for index, why in failed.items():
+            self.drop(index, "tune.measure", why)
+
+
+def search(
+    op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report, plan: Plan
+) -> Ranking:
+    """Rank ``candidates`` (the reference first, then the declared default) within about ``seconds``."""
+    work = _Search(op, candidates, bench, inputs, seconds, report)
+    try:
+        ranking = _ranked(work, plan)
+        _confirm(work, plan)
+        return ranking
+    finally:
+        bench.quiet()
+
+
+def _ranked(work: _Search, plan: Plan) -> Ranking:
+    candidates = work.candidates
+    first = _seeds(candidates, work.inputs)
+    right = work.verify(first)
+    if len(right) > WHOLE // 2 and len(candidates) > WHOLE:
+        right = _halve(work, right, plan)
+    if len(right) > 1:
+        work.race(right, plan)
+    elif right:
+        work.ranking.timings[right[0]] = Timing(0.0, 0.0, 0.0, 0, True)
+    for _ in range(CLIMBS if len(candidates) > WHOLE else 0):
+        if not _climb(work, plan):
+            break
+    seen = work.verified | work.ranking.dropped
+    work.ranking.unseen = len(candidates) - len(seen)
+    return work.ranking
+
+
+def _confirm(work: _Search, plan: Plan) -> None:
+    """Believe no winner before it was asked once more. Its kernel has the time that it really takes from then on.
+
+    So has every kernel near it, as the clocks of the race are those of the candidates: they are timed side by side. A
+    false winner made others look hopeless in the race, so those that are left race again.
+    """
+    ranking, believed, factors = work.ranking, set[int](), dict[str, float]()
+    false = 0  # winners since the last race
+    together = set[str]()  # kernels that were timed side by side
+    while len(ranking.timings) > 1:
+        best = min(ranking.timings, key=lambda i: ranking.timings[i].median) if false else ranking.order[0]
+        if best in believed or (best == 0 and not believed):
+            if false and work.left > 0:
+                false, together = 0, set()
+                _remeasure(work, plan, factors)
+                continue
+            contender = _contender(work, best, factors)
+            if contender < 0:
+                return _duel(work, factors, together)
+            near = [contender, *_beside(work, contender, factors), best]
+        else:
+            near = [best, *_beside(work, best, factors)]
+        work.report(f"confirm {', '.join(label(work.candidates[i]) for i in near)}", 0, 1)
+        claims = {i: ranking.timings[i].median for i in near}
+        told = work.bench.confirm(claims, _looking(work), believed)
+        together = {work.candidates[i].kernel for i in near}
+        for index, belief in told.items():
+            if belief.problem and index:
+                work.drop(index, "tune.confirm", belief.problem)
+                false += 1
+                continue
+            false += bool(index) and index not in believed and belief.factor > FALSE
+            believed.add(index)
+            kernel = work.candidates[index].kernel
+            factors[kernel] = factors.get(kernel, 1.0) * belief.factor
+            for other in _configs(work, kernel):
+                _correct(ranking, other, belief.factor)  # what it claims too low with one config, it does with all
+
+
+def _looking(work: _Search) -> float:
+    """Seconds to look at a winner: no longer than all took until then."""
+    return max(0.5, min(0.1 * work.seconds, monotonic() - work.began))
+
+
+def _beside(work: _Search, best: int, factors: Mapping[str, float]) -> list[int]:
+    """The fastest config of each other kernel that is near the best and not known yet."""
+    timings, kernels = work.ranking.timings, {work.candidates[best].kernel, *factors}
+    near: list[int] = []
+    for index in work.ranking.order:
+        kernel = work.candidates[index].kernel
+        if kernel not in kernels and timings[index].median <= NEAR * timings[best].median:
+            kernels.add(kernel)
+            near.append(index)
+    return near[:BESIDE]
+
+
+def _remeasure(work: _Search, plan: Plan, factors: Mapping[str, float]) -> None:
+    """Race all but those whose clocks are known to be wrong."""
+    honest = [i for i in work.ranking.timings if factors.get(work.candidates[i].kernel, 1.0) <= FALSE]
+    work.race(honest, plan)
+    for index in honest:
+        _correct(work.ranking, index, factors.get(work.candidates[index].kernel, 1.0))
+
+
+def _duel(work: _Search, factors: Mapping[str, float], together: Set[str]) -> None:
+    """The kernels that are nearly as fast as the best, side by side, by one clock, unless they were before."""
+    ranking = work.ranking
+    fastest = [min(of, key=lambda i: ranking.timings[i].median) for k in factors if (of := _configs(work, k))]
+    best = min((ranking.timings[i].median for i in fastest), default=0.0)
+    near = [i for i in fastest if ranking.timings[i].median <= DUEL * best]
+    if len(near) < 2 or {work.candidates[i].kernel for i in near} <= together:
+        return
+    work.report(f"compare {len(near)} candidates", 0, 1)
+    times, failed = work.bench.duel(near, best, _looking(work))
+    for index, why in failed.items():
+        work.drop(index, "tune.confirm", why)
+    for index, seconds in times.items():
+        factor = seconds / max(ranking.timings[index].median, 1e-12)
+        for other in _configs(work, work.candidates[index].kernel):
+            _correct(ranking, other, factor)
+
+
+def _configs(work: _Search, kernel: str) -> list[int]:
+    return [i for i in work.ranking.timings if work.candidates[i].kernel == kernel]
+
+
+def _contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
+    """The next kernel that may be faster than one whose time is known, by its fastest config; -1 without one."""
+    timings = work.ranking.timings
+    near = [i for i in work.ranking.order if work.candidates[i].kernel not in factors]
+    near = [i for i in near if timings[i].median <= NEAR * timings[best].median] if factors else []
+    return near[0] if near else -1
+
+
+def _correct(ranking: Ranking, index: int, factor: float) -> None:
+    if (t := ranking.timings.get(index)) is not None:
+        median, low, high = (value * factor for value in (t.median, t.low, t.high))
+        ranking.timings[index] = replace(t, median=median, low=low, high=high, finished=True)
+
+
+def _halve(work: _Search, right: list[int], plan: Plan) -> list[int]:
+    """Short races, each of the better half of the one before."""
+    rounds = 2
+    while len(right) > WHOLE // 4 and work.left > 0:
+        work.race(right, replace(plan, rounds=rounds, least=1, hopeless=2.0))
+        ranked = sorted((i for i in right if i in work.ranking.timings), key=lambda i: work.ranking.timings[i].median)
+        kept = ranked[: max(2, len(ranked) // 2)]
+        if len(kept) >= len(right):
+            break
+        right, rounds = kept, rounds * 2
+    work.ranking.timings = {i: replace(t, finished=False) for i, t in work.ranking.timings.items()}
+    return right
+
+
+def _seeds(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
+    """All of a small space; of a large one the first of each kernel, and the best WHOLE by prior or by spread."""
+    if len(candidates) <= WHOLE:
+        return list(range(len(candidates)))
+    kernels = [c.kernel for c in candidates]
+    first = [i for i, name in enumerate(kernels) if kernels.index(name) == i]
+    rest = [i for i in range(len(candidates)) if i not in first]
+    scores = {i: _prior(candidates[i], inputs) for i in rest}
+    if any(s is not None for s in scores.values()):
+        best = sorted(rest, key=lambda i: (scores[i] is None, scores[i] or 0.0))[:WHOLE]
+    else:
+        best = list(dict.fromkeys(rest[i * len(rest) // WHOLE] for i in range(WHOLE)))
+    return [*first, *best]
+
+
+def _prior(candidate: Candidate, inputs: Inputs) -> float | None:
+    """The kernel's own estimate. None without one, or when it fails."""
+    try:
+        estimated = candidate.estimate(dict(inputs.call.env))
+        return None if estimated is None else float(estimated)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _climb(work: _Search, plan: Plan) -> bool:
+    """Race the best against its unseen neighbours; whether one of them has beaten it."""
+    order = work.ranking.order
+    if not order or work.left <= 0:
+        return False
+    best = order[0]
+    seen = work.verified | work.ranking.dropped
+    near = [i for i in range(len(work.candidates)) if i not in seen and _neighbours(work.candidates, i, best)]
+    right = work.verify(near)
+    if not right:
+        return False
+    work.race([best, *right], plan)
+    return bool(work.ranking.order) and work.ranking.order[0] != best
+
+
+def _neighbours(candidates: Sequence[Candidate], a: int, b: int) -> bool:
+    x, y = candidates[a], candidates[b]
+    mine, other = x.config.as_dict(), y.config.as_dict()
+    return x.kernel == y.kernel and mine.keys() == other.keys() and sum(mine[n] != other[n] for n in mine) == 1

@@ -1,0 +1,224 @@
+"""``select``: the verified, fastest candidate for the bucket of a call, from the table, the store or a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from shiplap.declare.config import Config
+from shiplap.dispatch import Op, compile_cache_key, tuned_choices
+from shiplap.errors import error, notice
+from shiplap.sampling.recipe import Recipe
+from shiplap.settings import settings
+from shiplap.tuning.allowed import require_quiet
+from shiplap.tuning.bench import Bench, LocalBench
+from shiplap.tuning.candidate import Candidate, ReferenceCandidate, candidates, default_of, label
+from shiplap.tuning.choice import Choice, entry_of, from_json, place_of, show_time
+from shiplap.tuning.frozen_table import keep
+from shiplap.tuning.inputs import Inputs, inputs
+from shiplap.tuning.key import Key, key_for
+from shiplap.tuning.measure import Plan
+from shiplap.tuning.search import Ranking, Report, search
+from shiplap.tuning.store import Store
+
+Maker = Callable[["Task"], Bench]
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to choose. ``seconds``: budget of one bucket; ``capture``: ``"auto"``, ``"always"`` or ``"never"`` (CUDA).
+
+    ``remeasure`` measures although the store has an answer; ``keep`` writes the answer there; ``install`` puts it into
+    force in this process.
+    """
+
+    seconds: float = 30.0
+    capture: str = "auto"
+    remeasure: bool = False
+    keep: bool = True
+    install: bool = True
+    plan: Plan = field(default_factory=Plan)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One bucket for which a candidate is to be selected."""
+
+    op: Op
+    inputs: Inputs
+    key: Key
+    candidates: Sequence[Candidate]
+    options: Options
+
+
+def select(
+    op: Op,
+    recipe: Recipe,
+    *,
+    device: str = "cpu",
+    candidates_of: Callable[[Op, Inputs], Sequence[Candidate]] | None = None,
+    extra: Mapping[str, str] | None = None,
+    options: Options = Options(),
+    bench: Maker | None = None,
+    report: Report = _silent,
+    store: Store | None = None,
+) -> Choice:
+    """The choice for calls like ``recipe`` (sizes, scalars, dtypes, layouts; see ``inputs.recipe_of``).
+
+    The table that is frozen answers first, and alone; else the store; else candidates are verified and timed: the
+    op's kernels × configs, or what ``candidates_of`` returns, the declared default first. The reference is always one
+    of them. ``extra`` are further key fields. ``bench`` says where candidates run (by default in this process).
+
+    Raises:
+        ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608
+            inside an op, a backward, a capture or a trace.
+    """
+    drawn = inputs(op, recipe, device)
+    key = key_for(op, drawn, extra)
+    tuned_choices.ready()
+    if tuned_choices.frozen:
+        return _frozen(op, drawn, key)
+    store = store or Store()
+    choice = None if options.remeasure else stored(op, key, store)
+    if choice is None:
+        require_quiet(f"{op.spec.name} {drawn.bucket}")
+        listed = list(candidates_of(op, drawn)) if candidates_of else candidates(op, device, drawn.call.env)
+        if not listed or listed[0].kernel != tuned_choices.REFERENCE:
+            listed.insert(0, ReferenceCandidate(op))
+        task = Task(op, drawn, key, listed, options)
+        ranking = _ranking(task, (bench or _local)(task), report)
+        choice = _select(task, ranking)
+        report("keep", 1, 1)  # raises if the caller has given up waiting
+        if not ranking.order:  # not even the reference runs: too large for now, perhaps; that is no answer for later
+            return choice
+        if options.keep:
+            store.put(key, choice.value())
+    keep(key, choice)
+    if options.install and not extra:
+        force(op, [choice])
+    return choice
+
+
+def force(op: Op, chosen: Sequence[Choice]) -> None:
+    """Put choices into force in this process; compiled graphs made before are not served any more."""
+    tuned_choices.install([entry_of(c, op.identity) for c in chosen])
+    compile_cache_key.refresh()
+
+
+def stored(op: Op, key: Key, store: Store) -> Choice | None:
+    """What the store has for ``key``, if it is still something that can be run."""
+    value = store.get(key)
+    if value is None:
+        return None
+    try:
+        return from_json(key, value, "stored")
+    except (ValueError, TypeError) as e:
+        notice(f"entry {key.digest}", f"{op.spec.name}: an entry of {store.root} is not used: {e}")
+        return None
+
+
+def _local(task: Task) -> Bench:
+    return LocalBench(task.inputs, task.candidates, task.options.capture)
+
+
+def _frozen(op: Op, drawn: Inputs, key: Key) -> Choice:
+    """The frozen entry of a bucket, or the declared default; never a measurement."""
+    blank = Choice(
+        op.spec.name,
+        key["device"],
+        drawn.bucket,
+        drawn.dtypes,
+        drawn.layout,
+        "",
+        sizes=str(drawn.recipe),
+        place=place_of(key),
+    )
+    if (fixed := in_force(blank, op)) is not None:
+        return fixed
+    if settings().strict:
+        raise error(
+            "SL607",
+            where=f"{op.spec.name} {drawn.bucket}",
+            got=f"no entry in {tuned_choices.frozen}",
+            expected="a frozen choice",
+        )
+    kernel, config = default_of(op, drawn.call, drawn.device)
+    return blank.but(
+        kernel=kernel, config=config, reason=f"declared default: not in {tuned_choices.frozen}", origin="default"
+    )
+
+
+def in_force(blank: Choice, op: Op) -> Choice | None:
+    """``blank`` with the kernel and config that this process uses for its calls, if a choice for them is in force."""
+    wanted = entry_of(blank, op.identity)
+    for entry in tuned_choices.entries():
+        if (entry.op, entry.key, entry.place, entry.source) == (wanted.op, wanted.key, wanted.place, wanted.source):
+            reason, origin = (
+                (f"frozen in {tuned_choices.frozen}", "frozen")
+                if tuned_choices.frozen
+                else ("received or packaged", "in force")
+            )
+            return blank.but(kernel=entry.kernel, config=entry.config, reason=reason, origin=origin)
+    return None
+
+
+def _ranking(task: Task, bench: Bench, report: Report) -> Ranking:
+    """Verify and time."""
+    with torch.no_grad():
+        return search(task.op, task.candidates, bench, task.inputs, task.options.seconds, report, task.options.plan)
+
+
+def _select(task: Task, ranking: Ranking) -> Choice:
+    """Whatever happens, there is a choice."""
+    order, listed, drawn = ranking.order, task.candidates, task.inputs
+    best = listed[order[0]] if order else listed[0]
+    second = order[1] if len(order) > 1 else None
+    default = _index(listed, default_of(task.op, drawn.call, drawn.device))
+    times = {i: t.median for i, t in ranking.timings.items()}
+    return Choice(
+        op=task.op.spec.name,
+        device=task.key["device"],
+        bucket=drawn.bucket,
+        dtypes=drawn.dtypes,
+        layout=drawn.layout,
+        kernel=best.kernel,
+        config=best.config,
+        time=times.get(order[0], 0.0) if order else 0.0,
+        runner_up=label(listed[second]) if second is not None else "",
+        runner_up_time=times[second] if second is not None else 0.0,
+        default_time=times.get(default, 0.0),
+        reason=_reason(ranking, listed, default),
+        findings=tuple(ranking.findings),
+        tried=len(listed) - ranking.unseen,
+        sizes=str(drawn.recipe),
+        place=place_of(task.key),
+    )
+
+
+def _index(listed: Sequence[Candidate], wanted: tuple[str, Config]) -> int:
+    return next((i for i, c in enumerate(listed) if (c.kernel, c.config) == wanted), 0)
+
+
+def _reason(ranking: Ranking, listed: Sequence[Candidate], default: int) -> str:
+    order = ranking.order
+    wrong = sum(f.verdict == "fail" for f in ranking.findings)
+    dropped = f"; {wrong} dropped, see findings" if wrong else ""
+    dropped += f"; {ranking.unseen} not looked at" if ranking.unseen else ""
+    if not order:
+        return f"no candidate could be run, nor the reference; nothing is kept{dropped}"
+    if len(order) == 1:
+        return f"the only candidate that is right{dropped}"
+    times = ranking.timings
+    gain = times[default].median / times[order[0]].median if default in times and times[order[0]].median else 0.0
+    against = f", {gain:.2f}x the declared default" if gain and default != order[0] else ", the declared default"
+    return (
+        f"fastest of {len(order)} verified: {show_time(times[order[0]].median)}, "
+        f"next {label(listed[order[1]])} {show_time(times[order[1]].median)}"
+        f"{against if default in times else ''}{dropped}"
+    )

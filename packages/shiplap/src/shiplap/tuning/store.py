@@ -1,0 +1,184 @@
+"""Where choices persist: one readable JSON file per entry, written whole or not at all, read with suspicion.
+
+``put`` writes a file of its own, syncs it and renames it over the entry: readers see the old or the new one, also after
+a kill or a power cut, and no lock is needed. A file names its key and a checksum of its content; one that is cut
+short, edited, or of another key counts as absent. No clock is asked: nothing depends on which file is newer.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shiplap import safe_io
+from shiplap.errors import notice
+from shiplap.settings import settings
+from shiplap.tuning.key import Key
+
+FORMAT = "shiplap-choice/1"
+LIMIT = 1 << 20  # bytes: no entry of ours comes near
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file of the store: its key and value, or what is wrong with it."""
+
+    path: Path
+    key: Key | None = None
+    value: Mapping[str, Any] | None = None
+    problem: str = ""
+
+
+def seal(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of an entry, with its checksum."""
+    body = {"format": FORMAT, "key": key.as_dict(), "value": dict(value)}
+    return {**body, "sha256": checksum(body)}
+
+
+def unseal(content: Any) -> tuple[Key, Mapping[str, Any]]:
+    """Key and value of an entry. ValueError says why it is none."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"not of format {FORMAT}")
+    body = {name: content.get(name) for name in ("format", "key", "value")}
+    if content.get("sha256") != checksum(body):
+        raise ValueError("its checksum does not fit")
+    key, value = body["key"], body["value"]
+    if not isinstance(key, dict) or not isinstance(value, dict) or not all(isinstance(v, str) for v in key.values()):
+        raise ValueError("no key or no value")
+    return Key.of(key), value
+
+
+def checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class Store:
+    """The directory ``tuned`` of the cache, or any other. A choice that cannot be kept there is made again.
+
+    ``what`` names what is kept, for notices.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | None = None, what: str = "choices") -> None:
+        self.what = what
+        self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
+
+    def path(self, key: Key) -> Path:
+        """Where the entry of ``key`` is or would be: a directory per op, a digest as name."""
+        return self.root / _directory(key["op"]) / f"{key.digest}.json"
+
+    def get(self, key: Key) -> Mapping[str, Any] | None:
+        """The value stored for ``key``, or None."""
+        entry = self._read(self.path(key))
+        return entry.value if entry is not None and entry.key == key else None
+
+    def put(self, key: Key, value: Mapping[str, Any]) -> bool:
+        """Write an entry; True once it is on disk. A full or read-only directory is said once, not raised."""
+        text = json.dumps(seal(key, value), indent=1) + "\n"
+        try:
+            path = self.path(key)
+            os.close(safe_io.open_folder(path.parent, create=True))
+            safe_io.write_whole(path, text.encode(), private=True)
+        except OSError as e:
+            code = errno.errorcode.get(e.errno or 0, type(e).__name__)
+            message = (
+                f"{self.what} cannot be kept in {self.root} ({code}: {e.strerror or e}): they serve this process only"
+            )
+            notice(f"store {self.root} {code}", message)
+            return False
+        return True
+
+    def remove(self, path: Path) -> bool:
+        """Delete an entry; False when it cannot be. Not by way of a link in place of its folder: see _directories."""
+        try:
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            os.unlink(path.name, dir_fd=folder)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(folder)
+        return True
+
+    def entries(self, op: str = "") -> Iterator[Stored]:
+        """All files, sorted by name, the damaged ones with what is wrong. Those of ``op`` if it is given."""
+        for directory in self._directories(op):
+            for path in sorted(directory.glob("*.json")):
+                if (entry := self._read(path)) is not None:
+                    yield entry
+
+    def rubbish(self) -> Iterator[Path]:
+        """Files that a killed process of this machine left half-written. Those of other machines are not judged."""
+        for directory in self._directories(""):
+            for path in sorted(directory.glob(".*.tmp")):
+                host, _, pid = path.name[1:].rpartition(".tmp")[0].rpartition("@")[2].partition("~")
+                if (
+                    host == safe_io.host()
+                    and pid.partition("~")[0].isdigit()
+                    and not _alive(int(pid.partition("~")[0]))
+                ):
+                    yield path
+
+    def _directories(self, op: str) -> list[Path]:
+        """The folders of the store. Links are none: who plants one would have the files that it leads to removed."""
+        try:
+            folders = sorted(d for d in self.root.iterdir() if d.is_dir() and not d.is_symlink())
+        except OSError:
+            return []
+        return [d for d in folders if not op or d.name == _directory(op)]
+
+    def _distrusted(self, path: Path, e: safe_io.Distrusted) -> Stored:
+        """An entry that somebody else may have written: said once for each place that says so."""
+        why = f"cannot be trusted: {safe_io.reason(e)}"
+        notice(
+            f"store {e.filename}",
+            f"{self.what} in {self.root} are not used: {why}; remove it, or what others wrote there",
+        )
+        return Stored(path, problem=why)
+
+    def _read(self, path: Path) -> Stored | None:
+        """A file as it is. None when there is none."""
+        for attempt in range(3):
+            try:
+                raw = safe_io.read_file(path, LIMIT)
+            except FileNotFoundError:
+                return None
+            except safe_io.Distrusted as e:
+                return self._distrusted(path, e)
+            except OSError as e:
+                if e.errno == errno.ESTALE and attempt < 2:  # NFS: the file was replaced on another machine
+                    continue
+                return Stored(path, problem=f"cannot be read: {e.strerror or e}")
+            break
+        try:
+            key, value = unseal(safe_io.parse_json(raw))
+        except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+            return Stored(path, problem=f"damaged: {str(e)[:120]}")
+        if path != self.path(key):
+            return Stored(path, key, problem="its key belongs to another file name")
+        return Stored(path, key, value)
+
+
+def _directory(op: str) -> str:
+    return "".join(c if c.isalnum() or c in "_-" else "." for c in op).strip(".") or "-"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,161 @@
+"""``python -m shiplap.tuning.worker FD``: verifies and times candidates, so that a crash stays here.
+
+JSON lines on stdin and on what stdout was; FD is 16 bytes of shared memory that say which candidate runs since when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import json
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shiplap.declare.config import Config
+from shiplap.dispatch import Op, registry
+from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.run import last_line
+from shiplap.tuning.allowed import WORKER
+from shiplap.tuning.bench import BEAT, LocalBench
+from shiplap.tuning.candidate import Candidate, candidates
+from shiplap.tuning.inputs import Inputs, inputs
+from shiplap.tuning.measure import Plan
+from shiplap.tuning.verify import is_fatal
+
+PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """One task at a time."""
+
+    def __init__(self, beat: mmap.mmap) -> None:
+        self._beat = beat
+        self._bench: LocalBench | None = None
+        self._tasks: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "open": self._open,
+            "compile": self._compile,
+            "quiet": self._quiet,
+            "verify": self._verify,
+            "race": self._race,
+        }
+
+    def at(self, index: int) -> None:
+        BEAT.pack_into(self._beat, 0, index, time.monotonic())
+
+    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """One request → one reply; an exception becomes ``error``."""
+        try:
+            return self._tasks[asked["do"]](asked)
+        except Exception as e:
+            index, _ = BEAT.unpack_from(self._beat, 0)
+            return {"error": last_line(e), "fatal": is_fatal(e), "index": index}
+        finally:
+            self.at(-1)
+
+    def _open(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        op = find(asked)
+        if op.identity != asked["identity"]:
+            return {"error": f"{op.spec.name} differs there: kernels attached elsewhere, or changed files"}
+        torch.set_num_threads(asked["threads"])
+        drawn = inputs(op, Recipe.parse(asked["recipe"]), asked["device"])
+        candidates = provided(asked["provider"], op, drawn)
+        listed = {(c.kernel, c.config): c for c in candidates}
+        wanted = [(c["kernel"], Config.of(c["config"])) for c in asked["candidates"]]
+        if missing := [w for w in wanted if w not in listed]:
+            return {"error": f"candidate {missing[0]} is unknown here"}
+        self._bench = LocalBench(drawn, [listed[w] for w in wanted], asked["capture"], self.at)
+        return {"ok": True}
+
+    def _compile(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._bench is not None
+        return {"begun": self._bench.compile(asked["indices"])}
+
+    def _quiet(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._bench is not None
+        self._bench.quiet()
+        return {}
+
+    def _verify(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._bench is not None
+        return asdict(self._bench.verify(asked["index"]))
+
+    def _race(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._bench is not None
+        timings, failed = self._bench.race(asked["indices"], Plan(**asked["plan"]))
+        return {
+            "timings": {str(i): asdict(t) for i, t in timings.items()},
+            "failed": {str(i): why for i, why in failed.items()},
+        }
+
+
+def provided(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
+    """The candidates by the same function as in the parent; ``""``: the op's own kernels."""
+    if not provider:
+        return candidates(op, drawn.device, drawn.call.env)
+    module, _, name = provider.partition(":")
+    value: Any = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    offered: Sequence[Candidate] = value(op, drawn)
+    return offered
+
+
+def find(asked: Mapping[str, Any]) -> Op:
+    """Import what declares the op and its kernels, and return it; LookupError when that did not declare it."""
+    sys.path[:] = asked["path"]
+    problem: Exception | None = None
+    for module in asked["modules"]:
+        try:
+            importlib.import_module(module)
+        except Exception as e:  # it may fail after the declaration, for example because it tunes
+            problem = e
+    if registry.find(asked["op"]) is None and asked["file"]:
+        try:
+            _import_file(Path(asked["file"]))
+        except Exception as e:
+            problem = e
+    op = registry.find(asked["op"])
+    if op is None:
+        raise LookupError(f"no {asked['op']} in {asked['modules'] or asked['file']}") from problem
+    return op
+
+
+def _import_file(path: Path) -> None:
+    """Not as ``__main__``, so that what stands behind that guard does not run."""
+    name = f"_shiplap_tuned_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def main() -> None:
+    """Serve until stdin ends, the parent dies, or the device is lost."""
+    os.environ[WORKER] = str(os.getpid())
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what kernels print is not for the parent
+    worker = Worker(mmap.mmap(int(sys.argv[1]), BEAT.size))
+    for line in sys.stdin:
+        reply = worker.answer(json.loads(line))
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+        if reply.get("fatal"):
+            os._exit(0)  # a context that is lost cannot even be torn down in order
+
+
+if __name__ == "__main__":
+    main()

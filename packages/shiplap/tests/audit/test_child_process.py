@@ -1,0 +1,160 @@
+"""A child that dies says how, and loses nothing of what it had said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.audit.child_process import Death, Limits, can_isolate, stream
+from shiplap_testing.crashes import read_unmapped
+
+QUICK = Limits(busy_s=1.0, idle_s=1.0, memory=256 << 20)
+
+
+def crash():
+    read_unmapped()
+
+
+def wait():
+    threading.Lock().acquire()
+    threading.Event().wait()
+
+
+def compute():
+    while True:
+        pass
+
+
+def fill():
+    kept = []
+    while True:
+        kept.append(torch.ones(1 << 22))
+
+
+def raise_exit():
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (crash, "crashed with SIGSEGV"),
+        (os.abort, "crashed with SIGABRT"),
+        (wait, "deadlock: nothing has run for 1 s"),
+        (compute, "hangs: 1 s of processor time and no end"),
+        (fill, "memory exhausted: more than 0.25 GiB resident"),
+        (lambda: os._exit(0), "the process exited with status 0"),
+        (raise_exit, "raised SystemExit: 3"),
+    ],
+)
+def test_a_death_is_told_and_what_was_said_before_is_kept(end, how):
+    def work(send):
+        send({"kind": "note", "text": "before"})
+        end()
+
+    *before, death = stream(work, QUICK)
+    assert [e["text"] for e in before] == ["before"]
+    assert isinstance(death, Death)
+    assert death.how == how
+
+
+def test_what_it_wrote_to_stderr_last_is_told():
+    def work(send):
+        os.write(2, b"free(): invalid pointer\n")
+        os.abort()
+
+    (death,) = stream(work, QUICK)
+    assert str(death) == "crashed with SIGABRT (free(): invalid pointer)"
+
+
+def test_a_child_computes_on_all_threads_although_its_parent_did():
+    x = torch.randn(1 << 20)
+    expected = float(x.sin().sum())  # the parent's OpenMP threads exist, and the child has none of them
+
+    def work(send):
+        send({"kind": "note", "value": float(x.sin().sum())})
+
+    (messages,) = stream(work, QUICK)
+    assert messages["value"] == pytest.approx(expected)
+
+
+def test_an_event_may_ask_for_a_longer_silence():
+    """A compiler waits for a lock while another process compiles the same."""
+
+    def work(send):
+        send({"kind": "case", "quiet": 30.0})
+        time.sleep(3)
+        send({"kind": "note"})
+        time.sleep(3)
+
+    *events, last = stream(work, Limits(busy_s=30, idle_s=1.0))
+    assert [e["kind"] for e in events] == ["case", "note"]
+    assert isinstance(last, Death)
+    assert "deadlock" in str(last)
+
+
+def test_waiting_for_a_program_of_its_own_is_no_deadlock():
+    def work(send):
+        subprocess.run(["sh", "-c", "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done"], check=True)
+        send({"kind": "note"})
+
+    assert list(stream(work, Limits(busy_s=30, idle_s=0.5))) == [{"kind": "note"}]
+
+
+def test_an_event_may_ask_for_patience():
+    def work(send):
+        send({"kind": "note", "patience": 20})
+        end = time.process_time() + 1.5
+        while time.process_time() < end:
+            pass
+
+    assert not [e for e in stream(work, QUICK) if isinstance(e, Death)]
+
+
+def test_a_reader_that_stops_ends_the_child():
+    def work(send):
+        send({"kind": "note", "pid": os.getpid()})
+        compute()
+
+    events = stream(work, Limits())
+    pid = next(events)["pid"]
+    events.close()
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize(("built_for", "raises"), [("13.0", True), ("13.0", False), (None, True)])
+def test_a_fork_in_which_autograd_raises_is_not_used(built_for, raises, monkeypatch):
+    """A torch for CUDA raises in forks of a process that has differentiated a compiled function; no other does."""
+    parent = os.getpid()
+    backward = torch.Tensor.backward
+
+    def raising(tensor):
+        if raises and os.getpid() != parent:
+            raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing")
+        backward(tensor)
+
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.Tensor, "backward", raising)
+    assert can_isolate() is not (built_for is not None and raises)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_an_audit_after_a_compiled_function_was_differentiated(ns):
+    @sl.op(f"{ns}::square")
+    def square(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * x
+
+    @square.backward
+    def _(grad, saved, needs):
+        return {"x": 2 * grad * saved.x}
+
+    torch.compile(lambda x: square(x).sum(), backend="aot_eager")(torch.ones(3, requires_grad=True)).backward()
+    assert [finding.verdict for finding in sl.audit(square, checks=["gradient"])] == ["ok"]

@@ -1,0 +1,108 @@
+"""Buckets: which calls share a choice."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.declare.bucket import Bucket, layout_of, read_rule
+from shiplap.errors import ShiplapError
+
+
+@sl.op("bucket::gather", dims={"twice": "2 * n"})
+def gather(
+    x: Float[Tensor, "*batch n c"], index: Int32[Tensor, "k"], stride: list[int], eps: float = 1e-5, mode: str = "a"
+) -> Float[Tensor, "*batch twice c"]:
+    return torch.cat([x, x], -2)
+
+
+def key(x, index, stride=(1, 2), rule=gather.rule, eps=1e-5):
+    return rule.key(gather.bind((x, index, list(stride), eps, "a")))
+
+
+def test_dims_are_rounded_up_scalars_are_exact_floats_do_not_count():
+    index = torch.zeros(27, dtype=torch.int32)
+    a = key(torch.ones(2, 900, 5), index)
+    assert a == ((2,), 1024, 8, 32, (1, 2), "a", "Float=float32", "c,c")
+    assert a == key(torch.ones(2, 1000, 7), index, eps=1.0)
+    assert a != key(torch.ones(2, 1025, 7), index)
+    assert a != key(torch.ones(2, 900, 5), index, (2, 2))
+    assert a != key(torch.ones(2, 900, 5).double(), index)
+    assert key(torch.ones(2, 0, 1), index)[:3] == ((2,), 0, 1)
+
+
+def test_the_quick_key_tells_apart_what_the_key_does():
+    index = torch.zeros(27, dtype=torch.int32)
+    x = torch.ones(2, 900, 5)
+    calls = [(x, index, [1, 2], e, m) for e in (0.1, 0.2) for m in "ab"]
+    calls += [
+        (x[:, :899], index, [1, 2], 0.1, "a"),
+        (x.double(), index, [1, 2], 0.1, "a"),
+        (x[0], index, [1, 2], 0.1, "a"),
+    ]
+    calls += [
+        (x.transpose(1, 2), index, [1, 2], 0.1, "a"),
+        (x, index, [2, 2], 0.1, "a"),
+        (x[..., :4], index, [1, 2], 0.1, "a"),
+    ]
+    bound = [gather.bind(c) for c in calls]
+    for a in bound:
+        for b in bound:
+            assert (gather.rule.key(a) == gather.rule.key(b)) == (gather.rule.quick(a) == gather.rule.quick(b))
+
+
+def test_the_text_reads_back():
+    env = gather.bind((torch.ones(2, 900, 5), torch.zeros(27, dtype=torch.int32), [1, 2], 0.1, "a")).env
+    bucket = gather.rule.bucket(env)
+    assert str(bucket) == "batch<=(2,), n<=1024, c<=8, k<=32, stride==(1, 2), mode=='a'"
+    assert Bucket.parse(str(bucket)) == bucket
+    assert Bucket.parse("") == Bucket()
+
+
+@pytest.mark.parametrize("text", ["n", "n<4", "f(n)<=4", "n<=x", "n<=4; import os", "n<=__import__('os')"])
+def test_other_text_is_refused(text):
+    with pytest.raises(ValueError, match="no bucket"):
+        Bucket.parse(text)
+
+
+@given(st.integers(0, 1 << 40))
+def test_a_bucket_holds_its_sizes(n):
+    bound = gather.rule.values({"n": n})[1]
+    assert bound >= n
+    assert n == 0 or bound < 2 * n
+
+
+def test_rules_are_declared_per_dim():
+    rule = read_rule(gather.spec, "exact", {"n": "none", "eps": "exact", "c": "pow2"})
+    bucket_key = key(torch.ones(900, 5), torch.zeros(27, dtype=torch.int32), rule=rule)
+    assert bucket_key == ((), 8, 27, (1, 2), "a", 1e-5, "Float=float32", "c,c")
+
+
+def test_a_rule_is_part_of_the_identity_of_the_op(ns):
+    @sl.op(f"{ns}::one")
+    def one(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + 1
+
+    before = one.identity
+    one.buckets(n="exact")
+    assert one.identity != before
+    one.buckets()
+    assert one.identity == before
+
+
+def test_what_is_no_rule_is_refused():
+    for call in (lambda: gather.buckets("pow3"), lambda: gather.buckets(m="exact"), lambda: gather.buckets(n="near")):
+        with pytest.raises(ShiplapError) as caught:
+            call()
+        assert caught.value.id == "SL115"
+        assert "pow2|exact|none for batch, n, c, k, stride, mode, eps" in str(caught.value)
+
+
+def test_layouts_have_codes():
+    x = torch.ones(2, 3, 4, 5)
+    codes = layout_of([x, None, x.transpose(2, 3), x.to(memory_format=torch.channels_last), x[..., :2], 1.0, "s"])
+    assert codes == "c,-,0132,0231,0123+"
+    assert layout_of([[x, x[0].transpose(0, 1)]]) == "[c,102]"

@@ -1,0 +1,184 @@
+"""What torch.autocast does to an op's floating inputs."""
+
+import pytest
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.torch_private import dispatcher_calls
+
+V = Float[Tensor, "n"]
+HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
+
+
+def declare(ns, rule):
+    @sl.op(f"{ns}::rule_{rule}", autocast=rule)
+    def op(
+        x: V,
+        y: V | None,
+        xs: list[V],
+        index: Int64[Tensor, "n"],
+        table: Float32[Tensor, "n"],
+        k: int = 1,
+        *,
+        p: float = 1,
+    ) -> V:
+        assert index.dtype == torch.int64
+        assert table.dtype == SINGLE
+        return sum((x, *xs)) * (1 if y is None else y) * p
+
+    @op.backward
+    def _(grad, saved, needs):
+        return {"x": grad * saved.p, "xs": [grad * saved.p for _ in saved.xs]}
+
+    return op
+
+
+def call(op, *dtypes, fn=None):
+    x, y, z = (None if d is None else torch.ones(3, dtype=d) for d in dtypes)
+    return (fn or op)(x, y, [z], torch.zeros(3, dtype=torch.int64), torch.zeros(3), p=2.0).dtype
+
+
+@pytest.mark.parametrize(
+    ("rule", "dtypes", "result"),
+    [
+        ("widest", (HALF, SINGLE, HALF), SINGLE),
+        ("widest", (HALF, None, HALF), HALF),
+        ("widest", (HALF, torch.float16, HALF), SINGLE),
+        ("widest", (HALF, SINGLE, DOUBLE), DOUBLE),
+        ("autocast", (SINGLE, None, SINGLE), HALF),
+        ("autocast", (SINGLE, HALF, SINGLE), HALF),
+        ("autocast", (DOUBLE, HALF, SINGLE), DOUBLE),
+        ("float32", (HALF, HALF, HALF), SINGLE),
+        ("float32", (HALF, DOUBLE, HALF), DOUBLE),
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.usefixtures("fresh_compiler")
+def test_rules(ns, rule, dtypes, result, compiled):
+    op = declare(ns, rule)
+    fn = torch.compile(op, backend="aot_eager", fullgraph=True) if compiled else op
+    with torch.autocast("cpu", HALF):
+        assert call(op, *dtypes, fn=fn) == result
+    with torch.autocast("cpu", HALF), torch.autocast("cpu", enabled=False), pytest.raises(sl.ShiplapError):
+        call(op, HALF, SINGLE, HALF)
+
+
+def test_no_rule_leaves_the_inputs_alone(ns):
+    op = declare(ns, None)
+    with torch.autocast("cpu", HALF), pytest.raises(sl.ShiplapError, match="SL205"):
+        call(op, HALF, SINGLE, HALF)
+
+
+def test_the_reference_runs_outside_autocast(ns):
+    @sl.op(f"{ns}::mm", autocast="float32")
+    def mm(x: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+        return x @ x
+
+    with torch.autocast("cpu", HALF):
+        assert mm(torch.ones(2, 2, dtype=HALF)).dtype == SINGLE
+
+
+def test_gradients_come_back_in_the_dtype_of_the_argument(ns):
+    op = declare(ns, "autocast")
+    x = torch.ones(3, requires_grad=True)
+    with torch.autocast("cpu", HALF):
+        op(x, None, [x.detach()], torch.zeros(3, dtype=torch.int64), torch.zeros(3)).sum().backward()
+    assert x.grad.dtype == SINGLE
+
+
+@pytest.mark.parametrize("rule", ["widest", "autocast", "float32"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_mutated_tensor_is_never_converted(ns, rule, compiled):
+    @sl.op(f"{ns}::add_{rule}", autocast=rule, mutates="x")
+    def add_(x: V, y: V) -> None:
+        x.add_(y)
+
+    for dtype in (HALF, SINGLE):
+        x = torch.zeros(3, dtype=dtype)
+        fn = torch.compile(lambda x, y: add_(x, y), backend="aot_eager", fullgraph=True) if compiled else add_
+        with torch.autocast("cpu", HALF):
+            fn(x, torch.ones(3, dtype=SINGLE))
+        assert x.tolist() == [1, 1, 1], "the copy took the write"
+
+
+@pytest.mark.parametrize("way", ["op", "torch.ops"])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("rule", "inner"), [("autocast", HALF), ("float32", SINGLE), ("widest", SINGLE)])
+def test_what_a_kernel_gets_and_what_comes_back(ns, rule, inner, way, grad):
+    """Of an op without lists, whose calls need not go through torch's dispatcher."""
+    seen = []
+
+    @sl.op(f"{ns}::product_{rule}", autocast=rule)
+    def product(x: Float[Tensor, "n k"], y: Float[Tensor, "k m"], scale: float = 1.0) -> Float[Tensor, "n m"]:
+        return x @ y * scale
+
+    @product.kernel("cpu")
+    def _(x, y, scale, *, out):
+        out.copy_(x @ y * scale)
+        seen.append((x.dtype, y.dtype, (torch.ones(2, 2) @ torch.ones(2, 2)).dtype, torch.is_grad_enabled()))
+
+    @product.backward
+    def _(grad, saved, needs):
+        return {"x": grad @ saved.y.T * saved.scale, "y": saved.x.T @ grad * saved.scale}
+
+    call = product if way == "op" else getattr(getattr(torch.ops, ns), f"product_{rule}")
+    x, y = torch.randn(5, 4, requires_grad=grad), torch.randn(4, 3).to(HALF).requires_grad_(grad)
+    with torch.autocast("cpu", HALF):
+        out = call(x, y, 2.0)
+    assert seen[0][:3] == (inner, inner, SINGLE), "the kernel's own product is not cast"
+    assert out.dtype == inner
+    assert out.requires_grad is grad
+    expected = x.to(inner) @ y.to(inner) * 2.0
+    assert torch.equal(out, expected)
+    if grad:
+        out.float().square().sum().backward()
+        assert (x.grad.dtype, y.grad.dtype) == (SINGLE, HALF)
+        mine = x.grad, y.grad
+        x.grad = y.grad = None
+        expected.float().square().sum().backward()
+        torch.testing.assert_close(mine, (x.grad, y.grad), rtol=2e-2, atol=2e-2)
+
+
+def test_autocast_of_another_device_converts_nothing(ns):
+    @sl.op(f"{ns}::twice", autocast="autocast")
+    def twice(x: V) -> V:
+        return x * 2
+
+    with torch.autocast("cpu", HALF):
+        assert twice(torch.ones(3, device="meta")).dtype == SINGLE
+
+
+def test_tensors_of_two_device_types_are_left_to_the_dispatcher():
+    here, there = torch.ones(3), torch.ones(3, device="meta")
+    with torch.autocast("cpu", HALF):
+        assert dispatcher_calls.autocast_alone((here, here, 1)) == "cpu"
+        assert dispatcher_calls.autocast_alone((here, there)) is None
+    assert dispatcher_calls.autocast_alone((here, here)) is None
+
+
+def test_the_call_of_an_op_does_not_reach_the_dispatcher(ns, monkeypatch):
+    """Torch's way to a kernel of Python costs more than most small kernels take."""
+
+    @sl.op(f"{ns}::short", autocast="autocast")
+    def short(x: V) -> V:
+        return x * 2
+
+    monkeypatch.setattr(type(short), "overload", property(lambda self: pytest.fail("it was called")), raising=False)
+    with torch.autocast("cpu", HALF), torch.no_grad():
+        assert short(torch.ones(3)).dtype == HALF
+
+
+def test_a_declaration_that_takes_over_keeps_the_rule(ns):
+    def declared():
+        @sl.op(f"{ns}::renewed", autocast="autocast")
+        def renewed(x: V) -> V:
+            return x * 2
+
+        return renewed
+
+    first, second = declared(), declared()
+    with torch.autocast("cpu", HALF):
+        assert first(torch.ones(3)).dtype == second(torch.ones(3)).dtype == HALF

@@ -1,0 +1,81 @@
+"""What an op writes to: autograd is told, so that no backward uses what it saved of a tensor that has changed since."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.kernels.native import binding
+from shiplap_testing.build import compile_c
+
+BODY = """
+int shifted(const sl_context* ctx, const DLTensor* x, const DLTensor* y, DLTensor* out) {
+  for (int64_t i = 0; i < x->shape[0]; ++i) ((float*)out->data)[i] = ((float*)x->data)[i] + ((float*)y->data)[i];
+  return SL_OK;
+}
+int shift_(const sl_context* ctx, DLTensor* x, const DLTensor* y) {
+  for (int64_t i = 0; i < x->shape[0]; ++i) ((float*)x->data)[i] += ((float*)y->data)[i];
+  return SL_OK;
+}"""
+V = Float[Tensor, "n"]
+
+
+@pytest.fixture(scope="module")
+def ops(tmp_path_factory):
+    """A kernel behind a C function, which tells torch nothing: an out-variant, and an op that writes."""
+
+    @sl.op("written::shifted")
+    def shifted(x: V, y: V) -> V:
+        return x + y
+
+    @sl.op("written::shift_", mutates=["x"])
+    def shift_(x: V, y: V) -> None:
+        x.add_(y)
+
+    folder: Path = tmp_path_factory.mktemp("written")
+    library = compile_c(folder, "written", {"shifted": shifted, "shift_": shift_}, BODY)
+    shifted.kernel("cpu", sl.cabi(library, "shifted"), dtypes=["float32"])
+    shift_.kernel("cpu", sl.cabi(library, "shift_"), dtypes=["float32"])
+    yield shifted, shift_
+    for op in (shifted, shift_):
+        op.drop_native()
+
+
+DOORS = {
+    "out": lambda shifted, shift_, x, y: shifted.out(x.clone(), y, out=x),
+    "op": lambda shifted, shift_, x, y: shift_(x, y),
+    "keyword": lambda shifted, shift_, x, y: shift_(x, y=y),
+    "torch.ops": lambda shifted, shift_, x, y: torch.ops.written.shift_(x, y),
+    "torch.ops default": lambda shifted, shift_, x, y: torch.ops.written.shift_.default(x, y),
+    "compiled": lambda shifted, shift_, x, y: torch.compile(lambda x, y: shift_(x, y), backend="aot_eager")(x, y),
+}
+
+
+@pytest.mark.parametrize("how", ["python", "native"])
+def test_a_backward_does_not_use_what_was_written_to(ops, how):
+    for op in ops:
+        op.drop_native() if how == "python" else binding.build(op)
+    for name, write in DOORS.items():
+        for grads in (True, False):
+            w, x, y = torch.ones(3, requires_grad=True), torch.ones(3), torch.ones(3)
+            product = w * x
+            with torch.set_grad_enabled(grads):
+                write(*ops, x, y)
+            assert torch.equal(x, torch.full((3,), 2.0)), (name, grads)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                product.sum().backward()
+
+
+@pytest.mark.parametrize("how", ["python", "native"])
+def test_inference_mode_has_no_versions(ops, how):
+    for op in ops:
+        op.drop_native() if how == "python" else binding.build(op)
+    with torch.inference_mode():
+        x, y = torch.ones(3), torch.ones(3)
+        for write in DOORS.values():
+            before = x.clone()
+            write(*ops, x, y)
+            assert torch.equal(x, before + 1)

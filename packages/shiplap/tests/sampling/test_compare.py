@@ -1,0 +1,176 @@
+"""close: how far a kernel may be from its reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jaxtyping import Float, Float8e4m3fn
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.sampling import Reduction, close, reduction
+from shiplap.sampling.compare import agrees
+from shiplap.sampling.compare_to_reference import settle
+
+
+def test_terms_are_the_dims_that_no_output_has(ns):
+    @sl.op(f"{ns}::mm")
+    def op(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
+        return a @ b.t()
+
+    assert reduction(op.spec, {"m": 3, "n": 5, "k": 7}) == Reduction(7)
+    assert reduction(op.spec, {"m": 3, "n": 5, "k": 0}) == Reduction(1)
+
+
+def test_sums_of_eight_bits_are_those_of_tensor_cores(ns):
+    @sl.op(f"{ns}::scaled")
+    def scaled(a: Float8e4m3fn[Tensor, "m k"], scale: Float[Tensor, "m"]) -> Float[Tensor, "m"]:
+        return a.to(scale.dtype).sum(1) * scale
+
+    sums = reduction(scaled.spec, {"m": 3, "k": 16})
+    assert sums.terms == 16
+    assert sums.eps == 2**-13
+
+
+@pytest.mark.parametrize("wide_sums", [False, True])
+def test_an_error_of_a_sum_passes_only_where_sums_are_that_coarse(wide_sums):
+    wide = torch.randn(64, dtype=torch.float64) + 3
+    own = wide.float()
+    off = own * (1 + 2.0**-12)
+    judge = {eps: close([off], [own], [wide], Reduction(16, eps), wide_sums=wide_sums) for eps in (0.0, 2.0**-13)}
+    assert "tolerances" in judge[0.0].problem
+    assert judge[2.0**-13].problem == ""
+    much = close([own * (1 + 2.0**-8)], [own], [wide], Reduction(16, 2.0**-13), wide_sums=wide_sums)
+    assert "tolerances" in much.problem, "coarse sums excuse no wrong ones"
+
+
+def test_sixteen_bits_are_judged_as_before():
+    for dtype in (torch.float16, torch.bfloat16):
+        eps = torch.finfo(dtype).eps
+        assert Reduction(16, 2.0**-13).growth(eps, False) == Reduction(16).growth(eps, False) == eps * 12
+
+
+def test_a_sum_that_overflows_may_end_as_infinity_or_as_nan_and_nothing_else_may():
+    inf, nan = float("inf"), float("nan")
+    wide = torch.tensor([1e60], dtype=torch.float64)
+
+    def judged(got, own, terms):
+        return close([torch.tensor([got])], [torch.tensor([own])], [wide], Reduction(terms)).problem
+
+    assert judged(-inf, nan, 8) == judged(nan, -inf, 8) == "", "the order of the terms decides"
+    assert judged(-inf, nan, 1) == "", "the reference overflows on its way"
+    assert "expected inf" in judged(nan, inf, 1), "one operation has one result"
+    assert "expected nan" in judged(3.0, nan, 8), "a number is no overflow"
+    there = torch.tensor([inf], dtype=torch.float64)
+    assert close([torch.tensor([nan])], [torch.tensor([inf])], [there], Reduction(8)).problem, "inf was in the input"
+
+
+def one_after_the_other(a, b):
+    """A product in float32 that adds term after term, as a plain kernel does."""
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for p in range(a.shape[1]):
+        total = total + a[:, p : p + 1] * b[p : p + 1]
+    return total
+
+
+def coarse(x):
+    """What TF32 keeps of a float32."""
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+ORDERED = {
+    "normal": lambda x, dim: x,
+    "ascending": lambda x, dim: x.sort(dim)[0],
+    "constant": lambda x, dim: torch.full_like(x, 0.1),
+    "positive": lambda x, dim: x.abs(),
+    "peaks": lambda x, dim: torch.where(torch.arange(x.shape[1]) == 3, 1e4, x) if dim else x,
+}
+
+
+@pytest.mark.parametrize("kind", ORDERED)
+@pytest.mark.parametrize("terms", [130, 1030, 4097])
+def test_a_plain_sum_in_float32_is_right_however_its_terms_lie_and_a_coarser_one_is_not(kind, terms):
+    a, b = ORDERED[kind](torch.randn(40, terms), 1), ORDERED[kind](torch.randn(terms, 30), 0)
+    wide = a.double() @ b.double()
+
+    def verdict(got):
+        return settle([got], [a @ b], [wide], Reduction(terms), lambda: [a.double() @ b.double()])
+
+    assert verdict(one_after_the_other(a, b)).problem == ""
+    assert verdict(coarse(a) @ coarse(b)).problem
+    assert verdict(a[:, :-1] @ b[:-1]).problem
+
+
+def test_a_plain_sum_over_two_dims_and_a_plain_convolution_are_right():
+    x, w = torch.randn(2, 300, 9, 9), torch.randn(3, 300, 3, 3)
+    x[:, 0], x[:, -1] = 1e4, -1e4
+    w[:, 0], w[:, -1] = 1.0, 1.0
+    total = torch.zeros(2, 9)
+    for c in range(300):
+        for i in range(9):
+            total = total + x[:, c, i]
+    wide = x.double().sum((1, 2))
+    checked = settle([total], [x.sum((1, 2))], [wide], Reduction(2700), lambda: [x.double().sum((1, 2))])
+    assert checked.problem == ""
+    summed = torch.zeros(2, 3, 7, 7)
+    for c in range(300):
+        summed = summed + torch.conv2d(x[:, c : c + 1], w[:, c : c + 1])
+    wide = torch.conv2d(x.double(), w.double())
+    own = torch.conv2d(x, w)
+    checked = settle([summed], [own], [wide], Reduction(2700), lambda: [torch.conv2d(x.double(), w.double())])
+    assert checked.problem == ""
+
+
+KINDS = {
+    "normal": lambda x: x,
+    "peaks": lambda x: x * 10 ** (3 * x),
+    "tiny": lambda x: x * 1e-38,
+    "huge": lambda x: x * 1e37,
+    "zeros": lambda x: x * 0,
+    "infinite": lambda x: torch.where(x > 2, float("inf"), x),
+    "nan": lambda x: torch.where(x > 2, float("nan"), x),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_agrees_is_close_whatever_float64_shows(kind, dtype):
+    """The quick comparison accepts nothing that the whole one refuses, and much of what it accepts."""
+    drawn = torch.Generator().manual_seed(7)
+    quick = 0
+    for number in range(60):
+        sums = Reduction([1, 16, 4096][number % 3])
+        x = KINDS[kind](torch.randn(300, generator=drawn, dtype=torch.float64))
+        own = (x * (1 + torch.finfo(dtype).eps * torch.randn(300, generator=drawn, dtype=torch.float64))).to(dtype)
+        error = torch.finfo(dtype).eps * 10.0 ** (number % 6 - 1)
+        got = (own.double() * (1 + error * torch.randn(300, generator=drawn, dtype=torch.float64))).to(dtype)
+        for wide_sums in (False, True):
+            if agrees([got], [own], sums, wide_sums=wide_sums):
+                quick += 1
+                assert not close([got], [own], [x], sums, wide_sums=wide_sums).problem
+        assert not agrees([got, got], [own], sums)
+        assert agrees([own], [own.clone()], sums) or kind == "huge"
+    assert quick > 12 or kind not in ("normal", "zeros")
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf"), 1.001])
+def test_one_wrong_element_does_not_agree(wrong):
+    own = torch.randn(50, 70) + 2
+    got = own.clone()
+    got[-1, -1] *= wrong
+    assert not agrees([got], [own], Reduction(64), wide_sums=True)
+    assert agrees([own.clone()], [own], Reduction(64), wide_sums=True)
+
+
+def test_integers_shapes_and_dtypes_agree_exactly():
+    x = torch.arange(6)
+    assert agrees([x], [x.clone()], Reduction(1))
+    assert not agrees([x], [x + (x == 5)], Reduction(1))
+    assert not agrees([x.int()], [x], Reduction(1))
+    assert not agrees([x.reshape(2, 3)], [x], Reduction(1))
+    assert agrees([x[:0]], [x[:0].clone()], Reduction(1))
+    eight = torch.randn(9).to(torch.float8_e4m3fn)
+    assert agrees([eight], [eight.clone()], Reduction(1))
+    assert (
+        agrees([torch.randn(3, dtype=torch.complex64)], [torch.zeros(3, dtype=torch.complex64)], Reduction(1)) is False
+    )

@@ -1,0 +1,47 @@
+"""Parts of functions that anybody may exchange."""
+
+import functools
+import os
+
+from shiplap.sandbox.function_parts import Parts
+
+
+def kept(a, b=1, *, c=2):
+    return a, b, c
+
+
+def wrapped():
+    inner = os.path.join
+
+    def outer():
+        nonlocal inner
+        return inner
+
+    return outer
+
+
+def test_a_default_and_a_keyword_are_parts(monkeypatch):
+    parts = Parts.of(kept)
+    assert not parts.changed()
+    monkeypatch.setattr(kept, "__defaults__", (1,))
+    assert not parts.changed(), "the same value in another tuple"
+    monkeypatch.setattr(kept, "__defaults__", (7,))
+    assert parts.changed()
+    monkeypatch.undo()
+    assert not parts.changed()
+    monkeypatch.setitem(kept.__kwdefaults__, "c", 7)
+    assert parts.changed()
+    monkeypatch.undo()
+    monkeypatch.setattr(kept, "__code__", (lambda a, b=1, *, c=2: b).__code__)
+    assert parts.changed()
+
+
+def test_what_a_function_holds_is_a_part():
+    outer = wrapped()
+    parts = Parts.of(outer)
+    (cell,) = outer.__closure__
+    cell.cell_contents = os.path.split
+    assert not parts.changed(), "Python's own"
+    cell.cell_contents = lambda *names: ""
+    assert parts.changed()
+    assert not Parts.of(functools.lru_cache(kept).__wrapped__).changed()

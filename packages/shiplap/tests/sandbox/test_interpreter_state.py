@@ -1,0 +1,118 @@
+"""What code that is judged replaces or leaves changed in its interpreter is seen."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.autograd import profiler
+
+from shiplap.sandbox import interpreter_state
+from shiplap.sandbox.interpreter_state import Watch
+from shiplap.sandbox.patched_functions import Snapshot
+from shiplap.sandbox.trusted_code import is_trusted
+
+
+@pytest.fixture(autouse=True)
+def unheard(monkeypatch) -> None:
+    """Audit hooks stay for as long as a process lives, and slow this one down."""
+    monkeypatch.setattr(sys, "addaudithook", lambda hook: None)
+
+
+def left_by(act: Callable[[], object], undo: Callable[[], object]) -> list[str]:
+    seen = Watch()
+    try:
+        act()
+        return seen.told()["left"]
+    finally:
+        undo()
+
+
+def test_nothing_is_left_by_nothing():
+    assert left_by(lambda: torch.rand(3).sum(), lambda: None) == []
+
+
+def test_a_seed_is_left():
+    before = torch.get_rng_state()
+    assert left_by(lambda: torch.manual_seed(torch.initial_seed() ^ 1), lambda: torch.set_rng_state(before)) == [
+        "torch.initial_seed"
+    ]
+
+
+def test_the_garbage_collection_is_left_off():
+    assert left_by(gc.disable, gc.enable) == ["garbage collection"]
+
+
+def test_hooks_of_all_modules_are_counted_where_torch_has_noted_their_kind(monkeypatch):
+    """The first such hook of a process sets a flag beside the hooks, which stays when the hook has gone."""
+    monkeypatch.setattr(torch.nn.modules.module, "_global_is_full_backward_hook", True)
+    assert left_by(lambda: torch.rand(3).sum(), lambda: None) == []
+    hooks = []
+    act = lambda: hooks.append(torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None))  # noqa: E731
+    assert left_by(act, lambda: hooks.pop().remove()) == ["hooks of all modules of torch"]
+
+
+def test_the_tracing_of_memory_is_left_on():
+    assert left_by(tracemalloc.start, tracemalloc.stop) == ["tracemalloc"]
+
+
+def test_a_flag_of_a_backend_is_left(monkeypatch):
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark
+    assert left_by(lambda: setattr(cudnn, "benchmark", not before), lambda: setattr(cudnn, "benchmark", before)) == [
+        "torch.backends"
+    ]
+
+
+def test_two_ways_to_set_a_precision_are_no_error(monkeypatch):
+    def mixed() -> str:
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
+    assert Watch().told()["left"] == []
+    assert interpreter_state._flag("no.such.flag") is None
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once")
+def test_an_operator_of_torch_in_its_own_way_is_left():
+    library = torch.library.Library("aten", "IMPL")
+    assert left_by(lambda: library.impl("cosh", lambda x: x, "AutogradXLA"), lambda: None) == []  # no such device
+    assert left_by(lambda: library.impl("cosh", lambda x: x, "CPU"), library._destroy) == ["operators of torch"]
+
+
+@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="Python 3.12 has it first")
+def test_a_monitor_is_left():
+    assert left_by(lambda: sys.monitoring.use_tool_id(4, "it"), lambda: sys.monitoring.free_tool_id(4)) == [
+        "sys.monitoring"
+    ]
+    assert "sys.monitoring.register_callback" in interpreter_state.EVENTS
+
+
+def test_where_files_lie_is_asked_as_it_was_at_first(monkeypatch):
+    monkeypatch.setattr("posixpath.realpath", lambda path, **rest: gc.__name__ + torch.__file__)
+    assert not is_trusted("/somewhere/it.py")
+
+
+def test_packages_that_this_environment_sees_in_another_one_are_trusted():
+    import typing_extensions
+
+    assert is_trusted(typing_extensions.__file__)
+
+
+def test_methods_properties_and_code_that_are_replaced_are_seen(monkeypatch):
+    before = Snapshot()
+    assert before.changed() == []
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda self, end: 0.001)
+    monkeypatch.setattr(profiler.profile, "__exit__", lambda *rest: None)
+    monkeypatch.setattr("posixpath.realpath", lambda path: path)
+    monkeypatch.setattr(torch.nn.functional.softmax, "__code__", (lambda *args, **rest: args).__code__)
+    assert set(before.changed()) == {
+        "torch.cuda.streams.Event.elapsed_time",
+        "torch.autograd.profiler.profile.__exit__",
+        "posixpath.realpath",
+        "the code of torch.nn.functional.softmax",
+    }

@@ -1,0 +1,82 @@
+"""What the referee reads of a result runs no code of the one who made it."""
+
+import os
+from collections import OrderedDict
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from shiplap.sandbox.protocol import Arena, leaves, nested, overlaps
+
+HELD = torch.ones(1)
+
+
+class Listed(list):
+    def __iter__(self):
+        return iter([torch.zeros(1)])
+
+
+class Paired(tuple):
+    def __iter__(self):
+        return iter([torch.zeros(1)])
+
+
+class Mapped(dict):
+    def values(self):
+        return [torch.zeros(1)]
+
+
+class Named(NamedTuple):
+    out: torch.Tensor
+    rest: list
+
+
+@pytest.mark.parametrize("result", [Listed([HELD]), Paired([HELD]), Mapped(out=HELD)], ids=lambda r: type(r).__name__)
+def test_a_container_is_read_as_it_lies_in_memory(result):
+    (leaf,) = leaves([result])
+    assert leaf is HELD
+
+
+def test_honest_containers():
+    values, at = torch.rand(4).max(0)
+    result = Named(values, [at, OrderedDict(a=HELD, b=None), 3])
+    assert [id(v) for v in leaves(result)] == [id(values), id(at), id(HELD), id(3)]
+    assert len(leaves(torch.rand(4).max(0))) == 2
+
+
+def test_nobody_changes_the_length_of_a_file_with_arguments():
+    """A process that is judged has it open, too; the referee would write into what is no longer there."""
+    arena = Arena()
+    arena.pack([torch.rand(8)])
+    handle = arena.write()
+    try:
+        for length in (0, 1 << 20):
+            with pytest.raises(PermissionError):
+                os.ftruncate(handle, length)
+        arena.write(handle)
+    finally:
+        os.close(handle)
+
+
+def test_how_results_lie_in_each_other():
+    assert nested([HELD, None, {"b": HELD, "a": (HELD,)}]) == "(.,None,{a:(.),b:.})"
+    assert nested(Named(HELD, [])) == nested((HELD, ())) == "(.,())"
+    assert nested(Mapped(out=HELD)) == "{out:.}"
+    assert leaves({"b": 1, "a": 2}) == leaves({"a": 2, "b": 1}) == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "same"),
+    [
+        ((3, 4), (4, 1), False),
+        ((3, 4), (1, 3), False),
+        ((3, 4), (0, 1), True),
+        ((3, 4), (2, 1), True),
+        ((1, 4), (0, 1), False),
+        ((0, 4), (0, 0), False),
+        ((), (), False),
+    ],
+)
+def test_elements_in_the_same_place(shape, stride, same):
+    assert overlaps(shape, stride) is same

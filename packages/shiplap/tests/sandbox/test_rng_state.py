@@ -1,0 +1,35 @@
+"""A call may draw random numbers, and may not set the place from which they come."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from shiplap.sandbox.rng_state import Dice
+
+
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        ("random.seed", lambda: random.seed(3)),
+        ("numpy.random.seed", lambda: np.random.seed(3)),
+        ("torch.set_rng_state", lambda: torch.set_rng_state(STATE)),
+    ],
+)
+def test_a_source_that_stands_where_it_stood_was_set(name, sets):
+    dice = Dice()
+    dice.throw()
+    sets()
+    assert dice.stuck() == []
+    dice.throw()
+    sets()
+    assert dice.stuck() == [name]
+    dice.throw()
+    random.random()
+    np.random.random()
+    torch.rand(3)
+    assert dice.stuck() == []
+
+
+STATE = torch.get_rng_state()

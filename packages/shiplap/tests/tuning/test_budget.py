@@ -1,0 +1,121 @@
+"""A budget is a promise: it ends what a sampler, a kernel or a worker would go on with, and keeps what is done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from shiplap.cli.app import app
+from shiplap.tuning import Store
+from shiplap.tuning.deadline import Deadline, OutOfTime
+from shiplap.tuning.engine import requests_of, tune_all
+from shiplap.tuning.selector import Options
+from tests.tuning import slow_ops
+
+LATE = 120.0  # seconds: what hangs here would hang on
+
+
+@pytest.fixture(autouse=True)
+def slow():
+    slow_ops.entered.clear()
+    slow_ops.awake.clear()
+    yield
+    slow_ops.awake.set()
+    for thread in [t for t in threading.enumerate() if t.name == "shiplap tune"]:
+        thread.join(20)
+        assert not thread.is_alive(), "what nobody waits for ends by itself"
+
+
+def tuned(ops, budget, **options):
+    requests = [r for op in ops for r in requests_of(op, [{"n": 64}], "cpu")]
+    started = time.monotonic()
+    choices = tune_all(requests, budget, options=Options(), progress=False, **options)
+    return choices, time.monotonic() - started
+
+
+def stored():
+    return [entry.key["op"] for entry in Store().entries()]
+
+
+@pytest.mark.parametrize(("op", "where"), [(slow_ops.sampled, "sampler"), (slow_ops.stuck, "kernel")])
+def test_what_hangs_costs_no_more_than_the_budget(op, where):
+    (first, second, third), took = tuned([slow_ops.quick, op, slow_ops.last], 2.0, isolate=False)
+    assert took < 2.0 + LATE
+    assert [c.origin for c in (first, second, third)] == ["measured", "left out", "left out"]
+    assert slow_ops.entered == [where]
+    assert (second.op, str(second.bucket), second.dtypes) == (op.spec.name, "n<=64", "Float=float32")
+    assert (second.label, second.reason) == ("", "the budget was spent")
+    assert stored() == ["tune_slow::quick"], "what was done is stored, and nothing else"
+
+
+def test_what_nobody_waits_for_stores_nothing():
+    _, _ = tuned([slow_ops.stuck], 0.3, isolate=False)
+    slow_ops.awake.set()
+    for thread in [t for t in threading.enumerate() if t.name == "shiplap tune"]:
+        thread.join(20)
+    assert stored() == []
+    (repeated,), _ = tuned([slow_ops.stuck], 60.0, isolate=False)
+    assert repeated.origin == "measured"
+
+
+def test_a_worker_that_is_busy_or_starting_is_ended():
+    choices, took = tuned([slow_ops.stuck, slow_ops.quick], 1.0)
+    assert took < 1.0 + LATE
+    assert [c.origin for c in choices] == ["left out", "left out"]
+
+
+def test_the_command_says_what_it_left_out(monkeypatch):
+    arguments = ["tune", "tests.tuning.slow_ops:sampled", "--sizes", "n=64", "--in-process", "--budget", "0.3s"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 3
+    answer = json.loads(result.stdout)
+    assert answer["left_out"] == 1
+    assert [c["origin"] for c in answer["choices"]] == ["left out"]
+    assert result.stderr == (
+        "1 of 1 calls are left out: the budget of 0.3s was spent. The same command goes on with them.\n"
+    )
+    result = CliRunner().invoke(app, arguments)
+    assert result.stdout.splitlines()[1] == "  no choice: the budget was spent (left out)"
+
+
+def test_a_deadline_passes_on_results_and_errors():
+    with Deadline(30.0) as deadline:
+        assert deadline.run(threading.get_ident) == deadline.run(threading.get_ident) != threading.get_ident()
+        with pytest.raises(ZeroDivisionError):
+            deadline.run(lambda: 1 // 0)
+        deadline.check()
+    with Deadline(0.0) as deadline, pytest.raises(OutOfTime):
+        deadline.run(lambda: 7)
+    with pytest.raises(OutOfTime):
+        deadline.check()
+
+
+ABANDONED = """
+import time
+import torch
+from shiplap.tuning.deadline import Deadline, OutOfTime
+
+def work():
+    ends = time.monotonic() + 1.5
+    while time.monotonic() < ends:
+        torch.rand(1 << 20).sort()
+
+with Deadline(0.2) as deadline:
+    try:
+        deadline.run(work)
+    except OutOfTime:
+        print("left out")
+"""
+
+
+@pytest.mark.long
+def test_a_program_ends_well_while_abandoned_work_is_inside_of_torch():
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-P", "-c", ABANDONED], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, "left out\n"), done.stderr

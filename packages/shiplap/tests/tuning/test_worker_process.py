@@ -1,0 +1,151 @@
+"""Candidates in a process of their own: what kills it costs the candidate, and nothing else."""
+
+import os
+import textwrap
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.errors import ShiplapNotice
+from shiplap.tuning import Isolation, Options, measure, recipe_of, select
+from shiplap.tuning.candidate import label
+from shiplap_testing.forked import python
+from tests.tuning import ops
+
+LONG = Options(seconds=300.0)  # on a busy machine, a process needs long to start
+
+
+ENDS = {
+    "crash": "ended by SIGSEGV",
+    "hang": "no answer for 6",  # and a bit, on a busy machine
+    "exit": "ended with exit status 3",
+    "raise": "ValueError: never on sizes(n=64), dtypes(Float='float32')",
+    "late": "ended by SIGSEGV",
+}
+
+
+@pytest.mark.parametrize(
+    "ends", [("crash", "hang"), pytest.param(tuple(ENDS), marks=pytest.mark.long)], ids=["two of them", "all"]
+)
+def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only(ends):
+    before = measure.benchmarks
+    tried = {"reference", *(f"hostile(HOW={how})" for how in (*ends, "print"))}
+    with Isolation(timeout=6.0) as isolation:
+        choice = select(
+            ops.hostile,
+            recipe_of(ops.hostile, (torch.randn(64),)),
+            candidates_of=lambda op, drawn: [c for c in ops.own(op, drawn) if label(c) in tried],
+            bench=isolation.bench(),
+            options=LONG,
+        )
+        processes = 2 + len(set(ends) - {"raise"})
+        assert isolation.hosts.started >= processes, "the reference's; the kernel's, and one after each that ended it"
+        assert isolation.started == 0
+    evidence = {f.evidence.partition(":")[0]: f.evidence.partition(": ")[2] for f in choice.findings}
+    assert evidence.keys() == {f"hostile(HOW={how})" for how in ends}
+    for how in ends:
+        assert evidence[f"hostile(HOW={how})"].startswith(ENDS[how])
+    assert choice.label in ("hostile(HOW=print)", "reference")
+    assert measure.benchmarks == before, "nothing ran here"
+
+
+@pytest.mark.long
+def test_a_worker_for_all_candidates_starts_anew_after_each_that_ended_it():
+    before = measure.benchmarks
+    with Isolation(timeout=6.0) as isolation:
+        bench = isolation.bench("tests.tuning.ops:own")
+        choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=bench, options=LONG)
+        assert isolation.started == 5, "one, and one after each that ended it"
+    evidence = {f.evidence.partition(":")[0]: f.evidence.partition(": ")[2] for f in choice.findings}
+    assert evidence == {
+        "hostile(HOW=crash)": "ended the process (SIGSEGV)",
+        "hostile(HOW=hang)": "no answer for 6 s: it hangs, or is hopelessly slow",
+        "hostile(HOW=exit)": "ended the process (exit status 3)",
+        "hostile(HOW=raise)": "ValueError: never on sizes(n=64), dtypes(Float='float32')",
+        "hostile(HOW=late)": "ended the process (SIGSEGV): {not json}",  # the last line that it printed
+    }
+    assert choice.label in ("hostile(HOW=print)", "reference")
+    assert {f.check for f in choice.findings} == {"tune.verify", "tune.measure"}
+    assert measure.benchmarks == before, "nothing ran here"
+
+
+@pytest.mark.long
+def test_a_compiler_that_crashes_or_hangs_beside_others_costs_its_candidate_only():
+    """Who it was shows when nothing runs beside it."""
+    with Isolation(timeout=6.0) as isolation:
+        choice = select(
+            ops.hostile,
+            recipe_of(ops.hostile, (torch.randn(64),)),
+            candidates_of=ops.compiled,
+            bench=isolation.bench("tests.tuning.ops:compiled"),
+            options=LONG,
+        )
+        assert isolation.started == 4, "one; one for who waited when it ended; one after each that has a name"
+    dropped = [f.evidence for f in choice.findings]
+    assert dropped == [
+        "compiled(HOW=crash, N=1): ended the process (SIGSEGV)",
+        "compiled(HOW=hang, N=2): no answer for 6 s: it hangs, or is hopelessly slow",
+    ]
+    assert choice.tried == 5
+
+
+def test_an_op_without_a_home_is_tuned_here_and_says_so(ns):
+    @sl.op(f"{ns}::local")
+    def local(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + 1
+
+    with pytest.warns(ShiplapNotice, match="tuned in this process.*declared inside a function"):
+        (choice,) = sl.tune(local, [{"n": 8}], budget=60)
+    assert choice.kernel == "reference"
+
+
+SCRIPT = """
+import os, sys
+import torch
+from jaxtyping import Float
+from torch import Tensor
+import shiplap as sl
+
+@sl.op("script::one")
+def one(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x + 1
+
+@one.kernel("cpu", configs=[{"PID": 0}])
+def kernel(x, *, out, PID):
+    if os.getpid() == int(os.environ["TEST_PARENT"]):
+        raise RuntimeError("ran in the parent")
+    torch.add(x, 1, out=out)
+
+# no guard: the worker imports this file, and must not tune in turn
+os.environ.setdefault("TEST_PARENT", str(os.getpid()))
+(choice,) = sl.tune(one, [{"n": 64}], budget=60)
+print(choice.kernel, [f.evidence for f in choice.findings])
+"""
+
+
+def test_a_script_is_imported_by_its_path_and_does_not_tune_in_turn(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    done = python(script, env={**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    name, _, findings = done.stdout.strip().partition(" ")
+    assert name in ("kernel", "reference")
+    assert findings == "[]"
+
+
+def test_a_worker_with_another_version_of_the_op_is_not_believed(monkeypatch):
+    """Kernels attached from elsewhere are unknown to the worker: it says so, and this process does the work."""
+
+    def extra(x, *, out):
+        torch.add(x, 1, out=out)
+
+    extra.__module__ = "builtins"
+    monkeypatch.setattr(ops.hostile, "kernels", {})
+    ops.hostile.kernel("cpu", extra)
+    with Isolation() as isolation, pytest.warns(ShiplapNotice, match="differs there: kernels attached elsewhere"):
+        choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench())
+    assert choice.kernel in ("extra", "reference")
+    assert choice.findings == ()
