@@ -53,7 +53,8 @@ def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 2
 
 
-double.kernel("cpu", sl.cabi(HERE.with_name("libdouble.so"), "shipped_double"), configs=[{"WRONG": 1}, {"WRONG": 0}])
+KERNEL = sl.cabi(HERE.with_name("libdouble.so"), "shipped_double", without_signature=True)
+double.kernel("cpu", KERNEL, configs=[{"WRONG": 1}, {"WRONG": 0}])
 
 
 @triton.jit
@@ -155,7 +156,7 @@ def site(home, extras):
 
 def test_both_ops_are_native_from_the_first_call_without_a_compiler(site, home, tmp_path):
     """C++, C and Triton's compiler are out of reach, the caches are empty, and the driver has no device."""
-    fake = (HERE.parent / "kernels" / "triton" / "fake_cuda.c").read_text()
+    fake = (HERE.parent / "bind" / "fake_cuda.c").read_text()
     compiled(fake, tmp_path / "libcuda.so", "-Wl,-soname,libcuda.so.1")
     (tmp_path / "bin").mkdir()
     env = {**os.environ, "PATH": str(tmp_path / "bin"), "SHIPLAP_CACHE_DIR": str(tmp_path / "cache")}

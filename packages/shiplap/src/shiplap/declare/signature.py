@@ -17,8 +17,8 @@ from shiplap.declare.dim_expression import Expr
 from shiplap.declare.return_annotation import plain, read_results
 from shiplap.declare.schema import numbered
 from shiplap.declare.spec import Arg, Dim, OpSpec
-from shiplap.declare.value_kinds import mismatch
 from shiplap.errors import error
+from shiplap.plan.value_kinds import mismatch
 
 RESERVED = ("default", "raw")  # overloads: torch's word for none, and the part of an op below autograd
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
@@ -269,6 +269,8 @@ def _bad_default(arg: Arg) -> str:
         return f"a default of type {arg.scalar or 'None'}" + (" or None" if arg.optional and arg.scalar else "")
     if arg.tensor is not None and arg.default is not None:
         return "None"
+    if isinstance(arg.default, str) and "\0" in arg.default:
+        return "a text without a NUL character"
     if arg.default is not None and (why := _unparsed(arg)):
         return f"no default{' but None' if arg.optional else ''}, which torch cannot parse for {why}"
     return "a finite number" if any(isinstance(v, float) and not math.isfinite(v) for v in numbers) else ""

@@ -11,6 +11,7 @@ from shiplap.declare.kernel import Kernel
 from shiplap.declare.values import Result, Value
 from shiplap.dispatch import tuned_choices
 from shiplap.dispatch.autograd import Record, detach_results
+from shiplap.dispatch.check_results import places_of, require_places
 from shiplap.dispatch.outputs import fit_outputs, own_outputs
 from shiplap.dispatch.state import OpState
 from shiplap.errors import ShiplapError, error, notice
@@ -83,7 +84,12 @@ class Served(OpState):
             if not self.differentiable:  # no formula stands in front: torch would record the operations of the kernel
                 with torch.no_grad():
                     return self.serve(call, kernel)
-        outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self.run_reference(call.args))
+        if kernel is not None:
+            outs = kernel.run(call)
+        else:
+            places = places_of(self.spec, call.args) if self.spec.mutated else []
+            outs = fit_outputs(self.spec, call, self.run_reference(call.args))
+            require_places(f"{self.spec.name}, reference", places)
         return outs[0] if len(outs) == 1 else outs or None
 
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:

@@ -9,12 +9,17 @@ import torch
 
 from shiplap.declare.binding import Binding
 from shiplap.declare.opaque import shown
+from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import compile_cache_key
 from shiplap.dispatch.check_results import fit_results
 from shiplap.dispatch.outputs import empty_outputs, result_of
 from shiplap.dispatch.state import OpState
 from shiplap.errors import error
+from shiplap.plan.expression import Place
+from shiplap.plan.rules.relations import DistinctMembers
+from shiplap.plan.rules.tensors import Unshared
+from shiplap.plan.sharing import fakes_share_memory
 from shiplap.torch_private import aot_packages, symbolic_sizes
 
 
@@ -28,6 +33,8 @@ def make_fake(op: OpState) -> Callable[..., Result]:
     def fake(*args: Value, **kwargs: Value) -> Result:
         compile_cache_key.ensure()
         call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
+        if spec.mutated:
+            refuse_shared(spec, call.args)
         if aot_packages.packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered
             refuse_python(op, call)
         if spec.traced:
@@ -42,6 +49,27 @@ def make_fake(op: OpState) -> Callable[..., Result]:
         return result_of(empty_outputs(spec, call))
 
     return fake
+
+
+def refuse_shared(spec: OpSpec, args: Args) -> None:
+    """SL210 where a tensor that is written to shares memory with another one, as for real tensors.
+
+    A graph may copy what is written to before each call, and the real call would not see what is wrong.
+    """
+    given = dict(zip((a.name for a in spec.args), args, strict=True))
+    members = {a.name: _members(given[a.name]) for a in spec.tensors}
+    for index, name in enumerate(spec.mutated):
+        written, others = members[name], [n for n in members if n not in spec.mutated[: index + 1]]
+        if any(fakes_share_memory(a, b) for i, a in enumerate(written) for b in written[:i]):
+            raise DistinctMembers(spec.name, name).explain({})
+        for other in others:
+            if any(fakes_share_memory(a, b) for a in written for b in members[other]):
+                raise Unshared(Place(spec.name, name), Place(spec.name, other)).explain({})
+
+
+def _members(value: Value) -> list[torch.Tensor]:
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return [v for v in values if isinstance(v, torch.Tensor)]
 
 
 def _told(op: OpState, args: Args) -> Returned:

@@ -18,6 +18,7 @@ from shiplap.declare.schema import schema
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Outputs, Value
 from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch.check_results import places_of, require_places
 from shiplap.dispatch.execute import Served
 from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.out_fast_path import OutRoute, compile_out_route
@@ -179,7 +180,9 @@ class OutVariant:
             if kernel is not None:
                 kernel.into(call, outs, scratch)
                 return
+            places = places_of(self.spec, call.args) if self.spec.mutated else []
             made = fit_outputs(self.spec, call, op.run_reference(call.args))
+            require_places(f"{self.spec.name}, reference", places)
             for out, value in zip(outs, made, strict=True):
                 out.copy_(value)
 

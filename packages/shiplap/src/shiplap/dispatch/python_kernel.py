@@ -19,6 +19,7 @@ from shiplap.declare.config import Values
 from shiplap.declare.kernel import Implementation, Kernel, Refill, Rerun, Terms
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Outputs, Result, Returned, Value
+from shiplap.dispatch.check_results import places_of, require_places
 from shiplap.dispatch.launch import allocate_workspace, is_current, scratch, workspace_size
 from shiplap.dispatch.outputs import empty_outputs, fit_outputs
 from shiplap.dispatch.refit import fitting, may_repeat
@@ -41,7 +42,7 @@ class PythonFunction(Implementation):
         return source_digest(self.function)
 
     def bind(self, spec: OpSpec, terms: Terms) -> PythonKernel:
-        kernel = PythonKernel(spec, terms, self.function)
+        kernel = (WritingPythonKernel if spec.mutated else PythonKernel)(spec, terms, self.function)
         kernel.require_parameters()
         return kernel
 
@@ -173,3 +174,13 @@ class PythonKernel(Kernel):
             return self.function(*args, **keywords)
         with torch.cuda.device(device):
             return self.function(*args, **keywords)
+
+
+class WritingPythonKernel(PythonKernel):
+    """A Python function of an op that writes to arguments, which has to leave them where they are."""
+
+    def _call(self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value]) -> Returned:
+        places = places_of(self.spec, args)
+        result = super()._call(args, device, scratch, keywords)
+        require_places(f"{self.spec.name}, kernel {self.name}", places)
+        return result

@@ -29,6 +29,12 @@ def core_name(spec: OpSpec) -> str:
     return below(spec.opname, WRITES) if spec.returned and not spec.view else spec.opname
 
 
+def carried_names(spec: OpSpec, guarded: bool) -> tuple[str, ...]:
+    """The torch ops that kernels carry out: :func:`core_name`, and its part below autograd if it is ``guarded``."""
+    core = core_name(spec)
+    return (core, below(spec.opname)) if guarded else (core,)
+
+
 class Registered(Served):
     """The registration of an op.
 
@@ -114,8 +120,7 @@ class Registered(Served):
 
     def _carry(self, there: Registrations, core: str) -> None:
         """Define the op that kernels carry out, the part of it below autograd, and the op that returns arguments."""
-        name = self.spec.opname
-        names = (core, below(name)) if self.guarded else (core,)
+        name, names = self.spec.opname, carried_names(self.spec, self.guarded)
         if core != name:
             self._compose(there)  # first: torch forgets overloads in the order in which they were defined
         for each in names:

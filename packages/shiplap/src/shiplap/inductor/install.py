@@ -11,6 +11,7 @@ from shiplap.dispatch import Op, compile_cache_key, registry
 
 _installed: set[Any] = set()
 _seen: set[Any] = set()  # asked whether they have a kernel that Inductor could see
+_offsets: list[bool] = []  # whether Inductor has been taught the offsets of mutated views
 _code: list[str] = []  # digest of the lowering itself, once it is loaded
 
 
@@ -20,6 +21,11 @@ def install() -> None:
     The latter waits for somebody to load Inductor, which traces each graph itself before it lowers it.
     """
     loaded = "torch._inductor.lowering" in sys.modules
+    if loaded and not _offsets and any(op.spec.mutated for op in registry.ops()):
+        from shiplap.torch_private import inductor_lowering
+
+        inductor_lowering.lower_storage_offsets()
+        _offsets.append(True)
     for op in registry.ops():
         if op.templates:
             if not {op.overload, op.raw} <= _installed:
@@ -66,6 +72,6 @@ def _register(op: Op) -> None:
 
 
 # What Inductor's code calls for a plain op, which no text of the op says: counted up where that changes.
-_PLAIN = "3"
+_PLAIN = "4"
 compile_cache_key.on_digest(lambda: "".join((_PLAIN, *_code)))
 compile_cache_key.salt()  # this module is imported at the first trace, before the compile caches are asked

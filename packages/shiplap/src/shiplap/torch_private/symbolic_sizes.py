@@ -19,6 +19,14 @@ def is_number(held: Any) -> bool:
     return is_size(held) or isinstance(held, torch.SymFloat)
 
 
+def hint(size: int | torch.SymInt) -> int | None:
+    """The value of a size in the call for which a graph is made. None for one that depends on data."""
+    if isinstance(size, int):
+        return size
+    known = size.node.hint
+    return known if isinstance(known, int) else None
+
+
 def new_size() -> torch.SymInt:
     """A new data-dependent size, for a fake implementation.
 

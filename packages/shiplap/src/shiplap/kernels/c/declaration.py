@@ -81,9 +81,15 @@ class CAbi(Implementation):
     native_configs = True
 
     def __init__(
-        self, library: str | os.PathLike[str], symbol: str, strided: Iterable[str] = (), align: int = 1
+        self,
+        library: str | os.PathLike[str],
+        symbol: str,
+        strided: Iterable[str] = (),
+        align: int = 1,
+        without_signature: bool = False,
     ) -> None:
         self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(strided), align
+        self.without_signature = without_signature
 
     @property
     def name(self) -> str:
@@ -98,7 +104,14 @@ class CAbi(Implementation):
         return CKernel(spec, terms, self)
 
 
-def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str] = (), align: int = 1) -> CAbi:
+def cabi(
+    library: str | os.PathLike[str],
+    symbol: str,
+    *,
+    strided: Iterable[str] = (),
+    align: int = 1,
+    without_signature: bool = False,
+) -> CAbi:
     """A kernel behind shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
 
     Args:
@@ -107,9 +120,13 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
         strided: the tensor arguments that the kernel accepts with any strides. The others are made contiguous.
         align: the alignment, in bytes, that the kernel needs of every tensor's address. A tensor at another address,
             such as a view into a larger tensor, is copied. A given output at another address is refused with SL212.
+        without_signature: True for a library that does not contain ``SL_SIGNATURES`` of the generated header. Shiplap
+            then cannot find out whether the library was built for this declaration. A function with other parameters
+            reads memory that is not its own.
 
     Raises:
-        LibraryError: SL401-SL403 at the first call, when the library is missing or was built for another declaration.
+        LibraryError: SL401-SL403 at the first call, when the library is missing, was built for another declaration, or
+            does not say for which one.
     """
     if not (symbol.isidentifier() and symbol.isascii()):
         raise error(
@@ -127,7 +144,7 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
             expected="a power of two",
             fix="pass the alignment in bytes, such as align=16",
         )
-    return CAbi(library, symbol, strided, align)
+    return CAbi(library, symbol, strided, align, without_signature)
 
 
 class CFunctionKernel(PackedKernel):
@@ -179,7 +196,8 @@ class CKernel(CFunctionKernel):
     def __init__(self, spec: OpSpec, terms: Terms, source: CAbi) -> None:
         names = terms.space.names if terms.space is not None else ()
         stamp = signature(spec, names)
-        super().__init__(spec, terms, NativeForm(source.library, source.symbol, source.strided, source.align, stamp))
+        form = NativeForm(source.library, source.symbol, source.strided, source.align, stamp, source.without_signature)
+        super().__init__(spec, terms, form)
         self._function: Callable[..., int] | None = None
         threads = self.workspace is not None and "threads" in self.workspace.names
         fixed = self.device == "cpu" and not spec.bounds and not threads
@@ -203,7 +221,7 @@ class CKernel(CFunctionKernel):
     def _loaded(self) -> Callable[..., int]:
         if self._function is None:
             form = self.native
-            self._function = self.typed(load_symbol(form.library, form.symbol, form.signature))
+            self._function = self.typed(load_symbol(form))
         return self._function
 
     def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:

@@ -50,7 +50,7 @@ def export(op: Op) -> Any:
             can check, SL405 or SL406 when it cannot be built, SL401-SL403 when the kernel library does not fit.
 
     Example:
-        >>> from shiplap.kernels.native import tvm_ffi
+        >>> from shiplap.bind import tvm_ffi
         >>> add = tvm_ffi.export(my_add)   # doctest: +SKIP
         >>> add(x, y, out)                 # doctest: +SKIP
     """
@@ -64,7 +64,7 @@ def build(op: Op) -> Path:
     package = _package(op)
     described, form = build_plan.bound(op, "cpu")
     kernels = locate(form.library)
-    load_symbol(form.library, form.symbol, form.signature)  # which says what does not fit
+    load_symbol(form)  # which says what does not fit
     library = (f"-L{package.library.parent}", f"-Wl,-rpath,{package.library.parent}", "-ltvm_ffi", "-ldl")
     command = [*build_plan.compiler(op), *FLAGS, "-I", str(INCLUDE), *package.include, *library]
     source, root = tvm_ffi_source(described, kernels), build_plan.cache(op)
