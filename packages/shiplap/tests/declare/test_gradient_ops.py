@@ -54,9 +54,9 @@ def calls(ops):
     seen = []
     for name, op in (("x", ops.x), ("wb", ops.wb)):
 
-        def run(*args, name=name, op=op):
+        def run(name=name, op=op, **named):
             seen.append(name)
-            return op.reference(*args)
+            return op.reference(**named)
 
         op.kernel("cpu", run)
     return seen

@@ -21,19 +21,7 @@ from torch import Tensor
 from shiplap.declare.code_digest import names_in
 from shiplap.dispatch import Op
 
-FOREIGN = (
-    "torch",
-    "numpy",
-    "builtins",
-    "triton",
-    "jaxtyping",
-    "typing",
-    "functools",
-    "collections",
-    "shiplap.declare",
-    "shiplap.plan",
-    "shiplap.dispatch",
-)
+FOREIGN = ("torch", "numpy", "builtins", "triton", "jaxtyping", "typing", "functools", "collections", "shiplap.op")
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 DEEPEST = 24
 
@@ -154,7 +142,7 @@ def _sibling(module: ModuleType, fn: FunctionType) -> bool:
 
 def packages(op: Op) -> dict[str, str]:
     """Distribution → version, for the packages that the op's functions name."""
-    functions = [op.reference, op.sampler, op.gradient.fn if op.gradient else None]
+    functions = [op.reference, op.sampler, op.gradient.function if op.gradient else None]
     functions += [k.function for ks in op.kernels.values() for k in ks]
     modules: set[str] = set()
     for fn in (f for f in functions if isinstance(f, FunctionType)):

@@ -118,7 +118,9 @@ def part_digests(op: Op) -> dict[str, str]:
     """Return the digests of all that the evidence about ``op`` depends on and that can change, by name."""
     by_part = {"declaration": op.spec.digest, "op": op.identity, "reference": deep_digest(op.reference)}
     if op.gradient is not None:
-        by_part["gradient"] = deep_digest([op.gradient.fn, op.gradient.saves, *(part.op for part in op.gradient.ops)])
+        by_part["gradient"] = deep_digest(
+            [op.gradient.function, op.gradient.saves, *(part.op for part in op.gradient.ops)]
+        )
     if op.sampler is not None:
         by_part["builder"] = deep_digest(op.sampler)
     for device, kernels in op.kernels.items():

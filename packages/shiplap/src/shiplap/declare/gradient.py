@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.code_digest import source_digest
+from shiplap.declare.gradient_inputs import read_gradient_function, with_contiguous_inputs
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Returned, Value
 from shiplap.errors import error
@@ -111,6 +112,12 @@ class Backward:
     surrogate: Surrogate | None = None
     ops: tuple[GradientOp, ...] = ()
 
+    @property
+    def function(self) -> GradientFn:
+        """The function as its author wrote it; ``fn`` calls it."""
+        function: GradientFn = inspect.unwrap(self.fn)
+        return function
+
     @classmethod
     def by_ops(cls, spec: OpSpec, ops: Sequence[_Declared], surrogate: Surrogate | None = None) -> Backward:
         """The gradient as ops, which are called where something that they give is needed. SL110 where they do not fit,
@@ -122,7 +129,7 @@ class Backward:
             raise error("SL110", where=spec.name, got=got, expected="one op for each gradient")
         tensors = {a.name for a in spec.tensors} | set(spec.results)
         taken = [name for part in parts for name, at in part.takes(spec) if at < 0 and name in tensors]
-        made = cls.declare(spec, _calling(spec, parts), tuple(dict.fromkeys(taken)), surrogate)
+        made = cls.declare(spec, _calling(spec, parts), tuple(dict.fromkeys(taken)), surrogate, strided=True)
         source = " ".join(f"{part.op.spec.name}/{part.op.spec.digest}/{part.gives}" for part in parts)
         return cls(made.fn, made.saves, f"{source} {made.source}", made.surrogate, parts)
 
@@ -133,9 +140,10 @@ class Backward:
         fn: GradientFn,
         saves: Iterable[str] | None,
         surrogate: Surrogate | None = None,
+        strided: bool = False,
     ) -> Backward:
         """``saves`` defaults to every tensor argument; outputs may be named too. SL110 for an unknown name, and for a
-        surrogate that takes other arguments than the op."""
+        surrogate that takes other arguments than the op. ``strided``: whether ``fn`` takes tensors with any strides."""
         if spec.mutated:
             raise error(
                 "SL110",
@@ -151,12 +159,10 @@ class Backward:
                 raise error(
                     "SL110", where=spec.name, got=f"saves {name!r}", expected=f"one of {', '.join(sorted(known))}"
                 )
-        try:
-            inspect.signature(fn).bind("grad", "saved", "needs")
-        except TypeError as e:
-            got, fix = f"def _{inspect.signature(fn)}: {e}", "take the three arguments that 'expected' lists"
-            raise error("SL110", where=spec.name, got=got, expected="def _(grad, saved, needs)", fix=fix) from None
-        source = source_digest(fn)
+        source = source_digest(fn) + "/strided" * strided
+        fn = read_gradient_function(spec, fn)
+        if not strided:
+            fn = with_contiguous_inputs(fn, names)
         if surrogate is None:
             return cls(fn, names, source)
         takes = list(inspect.signature(surrogate).parameters) if callable(surrogate) else []

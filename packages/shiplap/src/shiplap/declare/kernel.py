@@ -1,9 +1,9 @@
 """``Kernel``: one implementation of an op for one device type, and all that one may be able to do.
 
-A Python function (``dispatch/python_kernel.py``), a C function (``kernels/c/declaration.py``) and a template that
-Triton compiles (``kernels/triton/template_kernel.py``) are kernels. Whoever uses one asks for no more than is declared
-here, and there is an answer for what a kind of kernel cannot do. ``Implementation`` is code that can become a kernel:
-``Op.kernel(device, ...)`` takes one.
+A Python function (``dispatch/python_kernel.py``), a C function (``kernels/c/declaration.py``) and a template that Triton compiles
+(``kernels/triton/template_kernel.py``) are kernels. Whoever uses one asks for no more than is declared here, and there is an answer for
+what a kind of kernel cannot do. ``Implementation`` is code that can become a kernel: ``Op.kernel(device, ...)`` takes
+one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import ClassVar, Self, TypeAlias, TypedDict
 
+import torch
 from torch import Tensor
 
 from shiplap.declare.binding import Binding
 from shiplap.declare.config import NO_CONFIG, Config, Configs, Default, Prior, Space, Values, read_space
 from shiplap.declare.dim_expression import Expr
+from shiplap.declare.named_parameters import bind_names
 from shiplap.declare.native_interface import NativeForm
 from shiplap.declare.signature import read_workspace
 from shiplap.declare.spec import OpSpec
@@ -26,6 +29,7 @@ from shiplap.declare.template import Template
 from shiplap.declare.values import Args, Outputs, Result, Supports
 from shiplap.errors import error
 
+DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla")
 Rerun: TypeAlias = Callable[[Args], Result]  # runs a call that differs from one before it in addresses alone
 Refill: TypeAlias = Callable[[Args, Outputs], None]  # the same into outputs that the caller owns
 
@@ -40,6 +44,7 @@ class KernelKeywords(TypedDict, total=False):
     configs: Configs | None
     default: Default | None
     prior: Prior | None
+    strided: bool | Iterable[str]
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class Terms:
     """What was declared about a kernel when it was bound.
 
     ``dtypes`` are those that the dtype classes of a call may have, empty for all declared ones. ``supports`` gets the
-    arguments and returns True or the reason why not. ``identity`` is what digests see of the kernel.
+    arguments and returns True or the reason why not. ``identity`` is what digests see of the kernel. ``strided``: the
+    tensor arguments that a Python kernel takes with any strides.
     """
 
     name: str
@@ -57,6 +63,7 @@ class Terms:
     supports: Supports | None = None
     workspace: Expr | None = None
     space: Space | None = None
+    strided: frozenset[str] = frozenset()
 
 
 class Kernel(ABC):
@@ -64,6 +71,7 @@ class Kernel(ABC):
 
     Attributes:
         name, device, identity, dtypes, supports, workspace, space: what was declared, see :class:`Terms`.
+        condition: ``supports`` as a function of all arguments in declared order.
         config: the values that this variant runs with.
         by_python: whether Python launches it at each call, so that a compiled package cannot hold it.
         stays: whether native code could take over from Python, and never will in this process.
@@ -84,6 +92,7 @@ class Kernel(ABC):
     def __init__(self, spec: OpSpec, terms: Terms) -> None:
         self.spec, self.name, self.device, self.identity = spec, terms.name, terms.device, terms.identity
         self.dtypes, self.supports = terms.dtypes, terms.supports
+        self.condition = None if terms.supports is None else _condition(spec, terms.name, terms.supports)
         self.workspace, self.space = terms.workspace, terms.space
         self.config = NO_CONFIG
         self._variants: dict[Config, Self] = {}
@@ -119,7 +128,7 @@ class Kernel(ABC):
         for dtype in call.dtypes.values() if self.dtypes else ():
             if str(dtype).removeprefix("torch.") not in self.dtypes:
                 return f"it takes {' and '.join(self.dtypes)}, not {dtype}"
-        verdict = True if self.supports is None else self.supports(*call.args)
+        verdict = True if self.condition is None else self.condition(*call.args)
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def unpacked(self, call: Binding) -> str:
@@ -148,14 +157,20 @@ class Kernel(ABC):
         raise NotImplementedError(f"{type(self).__name__} {self.name} takes no configs")
 
 
+def _condition(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
+    """``supports`` called by name. SL122 for a parameter that is no argument of the op."""
+    where = f"{spec.name}, supports= of kernel {kernel}"
+    return bind_names(supports, [a.name for a in spec.args], id="SL122", where=where)
+
+
 class Implementation(ABC):
     """Code that can become a kernel of any op whose arguments it takes.
 
-    A Python function is wrapped in one (``dispatch/python_kernel.py``); ``sl.cabi(...)`` returns one; so may a library
-    of yours.
+    A Python function is wrapped in one (``dispatch/python_kernel.py``); ``sl.cabi(...)`` returns one; so may a library of yours.
     """
 
     native_configs: ClassVar[bool] = False  # C code reads the values of a config: integers, by position
+    takes_strided: ClassVar[bool] = False  # ``strided=`` of ``Op.kernel`` is for it
     configs: Configs | None = None  # those that it brings along, where ``Op.kernel`` gives none
 
     @property
@@ -193,22 +208,56 @@ def read_terms(
     configs: Configs | None = None,
     default: Default | None = None,
     prior: Prior | None = None,
+    strided: bool | Iterable[str] = (),
 ) -> Terms:
-    """The keywords of ``Op.kernel`` as data. SL105 and SL116 for a workspace or configs that cannot be."""
+    """The keywords of ``Op.kernel`` as data. SL105, SL116 and SL122 for those that cannot be."""
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     label, keywords = name or implementation.name, implementation.keywords(spec)
     native, configs = implementation.native_configs, implementation.configs if configs is None else configs
     space = read_space(spec, label, configs, default, prior, keywords=keywords, native=native)
+    free = read_strided(spec, f"kernel {label}", strided)
+    if free and not implementation.takes_strided:
+        got, fix = f"strided={strided!r}", "name what a C kernel takes with any strides in sl.cabi(..., strided=)"
+        raise error("SL122", where=f"{spec.name}, kernel {label}", got=got, expected="a Python kernel", fix=fix)
     identity = f"{implementation.identity}/{workspace}/{taken}" + (f"/{space.identity}" if space else "")
-    return Terms(label, device.partition(":")[0], identity, taken, supports, scratch, space)
+    identity += f"/strided {sorted(free)}" if free else ""
+    return Terms(label, device.partition(":")[0], identity, taken, supports, scratch, space, free)
+
+
+def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> frozenset[str]:
+    """The tensor arguments that may have any strides: True for all. SL122 for other names."""
+    tensors = [a.name for a in spec.tensors]
+    if isinstance(strided, bool):
+        return frozenset(tensors if strided else ())
+    names = (strided,) if isinstance(strided, str) else tuple(strided)
+    if unknown := next((n for n in names if n not in tensors), None):
+        fix = "name tensor arguments of the op, or write strided=True for all of them"
+        expected = f"names among {', '.join(tensors)}"
+        raise error("SL122", where=f"{spec.name}, {role}", got=f"strided={unknown!r}", expected=expected, fix=fix)
+    return frozenset(names)
 
 
 def require_device_type(spec: OpSpec, device: object) -> None:
-    """SL122 unless ``device`` is a text; ``@op.kernel`` without its parentheses is handed the function."""
+    """SL122 unless ``device`` is a device type of torch; ``@op.kernel`` without its parentheses is handed the function.
+
+    A kernel for a device that no tensor has would never run, and nothing would say so.
+    """
+    where = f"{spec.name}, kernel"
+    if isinstance(device, torch.device):
+        fix = f'write @op.kernel("{device.type}")'
+        raise error("SL122", where=where, got=f"{device!r}", expected='a text such as "cpu"', fix=fix)
     if not isinstance(device, str):
         got, expected = f"a {type(device).__name__} as the device type", 'a text such as "cpu"'
-        raise error("SL122", where=f"{spec.name}, kernel", got=got, expected=expected)
+        raise error("SL122", where=where, got=got, expected=expected)
+    try:
+        torch.device(device)
+    except RuntimeError:
+        near = "cuda" if device.lower() in ("gpu", "nvidia", "hip", "rocm") else ""
+        near = near or next(iter(get_close_matches(device.lower(), DEVICE_TYPES, 1)), "")
+        fix = f'write @op.kernel("{near}")' if near else "import the package of the device before the kernel is bound"
+        expected = f"{', '.join(DEVICE_TYPES)}, or a device type that a package has registered"
+        raise error("SL122", where=where, got=f"the device type {device!r}", expected=expected, fix=fix) from None
 
 
 # By language of a template: what makes a kernel of its own of one. Set by ``shiplap``.

@@ -3,17 +3,15 @@
 The way of a call, and where each step is::
 
     op(x, y)            Op.__call__, torch_private/dispatcher_calls.py   has anything but a kernel to see this call?
-    |- no: op.direct    dispatch/eager_fast_path.py                    generated where Python launches: checks, looks
-    up, launches. Else |                                                  torch's dispatcher, below autograd: native
-    code or `execute` `- yes: op.through  dispatch/op.py                       a trace, a transform, autocast or
-    autograd is there, or keywords
+    |- no: op.direct    dispatch/eager_fast_path.py                    generated where Python launches: checks, looks up, launches. Else
+    |                                                  torch's dispatcher, below autograd: native code or `execute`
+    `- yes: op.through  dispatch/op.py                       a trace, a transform, autocast or autograd is there, or keywords
        |- op.record     dispatch/autograd.py                 autograd alone: recorded, then as if it were `direct`
        `- op.overload   torch                          the dispatcher calls whoever has to see it, `execute` at last
     op.execute          dispatch/execute.py                    below autograd and autocast:
        op.bind          op/plan/                       arguments are checked, names bound to sizes: a Binding
-       op.pick          dispatch/execute.py, choices.py        the choice in force, or the first kernel that takes the
-       call op.serve         dispatch/execute.py                    kernel.run (python.py, cabi.py, direct.py) or the
-       reference
+       op.pick          dispatch/execute.py, choices.py        the choice in force, or the first kernel that takes the call
+       op.serve         dispatch/execute.py                    kernel.run (python.py, cabi.py, direct.py) or the reference
 
 What is wrong with a call is said in one place: :meth:`Op.explain`.
 """
@@ -47,7 +45,7 @@ from shiplap.dispatch import compile_cache_key
 from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.python_kernel import PythonFunction
 from shiplap.dispatch.registration import Registered
-from shiplap.dispatch.state import Sampler
+from shiplap.dispatch.state import Sampler, bind_sampler
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import dispatcher_calls
 from shiplap.torch_private.dispatcher_calls import P, R
@@ -65,8 +63,8 @@ declared: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
 class Op(dispatcher_calls.ShortCut[P, R], Registered):
     """A declared op. Call it like the function that it was declared from.
 
-    ``OpState`` (dispatch/state.py) documents the attributes of an op. ``overload`` and ``raw`` are the torch ops that
-    shiplap registers for it (dispatch/execute.py).
+    ``OpState`` (dispatch/state.py) documents the attributes of an op. ``overload`` and ``raw`` are the torch ops that shiplap
+    registers for it (dispatch/execute.py).
     """
 
     reference: Callable[P, R]
@@ -140,12 +138,17 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         ``sl.cabi(...)``. Without ``implementation`` the method is a decorator. A second kernel of the same name
         replaces the first.
 
+        The parameters of a function carry the names of the op's arguments, and values are passed by these names, in
+        whatever order they stand. Tensors arrive contiguous: a strided one as a copy, which is copied back if the op
+        writes to it.
+
         Args:
             name: the name of the kernel, by default that of the implementation.
             workspace: a dim expression, in bytes. The expression may use ``threads`` and ``itemsize``.
             dtypes: the dtypes that the kernel accepts, where the declaration accepts more.
-            supports: a function of the arguments that returns True, or the reason why the kernel cannot run the call. A
-                kernel with ``supports`` is not bound natively.
+            supports: a function of those arguments that it names. It returns True, or the reason why the kernel cannot
+                run the call. A kernel with ``supports`` is not bound natively.
+            strided: the names of the tensors that a Python kernel takes with any strides, True for all.
             configs: the values of the compile-time parameters among which :func:`shiplap.tune` chooses: a list of
                 dicts, or a function of the sizes that returns one. A Python kernel gets the values as keywords.
             default: the config without a choice, a dict or a function of the sizes. By default the first config runs.
@@ -172,6 +175,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         same name. A second template of that name replaces the first. :class:`TemplateKeywords` documents the keywords.
         A function of PyTorch with the reference's parameters may be the ``source``: Inductor tunes and fuses its code.
         """
+        require_device_type(self.spec, device)
         template = read_template(self.spec, self.file, device, source, **keywords)
         others = [t for t in self.templates.get(template.device, []) if t.name != template.name]
         self.templates[template.device] = [*others, template]
@@ -182,12 +186,22 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
 
     @overload
     def backward(
-        self, fn: Gradient, *more: Op, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
+        self,
+        fn: Gradient,
+        *more: Op,
+        saves: Iterable[str] | None = None,
+        surrogate: Surrogate | None = None,
+        strided: bool = False,
     ) -> Gradient: ...
 
     @overload
     def backward(
-        self, fn: None = None, *, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
+        self,
+        fn: None = None,
+        *,
+        saves: Iterable[str] | None = None,
+        surrogate: Surrogate | None = None,
+        strided: bool = False,
     ) -> Callable[[Gradient], Gradient]: ...
 
     def backward(
@@ -196,12 +210,15 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         *more: Op,
         saves: Iterable[str] | None = None,
         surrogate: Surrogate | None = None,
+        strided: bool = False,
     ) -> Gradient | Callable[[Gradient], Gradient]:
         """Declare the gradient as ``fn(grad, saved, needs) -> {argument: gradient}``, written with other ops.
 
         ``grad`` is the gradient of the output, or a tuple of gradients for several outputs. ``saved`` has every scalar
         and the tensors listed in ``saves`` (by default all tensor arguments), by name. ``needs.<argument>`` is True if
         autograd uses the gradient of that argument. The entry of a result in ``nondifferentiable=`` is a zero.
+        Gradients and saved tensors are contiguous, so that the function may launch kernels on their memory.
+        ``strided=True`` gives them as they come, for a function that calls only operations which take any strides.
 
         ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient is then the
         derivative of that function and not the reference's, as in a straight-through estimator; so is a tangent, and
@@ -216,9 +233,9 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         """
         self._extend("gradient is")
         if fn is None:
-            return lambda f: self.backward(f, saves=saves, surrogate=surrogate)
+            return lambda f: self.backward(f, saves=saves, surrogate=surrogate, strided=strided)
         self.drop_native()
-        self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate)
+        self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate, strided)
         self._renew()
         compile_cache_key.refresh(self.spec.name)
         return fn
@@ -226,10 +243,12 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
     def samples(self, fn: Samples) -> Samples:
         """Declare a builder for arguments whose values have a meaning, such as row numbers, offsets or sorted keys.
 
-        ``fn(rng, sizes, dtype, device)`` returns all arguments in order. ``rng`` is a seeded generator on the CPU.
+        ``fn(rng, sizes, dtype, device)`` returns all arguments in order, and may leave out a parameter that it does not
+        use. ``rng`` is a seeded generator on the CPU.
         ``sizes`` maps each dim and each scalar argument to the requested value. ``dtype`` is the dtype of the
         floating-point arguments.
         """
+        bind_sampler(self.spec, fn)
         self.sampler = fn
         return fn
 
@@ -308,12 +327,16 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
 
 
 def _read_backward(
-    spec: OpSpec, parts: tuple[GradientFn, ...], saves: Iterable[str] | None, surrogate: Surrogate | None
+    spec: OpSpec,
+    parts: tuple[GradientFn, ...],
+    saves: Iterable[str] | None,
+    surrogate: Surrogate | None,
+    strided: bool,
 ) -> Backward:
     """The gradient as one function or as ops."""
     ops = [part for part in parts if isinstance(part, Op)]
     if not ops and len(parts) == 1:
-        return Backward.declare(spec, parts[0], saves, surrogate)
+        return Backward.declare(spec, parts[0], saves, surrogate, strided)
     if len(ops) < len(parts):
         raise error("SL110", where=spec.name, got=f"{parts}", expected="one function, or declared ops alone")
     if saves is not None:

@@ -139,6 +139,8 @@ class Registered(Served):
         there.tell(name, self.refusal)
         there.implement(name, self.execute)
         there.fake(name, make_fake(self))
+        if self.spec.mutated:
+            there.batch(name, self.refuse_vmap)
 
     def _compose(self, there: Registrations) -> None:
         """Define the op by what it is made of: other ops, which torch sees in its place."""

@@ -14,16 +14,24 @@ from shiplap.declare.bucket import Rule, read_rule
 from shiplap.declare.code_digest import source_digest
 from shiplap.declare.gradient import Backward, Surrogate
 from shiplap.declare.kernel import Kernel
+from shiplap.declare.named_parameters import bind_names
 from shiplap.declare.native_interface import NativeBinding, NativeEntrance
 from shiplap.declare.sharding_rule import Part, ShardingRule, read_sharding
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template
 from shiplap.declare.values import Args, Returned, Value
 from shiplap.dispatch.autograd import carries_gradients, floating_outputs
+from shiplap.dispatch.check_unchanged import UnchangedArguments
 from shiplap.plan import CallPlan
 
 Sampler: TypeAlias = Callable[..., Args]  # fn(rng, sizes, dtype, device) -> all arguments
 _NONE: list[Kernel] = []
+
+
+def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
+    """``sampler`` as a function of ``(rng, sizes, dtype, device)``. SL123 for a parameter of another name."""
+    names = ("rng", "sizes", "dtype", "device")
+    return bind_names(sampler, names, id="SL123", where=f"{spec.name}, samples")
 
 
 class OpState:
@@ -42,6 +50,7 @@ class OpState:
         native: the native binding in use, or None while the Python binding serves the op.
         entrance: what torch calls since native code was attached for the first time.
         plan: the checks and conversions of the arguments of a call.
+        unchanged: what the reference must not write to.
         differentiable: whether an output can carry a gradient, and a backward can be declared.
         guarded: whether a call may have to be seen by autograd, so that the op has an autograd implementation: it is
             differentiable, or writes to a tensor that could carry a gradient, which would be lost silently.
@@ -60,6 +69,7 @@ class OpState:
         self.native: NativeBinding | None = None
         self.entrance: NativeEntrance | None = None
         self.plan = CallPlan(spec)
+        self.unchanged = UnchangedArguments(spec, "reference")
         self.differentiable = not spec.mutated and not spec.view and floating_outputs(spec)
         made, written = not spec.mutated and floating_outputs(spec, detached=True), bool(spec.mutated)
         self.guarded = not spec.view and (made or (written and carries_gradients(spec)))

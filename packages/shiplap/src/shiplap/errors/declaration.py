@@ -181,10 +181,19 @@ register(
             "SL122",
             "the kernel does not fit the op",
             (
-                "A kernel of a device type takes the arguments of the op in declared order. It may take the outputs by "
-                "their names, the values of its configs and the workspace as keywords."
+                "A kernel of a device type takes the arguments of the op by their names, so that their order cannot be "
+                "mistaken. It may take the outputs by their names, the values of its configs and the workspace."
             ),
             'give the kernel the parameters of the op, and bind it with @op.kernel("cpu")',
+        ),
+        (
+            "SL123",
+            "a function takes a parameter for which there is no value",
+            (
+                "Functions that belong to a declaration are called by the names of their parameters, so that their "
+                "order cannot be mistaken."
+            ),
+            "use the names that 'expected' lists",
         ),
         (
             "SL130",

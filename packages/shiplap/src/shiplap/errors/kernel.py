@@ -54,5 +54,23 @@ register(
             "An AOTInductor package runs without Python, but the kernel that this op would use is a Python function.",
             "declare one C ABI kernel or a template for the device, or pass the op's result to the program as an input",
         ),
+        (
+            "SL316",
+            "an argument was changed that the op does not declare to change",
+            (
+                "A compiled graph may move, repeat or remove a call, and share the memory of its arguments. It relies "
+                "on mutates=, which lists every argument that the op writes to. Such an argument keeps its memory."
+            ),
+            "write to a copy, or list the argument in mutates=",
+        ),
+        (
+            "SL317",
+            "torch.vmap cannot map an op that writes to its arguments",
+            (
+                "A mapped call runs the op once for each slice of a batch. Torch takes apart ops that return new "
+                "tensors, and no op that writes to those of its caller."
+            ),
+            "call the op in a loop over the slices, or declare a functional op that returns the new value",
+        ),
     ],
 )

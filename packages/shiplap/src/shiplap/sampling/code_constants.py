@@ -26,10 +26,8 @@ FOREIGN = (
     "builtins",
     "triton",
     "jaxtyping",
-    "shiplap.declare",
-    "shiplap.plan",
-    "shiplap.dispatch",
-    "shiplap.kernels",
+    "shiplap.op",
+    "shiplap.bind",
     "shiplap.inductor",
     "typing",
 )
@@ -86,7 +84,7 @@ def numbers(text: str) -> list[int]:
 def _roots(op: Op) -> Iterator[Any]:
     yield op.reference
     if op.gradient is not None:
-        yield op.gradient.fn
+        yield op.gradient.function
         for part in op.gradient.ops:
             yield from _roots(cast("Op", part.op))
     for kernels in op.kernels.values():

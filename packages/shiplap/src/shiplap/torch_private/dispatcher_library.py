@@ -159,6 +159,10 @@ class Registrations:
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), function, key)
 
+    def batch(self, name: str, function: Implementation) -> None:
+        """The implementation that ``torch.vmap`` calls, with tensors that have a dim more than they show."""
+        self._library.impl(self._named(name), function, "FuncTorchBatched")
+
     def fake(self, name: str, function: Implementation) -> None:
         """The implementation for tensors without data."""
         torch.library.register_fake(f"{self.namespace}::{self._named(name)}", function, lib=self._library)

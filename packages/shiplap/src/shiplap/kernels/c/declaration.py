@@ -18,7 +18,7 @@ from torch import Tensor, empty_strided
 from shiplap.codegen import CParameter
 from shiplap.declare.binding import Binding
 from shiplap.declare.config import Values
-from shiplap.declare.kernel import Implementation, Refill, Rerun, Terms
+from shiplap.declare.kernel import Implementation, Refill, Rerun, Terms, read_strided
 from shiplap.declare.native_interface import NativeForm
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, EnvValue, Outputs, Result
@@ -88,7 +88,8 @@ class CAbi(Implementation):
         align: int = 1,
         without_signature: bool = False,
     ) -> None:
-        self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(strided), align
+        names = (strided,) if isinstance(strided, str) else strided
+        self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(names), align
         self.without_signature = without_signature
 
     @property
@@ -101,6 +102,7 @@ class CAbi(Implementation):
 
     def bind(self, spec: OpSpec, terms: Terms) -> CKernel:
         """The kernel for ``spec``. The library is opened at the first call, never at import."""
+        read_strided(spec, f"sl.cabi(..., {self.symbol!r})", self.strided)
         return CKernel(spec, terms, self)
 
 

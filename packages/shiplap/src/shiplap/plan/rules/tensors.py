@@ -208,6 +208,7 @@ class Unshared(OfTensor):
 
     id = "SL210"
     title = "a mutated tensor is another argument too"
+    fix = "pass memory of its own: a .clone(), or torch.empty_like where a compiled graph shares that of the copy"
     real = True
 
     def holds(self) -> Term:
