@@ -40,8 +40,14 @@ from shiplap.kernels.triton import triton_launcher
 # What the rows execute. Of the file that builds libraries, what they are built with.
 SOURCES = [
     "benchmarks/overhead_gpu.py",
-    *(f"packages/shiplap/src/shiplap/bind/{name}.py" for name in ("cabi", "frame", "triton")),
-    *(f"packages/shiplap/src/shiplap/bind/{name}" for name in ("needs.py::FLAGS", "plan.py::command")),
+    *(
+        f"packages/shiplap/src/shiplap/kernels/{name}.py"
+        for name in ("c/declaration", "c/call_frame", "triton/launcher")
+    ),
+    *(
+        f"packages/shiplap/src/shiplap/kernels/native/{name}"
+        for name in ("build_digest.py::FLAGS", "build_plan.py::command")
+    ),
     "packages/shiplap/src/shiplap/torch_private/dispatcher_calls.py",
     "packages/shiplap/src/shiplap/dispatch/eager_fast_path.py",
     "packages/shiplap/src/shiplap/dispatch/launch.py",

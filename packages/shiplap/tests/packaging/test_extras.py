@@ -156,7 +156,7 @@ def site(home, extras):
 
 def test_both_ops_are_native_from_the_first_call_without_a_compiler(site, home, tmp_path):
     """C++, C and Triton's compiler are out of reach, the caches are empty, and the driver has no device."""
-    fake = (HERE.parent / "bind" / "fake_cuda.c").read_text()
+    fake = (HERE.parent / "kernels" / "triton" / "fake_cuda.c").read_text()
     compiled(fake, tmp_path / "libcuda.so", "-Wl,-soname,libcuda.so.1")
     (tmp_path / "bin").mkdir()
     env = {**os.environ, "PATH": str(tmp_path / "bin"), "SHIPLAP_CACHE_DIR": str(tmp_path / "cache")}

@@ -21,7 +21,19 @@ from torch import Tensor
 from shiplap.declare.code_digest import names_in
 from shiplap.dispatch import Op
 
-FOREIGN = ("torch", "numpy", "builtins", "triton", "jaxtyping", "typing", "functools", "collections", "shiplap.op")
+FOREIGN = (
+    "torch",
+    "numpy",
+    "builtins",
+    "triton",
+    "jaxtyping",
+    "typing",
+    "functools",
+    "collections",
+    "shiplap.declare",
+    "shiplap.plan",
+    "shiplap.dispatch",
+)
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 DEEPEST = 24
 

@@ -1,9 +1,9 @@
 """``Kernel``: one implementation of an op for one device type, and all that one may be able to do.
 
-A Python function (``dispatch/python_kernel.py``), a C function (``kernels/c/declaration.py``) and a template that Triton compiles
-(``kernels/triton/template_kernel.py``) are kernels. Whoever uses one asks for no more than is declared here, and there is an answer for
-what a kind of kernel cannot do. ``Implementation`` is code that can become a kernel: ``Op.kernel(device, ...)`` takes
-one.
+A Python function (``dispatch/python_kernel.py``), a C function (``kernels/c/declaration.py``) and a template that
+Triton compiles (``kernels/triton/template_kernel.py``) are kernels. Whoever uses one asks for no more than is declared
+here, and there is an answer for what a kind of kernel cannot do. ``Implementation`` is code that can become a kernel:
+``Op.kernel(device, ...)`` takes one.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def _condition(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
 class Implementation(ABC):
     """Code that can become a kernel of any op whose arguments it takes.
 
-    A Python function is wrapped in one (``dispatch/python_kernel.py``); ``sl.cabi(...)`` returns one; so may a library of yours.
+    A Python function is wrapped in one (``dispatch/python_kernel.py``); ``sl.cabi(...)`` returns one; so may a library
+    of yours.
     """
 
     native_configs: ClassVar[bool] = False  # C code reads the values of a config: integers, by position

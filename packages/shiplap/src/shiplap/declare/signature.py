@@ -17,8 +17,8 @@ from shiplap.declare.dim_expression import Expr
 from shiplap.declare.return_annotation import plain, read_results
 from shiplap.declare.schema import numbered
 from shiplap.declare.spec import Arg, Dim, OpSpec
+from shiplap.declare.value_kinds import mismatch
 from shiplap.errors import error
-from shiplap.plan.value_kinds import mismatch
 
 RESERVED = ("default", "raw")  # overloads: torch's word for none, and the part of an op below autograd
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)

@@ -16,9 +16,9 @@ from torch import SymBool, Tensor
 from shiplap import torch_private
 from shiplap.declare.binding import Binding
 from shiplap.declare.spec import Dim, OpSpec, Return
+from shiplap.declare.value_kinds import mismatch
 from shiplap.declare.values import Args, EnvValue, Outputs, Result, Returned, Value
 from shiplap.errors import ShiplapError, error
-from shiplap.plan.value_kinds import mismatch
 from shiplap.torch_private import symbolic_sizes
 
 # Tensors that are written to, each with where it lies: its address, shape and strides.

@@ -3,15 +3,17 @@
 The way of a call, and where each step is::
 
     op(x, y)            Op.__call__, torch_private/dispatcher_calls.py   has anything but a kernel to see this call?
-    |- no: op.direct    dispatch/eager_fast_path.py                    generated where Python launches: checks, looks up, launches. Else
-    |                                                  torch's dispatcher, below autograd: native code or `execute`
-    `- yes: op.through  dispatch/op.py                       a trace, a transform, autocast or autograd is there, or keywords
+    |- no: op.direct    dispatch/eager_fast_path.py                    generated where Python launches: checks, looks
+    up, launches. Else |                                                  torch's dispatcher, below autograd: native
+    code or `execute` `- yes: op.through  dispatch/op.py                       a trace, a transform, autocast or
+    autograd is there, or keywords
        |- op.record     dispatch/autograd.py                 autograd alone: recorded, then as if it were `direct`
        `- op.overload   torch                          the dispatcher calls whoever has to see it, `execute` at last
     op.execute          dispatch/execute.py                    below autograd and autocast:
        op.bind          op/plan/                       arguments are checked, names bound to sizes: a Binding
-       op.pick          dispatch/execute.py, choices.py        the choice in force, or the first kernel that takes the call
-       op.serve         dispatch/execute.py                    kernel.run (python.py, cabi.py, direct.py) or the reference
+       op.pick          dispatch/execute.py, choices.py        the choice in force, or the first kernel that takes the
+       call op.serve         dispatch/execute.py                    kernel.run (python.py, cabi.py, direct.py) or the
+       reference
 
 What is wrong with a call is said in one place: :meth:`Op.explain`.
 """
@@ -63,8 +65,8 @@ declared: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
 class Op(dispatcher_calls.ShortCut[P, R], Registered):
     """A declared op. Call it like the function that it was declared from.
 
-    ``OpState`` (dispatch/state.py) documents the attributes of an op. ``overload`` and ``raw`` are the torch ops that shiplap
-    registers for it (dispatch/execute.py).
+    ``OpState`` (dispatch/state.py) documents the attributes of an op. ``overload`` and ``raw`` are the torch ops that
+    shiplap registers for it (dispatch/execute.py).
     """
 
     reference: Callable[P, R]

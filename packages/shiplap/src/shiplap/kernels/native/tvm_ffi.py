@@ -50,7 +50,7 @@ def export(op: Op) -> Any:
             can check, SL405 or SL406 when it cannot be built, SL401-SL403 when the kernel library does not fit.
 
     Example:
-        >>> from shiplap.bind import tvm_ffi
+        >>> from shiplap.kernels.native import tvm_ffi
         >>> add = tvm_ffi.export(my_add)   # doctest: +SKIP
         >>> add(x, y, out)                 # doctest: +SKIP
     """
