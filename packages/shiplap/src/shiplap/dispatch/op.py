@@ -82,6 +82,8 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
 
     def through(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
         """Call the op where autograd, a trace or a mode may have to see the call, or where it has keywords."""
+        if self.plan.numbers is not None:
+            self.plan.numbers(args, kwargs)
         own = self.separable and not dispatcher_calls.is_dynamo_compiling()
         if own and not kwargs and dispatcher_calls.is_recorded_call(args):
             return self.record(None, *args)
@@ -89,6 +91,13 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
             return self.outside_autocast(kind, *self.cast(kind, tuple(args)))
         plain = own and not self.spec.mutated and dispatcher_calls.is_plain_call(args, kwargs)
         result: Result = (dispatcher_calls.builtin(self.raw) if plain else self.overload)(*args, **kwargs)
+        return result
+
+    def traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+        """Call the op where Dynamo traces it."""
+        if (check := self.plan.numbers) is not None:
+            check(args, kwargs)
+        result: Result = self.overload(*args, **kwargs)
         return result
 
     def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
@@ -194,6 +203,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         saves: Iterable[str] | None = None,
         surrogate: Surrogate | None = None,
         strided: bool = False,
+        once_differentiable: bool | None = None,
     ) -> Gradient: ...
 
     @overload
@@ -204,6 +214,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         saves: Iterable[str] | None = None,
         surrogate: Surrogate | None = None,
         strided: bool = False,
+        once_differentiable: bool | None = None,
     ) -> Callable[[Gradient], Gradient]: ...
 
     def backward(
@@ -213,14 +224,21 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         saves: Iterable[str] | None = None,
         surrogate: Surrogate | None = None,
         strided: bool = False,
+        once_differentiable: bool | None = None,
     ) -> Gradient | Callable[[Gradient], Gradient]:
         """Declare the gradient as ``fn(grad, saved, needs) -> {argument: gradient}``, written with other ops.
 
-        ``grad`` is the gradient of the output, or a tuple of gradients for several outputs. ``saved`` has every scalar
-        and the tensors listed in ``saves`` (by default all tensor arguments), by name. ``needs.<argument>`` is True if
-        autograd uses the gradient of that argument. The entry of a result in ``nondifferentiable=`` is a zero.
+        ``grad`` is the gradient of the output, or a tuple of gradients for several outputs. ``saved`` has every scalar,
+        and the tensor arguments and results that the function reads: they are found in its code. ``saves`` names them
+        where the code does not say, as in ``getattr(saved, name)``. ``needs.<argument>`` is True if autograd uses the
+        gradient of that argument. The entry of a result in ``nondifferentiable=`` is a zero.
+
         Gradients and saved tensors are contiguous, so that the function may launch kernels on their memory.
         ``strided=True`` gives them as they come, for a function that calls only operations which take any strides.
+
+        ``once_differentiable=True`` refuses a gradient of the gradient (SL313). By default the backward is looked into
+        where one is asked for: if autograd does not record all of it, the reference gives the gradients there, or they
+        are refused. ``False`` says that the backward may be differentiated as it is, whatever it seems to do.
 
         ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient is then the
         derivative of that function and not the reference's, as in a straight-through estimator; so is a tangent, and
@@ -231,13 +249,15 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         their outputs ``grad_<argument>``. What they take is saved.
 
         Raises:
-            DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration.
+            DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration, SL134 where
+                ``saves`` has to be given.
         """
         self._extend("gradient is")
         if fn is None:
-            return lambda f: self.backward(f, saves=saves, surrogate=surrogate, strided=strided)
+            again = {"saves": saves, "surrogate": surrogate, "strided": strided}
+            return lambda f: self.backward(f, **again, once_differentiable=once_differentiable)
         self.drop_native()
-        self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate, strided)
+        self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate, strided, once_differentiable)
         self._renew()
         compile_cache_key.refresh(self.spec.name)
         return fn
@@ -334,16 +354,17 @@ def _read_backward(
     saves: Iterable[str] | None,
     surrogate: Surrogate | None,
     strided: bool,
+    once_differentiable: bool | None,
 ) -> Backward:
     """The gradient as one function or as ops."""
     ops = [part for part in parts if isinstance(part, Op)]
     if not ops and len(parts) == 1:
-        return Backward.declare(spec, parts[0], saves, surrogate, strided)
+        return Backward.declare(spec, parts[0], saves, surrogate, strided, once_differentiable)
     if len(ops) < len(parts):
         raise error("SL110", where=spec.name, got=f"{parts}", expected="one function, or declared ops alone")
     if saves is not None:
         raise error("SL110", where=spec.name, got=f"saves={saves!r}", expected="no saves=: the ops take what is saved")
-    return Backward.by_ops(spec, ops, surrogate)
+    return Backward.by_ops(spec, ops, surrogate, once_differentiable)
 
 
 def op(

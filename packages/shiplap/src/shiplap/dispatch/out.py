@@ -79,6 +79,8 @@ class OutVariant:
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
     ) -> Tensor | Sequence[Tensor]:
         """Run into ``out``; ``keywords`` is the caller's own dict no longer."""
+        if self.op.plan.numbers is not None and torch.is_grad_enabled():
+            self.op.plan.numbers(args, keywords)
         if dispatcher_calls.is_compiling():
             if torch.is_grad_enabled() and requires_grad((*args, *keywords.values(), out)):
                 raise self._ungraded()  # in a graph nobody would see that the gradient is lost

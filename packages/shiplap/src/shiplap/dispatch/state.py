@@ -109,6 +109,11 @@ class OpState:
         positional, named = self.spec.split(args)
         return self.reference(*positional, **named)
 
+    def run_surrogate(self, args: Args) -> Returned:
+        """Run the function whose derivative the gradient is on all arguments in declared order."""
+        positional, named = self.spec.split(args)
+        return self.surrogate(*positional, **named)
+
     @property
     def surrogate(self) -> Surrogate:
         """The function whose derivative the gradient of the op is: the reference, or the declared surrogate of it."""
@@ -150,7 +155,7 @@ class OpState:
     def identity(self) -> str:
         """The digest of everything that compiled code depends on: declaration, reference, gradient and kernels."""
         parts = [self.spec.digest, self._source, *([str(self.rule)] if self.rule != read_rule(self.spec) else [])]
-        parts += [f"{self.gradient.source}/{self.gradient.saves}"] if self.gradient else []
+        parts += [self.gradient.identity] if self.gradient else []
         parts += [f"{d}/{k.name}/{k.identity}" for d, ks in sorted(self.kernels.items()) for k in ks]
         parts += [f"{d}/{t.name}/{t.identity}" for d, ts in sorted(self.templates.items()) for t in ts]
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]

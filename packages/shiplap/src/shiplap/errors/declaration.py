@@ -9,6 +9,10 @@ class DeclarationError(ShiplapError, TypeError):
     """A declaration that no torch op can carry out (SL1xx)."""
 
 
+class MissingValueError(DeclarationError, AttributeError):
+    """A backward that reads a value which was not saved (SL135)."""
+
+
 register(
     DeclarationError,
     [
@@ -88,10 +92,10 @@ register(
             "SL110",
             "the backward function does not fit the op",
             (
-                "A backward function names the tensors that it saves, and returns one gradient for each argument that"
-                " it names."
+                "A backward function reads arguments and results of the op by their names, and returns one gradient "
+                "for each argument that it names."
             ),
-            "return a dict {argument name: gradient}; list names of arguments or outputs in saves=",
+            "return a dict {argument name: gradient}; read and save arguments and outputs by their names",
         ),
         (
             "SL112",
@@ -230,6 +234,26 @@ register(
                 "that depend on data, none for other numbers that leave an op, and no branch can depend on one."
             ),
             "return a tensor without dims, and call .item() on it outside of the op",
+        ),
+        (
+            "SL134",
+            "the values that the backward reads cannot be found",
+            (
+                "A call keeps for its backward what the backward reads. Shiplap finds the reads in the code of the "
+                "function and of its helpers, where each is an attribute of saved that is written out."
+            ),
+            'name the arguments and results that the backward reads: @op.backward(saves=("x", "out"))',
+        ),
+    ],
+)
+register(
+    MissingValueError,
+    [
+        (
+            "SL135",
+            "the backward reads a value that was not saved",
+            "A call keeps for its backward the tensors in saves=, or those that the code of the backward reads.",
+            "add the name under 'got' to saves=",
         ),
     ],
 )

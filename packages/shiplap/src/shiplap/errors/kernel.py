@@ -55,6 +55,18 @@ register(
             "declare one C ABI kernel or a template for the device, or pass the op's result to the program as an input",
         ),
         (
+            "SL313",
+            "the gradient of the op cannot be differentiated again",
+            (
+                "A second derivative goes through the operations of the backward. Where autograd does not record one "
+                "of them, or a saved value is a constant for it, the result would be wrong without a word."
+            ),
+            (
+                "write the backward in operations that autograd records; declare once_differentiable=True where first "
+                "derivatives are enough, or once_differentiable=False where the second is right nevertheless"
+            ),
+        ),
+        (
             "SL316",
             "an argument was changed that the op does not declare to change",
             (

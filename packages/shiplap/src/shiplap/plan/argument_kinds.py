@@ -45,6 +45,37 @@ class IsKind(Rule):
         return error(self.id, where=f"{self.op}, argument {self.arg.name!r}", got=got, expected=str(self.expected()[0]))
 
 
+_NUMBERS = frozenset(("int", "float", "bool", "complex", "Scalar"))
+
+
+def number_check(
+    spec: OpSpec, *, recorded: bool = False
+) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
+    """``check(args, kwargs)``: SL220 for a number of a call that is a tensor with a gradient, which torch would detach.
+
+    None for an op without such arguments. Without gradients, or under ``torch.no_grad()``, nothing is lost.
+    ``recorded`` says that autograd has seen the call, which puts gradients off within it.
+    """
+    numbers = [(i, a) for i, a in enumerate(spec.args) if a.scalar and a.scalar.removeprefix("list[")[:-1] in _NUMBERS]
+    numbers += [(i, a) for i, a in enumerate(spec.args) if a.scalar in _NUMBERS]
+    if not numbers:
+        return None
+
+    def check(args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
+        for i, arg in numbers:
+            value = args[i] if i < len(args) else kwargs.get(arg.name)
+            for each in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(each, Tensor) and (each.requires_grad if recorded else is_differentiated(each)):
+                    raise error(
+                        "SL220",
+                        where=f"{spec.name}, argument {arg.name!r}",
+                        got="a tensor that requires a gradient",
+                        expected=arg.kind,
+                    )
+
+    return check
+
+
 def arranged(spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]) -> dict[str, Value]:
     """Each argument that was given, by name. SL209 in the words of Python for too many, too few or unknown ones."""
     values: dict[str, Value] = {}
