@@ -14,13 +14,13 @@ import torch
 from shiplap.audit.checks.stateless import located
 from shiplap.audit.digest import deep_digest, libraries, packages
 from shiplap.audit.finding import Finding
-from shiplap.audit.symbols import compilers
 from shiplap.declare.schema import schema
 from shiplap.dispatch import Op
 from shiplap.render import facts, findings_json, write_statement
 from shiplap.render.facts import driver
 from shiplap.render.findings import CostCard, Judgement
 from shiplap.sampling.run import is_adopted
+from shiplap.sampling.symbols import compilers
 
 PREDICATE_TYPE = "urn:shiplap:audit:1"
 OWN = ("shiplap", "torch")  # their versions are among the facts

@@ -12,11 +12,11 @@ from torch import Tensor
 from shiplap import dtypes
 from shiplap.declare.gradient import Backward, Gradient, Shape, shape_of_value, values_class
 from shiplap.declare.spec import OpSpec
-from shiplap.declare.value_kinds import number_check
 from shiplap.declare.values import Args, Result, Value
 from shiplap.dispatch.autograd_function import compile_recorder
 from shiplap.dispatch.second_derivative import Formula, SecondDerivative, missing
 from shiplap.errors import ShiplapError, error
+from shiplap.plan.argument_kinds import number_check
 from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
 from shiplap.torch_private.dispatcher_library import Keys, Overload
 from shiplap.torch_private.mark_mutated import writing

@@ -14,8 +14,8 @@ from torch import Tensor, is_grad_enabled
 
 from shiplap.declare.gradient import Backward, Gradients, Shape, values_class
 from shiplap.declare.spec import Arg, OpSpec
-from shiplap.declare.value_kinds import number_check
 from shiplap.dispatch.second_derivative import Formula, SecondDerivative
+from shiplap.plan.argument_kinds import number_check
 from shiplap.plan.expression import parameters, variable
 from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
 

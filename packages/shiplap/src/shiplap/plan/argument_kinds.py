@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.expression import Term, Text
 from shiplap.plan.rule import TRUE, Rule
-
-__all__ = ["IsKind", "arranged"]
+from shiplap.torch_private.dispatcher_transforms import is_differentiated
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from shiplap.cached_property import cached_property
 from shiplap.declare.binding import Binding
 from shiplap.declare.schema import public_schema
 from shiplap.declare.spec import OpSpec
-from shiplap.declare.value_kinds import mismatch, number_check
+from shiplap.declare.value_kinds import mismatch
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError
-from shiplap.plan.argument_kinds import IsKind, arranged
+from shiplap.plan.argument_kinds import IsKind, arranged, number_check
 from shiplap.plan.build import argument_steps, sharing_steps
 from shiplap.plan.expression import Names, Place, parameters, variable
 from shiplap.plan.outputs import OutputPlan

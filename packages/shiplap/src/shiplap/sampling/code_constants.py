@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from shiplap.declare.code_digest import names_in
+from shiplap.declare.template import Template
 from shiplap.dispatch import Op
 from shiplap.sampling.values import AROUND
 
@@ -17,6 +18,7 @@ DEEP, MANY = 6, 400  # how far values and helpers are followed, and how many fun
 FAR, MOST = 1e4, 8  # what is no threshold of values, and how many are
 MEMBERS = 128  # of the longest list
 MANY_MEMBERS = 130  # more than a launch takes: that number may stand where nothing can be mined, in native code
+LITERAL = re.compile(r"(?<![\w.])(\d{1,6}\.\d{0,17}(?:e[+-]?\d{1,2})?)(?=[fF]?\b|\b|\W)")  # of C++ and of Triton
 LONGEST = 40  # characters of a string that may be a mode
 SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 LARGEST_FILE = 200_000
@@ -54,14 +56,25 @@ class Mined:
 
 def mine(op: Op) -> Mined:
     """The constants of ``op``."""
+    exprs = (*op.spec.requires, *(e for _, e in (*op.spec.dims, *op.spec.bounds)))
+    return _mined(_roots(op), [*_texts(op), *map(str, exprs)])
+
+
+def mine_template(template: Template, config: Mapping[str, Any]) -> Mined:
+    """The constants of a template with one of its configs, which other configs may lack."""
+    functions = template.supports, template.grid, template.split_k, template.function, dict(template.tables)
+    mined = _mined([dict(config), *functions], [template.source])
+    literals = {float(v) for v in LITERAL.findall(template.source)}
+    return replace(mined, floats=tuple(sorted({*mined.floats, *literals})))
+
+
+def _mined(roots: Iterable[Any], texts: Iterable[str]) -> Mined:
     inputs: list[Any] = []
     seen: set[int] = set()
-    for root in _roots(op):
+    for root in roots:
         inputs += _constants(root, seen, DEEP)
-    for text in _texts(op):
+    for text in texts:
         inputs += numbers(text)
-    for expr in (*op.spec.requires, *(e for _, e in (*op.spec.dims, *op.spec.bounds))):
-        inputs += numbers(str(expr))
     ints = {abs(v) for v in inputs if type(v) is int}
     floats = {v for v in inputs if type(v) is float and v == v and abs(v) < 1e30}
     strings = {v for v in inputs if isinstance(v, str) and 0 < len(v) <= LONGEST and " " not in v and "\n" not in v}

@@ -108,10 +108,10 @@ def shared(nodes: Sequence[Any]) -> str:
     return next((name for name in names if names.count(name) > 1), "")
 
 
-def memory(node: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Sizes, strides and storage offset of a node in elements, in the call for which the graph is compiled."""
+def memory(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+    """Sizes, strides and storage offset of a node in elements, as Inductor's expressions."""
     layout = node.get_layout()
-    return tuple(map(_hint, layout.size)), tuple(map(_hint, layout.stride)), _hint(layout.offset)
+    return tuple(layout.size), tuple(layout.stride), layout.offset
 
 
 def launch(run: Callable[[], None]) -> None:
