@@ -11,7 +11,7 @@ import shiplap as sl
 from shiplap.declare.binding import Binding
 from shiplap.declare.kernel import Terms
 from shiplap.dispatch.launch import poisoned_workspace
-from shiplap.dispatch.python_kernel import PythonKernel
+from shiplap.dispatch.python_kernel import PythonFunction, PythonKernel
 from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
@@ -95,7 +95,8 @@ def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, 
     def out(x, k, *, shift, tag, y, total):
         devices.append(entered[-1])
 
-    kernel = PythonKernel(scale.spec, Terms("k", "cuda", ""), {"functional": functional, "out": out}[style])
+    function = {"functional": functional, "out": out}[style]
+    kernel = PythonKernel(scale.spec, Terms("k", "cuda", PythonFunction(function)), function)
     call = Binding((torch.ones(2), 2, 0.0, "t"), device=torch.device(device))
     outs = torch.empty(2), torch.empty(())
     if style == "functional":

@@ -14,7 +14,7 @@ import torch
 from torch._dynamo.decorators import mark_unbacked
 
 import shiplap as sl
-from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch import tuned_choices
 from shiplap.inductor import fusion_choices, template_candidate
 from shiplap.inductor.size_range import SizeRange
 from shiplap.sampling.code_constants import Mined, mine_template
@@ -33,13 +33,13 @@ def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with inductor_lowering.uncached():
         yield
     twice.templates["cpu"] = before
-    compile_cache_key.refresh()
+    tuned_choices.forget()
 
 
 def only(*flaws: str) -> None:
     configs = tuple(map(sized, flaws))
     twice.templates["cpu"] = [dataclasses.replace(twice.templates["cpu"][0], configs=configs)]
-    compile_cache_key.refresh()
+    tuned_choices.forget()
 
 
 def layer(x, y):

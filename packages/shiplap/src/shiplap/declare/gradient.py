@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_walk import AnyValue, HasCode
 from shiplap.declare.gradient_inputs import read_gradient_function, with_contiguous_inputs
 from shiplap.declare.saved_reads import UnknownReads, attributes_read
 from shiplap.declare.spec import OpSpec
@@ -98,34 +98,26 @@ def _calling(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
 
 
 @dataclass(frozen=True)
-class Backward:
+class Backward(HasCode):
     """A declared gradient: ``fn(grad, saved, needs) -> {argument: gradient}`` and the tensors that it reads.
 
     Attributes:
         saves: the names of the arguments and results that are kept from the call until the backward.
+        function: the function as its author wrote it; ``fn`` calls it with its inputs by name.
+        strided: whether the function takes tensors with any strides.
         surrogate: the function whose derivative the gradient is, where that is not the reference's.
         ops: the ops that the gradient is declared as, if it is not a function. ``fn`` calls them.
         once_differentiable: whether a gradient of the gradient is refused (True), is right by the author's word
-            (False), or is looked into where it is asked for (None, see op/second.py).
+            (False), or is looked into where it is asked for (None, see dispatch/second_derivative.py).
     """
 
     fn: GradientFn
     saves: tuple[str, ...]
-    source: str
+    function: GradientFn
+    strided: bool = False
     surrogate: Surrogate | None = None
     ops: tuple[GradientOp, ...] = ()
     once_differentiable: bool | None = None
-
-    @property
-    def identity(self) -> str:
-        """What compiled code depends on."""
-        return f"{self.source}/{self.saves}/{self.once_differentiable}"
-
-    @property
-    def function(self) -> GradientFn:
-        """The function as its author wrote it; ``fn`` calls it."""
-        function: GradientFn = inspect.unwrap(self.fn)
-        return function
 
     @classmethod
     def by_ops(
@@ -145,8 +137,7 @@ class Backward:
         tensors = {a.name for a in spec.tensors} | set(spec.results)
         taken = [name for part in parts for name, at in part.takes(spec) if at < 0 and name in tensors]
         made = cls.declare(spec, _calling(spec, parts), tuple(dict.fromkeys(taken)), surrogate, strided=True)
-        source = " ".join(f"{part.op.spec.name}/{part.op.spec.digest}/{part.gives}" for part in parts)
-        return cls(made.fn, made.saves, f"{source} {made.source}", made.surrogate, parts, once_differentiable)
+        return replace(made, ops=parts, once_differentiable=once_differentiable)
 
     @classmethod
     def declare(
@@ -172,20 +163,27 @@ class Backward:
                 expected="a functional op",
                 fix="declare a functional op that returns the new value",
             )
-        source = source_digest(fn) + "/strided" * strided
         called = read_gradient_function(spec, fn)
         names = _named(spec, saves) if saves is not None else _read(spec, fn)
-        fn = called if strided else with_contiguous_inputs(called, names)
+        if not strided:
+            called = with_contiguous_inputs(called, names)
+        made = cls(called, names, fn, strided, surrogate, once_differentiable=once_differentiable)
         if surrogate is None:
-            return cls(fn, names, source, once_differentiable=once_differentiable)
+            return made
         takes = list(inspect.signature(surrogate).parameters) if callable(surrogate) else []
         if takes != [a.name for a in spec.args]:
             got = f"surrogate= with arguments {', '.join(takes)}" if takes else f"surrogate={surrogate!r}"
             expected = f"a function of {', '.join(a.name for a in spec.args)}"
             fix = "give a function in plain PyTorch with the parameters of the reference"
             raise error("SL110", where=spec.name, got=got, expected=expected, fix=fix)
-        digest = f"{source}/{source_digest(surrogate)}"
-        return cls(fn, names, digest, surrogate, once_differentiable=once_differentiable)
+        return made
+
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The function or the ops, what is saved for them, and the surrogate."""
+        stated = f"{self.saves} {self.strided} {self.once_differentiable} {[part.gives for part in self.ops]}"
+        yield f"gradient {stated}", None
+        yield "ops", tuple(part.op for part in self.ops) or self.function
+        yield "surrogate", self.surrogate
 
     def check(
         self, spec: OpSpec, shapes: Mapping[str, Shape], result: Gradients, needs: Mapping[str, bool]

@@ -9,8 +9,8 @@ here, and there is an answer for what a kind of kernel cannot do. ``Implementati
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ClassVar, Self, TypeAlias, TypedDict
@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.binding import Binding
+from shiplap.declare.code_digest import code_digest
+from shiplap.declare.code_walk import AnyValue, HasCode
 from shiplap.declare.config import NO_CONFIG, Config, Configs, Default, Prior, Space, Values, read_space
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.named_parameters import bind_names
@@ -52,13 +54,13 @@ class Terms:
     """What was declared about a kernel when it was bound.
 
     ``dtypes`` are those that the dtype classes of a call may have, empty for all declared ones. ``supports`` gets the
-    arguments and returns True or the reason why not. ``identity`` is what digests see of the kernel. ``strided``: the
-    tensor arguments that a Python kernel takes with any strides.
+    arguments and returns True or the reason why not. ``code`` is what the kernel was made of. ``strided``: the tensor
+    arguments that a Python kernel takes with any strides.
     """
 
     name: str
     device: str
-    identity: str
+    code: HasCode
     dtypes: tuple[str, ...] = ()
     supports: Supports | None = None
     workspace: Expr | None = None
@@ -66,11 +68,11 @@ class Terms:
     strided: frozenset[str] = frozenset()
 
 
-class Kernel(ABC):
+class Kernel(HasCode):
     """One implementation of ``spec`` for one device type.
 
     Attributes:
-        name, device, identity, dtypes, supports, workspace, space: what was declared, see :class:`Terms`.
+        name, device, code, dtypes, supports, workspace, space: what was declared, see :class:`Terms`.
         condition: ``supports`` as a function of all arguments in declared order.
         config: the values that this variant runs with.
         by_python: whether Python launches it at each call, so that a compiled package cannot hold it.
@@ -90,12 +92,22 @@ class Kernel(ABC):
     function: Callable[..., object] | None = None
 
     def __init__(self, spec: OpSpec, terms: Terms) -> None:
-        self.spec, self.name, self.device, self.identity = spec, terms.name, terms.device, terms.identity
-        self.dtypes, self.supports = terms.dtypes, terms.supports
+        self.spec, self.name, self.device, self.code = spec, terms.name, terms.device, terms.code
+        self.dtypes, self.supports, self.strided = terms.dtypes, terms.supports, terms.strided
         self.condition = None if terms.supports is None else _condition(spec, terms.name, terms.supports)
         self.workspace, self.space = terms.workspace, terms.space
         self.config = NO_CONFIG
         self._variants: dict[Config, Self] = {}
+
+    @property
+    def identity(self) -> str:
+        """The digest of what the kernel does."""
+        return code_digest(self)
+
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """What the kernel was made of, and what was declared with it."""
+        yield f"kernel {self.workspace} {self.dtypes} {sorted(self.strided)}", self.code
+        yield "terms", (self.supports, self.space)
 
     @abstractmethod
     def run(self, call: Binding) -> Outputs:
@@ -163,7 +175,7 @@ def _condition(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
     return bind_names(supports, [a.name for a in spec.args], id="SL122", where=where)
 
 
-class Implementation(ABC):
+class Implementation(HasCode):
     """Code that can become a kernel of any op whose arguments it takes.
 
     A Python function is wrapped in one (``dispatch/python_kernel.py``); ``sl.cabi(...)`` returns one; so may a library
@@ -178,11 +190,6 @@ class Implementation(ABC):
     @abstractmethod
     def name(self) -> str:
         """What the kernel is called, unless its author says otherwise."""
-
-    @property
-    @abstractmethod
-    def identity(self) -> str:
-        """What digests see: another text when the code does something else."""
 
     @abstractmethod
     def bind(self, spec: OpSpec, terms: Terms) -> Kernel:
@@ -221,9 +228,7 @@ def read_terms(
     if free and not implementation.takes_strided:
         got, fix = f"strided={strided!r}", "name what a C kernel takes with any strides in sl.cabi(..., strided=)"
         raise error("SL122", where=f"{spec.name}, kernel {label}", got=got, expected="a Python kernel", fix=fix)
-    identity = f"{implementation.identity}/{workspace}/{taken}" + (f"/{space.identity}" if space else "")
-    identity += f"/strided {sorted(free)}" if free else ""
-    return Terms(label, device.partition(":")[0], identity, taken, supports, scratch, space, free)
+    return Terms(label, device.partition(":")[0], implementation, taken, supports, scratch, space, free)
 
 
 def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> frozenset[str]:
@@ -272,4 +277,4 @@ def template_kernel(spec: OpSpec, template: Template) -> Kernel | None:
         return None
     configs = None if template.configs == ({},) else template.configs
     space = read_space(spec, template.name, configs, None, None)
-    return make(spec, Terms(template.name, template.device, template.identity, space=space), template)
+    return make(spec, Terms(template.name, template.device, template, space=space), template)

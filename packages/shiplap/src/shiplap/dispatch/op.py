@@ -21,13 +21,14 @@ What is wrong with a call is said in one place: :meth:`Op.explain`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import TypeVar, Unpack, overload
 
 from torch import Tensor
 
+from shiplap.declare import code_walk
 from shiplap.declare.batch import read_batching
 from shiplap.declare.bucket import read_rule
-from shiplap.declare.code_digest import home, same_home
 from shiplap.declare.gradient import Backward, GradientFn, Surrogate
 from shiplap.declare.kernel import (
     Implementation,
@@ -43,7 +44,7 @@ from shiplap.declare.signature import Declaration, check_name, read_spec
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template, TemplateKeywords, Traced, read_template
 from shiplap.declare.values import Result, Returned, Value
-from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch import compile_cache_key, tuned_choices
 from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.python_kernel import PythonFunction
 from shiplap.dispatch.registration import Registered
@@ -51,15 +52,16 @@ from shiplap.dispatch.state import Sampler, bind_sampler
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import dispatcher_calls
 from shiplap.torch_private.dispatcher_calls import P, R
+from shiplap.torch_private.graph_keys import TORCHS_OWN
 
 Function = TypeVar("Function", bound=Callable[..., Returned])
 Code = TypeVar("Code", bound=Callable[..., Returned] | Implementation)
 Gradient = TypeVar("Gradient", bound=GradientFn)
 Samples = TypeVar("Samples", bound=Sampler)
 
-TORCHS_OWN = frozenset(("_c10d_functional", "aten", "c10d", "higher_order", "inductor", "prim", "prims", "quantized"))
-compile_cache_key.on_digest(lambda: BELOW)  # compiled code names it
+compile_cache_key.on_key(lambda op: BELOW)  # compiled code names it
 declared: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
+code_walk.find_op = declared.get
 
 
 class Op(dispatcher_calls.ShortCut[P, R], Registered):
@@ -192,7 +194,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         self.templates[template.device] = [*others, template]
         if (kernel := template_kernel(self.spec, template)) is not None:
             self._attach(kernel)
-        compile_cache_key.refresh(self.spec.name)
+        tuned_choices.forget()
         return template
 
     @overload
@@ -259,7 +261,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         self.drop_native()
         self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate, strided, once_differentiable)
         self._renew()
-        compile_cache_key.refresh(self.spec.name)
+        tuned_choices.forget()
         return fn
 
     def samples(self, fn: Samples) -> Samples:
@@ -282,7 +284,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         """
         self.drop_native()
         self.rule = read_rule(self.spec, default, kinds)
-        compile_cache_key.refresh(self.spec.name)
+        tuned_choices.forget()
 
     def batches(self, *dims: str) -> None:
         """Declare that calls which differ only in arguments with ``dim`` are one call of those, concatenated.
@@ -310,7 +312,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         self.drop_native()
         self.attach(kernel)
         self.enter()
-        compile_cache_key.refresh(self.spec.name)
+        tuned_choices.forget()
 
     # --- what torch has of it -----------------------------------------------------------------------------------------
 
@@ -318,15 +320,17 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         """Define the schema and the implementations of an op, and replace an earlier declaration of the same name."""
         previous = declared.get(self.spec.name)
         if previous is not None:
-            if not same_home(previous.reference, self.reference):
-                raise error("SL108", where=self.spec.name, got=home(self.reference), expected=home(previous.reference))
+            if not _same_home(previous.reference, self.reference):
+                raise error(
+                    "SL108", where=self.spec.name, got=_home(self.reference), expected=_home(previous.reference)
+                )
             previous.drop_native()
         if previous is not None and previous.spec == self.spec:
             self._take_over(previous)
         else:
             self._declare()
         declared[self.spec.name] = self
-        compile_cache_key.add(self.spec.name, lambda: self.identity)
+        compile_cache_key.add(self, self.operators)
 
     def _take_over(self, previous: Op) -> None:
         """Serve the torch registration of ``previous``: its functions call this op, as do its holders."""
@@ -346,6 +350,16 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
     def __repr__(self) -> str:
         devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
         return f"<shiplap op {self.spec.namespace}::{public_schema(self.spec)}; kernels {devices or 'none'}>"
+
+
+def _home(fn: Callable[..., Returned]) -> str:
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+def _same_home(a: Callable[..., Returned], b: Callable[..., Returned]) -> bool:
+    """Whether ``b`` is ``a`` again: a cell run twice, or a file that is both imported and run as ``__main__``."""
+    files = [fn.__code__.co_filename if isinstance(fn, FunctionType) else None for fn in (a, b)]
+    return _home(a) == _home(b) or (files[0] == files[1] is not None and a.__qualname__ == b.__qualname__)
 
 
 def _read_backward(

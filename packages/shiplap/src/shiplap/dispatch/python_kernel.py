@@ -8,7 +8,7 @@ Tensors arrive contiguous, as they do in C and Triton, unless ``strided=`` names
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias, cast
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.binding import Binding
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_walk import AnyValue
 from shiplap.declare.config import Values
 from shiplap.declare.kernel import Implementation, Kernel, Refill, Rerun, Terms
 from shiplap.declare.named_parameters import Parameters, read_parameters
@@ -47,9 +47,9 @@ class PythonFunction(Implementation):
     def name(self) -> str:
         return getattr(self.function, "__name__", "kernel")
 
-    @property
-    def identity(self) -> str:
-        return source_digest(self.function)
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The function."""
+        yield "function", self.function
 
     def bind(self, spec: OpSpec, terms: Terms) -> PythonKernel:
         return (WritingPythonKernel if spec.mutated else PythonKernel)(spec, terms, self.function)

@@ -60,6 +60,11 @@ class Registered(Served):
     variant: OutVariant | None = None
     _registrations: Registrations | None = None
 
+    def operators(self) -> set[str]:
+        """The names under which graphs call the op: its own, those of its parts, and that of its out-variant."""
+        variant = [self.variant.overload] if self.variant is not None else []
+        return {each.name() for each in (self.overload, self.core, self.raw, *variant)}
+
     @property
     def edition(self) -> int:
         """How many schemas this process has declared under this name. Torch knows the later ones by other names."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from shiplap.declare.batch import Batching
 from shiplap.declare.binding import Binding
 from shiplap.declare.bucket import Rule, read_rule
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
+from shiplap.declare.code_walk import AnyValue, HasCode
 from shiplap.declare.gradient import Backward, Surrogate
 from shiplap.declare.kernel import Kernel
 from shiplap.declare.named_parameters import bind_names
@@ -34,7 +34,7 @@ def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
     return bind_names(sampler, names, id="SL123", where=f"{spec.name}, samples")
 
 
-class OpState:
+class OpState(HasCode):
     """The data of an ``Op``. No method here calls torch's dispatcher.
 
     Attributes:
@@ -73,7 +73,6 @@ class OpState:
         self.differentiable = not spec.mutated and not spec.view and floating_outputs(spec)
         made, written = not spec.mutated and floating_outputs(spec, detached=True), bool(spec.mutated)
         self.guarded = not spec.view and (made or (written and carries_gradients(spec)))
-        self._source = source_digest(reference)
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
 
     def sharding(self, inputs: Mapping[str, Part] | None = None, outputs: Part | Sequence[Part] = ()) -> None:
@@ -154,8 +153,15 @@ class OpState:
     @property
     def identity(self) -> str:
         """The digest of everything that compiled code depends on: declaration, reference, gradient and kernels."""
-        parts = [self.spec.digest, self._source, *([str(self.rule)] if self.rule != read_rule(self.spec) else [])]
-        parts += [self.gradient.identity] if self.gradient else []
-        parts += [f"{d}/{k.name}/{k.identity}" for d, ks in sorted(self.kernels.items()) for k in ks]
-        parts += [f"{d}/{t.name}/{t.identity}" for d, ts in sorted(self.templates.items()) for t in ts]
-        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+        return code_digest(self)
+
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The declaration, the functions behind it, and all kernels and templates in the order of trying them."""
+        yield f"op {self.spec.digest} {self.rule if self.rule != read_rule(self.spec) else ''}", self.reference
+        yield "gradient", self.gradient
+        for device, kernels in sorted(self.kernels.items()):
+            for kernel in kernels:
+                yield f"{device}/{kernel.name}", kernel
+        for device, templates in sorted(self.templates.items()):
+            for template in templates:
+                yield f"{device}/{template.name}", template

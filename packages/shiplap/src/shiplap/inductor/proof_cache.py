@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
 from shiplap.inductor.fusion_choice import Verdict
 from shiplap.settings import settings
 from shiplap.tuning.key import Key, code_of, environment
@@ -85,7 +85,7 @@ def _key(candidate: TemplateCandidate) -> Key | None:
         "extra.kernel": rendered,
         "extra.recipe": str(call.recipe),
         "extra.sizes": call.sizes.text,
-        "extra.samples": "" if sampler is None else source_digest(sampler),
+        "extra.samples": "" if sampler is None else code_digest(sampler),
         "extra.engine": code_of(*ROOMS),
         "extra.torch": str(torch.version.git_version),
         "extra.modes": _modes(),

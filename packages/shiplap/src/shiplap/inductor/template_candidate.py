@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shiplap.cached_property import cached_property
 from shiplap.codegen.triton import triton_source
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
 from shiplap.declare.config import Config
 from shiplap.declare.template import Template
 from shiplap.inductor.bound_call import Call
@@ -215,7 +215,7 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
 
     assert template.grid is not None
     source = triton_source(template.source, buffers)
-    unique = f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}_{source_digest(template.grid)[:8]}"
+    unique = f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}_{code_digest(template.grid)[:8]}"
     sizes = {k: v for k, v in call.env.items() if isinstance(v, (int, torch.SymInt))}
     grid = _grid(template, tuple(sizes))
     expressions = [inductor_lowering.expression(v) for v in sizes.values()]

@@ -6,15 +6,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
-from shiplap.declare.code_digest import names_in
+from shiplap.declare.code_walk import constants_used
 from shiplap.declare.template import Template
 from shiplap.dispatch import Op
 from shiplap.sampling.values import AROUND
 
-DEEP, MANY = 6, 400  # how far values and helpers are followed, and how many functions
+MANY = 1000  # functions and other objects that are looked at, the nearest first
 FAR, MOST = 1e4, 8  # what is no threshold of values, and how many are
 MEMBERS = 128  # of the longest list
 MANY_MEMBERS = 130  # more than a launch takes: that number may stand where nothing can be mined, in native code
@@ -22,17 +21,6 @@ LITERAL = re.compile(r"(?<![\w.])(\d{1,6}\.\d{0,17}(?:e[+-]?\d{1,2})?)(?=[fF]?\b
 LONGEST = 40  # characters of a string that may be a mode
 SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 LARGEST_FILE = 200_000
-FOREIGN = (
-    "torch",
-    "numpy",
-    "builtins",
-    "triton",
-    "jaxtyping",
-    "shiplap.op",
-    "shiplap.bind",
-    "shiplap.inductor",
-    "typing",
-)
 
 
 @dataclass(frozen=True)
@@ -69,10 +57,7 @@ def mine_template(template: Template, config: Mapping[str, Any]) -> Mined:
 
 
 def _mined(roots: Iterable[Any], texts: Iterable[str]) -> Mined:
-    inputs: list[Any] = []
-    seen: set[int] = set()
-    for root in roots:
-        inputs += _constants(root, seen, DEEP)
+    inputs: list[Any] = constants_used(*roots, most=MANY)
     for text in texts:
         inputs += numbers(text)
     ints = {abs(v) for v in inputs if type(v) is int}
@@ -128,64 +113,3 @@ def _naming(folder: Path, symbol: str) -> Iterator[str]:
     except OSError:
         return
     yield from (text for text in texts if symbol in text)
-
-
-def _constants(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
-    """Constants that a value holds or a function uses, helpers of its own package included."""
-    if isinstance(value, (bool, type(None))):
-        return
-    if isinstance(value, (int, float, str)):
-        yield value
-        return
-    if id(value) in seen or depth < 0 or len(seen) > MANY:
-        return
-    seen.add(id(value))
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from _constants(item, seen, depth - 1)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in list(value)[:64]:
-            yield from _constants(item, seen, depth - 1)
-    elif isinstance(value, CodeType):
-        doc = value.co_consts[0] if value.co_consts and isinstance(value.co_consts[0], str) else None
-        for item in value.co_consts:
-            if item is not doc:
-                yield from _constants(item, seen, depth - 1)
-    elif isinstance(value, FunctionType):
-        yield from _function(value, seen, depth)
-    elif isinstance(value, MethodType):
-        yield from _constants(vars(value.__self__) if hasattr(value.__self__, "__dict__") else (), seen, depth - 1)
-        yield from _constants(value.__func__, seen, depth)
-    elif isinstance(inner := getattr(value, "fn", None), FunctionType):  # a Triton kernel wraps its function
-        yield from _constants(inner, seen, depth)
-    elif callable(value) and _own(value) and isinstance(fn := vars(type(value)).get("__call__"), FunctionType):
-        yield from _constants(vars(value) if hasattr(value, "__dict__") else (), seen, depth - 1)
-        yield from _constants(fn, seen, depth - 1)
-
-
-def _function(fn: FunctionType, seen: set[int], depth: int) -> Iterator[Any]:
-    if not _own(fn):
-        return
-    yield from _constants(fn.__code__, seen, depth)
-    yield from _constants([fn.__defaults__ or (), fn.__kwdefaults__ or {}], seen, depth)
-    for cell in fn.__closure__ or ():
-        try:
-            yield from _constants(cell.cell_contents, seen, depth - 1)
-        except ValueError:  # not assigned yet
-            continue
-    names = names_in(fn.__code__)
-    for name in names & fn.__globals__.keys():
-        value = fn.__globals__[name]
-        if isinstance(value, ModuleType):  # what it uses of another module of its author
-            held = vars(value) if not value.__name__.startswith(FOREIGN) else {}
-            for other in names & held.keys():
-                if getattr(held[other], "__module__", value.__name__) == value.__name__:
-                    yield from _constants(held[other], seen, depth - 1)
-        else:
-            yield from _constants(value, seen, depth - 1)
-
-
-def _own(value: Any) -> bool:
-    """Whether it is the author's: not torch's, nor of another library that everyone uses."""
-    module = getattr(value, "__module__", None) or ""
-    return not module.startswith(FOREIGN)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, empty_strided
 
 from shiplap.codegen import CParameter
 from shiplap.declare.binding import Binding
+from shiplap.declare.code_walk import AnyValue
 from shiplap.declare.config import Values
 from shiplap.declare.kernel import Implementation, Refill, Rerun, Terms, read_strided
 from shiplap.declare.native_interface import NativeForm
@@ -27,7 +28,7 @@ from shiplap.dispatch.launch import workspace_size
 from shiplap.errors import ShiplapError, error
 from shiplap.kernels.c.call_frame import Frame
 from shiplap.kernels.c.header import signature
-from shiplap.kernels.c.library import load_symbol
+from shiplap.kernels.c.library import content_of, load_symbol
 from shiplap.kernels.native.packed_kernel import Extents, PackedKernel
 
 SL_OK, SL_INVALID_ARGUMENT = 0, 1
@@ -96,9 +97,10 @@ class CAbi(Implementation):
     def name(self) -> str:
         return self.symbol
 
-    @property
-    def identity(self) -> str:
-        return f"cabi:{self.library.name}:{self.symbol}"
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The function, and the library by its content."""
+        yield f"cabi {self.library.name} {self.symbol} {sorted(self.strided)} {self.align}", None
+        yield content_of(self.library), None
 
     def bind(self, spec: OpSpec, terms: Terms) -> CKernel:
         """The kernel for ``spec``. The library is opened at the first call, never at import."""

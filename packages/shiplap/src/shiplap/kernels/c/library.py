@@ -8,8 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from shiplap.declare.code_files import file_digest
 from shiplap.declare.native_interface import NativeForm
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 from shiplap.settings import settings
 
 
@@ -22,6 +23,14 @@ def locate(path: str | os.PathLike[str]) -> Path:
         if candidate.is_file():
             return candidate.resolve()
     raise error("SL401", where=str(wanted.name), got="no such file", expected=" or ".join(map(str, candidates)))
+
+
+def content_of(path: str | os.PathLike[str]) -> str:
+    """The digest of the library that :func:`locate` finds. Empty where there is none."""
+    try:
+        return file_digest(locate(path))
+    except ShiplapError:
+        return ""
 
 
 @cache
