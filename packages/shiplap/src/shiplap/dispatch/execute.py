@@ -60,12 +60,9 @@ class Served(OpState):
         return self.entrance.refusal(cause) if self.entrance is not None else None
 
     def refuse_vmap(self, *args: Value, **kwargs: Value) -> NoReturn:
-        """SL317 for a mapped call of an op that writes to what its caller owns, which torch cannot take apart."""
-        written = ", ".join(self.spec.mutated) or "out="
-        expected = "an op that returns new tensors"
-        raise error(
-            "SL317", where=self.spec.name, got=f"a call under torch.vmap, which writes to {written}", expected=expected
-        )
+        """Raise SL317 for a mapped call of ``op.out``."""
+        got = "a call of op.out under torch.vmap"
+        raise error("SL317", where=self.spec.name, got=got, expected="a call that returns new tensors")
 
     def pick(self, call: Binding) -> Kernel | None:
         """The kernel for this bound call, or None if the reference has to run. The reason for None is reported once."""

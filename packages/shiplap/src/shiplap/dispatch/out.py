@@ -65,7 +65,7 @@ class OutVariant:
         registrations.implement(name, self.execute)
         registrations.skip_autograd(name)  # execute and native code see to gradients
         registrations.fake(name, self._fake)
-        registrations.batch(name, op.refuse_vmap)
+        registrations.map(name, op.refuse_vmap)
         registrations.tell(name, op.refusal)
         self.overload = registrations.overload(name)
         self.enter()

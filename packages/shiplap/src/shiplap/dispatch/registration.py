@@ -19,6 +19,7 @@ from shiplap.dispatch.check_results import all_results, fit_views
 from shiplap.dispatch.eager_fast_path import Route, route_of, short_of
 from shiplap.dispatch.execute import Served
 from shiplap.dispatch.fake import make_fake
+from shiplap.dispatch.mapped import make_mapped, needs_rule
 from shiplap.dispatch.out import OutVariant, has_out
 from shiplap.torch_private import dispatcher_calls
 from shiplap.torch_private.dispatcher_library import Check, Overload, Registrations
@@ -148,6 +149,9 @@ class Registered(Served):
             self._compose(there)  # first: torch forgets overloads in the order in which they were defined
         for each in names:
             self._define(there, each)
+        if needs_rule(self.spec):
+            for each in names:
+                there.map(each, make_mapped(self.spec, lambda: self.core))
         if self.guarded:
             there.show(names[-1], core)
             there.skip_autograd(names[-1])
@@ -162,8 +166,6 @@ class Registered(Served):
         there.tell(name, self.refusal, self.plan.numbers)
         there.implement(name, self.execute)
         there.fake(name, make_fake(self))
-        if self.spec.mutated:
-            there.batch(name, self.refuse_vmap)
 
     def _compose(self, there: Registrations) -> None:
         """Define the op by what it is made of: other ops, which torch sees in its place."""

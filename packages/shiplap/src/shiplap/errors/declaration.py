@@ -244,6 +244,24 @@ register(
             ),
             'name the arguments and results that the backward reads: @op.backward(saves=("x", "out"))',
         ),
+        (
+            "SL137",
+            "a graph cannot hold a call of an op that writes to its arguments",
+            (
+                "While a graph is traced, torch replaces an op that writes by one that returns copies. It does so only "
+                "where every other result is a tensor, and it has a use of its own for an argument called mode."
+            ),
+            "return tensors from an op that writes, and rename an argument called mode",
+        ),
+        (
+            "SL138",
+            "the op cannot be mapped",
+            (
+                "torch.vmap makes one call of many. The op runs once for each sample, and the results are stacked, so "
+                "they need the same shape; samples that write to the same memory would overwrite each other."
+            ),
+            "call the op for each sample, or map over the argument that it writes to",
+        ),
     ],
 )
 register(

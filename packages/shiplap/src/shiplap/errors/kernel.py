@@ -77,12 +77,12 @@ register(
         ),
         (
             "SL317",
-            "torch.vmap cannot map an op that writes to its arguments",
+            "torch.vmap cannot map a call that writes to given outputs",
             (
-                "A mapped call runs the op once for each slice of a batch. Torch takes apart ops that return new "
-                "tensors, and no op that writes to those of its caller."
+                "A mapped call runs the op once for each slice of a batch. Torch stacks new tensors that the calls "
+                "return, and takes no given output apart."
             ),
-            "call the op in a loop over the slices, or declare a functional op that returns the new value",
+            "call the op itself, which returns new tensors, instead of op.out",
         ),
     ],
 )

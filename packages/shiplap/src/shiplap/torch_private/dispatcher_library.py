@@ -169,8 +169,8 @@ class Registrations:
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), function, key)
 
-    def batch(self, name: str, function: Implementation) -> None:
-        """The implementation that ``torch.vmap`` calls, with tensors that have a dim more than they show."""
+    def map(self, name: str, function: Implementation) -> None:
+        """The implementation for tensors that ``torch.vmap`` maps over."""
         self._library.impl(self._named(name), function, "FuncTorchBatched")
 
     def fake(self, name: str, function: Implementation) -> None:

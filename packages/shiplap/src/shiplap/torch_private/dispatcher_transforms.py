@@ -103,9 +103,11 @@ def carries_tangent(values: Iterable[Any]) -> bool:
 
 
 def with_tangents(values: Any, other: Any) -> Any:
-    """``values``, a tensor or several, with the tangents of ``other``."""
+    """``values``, tensors, lists of them and numbers, with the tangents of ``other``."""
     if not isinstance(values, Tensor):
-        return tuple(with_tangents(v, o) for v, o in zip(values, other, strict=True))
+        if not isinstance(values, (list, tuple)):
+            return values
+        return type(values)(with_tangents(v, o) for v, o in zip(values, other, strict=True))
     unpack: Any = forward_ad.unpack_dual
     primal, tangent = unpack(values, level=0).primal, unpack(other, level=0).tangent
     make_dual: Any = forward_ad.make_dual
@@ -136,3 +138,51 @@ def apply_at_level(function: Recorder, *args: Any) -> Tensor | tuple[Tensor, ...
 
     with enable_single_level_autograd_function():
         return function.apply(*args)
+
+
+_MAPPED: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+Sample = Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
+    """A function for ``torch.vmap`` to call in place of an op: ``function(sample, count)`` returns batched results.
+
+    ``sample(i)`` has the arguments of sample ``i``, views of what was mapped. The results have the samples along their
+    first dim; they may be in lists.
+    """
+    tools: Any = torch._C._functorch
+
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+        interpreter: Any = retrieve_current_functorch_interpreter()
+        level = interpreter.level()
+
+        def sample(index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            def pick(value: Any) -> Any:
+                if isinstance(value, (list, tuple)):
+                    return [pick(v) for v in value]
+                if not isinstance(value, Tensor):
+                    return value
+                plain, at = tools._unwrap_batched(value, level)
+                return plain if at is None else plain.select(at, index)
+
+            return tuple(pick(a) for a in args), {k: pick(v) for k, v in kwargs.items()}
+
+        def wrap(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return type(value)(wrap(v) for v in value)
+            return tools._add_batch_dim(value, 0, level) if isinstance(value, Tensor) else value
+
+        with torch._C._ExcludeDispatchKeyGuard(_MAPPED):  # the transforms further out see the calls
+            results = function(sample, interpreter.batch_size())
+        return wrap(results)
+
+    return mapped
+
+
+def is_mapped(value: Any) -> bool:
+    """Whether ``torch.vmap`` maps over ``value``, or over a tensor of a list, at the level in force."""
+    if isinstance(value, (list, tuple)):
+        return any(is_mapped(v) for v in value)
+    return isinstance(value, Tensor) and bool(torch._C._functorch.is_batchedtensor(value))

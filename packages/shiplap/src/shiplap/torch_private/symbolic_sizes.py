@@ -45,6 +45,21 @@ def new_size() -> torch.SymInt:
     return size
 
 
+def in_trace() -> bool:
+    """Whether fakes run for Dynamo or AOTAutograd, which make a graph of what they see."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
+def in_graph(number: int) -> int | torch.SymInt:
+    """``number`` as a size that a graph can hold, for a fake implementation whose only result is an integer.
+
+    Dynamo stops at an op that returns an integer, and takes a symbol. The dispatcher turns a symbol of a known value
+    into an integer again, so the value of this one is left open.
+    """
+    known = in_trace() and getattr(torch.library.get_ctx(), "_shape_env", None) is not None
+    return new_size() if known and number >= 0 else number
+
+
 def assert_in_graph(condition: torch.Tensor, message: str) -> None:
     """Raise RuntimeError with ``message`` when a compiled graph runs with a false ``condition``. On a GPU, later."""
     torch._assert_async(condition, message)
