@@ -36,6 +36,7 @@ class Call:
     Attributes:
         out: the file that it makes.
         dependencies: the file with the headers that it read, if it makes one.
+        header: whether it compiles a header, about which compilers warn that it is none of a source.
         key: the digest of all that the result depends on.
     """
 
@@ -47,7 +48,7 @@ class Call:
         for name in ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "SOURCE_DATE_EPOCH"):
             self._add(os.environ.get(name, ""))
         self._inputs: list[str] = []
-        header = "c++-header" in arguments
+        self.header = header = "c++-header" in arguments
         rest = iter(arguments)
         for argument in rest:
             self._argument(argument, rest, header)
@@ -139,7 +140,7 @@ def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
         pass
     done = subprocess.run([compiler, *arguments], stderr=subprocess.PIPE, check=False)
     os.write(2, done.stderr)
-    if done.returncode == 0 and not done.stderr:
+    if done.returncode == 0 and (call.header or not done.stderr):
         with contextlib.suppress(OSError):  # a full disk is no reason to fail
             kept.parent.mkdir(parents=True, exist_ok=True)
             if call.dependencies:

@@ -25,7 +25,7 @@ def main() -> int:
     import pytest
 
     os.chdir(REPOSITORY)
-    return int(pytest.main(["-qq", "--setup-only", "--no-header", "-m", "device", str(DEVICE)]))
+    return int(pytest.main(["-qq", "--setup-only", "--no-header", str(DEVICE)]))
 
 
 if __name__ == "__main__":
