@@ -254,7 +254,7 @@ def func_grad(calls: Calls) -> str:
                 replaced[i] = v
             positional, named = calls.given.split(replaced)
             outs = [o for o in flat(fn(*positional, **named)) if isinstance(o, Tensor) and o.is_floating_point()]
-            return sum((o * d).sum() for o, d in zip(outs, directions(outs, calls.case.seed), strict=True))  # type: ignore[return-value]
+            return sum((o * d).sum() for o, d in zip(outs, directions(outs, calls.case.seed), strict=True))
 
         return list(torch.func.grad(total, argnums=tuple(range(len(at))))(*[values[i] for i in at]))
 
@@ -391,7 +391,7 @@ def threads(calls: Calls) -> str:
                 if problem := difference(got, own, wide, calls.terms):
                     problems.append(problem)
         except Exception as e:
-            problems.append(e)  # type: ignore[arg-type]
+            problems.append(e)
 
     workers = [threading.Thread(target=work) for _ in range(4)]
     for worker in workers:

@@ -6,7 +6,8 @@ import hashlib
 import sys
 from collections.abc import Iterable
 
-from shiplap.declare.code_walk import AnyValue, Part, walk
+from shiplap.declare.code_parts import AnyValue
+from shiplap.declare.code_walk import Part, walk
 
 HEAD = sys.implementation.cache_tag or ""  # another Python compiles to other instructions
 

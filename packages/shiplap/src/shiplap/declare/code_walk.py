@@ -17,7 +17,6 @@ import ctypes
 import hashlib
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, partialmethod
@@ -36,7 +35,7 @@ from types import (
     ModuleType,
     WrapperDescriptorType,
 )
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -52,10 +51,10 @@ from shiplap.declare.code_files import (
     top_of,
     version_text,
 )
+from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.code_text import ENVIRONMENT, PLAIN, CodeUse, code_use, plain_text, syntax_digest
 from shiplap.torch_private.graph_keys import TORCHS_OWN
 
-AnyValue: TypeAlias = Any  # whatever an author's code may hold
 Kind: TypeAlias = Literal["code", "constant", "data", "function", "library", "file", "unfollowed"]
 
 NATIVE = (
@@ -99,16 +98,13 @@ class Part(NamedTuple):
     value: AnyValue = None
 
 
-class HasCode(ABC):
-    """An object of Shiplap that holds an author's code: an op, a kernel, a template, a gradient."""
-
-    @abstractmethod
-    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """What the object does: a text, and a value that the walk follows (None where the text says everything)."""
+def _find_no_op(name: str) -> HasCode | None:
+    return None
 
 
 # Finds the declared op that is called through ``torch.ops``, by its name. Set by ``dispatch/op.py``.
-find_op: Callable[[str], HasCode | None] = lambda name: None  # noqa: E731 - a hook with a default
+find_op: Callable[[str], HasCode | None] = _find_no_op
+_CONTAINERS: tuple[AnyValue, ...] = (list, tuple, set, frozenset)
 
 
 def walk(*roots: AnyValue, most: int = 1 << 16) -> list[Part]:
@@ -468,7 +464,7 @@ class _Walk:
                 self.add("data", base.__repr__(value))
         if isinstance(value, dict):
             self.add("data", self.text(list(dict.items(value))))
-        for kind in (list, tuple, set, frozenset):
+        for kind in _CONTAINERS:
             if isinstance(value, kind):
                 self.add("data", self.text(kind(kind.__iter__(value))))
         if isinstance(value, Tensor):

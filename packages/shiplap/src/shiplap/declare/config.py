@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shiplap.declare.code_walk import AnyValue, HasCode
+from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Env, Scalar
 from shiplap.errors import error

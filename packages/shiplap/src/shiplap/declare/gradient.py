@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from shiplap.declare.code_walk import AnyValue, HasCode
+from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.gradient_inputs import read_gradient_function, with_contiguous_inputs
 from shiplap.declare.saved_reads import UnknownReads, attributes_read
 from shiplap.declare.spec import OpSpec

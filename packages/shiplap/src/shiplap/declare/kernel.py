@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shiplap.declare.binding import Binding
 from shiplap.declare.code_digest import code_digest
-from shiplap.declare.code_walk import AnyValue, HasCode
+from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.config import NO_CONFIG, Config, Configs, Default, Prior, Space, Values, read_space
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.named_parameters import bind_names

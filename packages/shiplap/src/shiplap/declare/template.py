@@ -17,7 +17,7 @@ from typing import TypeAlias, TypedDict
 from torch import Tensor
 
 from shiplap.declare.code_digest import code_digest
-from shiplap.declare.code_walk import AnyValue, HasCode
+from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.config import Configs, Values
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Env, Size, Supports

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from shiplap.declare.code_digest import digest_of
-from shiplap.declare.code_walk import AnyValue, walk
+from shiplap.declare.code_parts import AnyValue
+from shiplap.declare.code_walk import walk
 from shiplap.dispatch import tuned_choices
 from shiplap.dispatch.state import OpState
 from shiplap.torch_private import graph_keys

@@ -256,8 +256,9 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         """
         self._extend("gradient is")
         if fn is None:
-            again = {"saves": saves, "surrogate": surrogate, "strided": strided}
-            return lambda f: self.backward(f, **again, once_differentiable=once_differentiable)
+            return lambda f: self.backward(
+                f, saves=saves, surrogate=surrogate, strided=strided, once_differentiable=once_differentiable
+            )
         self.drop_native()
         self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate, strided, once_differentiable)
         self._renew()

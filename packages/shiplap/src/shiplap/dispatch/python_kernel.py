@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.binding import Binding
-from shiplap.declare.code_walk import AnyValue
+from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Values
 from shiplap.declare.kernel import Implementation, Kernel, Refill, Rerun, Terms
 from shiplap.declare.named_parameters import Parameters, read_parameters

@@ -224,8 +224,19 @@ _CONSTANT = frozenset(
 )
 # Functions by which the values of a tensor leave what autograd and a watch can see.
 _EXPORTS = frozenset(
-    "item tolist numpy data_ptr __float__ __complex__ __array__ __dlpack__ untyped_storage storage "  # noqa: SIM905
-    "__cuda_array_interface__".split()
+    [
+        "__array__",
+        "__complex__",
+        "__cuda_array_interface__",
+        "__dlpack__",
+        "__float__",
+        "data_ptr",
+        "item",
+        "numpy",
+        "storage",
+        "tolist",
+        "untyped_storage",
+    ]
 )
 
 

@@ -11,7 +11,7 @@ from shiplap.declare.batch import Batching
 from shiplap.declare.binding import Binding
 from shiplap.declare.bucket import Rule, read_rule
 from shiplap.declare.code_digest import code_digest
-from shiplap.declare.code_walk import AnyValue, HasCode
+from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.gradient import Backward, Surrogate
 from shiplap.declare.kernel import Kernel
 from shiplap.declare.named_parameters import bind_names

@@ -12,20 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from shiplap.declare.binding import shape_of
+from shiplap.dispatch import Op
 from shiplap.sampling.boundary_sizes import lengths
 from shiplap.sampling.code_constants import Mined
 from shiplap.sampling.sizes import EDGES, RESULT
 from shiplap.sampling.work_estimate import operations
 from shiplap.torch_private import aot_packages, size_ranges
 from shiplap.torch_private.size_ranges import SizeSymbol
-
-if TYPE_CHECKING:
-    from shiplap.inductor.bound_call import Call
 
 Sizes = Mapping[Any, int]  # a value for each symbol
 FAR = 1024  # the end of a range of small calls, where proving it costs little
@@ -37,6 +36,20 @@ INTERPRETED = 1 << 14  # operations of a sample, and samples of a proof, where T
 MANY, FEW = 72, 10
 TALL, SPENT = 64, 24  # times the work of the smallest sample that one may take, and times that which all may take
 SIZES = (2, 3, 5, 7, 9, 64, 65, 127)  # beside EDGES
+
+
+class SizedCall(Protocol):
+    """The call of an op in a graph, as far as its sizes matter: ``env`` has the size of each dim, symbolic or not."""
+
+    @property
+    def op(self) -> Op: ...
+    @property
+    def env(self) -> Mapping[str, Any]: ...
+    @property
+    def tensors(self) -> Mapping[str, Tensor]: ...
+    @property
+    def device(self) -> torch.device: ...
+    def numbers(self, sizes: Sizes) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -153,7 +166,7 @@ class SizeRange:
         return INTERPRETED if self.interpreted else LARGE
 
 
-def size_range(call: Call) -> SizeRange:
+def size_range(call: SizedCall) -> SizeRange:
     """The range of sizes that the graph of ``call`` may serve, as far as it can be proven."""
     sizes = [n for value in call.env.values() for n in (value if isinstance(value, (list, tuple)) else [value])]
     symbols = size_ranges.symbols_of([n for n in sizes if isinstance(n, torch.SymInt)])
@@ -168,7 +181,7 @@ def size_range(call: Call) -> SizeRange:
     return _ended(call, free)
 
 
-def _work_of(call: Call) -> Callable[[Sizes], int]:
+def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
     """About how many operations a sample of these sizes takes."""
 
     def work(sizes: Sizes) -> int:
@@ -182,7 +195,7 @@ def _work_of(call: Call) -> Callable[[Sizes], int]:
     return work
 
 
-def _ended(call: Call, free: SizeRange) -> SizeRange:
+def _ended(call: SizedCall, free: SizeRange) -> SizeRange:
     """``free`` with an end for each size: its own where that can be proven, else one that a guard sets."""
     faster = 1 if call.device.type == "cpu" else FASTER
     ended, guarded, problem = list(free.symbols), list[SizeSymbol](), ""
@@ -233,14 +246,14 @@ def _bound(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list[SizeSymbol]
     return None, []
 
 
-def _unlimited(call: Call, s: SizeSymbol, upper: int | None) -> str:
+def _unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> str:
     name = _name(call, s)
     if aot_packages.packaging():
         return f"{name} may be {'any size' if upper is None else f'up to {upper}'} in this package, too many to prove"
     return f"{name} depends on data and may be {'any size' if upper is None else f'up to {upper}'}, too many to prove"
 
 
-def _name(call: Call, s: SizeSymbol) -> str:
+def _name(call: SizedCall, s: SizeSymbol) -> str:
     """The dim of the op that a symbol stands for, or one that it takes part in."""
     named = [(k, v) for k, v in call.env.items() if isinstance(v, torch.SymInt)]
     exact = next((k for k, v in named if v.node.expr == s.symbol), None)
@@ -248,7 +261,7 @@ def _name(call: Call, s: SizeSymbol) -> str:
     return exact or part or "a size"
 
 
-def _text(call: Call, free: SizeRange) -> str:
+def _text(call: SizedCall, free: SizeRange) -> str:
     """``m 2..1024, n 2..4096``."""
     shown: Sequence[tuple[str, SizeSymbol]] = [(_name(call, s), s) for s in free.symbols]
     return ", ".join(f"{name} {s.lower}..{'' if s.upper is None else s.upper}" for name, s in shown)

@@ -17,7 +17,7 @@ from torch import Tensor, empty_strided
 
 from shiplap.codegen import CParameter
 from shiplap.declare.binding import Binding
-from shiplap.declare.code_walk import AnyValue
+from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Values
 from shiplap.declare.kernel import Implementation, Refill, Rerun, Terms, read_strided
 from shiplap.declare.native_interface import NativeForm

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.cached_property import cached_property
-from shiplap.declare.code_walk import AnyValue
+from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Configs
 from shiplap.declare.kernel import Implementation, Terms
 from shiplap.declare.spec import OpSpec
