@@ -348,7 +348,7 @@ def test_no_table_is_made_while_a_graph_is_captured(monkeypatch):
         torch.device("cuda", 0),
     )
     table.looked_at, kept = ("k",), torch.arange(3)
-    table.tables[(cuda, 3)] = kept
+    table.tables[table._key({"k": 3}, cuda)] = kept
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert table({"k": 3}, cuda) is kept
     assert list(table.captured.values()) == [kept], "a graph holds its address"

@@ -102,8 +102,8 @@ def test_a_template_that_serves_eager_calls_is_measured_in_compiled_code_on_requ
     only(GOOD)
 
     @qmm.kernel("cpu", name="qmm")
-    def twin(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        return qmm.reference(x, w, scale)
+    def twin(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return qmm.reference(x, w, s)
 
     try:
         (eager,) = sl.tune(qmm, [SIZES], budget=200, isolate=False, progress=False)

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import functools
 import hashlib
 import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial, partialmethod
+from functools import partial, partialmethod
 from importlib.util import resolve_name
 from pathlib import PurePath
 from types import (
@@ -312,7 +313,7 @@ class _Walk:
             self.add("data", f"{type(value).__name__} {self.text(value.__func__)}")
         elif isinstance(value, property):
             self.add("data", f"property {self.text((value.fget, value.fset, value.fdel))}")
-        elif isinstance(value, cached_property):
+        elif isinstance(value, functools.cached_property):
             self.add("data", f"cached property {self.text(value.func)}")
         elif isinstance(value, CodeType):
             self.add("code", code_use(value).text)
@@ -481,7 +482,7 @@ class _Walk:
                 except AttributeError:  # not assigned yet
                     continue
         for name in sorted(held, key=str):
-            if name not in DERIVED and not isinstance(members.get(name), cached_property):
+            if name not in DERIVED and not isinstance(members.get(name), functools.cached_property):
                 self._named(name, held[name])
 
     def _native(self, value: AnyValue) -> None:

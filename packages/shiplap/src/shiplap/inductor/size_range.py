@@ -176,7 +176,7 @@ def size_range(call: SizedCall) -> SizeRange:
     own = {s.symbol for s in symbols}
     others = tuple(s for s in size_ranges.symbols_of(strides) if s.symbol not in own)
     conditions = tuple(size_ranges.conditions())
-    interpreted = call.device.type == "cpu" and any(t.language == "triton" for t in call.op.templates["cpu"])
+    interpreted = call.device.type == "cpu" and any(t.language == "triton" for t in call.op.templates.get("cpu", ()))
     free = SizeRange(symbols, (), "", "", others, conditions, _work_of(call), interpreted)
     return _ended(call, free)
 

@@ -74,7 +74,9 @@ def test_no_later_cheat_is_believed_although_it_has_won(asked):
         outcomes = [bench.verify(index).problem for index in (0, 1)]
         assert outcomes == ["", ""], "it is right at first"
         timings, failed = bench.race([0, 1], Plan())
-        assert not failed
+        if failed:  # it was refused within the race
+            assert kernel != "honest", failed
+            return
         belief = bench.confirm({1: timings[1].median}, 60.0)[1]
     assert bool(belief.problem) == (kernel != "honest"), belief
 
