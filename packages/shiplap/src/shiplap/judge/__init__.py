@@ -1,4 +1,7 @@
-"""Judge: a verdict on a kernel that nobody trusts, by a process that owns the inputs, the clock and the comparison."""
+"""The verdict on a kernel that is not trusted.
+
+The process that judges owns the inputs, the clock and the comparison. The candidate runs in a sandboxed process.
+"""
 
 from shiplap.judge.engine import judge
 from shiplap.judge.options import Options

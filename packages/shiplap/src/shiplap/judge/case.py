@@ -1,4 +1,4 @@
-"""A verdict in the making."""
+"""The state of one judgement while it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,18 @@ Report = Callable[[str, int, int], None]
 
 @dataclass
 class Case:
-    """What is asked, and what was found so far."""
+    """The request of one judgement, and the findings so far.
+
+    Attributes:
+        subject: the reference, with the arguments that its constructor takes.
+        candidate, reference: the module and the name of both.
+        report: called with ``(stage, done, total)``.
+        reasons: the faults of the candidate. One is enough for a refusal.
+        missing: a comparison that was not made, and why. One is enough for an incomplete verdict.
+        unchecked: properties that the verdict does not cover.
+        timings: one entry for each timed form.
+        calls: the number of calls whose results were compared.
+    """
 
     options: Options
     subject: Subject
@@ -33,10 +44,12 @@ class Case:
 
     @property
     def problem(self) -> Problem:
+        """The problem of the subject, which draws inputs and computes expected results."""
         return self.subject.problem
 
     @contextmanager
     def noting(self, label: str) -> Iterator[None]:
+        """A context that turns an error of the candidate into a reason, with ``label`` as its input."""
         try:
             yield
         except Wrong as e:

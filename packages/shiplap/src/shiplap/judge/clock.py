@@ -1,10 +1,10 @@
-"""Timing that cannot be gamed: nobody knows the values before the clock starts, and every result is checked.
+"""Timing of a candidate on values that are new in each call, with a comparison of every result.
 
-A call's time runs from the moment before the candidate's process is continued to the moment at which it is stopped
-again, since its answer has arrived here. Then its results are read from its memory. Whatever a
-candidate does in between, right results within that time are what it is paid for. What the exchange itself takes is
-measured on a process that computes nothing, and taken off. On a GPU the time is that of its events, and the referee's
-clock bounds it.
+The time of a call runs from the moment before the candidate's process is continued until the process is stopped again,
+which happens as soon as its reply has arrived. The results are then read from its memory. A candidate is therefore paid
+for right results within that time, and for nothing else. The time of the exchange of messages is measured on a process
+that computes nothing, and is subtracted. On a GPU, the time is that of CUDA events, bounded by the clock of the process
+that judges.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from shiplap.sampling.case import tree_map
 from shiplap.sampling.run import tensors
 from shiplap.sandbox.candidate import Call, Witness, Wrong
 
-LEAST = 5  # rounds
-FLUSHED = 32 << 20  # bytes: more than the caches between two cores hold
-BUSY = 0.2  # share of the time in which the processes of a measurement waited for a processor
-DISTRUST, SLACK = 0.5, 500e-6  # share and seconds by which the two clocks may differ
+# Fewer rounds say too little about the least time of a call.
+LEAST = 5
+FLUSHED = 32 << 20  # bytes, more than the last-level cache of a CPU
+BUSY = 0.2  # share of waiting for a processor from which load may explain a time
+DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: share of the time, and seconds
 
 
 class Doubt(Wrong):
-    """Raised for times that cannot be. ``busy``: the share in which the machine had no processor for those it timed.
+    """Raised for times that are not plausible.
 
-    The candidate can make itself wait, so its own calls say nothing about that.
+    ``busy`` is the share of the time in which the timed processes waited for a processor. Calls of the candidate are
+    left out of this share, since a candidate can make itself wait.
     """
 
     def __init__(self, check: str, evidence: str, calls: Mapping[str, Sequence[Call]]) -> None:
@@ -45,13 +47,15 @@ class Doubt(Wrong):
 
     @property
     def proven(self) -> bool:
-        """Whether load on the machine cannot be the reason."""
+        """Whether load on the machine is too small to explain the times."""
         return self.busy < BUSY
 
 
 @cache
 def rates(device: str = "cpu") -> tuple[float, float]:
-    """Bytes and operations in a second, as fast as this device was seen to move and to multiply."""
+    """Return the highest measured rates of a device: bytes moved in a second, and operations of a
+    product in a second.
+    """
     size, edge, dtype = (FLUSHED, 768, torch.float32) if device == "cpu" else (16 * FLUSHED, 4096, torch.float16)
     room = torch.ones(size // 4, device=device)
     copy, a = torch.empty_like(room), torch.randn(edge, edge, device=device).to(dtype)
@@ -63,8 +67,10 @@ def rates(device: str = "cpu") -> tuple[float, float]:
 
 
 def _seconds(device: str, work: Callable[[], object]) -> float:
+    """Return the seconds of one call of ``work``, the work on the device included."""
     settle = torch.get_device_module(device).synchronize
     settle()
+    # Work that was queued before must not count.
     started = time.perf_counter()
     work()
     settle()
@@ -72,12 +78,14 @@ def _seconds(device: str, work: Callable[[], object]) -> float:
 
 
 def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds: int, ends: float, pace: Pace) -> Timed:
-    """Time all of ``judged`` in turn: ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``.
+    """Time each of the processes ``judged`` in turn and return the times of this form.
 
-    The least time of each counts: load on the machine can only add to it. Nothing else is taken off for load, as a
-    process can make itself wait. Raises Wrong for what the candidate did in a timed call, and Doubt for times that
-    cannot be.
+    The keys are ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``. The least time of each
+    process counts, since load on the machine can only add to a time. No further allowance is made for load, because a
+    process can make itself wait. Raises Wrong for a fault of the candidate in a timed call, and Doubt for implausible
+    times.
     """
+    # Caches are emptied before each call, since this process has just written the arguments.
     flush, order = torch.empty(FLUSHED, dtype=torch.uint8), list(judged)
     calls: dict[str, list[Call]] = {name: [] for name in order}
     repeated: list[Call] = []
@@ -85,6 +93,7 @@ def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds:
         with pace.step():
             args = problem.draw(form)
             expected = problem.expect(form, args)
+        # A secret order, so that no process can prepare for the one that is timed next.
         SystemRandom().shuffle(order)
         for name in order:
             with pace.step(judged[name].prisoner):
@@ -92,17 +101,19 @@ def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds:
                 call = judged[name].call(args, expected if name == "candidate" else None)
                 calls[name].append(call)
                 if name == "candidate":
+                    # The same values again: a candidate that stores results is faster now.
                     repeated.append(judged[name].call(args, expected))
         if number + 1 >= LEAST and time.monotonic() > ends:
             break
+    # Only after all rounds: the least times are the most reliable then.
     _remembers(calls, repeated)
     return _timed(problem, form, args, calls)
 
 
 def alone(problem: Problem, form: Form, judged: Mapping[str, Witness], timed: Timed, pace: Pace) -> Timed:
-    """``timed`` with the time of the reference after the candidate has ended, if that is less.
+    """Return ``timed`` with the reference timed again after the candidate has ended, where that time is less.
 
-    The candidate stands still while others are timed, and what it has left to a device or to the system may not.
+    The candidate is stopped while others are timed, but work that it left to a device or to the system may go on.
     """
     flush = torch.empty(FLUSHED, dtype=torch.uint8)
     calls: dict[str, list[Call]] = {name: [] for name in judged}
@@ -119,10 +130,11 @@ def alone(problem: Problem, form: Form, judged: Mapping[str, Witness], timed: Ti
 
 
 def _times(calls: Mapping[str, Sequence[Call]], device: str) -> dict[str, float]:
-    """The seconds of each but ``"nothing"``, whose time is taken off where ours is the clock.
+    """Return the net seconds of each process except ``"nothing"``.
 
-    The exchange copies to and from a GPU, which takes far longer than its kernels. Its own clock is bounded instead:
-    ``_agree`` compares it with ours, and what runs beside the clock's stream is looked at as well.
+    On a CPU, the time of the exchange is subtracted from the wall time. On a GPU, the exchange copies to and from the
+    device, which takes far longer than the kernels, so the times of CUDA events count. ``_agree`` compares
+    those with the wall time, and work on other streams is checked separately.
     """
     usual = min if device == "cpu" else median  # events of a GPU are not disturbed by load on its host
     own = {name: usual([min(c.spent, c.wall) for c in made[1:]]) for name, made in calls.items()}
@@ -132,7 +144,7 @@ def _times(calls: Mapping[str, Sequence[Call]], device: str) -> dict[str, float]
 
 
 def _remembers(calls: Mapping[str, list[Call]], repeated: list[Call]) -> None:
-    """Raises Doubt where values that were seen before take much less time."""
+    """Raise Doubt where a second call on the same values takes much less time than the first."""
     empty = median([c.quiet for c in calls["nothing"]])
     least = min(c.quiet for c in calls["candidate"]) - empty  # load on the machine delays single calls only
     most = max(c.wall for c in repeated) - empty
@@ -142,16 +154,18 @@ def _remembers(calls: Mapping[str, list[Call]], repeated: list[Call]) -> None:
 
 
 def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mapping[str, list[Call]]) -> Timed:
+    """Return the times of one form, after checks of other streams, of the two clocks and of the least possible time."""
     walls = {name: [c.wall for c in made] for name, made in calls.items()}
     nothing = min(walls["nothing"])
     spread = max(walls["nothing"][1:]) - nothing  # the first call of each is cold
     device = next((t.device.type for t in tensors(args)), "cpu")
     times = _times(calls, device)
-    # Results come back from a GPU through copies, which whoever computes nothing does not make.
+    # Results of a GPU are copied to the host, which the process that computes nothing does not do.
     copied = 0.0 if device == "cpu" else min(c.wall - c.spent for c in calls["reference"])
     _agree(calls, min(walls["candidate"]) - nothing, max(nothing, copied), spread)
     late = [c.late for c in calls["candidate"]]
-    for seconds, wrong in ((min(late), Wrong), (median(late), partial(Doubt, calls=calls))):  # load delays single calls
+    # Load delays single calls.
+    for seconds, wrong in ((min(late), Wrong), (median(late), partial(Doubt, calls=calls))):
         if seconds > SLACK / 5 + 0.1 * times["candidate"]:
             raise wrong("streams", f"work went on for {seconds * 1e6:.0f} us after the call's own stream was done")
     moved = sum(t.numel() * t.itemsize for t in tensors(args))
@@ -161,6 +175,7 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
     tree_map(lambda t: outs.append(t.numel() * t.itemsize), result)
     flops = problem.flops(args)
     bandwidth, operations = rates(device)
+    # A factor of 8: caches and sparse values can beat the measured rates, but not by that much.
     bound = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
     if times["candidate"] + nothing < bound:
         evidence = f"{times['candidate'] * 1e6:.1f} us, and its work takes {bound * 1e6:.1f} us at least"
@@ -171,9 +186,9 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
 
 
 def _agree(calls: Mapping[str, Sequence[Call]], net: float, nothing: float, spread: float) -> None:
-    """Raises Doubt where the candidate's process took much longer in every call than its own clock says.
+    """Raise Doubt where the wall time of every call is much longer than the time by the candidate's own clock.
 
-    ``net``: the least time of its calls without that of an exchange; ``nothing``: what an exchange takes.
+    ``net`` is the least wall time of its calls without the exchange. ``nothing`` is the time of an exchange.
     """
     made = calls["candidate"]
     hidden = min(c.wall - c.spent for c in made) - nothing  # load on the machine delays single calls only

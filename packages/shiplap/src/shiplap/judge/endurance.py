@@ -1,4 +1,4 @@
-"""What a candidate does in the long run: after many calls, with what it holds on to, and when its parameters change."""
+"""Checks of a candidate over many calls: right results, leaks, and changed parameters."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shiplap.judge.variants import CHANCE, Form
 from shiplap.sandbox.candidate import Witness, Wrong
 from shiplap.sandbox.proc_filesystem import Holds, holds
 
-ENOUGH, EARLY = 100, 30  # calls of the smallest form; those after which it should have all that it needs
-EACH, BYTES = 0.5, 32 << 20  # files or threads for each further call, and bytes in all, that are a leak
+ENOUGH, EARLY = 100, 30  # calls in all, and calls after which lazy allocations are over
+EACH, BYTES = 0.5, 32 << 20  # a leak: files or threads for each further call, or bytes in all
 
 
 @dataclass
 class Endurance:
-    """Calls of one form, and what the process held after some of them.
+    """A series of calls of one form, and the resources that the process held early in the series.
 
     Attributes:
-        made: calls.
-        own: seconds of these.
+        made: the number of calls so far.
+        own: the seconds of these calls.
     """
 
     problem: Problem
@@ -36,11 +36,12 @@ class Endurance:
     _early: Holds = field(default_factory=Holds)
 
     def run(self, form: Form, args: Args, ends: float) -> None:
-        """``ENOUGH`` calls on new values, as long as there is time. Raises Wrong."""
+        """Call the candidate ``ENOUGH`` times on new values, or until ``ends``. Raises Wrong."""
         while self.made < ENOUGH and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):
                 self.own += self.witness.call(args, self.problem.expect(form, args)).wall
                 self.made += 1
+                # Allocators, caches and thread pools are filled by now, so later growth is a leak.
                 if self.made == EARLY:
                     self._early = self._held()
                 args = self.problem.draw(form)
@@ -48,13 +49,13 @@ class Endurance:
             raise Wrong("leaks", leak)
 
     def _held(self) -> Holds:
-        """What the process holds, without the arguments and results that it was asked to keep."""
+        """Return the resources of the process, without the arguments and results that it keeps on request."""
         now, (files, size) = holds(self.witness.prisoner.pid), self.witness.kept
         return Holds(now.files - files, now.threads, now.memory - size)
 
 
 def leaked(before: Holds, after: Holds, calls: int) -> str:
-    """What a process takes for each call and never gives back; empty if nothing is seen."""
+    """Return a description of the resource that grows with each call, or an empty text."""
     for what, first, last in (("files", before.files, after.files), ("threads", before.threads, after.threads)):
         if last - first >= EACH * calls:
             return f"{last - first} more {what} after {calls} more calls"
@@ -64,10 +65,11 @@ def leaked(before: Holds, after: Holds, calls: int) -> str:
 
 
 def renewed(state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True) -> bool:
-    """Give the parameters other values, in ``state`` and wherever ``load`` puts them, if that is possible.
+    """Change the parameters in ``state``, and load them with ``load``. Return False if that is not
+    possible.
 
-    Each number is multiplied by one of its own, so that what has to be positive stays so. ``zeros``: whether a
-    parameter that is nothing but zeros, as a bias often is at first, gets positive numbers.
+    Each number is multiplied by a random factor of its own, so that positive numbers stay positive. With ``zeros``, a
+    parameter of zeros only, as a bias often is at first, gets positive numbers.
     """
     other = {k: _other(v, zeros=zeros) for k, v in state.items()}
     if not other or not load(other):
@@ -77,6 +79,7 @@ def renewed(state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool],
 
 
 def _other(value: Tensor, *, zeros: bool) -> Tensor:
+    """Return random values of the same signs and about the same sizes as those of a parameter."""
     if not value.is_floating_point():
         return value.clone()
     rng = torch.Generator().manual_seed(CHANCE.getrandbits(62))

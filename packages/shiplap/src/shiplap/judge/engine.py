@@ -1,4 +1,4 @@
-"""``sl.judge``: load, look, time, and say."""
+"""``sl.judge``: load reference and candidate, check the candidate, time it, and return the verdict."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ from shiplap.sandbox.supervisor import Ended, Late, Launcher
 
 __all__ = ["Options", "judge"]
 
-ATTEMPTS = 3  # measurements before a time is held against a candidate
+ATTEMPTS = 3  # measurements before implausible times count as a fault
 LEAST_SHAPES, MOST_SHAPES = 4, 14
-CHOOSING = 0.3  # share of the time that is for finding what the reference accepts
-LOOKING = 0.6  # share of the time after the first call that is for correctness
-ENDURING = 0.5  # share of what is then left that is for many calls
-COMPILING = 0.5  # and for torch.compile of the reference
-TIMING = 0.85  # and for times while the candidate lives
+# Shares of the remaining time for each stage, in the order of the stages.
+CHOOSING = 0.3  # the search for forms that the reference accepts
+LOOKING = 0.6  # the comparison of all forms, after the first call
+ENDURING = 0.5  # many calls, and gradients
+COMPILING = 0.5  # torch.compile of the reference
+TIMING = 0.85  # times while the candidate's process exists
 OF_FUNCTIONS = ["layouts other than contiguous ones", "other dtypes, empty tensors, NaN and infinity"]
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 
@@ -78,6 +79,7 @@ def judge(
     """
     options = replace(options or Options(), **changes)
     budget = Budget(time.monotonic(), options.seconds)
+    # One call must not use up the time of the judgement.
     one_call = min(options.bounds.seconds, budget.one_call)
     options = replace(options, bounds=replace(options.bounds, seconds=one_call))
     if not sys.platform.startswith("linux"):
@@ -110,13 +112,14 @@ def judge(
 
 
 def _shown(target: Target, given: Any) -> str:
-    """What was passed, without the folder."""
+    """Return the name of a target as the caller gave it, without the folder."""
     home = Path(target.home).name if target.home.endswith(".py") else target.home
     named = not isinstance(given, (str, os.PathLike)) or ":" in str(given)
     return f"{home}:{target.names[0]}" if named else home
 
 
 def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
+    """Run all checks in order, and record faults and omissions in ``case``. The order is from cheap to expensive."""
     if case.candidate.file and case.candidate.file == case.reference.file:
         case.missing["separation"] = "reference and candidate are in one file: importing one runs the other"
     case.unchecked += OF_FUNCTIONS if case.subject.kind != "reference" else []
@@ -131,6 +134,7 @@ def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
             return
         witness.intact()
         case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
+        # Constants of the source of the candidate become sizes: a kernel may branch on them.
         case.problem.until = case.budget.part(CHOOSING)
         forms = case.problem.forms(constants(case.candidate.file), most=_most(case))
         if case.problem.hurried:
@@ -139,6 +143,7 @@ def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
             return
         _look(case, witness, forms)
         if not case.reasons:
+            # Each of the next checks is expensive and needs right results, so a known fault ends the judgement.
             renew(case, witness, forms[0])
         if not case.reasons:
             _endure(case, witness, forms, case.budget.part(ENDURING))
@@ -149,7 +154,7 @@ def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
 
 
 def _is_fit(case: Case, forms: Sequence[Form]) -> bool:
-    """Whether the reference can be compared with; what its inputs and its results leave open is noted."""
+    """Return whether candidates can be compared with this reference, and note what inputs and results leave open."""
     if case.problem.constant:
         case.unchecked.append("times on the inputs that come with the reference: some are always the same")
     for number in case.problem.always:
@@ -161,7 +166,7 @@ def _is_fit(case: Case, forms: Sequence[Form]) -> bool:
 
 @contextmanager
 def _in_time(case: Case) -> Iterator[None]:
-    """A candidate cannot go on for as long as it likes."""
+    """A context that turns the end of the time of the judgement into an incomplete verdict."""
     try:
         yield
     except Late as e:
@@ -169,12 +174,15 @@ def _in_time(case: Case) -> Iterator[None]:
 
 
 def _most(case: Case) -> int:
-    """How many other shapes there is time for: fewer where the reference itself takes long."""
+    """Return the number of other shapes for which there is time. A slow reference gets fewer."""
     return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
 
 
 def _hidden(case: Case, target: Target) -> list[str]:
-    """The folder of the reference, where nobody but the judge itself made it a place of modules."""
+    """Return the folders that the process of ``target`` must not read.
+
+    That is the folder of the reference, for the candidate, if the judge itself added the folder to ``sys.path``.
+    """
     folder = str(Path(case.reference.file).parent) if case.reference.file else ""
     return [folder] if target is case.candidate and folder in added else []
 
@@ -182,8 +190,10 @@ def _hidden(case: Case, target: Target) -> list[str]:
 def _witness(
     case: Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False
 ) -> Witness:
+    """Start a sandboxed process and load ``target`` in it. The process ends with ``stack``."""
     folder = str(Path(target.file).parent) if target.file else ""
     try:
+        # A device is opened to the sandbox only if the arguments lie on it.
         accelerated = case.options.device != "cpu"
         prisoner = launcher.start(
             [folder] if folder else [],
@@ -215,7 +225,9 @@ def _witness(
 
 
 def _look(case: Case, witness: Witness, forms: Sequence[Form]) -> None:
-    """Compare the candidate with the reference on every form, those that will be timed first and twice."""
+    """Compare the candidate with the reference on every form. Forms that will be timed come first,
+    and a second time.
+    """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed]
     enough, pace = case.budget.part(LOOKING), Pace(case.budget.last)
@@ -226,7 +238,7 @@ def _look(case: Case, witness: Witness, forms: Sequence[Form]) -> None:
             return
         with case.noting(form.label):
             _look_at(case, witness, form, pace)
-        if not number:  # its first call may compile
+        if not number:  # the first call may compile, so the share begins after it
             enough = case.budget.part(LOOKING)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
@@ -235,9 +247,14 @@ def _look(case: Case, witness: Witness, forms: Sequence[Form]) -> None:
 
 
 def _look_at(case: Case, witness: Witness, form: Form, pace: Pace) -> None:
-    """One form: on new values, and if it will be timed on values that differ little and in the same tensors."""
+    """Compare the results on one form.
+
+    A form that will be timed is also called on slightly different values, and on new values in the tensors of the last
+    call.
+    """
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
+        """Call the candidate once and compare."""
         with pace.step(witness.prisoner):
             witness.call(args, case.problem.expect(form, args), in_place=in_place)
         case.calls += 1
@@ -246,20 +263,21 @@ def _look_at(case: Case, witness: Witness, form: Form, pace: Pace) -> None:
         args = case.problem.draw(form)
         try:
             expected = case.problem.expect(form, args)
-        except Exception:  # the reference does not take these after all
+        except Exception:  # the reference refuses these values
             return
         witness.call(args, expected)
     case.calls += 1
     if not form.timed or expected.changed:
         return
     near = nudged(args)
+    # In place: a cache that is keyed by address or version returns the old result.
     look(near, in_place=True)
     look(near)
     look(case.problem.draw(form), in_place=True)
 
 
 def _endure(case: Case, witness: Witness, forms: Sequence[Form], ends: float) -> None:
-    """Many calls of the smallest form: what a candidate does after some calls is looked at as well."""
+    """Call the candidate many times on the smallest form, and note it if the candidate is too slow for all calls."""
     drawn = [(f, case.problem.draw(f)) for f in forms]
     form, args = min(drawn, key=lambda pair: sum(t.numel() for t in tensors(pair[1])))
     began, many = time.monotonic(), Endurance(case.problem, witness, Pace(case.budget.last))
@@ -273,7 +291,7 @@ def _endure(case: Case, witness: Witness, forms: Sequence[Form], ends: float) ->
 
 
 def _settle_timing(case: Case, witness: Witness, forms: Sequence[Form], launcher: Launcher, stack: ExitStack) -> None:
-    """Who computes it, and how long that takes."""
+    """Check that the candidate is not the reference again, then time all timed forms."""
     twin = _witness(case, launcher, stack, case.reference, case.subject.kind)
     form = next((f for f in forms if f.timed), forms[0])
     args = case.problem.draw(form)
@@ -281,6 +299,7 @@ def _settle_timing(case: Case, witness: Witness, forms: Sequence[Form], launcher
     first = witness.ops(args, expected)
     if same := resubmitted(twin.ops(args, expected, trusted=True), first):
         raise Wrong("resubmitted", same)
+    # A candidate may hide its operators in the first call only.
     if witness.ops(args, expected) != first:
         raise Wrong("remembers", "a second call on the same values runs other operators than the first")
     witness.intact()
@@ -295,9 +314,11 @@ def _settle_timing(case: Case, witness: Witness, forms: Sequence[Form], launcher
             judged["compiled"] = _compiled(case, launcher, stack, timed)
         except (Wrong, Late) as e:
             case.unchecked.append(f"torch.compile of the reference: {e}"[:200])
+    # From here on, a process that it started could compute while the candidate itself is stopped.
     witness.prisoner.sweep()
     witness.prisoner.alone = True
-    witness.forget()  # it lets go of earlier results in the first call, and does no more than the reference in others
+    # Earlier results are released in the first call, so later ones cost no more than in the reference.
+    witness.forget()
     ends = case.budget.part(TIMING)
     for number, form in enumerate(timed):
         case.report("time", number, len(timed))
@@ -307,7 +328,7 @@ def _settle_timing(case: Case, witness: Witness, forms: Sequence[Form], launcher
         if case.reasons:
             return
     witness.intact()
-    witness.prisoner.kill()  # what it may have left to the system, such as a busy device, ends with it
+    witness.prisoner.kill()  # work that it left on a device ends with the process
     del judged["candidate"]
     by_label = {form.label: form for form in timed}
     pace = Pace(case.budget.last)
@@ -315,7 +336,11 @@ def _settle_timing(case: Case, witness: Witness, forms: Sequence[Form], launcher
 
 
 def _time(case: Case, form: Form, judged: Mapping[str, Witness], seconds: float) -> None:
-    """Time one form. Times that cannot be are measured again, and doubted aloud where the machine may be the reason."""
+    """Time one form, and measure implausible times again.
+
+    If they stay implausible, the verdict is incomplete where load on the machine may be the reason. Otherwise Doubt is
+    raised, which counts as a fault.
+    """
     for attempt in range(ATTEMPTS):
         try:
             rounds, ends = max(case.options.rounds, LEAST), time.monotonic() + seconds / (attempt + 1)
@@ -331,6 +356,7 @@ def _time(case: Case, form: Form, judged: Mapping[str, Witness], seconds: float)
 
 
 def _compiled(case: Case, launcher: Launcher, stack: ExitStack, timed: Sequence[Form]) -> Witness:
+    """Start a process with the compiled reference, and compile it for each form that will be timed."""
     made = _witness(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
     made.prisoner.until = case.budget.part(COMPILING)
     for form in timed:

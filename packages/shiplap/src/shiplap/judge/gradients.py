@@ -1,4 +1,4 @@
-"""Gradients of a candidate, compared with those of the reference."""
+"""Comparison of the gradients of a candidate with those of the reference."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shiplap.sampling.compare_to_reference import settle
 from shiplap.sandbox.candidate import Witness, Wrong
 
 GRADIENTS = 4  # other forms on which gradients are compared
-WAYS = ("plain", "one", "turned")  # in which the gradients of results lie in memory
+WAYS = ("plain", "one", "turned")  # memory layouts of the gradients of results, in turn
 
 
 def compare_gradients(case: Case, witness: Witness, forms: Sequence[Form], ends: float) -> None:
-    """Gradients on the first form twice, on those that are timed, and on others that nobody can know.
+    """Compare gradients on the first form twice, on timed forms, and on a secret choice of others.
 
-    ``ends``: when no further form is begun.
+    No further form is begun after ``ends``.
     """
     wanted = case.options.gradients
     if not (case.subject.gradients if wanted is None else wanted):
@@ -44,20 +44,21 @@ def compare_gradients(case: Case, witness: Witness, forms: Sequence[Form], ends:
 
 
 def _gradients_of(case: Case, witness: Witness, form: Form, way: str) -> bool:
-    """Whether the reference has gradients for this form; the candidate's are then the same. Raises Wrong."""
+    """Compare the gradients on one form. Return False if the reference has none there. Raises Wrong."""
     args = case.problem.draw(form)
     try:
         outs = [o for o in case.problem.expect(form, args).own if o.is_floating_point()]
         seeds = [_incoming(o, way) for o in outs]
         own = case.problem.gradients(args, seeds, wide=False)
         wide = case.problem.gradients(args, seeds, wide=True)
-    except Exception:  # it takes none of these, or has no gradient for them
+    except Exception:  # the reference refuses these values, or has no gradient
         return False
     got = witness.gradients(args, seeds, own, case.problem.parameters)
     if len(got) < len(own):
         own, wide = own[: len(got)], wide[: len(got)]
         note = "gradients of parameters: the candidate has none of the same names"
         case.unchecked += [note] if note not in case.unchecked else []
+    # A gradient may sum over all elements of a result.
     sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
     recompute = partial(case.problem.gradients, args, seeds, wide=True)
     if problem := settle(got, own, wide, sums, recompute, case.problem.tolerance).problem:
@@ -66,8 +67,9 @@ def _gradients_of(case: Case, witness: Witness, form: Form, way: str) -> bool:
 
 
 def _incoming(result: Tensor, way: str) -> Tensor:
-    """A gradient of ``result`` as it may lie in memory: one row after the other, one column after the other, or one
-    number for all elements, as behind a sum.
+    """Return a random gradient of ``result`` in the memory layout ``way``.
+
+    The layouts are rows, columns (``"turned"``), and one number for all elements (``"one"``), as behind a sum.
     """
     if way == "one":
         return torch.randn((), dtype=torch.float64).to(result.device, result.dtype).expand(result.shape)

@@ -1,4 +1,4 @@
-"""Whether a candidate is the reference again: by the operators of the framework that a call of each runs."""
+"""Detection of a candidate that runs the operators of the reference again."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def resubmitted(reference: list[tuple[str, Any]] | str, candidate: list[tuple[str, Any]] | str) -> str:
-    """Why a candidate is the reference again, or an empty text.
+    """Return why a candidate is the reference again, or an empty text.
 
-    It is if a call of it runs each operator that the reference runs: on the same shapes or, where the reference runs
-    several ones, on as many elements in rows of the same length.
+    The condition is that a call runs each operator of the reference: on the same shapes or, if the reference runs
+    several operators, on as many elements in rows of the same length.
     """
     if isinstance(reference, str) or isinstance(candidate, str) or not reference:
         return ""
@@ -24,7 +24,10 @@ def resubmitted(reference: list[tuple[str, Any]] | str, candidate: list[tuple[st
 
 
 def _work(ops: list[tuple[str, Any]]) -> Counter[str]:
-    """Elements that each operator worked on, whether at once or in parts; by its name and by the length of rows."""
+    """Count the elements on which each operator ran, keyed by operator and length of rows.
+
+    An operator that runs on parts of a tensor therefore counts as much as one that runs on the whole.
+    """
     done: Counter[str] = Counter()
     for name, told in ops:
         shapes = [s for s in told if isinstance(s, list) and s] if isinstance(told, list) else [str(told)]

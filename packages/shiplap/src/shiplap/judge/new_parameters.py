@@ -1,4 +1,4 @@
-"""Other values of parameters, and what a module keeps from call to call."""
+"""The check that a candidate uses the current values of its parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from shiplap.sandbox.candidate import Witness
 
 
 def renew(case: Case, witness: Witness, form: Form) -> None:
-    """Other values of the parameters: what a candidate has computed from the first ones is no longer right."""
+    """Change the parameters of reference and candidate, then compare a call and the state of the module after it.
+
+    A candidate that computed something from the first values of its parameters has wrong results now.
+    """
     problem, pace = case.problem, Pace(case.budget.last)
     state = case.subject.state
     with case.noting(f"{form.label}, other parameters"), pace.step(witness.prisoner):
@@ -20,7 +23,8 @@ def renew(case: Case, witness: Witness, form: Form) -> None:
                     case.unchecked.append("other values of the parameters: the candidate has none of the same names")
                 return
             args = problem.draw(form)
-            if zeros and not problem.gives_numbers(args):  # a parameter has to be zero
+            # A zero parameter must stay zero, so try again with zeros unchanged.
+            if zeros and not problem.gives_numbers(args):
                 continue
             kept = problem.kept_after(args)
             witness.call(args, problem.expect(form, args))

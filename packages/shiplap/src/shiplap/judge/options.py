@@ -1,4 +1,4 @@
-"""What whoever asks for a judgement may choose, and how its time is shared out."""
+"""The options of a judgement, and the division of its time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from shiplap.sandbox.supervisor import Bounds, Late, Prisoner
 
-ONE_CALL = 2 / 3  # share of the whole time that one call may take: it may compile
+ONE_CALL = 2 / 3  # share of the whole time that one call, which may compile, can take
 ENDING_S, ENDING = 0.5, 0.04  # seconds, and share of the time, for ending all processes
-PLANNED = 0.9  # share of the time for which work is planned: a last step may take longer than those before
+PLANNED = 0.9  # share of the time for planned work, since the last step may take longer than those before
 
 
 @dataclass(frozen=True)
 class Options:
-    """How :func:`judge` works.
+    """The options of :func:`judge`.
 
     Attributes:
         seconds: the time of the whole judgement, 60 s by default. The verdict comes within it, whatever the candidate
@@ -49,9 +49,10 @@ class Options:
 
 
 class Pace:
-    """The steps of a stage. None begins that would not end in time if the judge itself worked as long as ever before.
+    """The deadline of a stage of steps.
 
-    What a process takes for its answer does not count: it is ended in time.
+    A step does not begin if it would end too late, should this process take as long as for the longest step before. The
+    time of the sandboxed process does not count, since the supervisor ends that process in time.
     """
 
     def __init__(self, last: float) -> None:
@@ -59,7 +60,7 @@ class Pace:
 
     @contextmanager
     def step(self, asked: Prisoner | None = None) -> Iterator[None]:
-        """Raises Late instead of beginning too late. ``asked``: the process that answers in this step."""
+        """A context for one step, in which the process ``asked`` replies. Raises Late if it is too late to begin."""
         began, before = time.monotonic(), asked.answering if asked else 0.0
         if began + self.longest > self.last:
             raise Late("the time of the judgement is over")
@@ -70,27 +71,27 @@ class Pace:
 
 @dataclass(frozen=True)
 class Budget:
-    """The time of one judgement: when it began (``time.monotonic``), and how many seconds it has."""
+    """The time of one judgement: its start by ``time.monotonic``, and its length in seconds."""
 
     began: float
     seconds: float
 
     @property
     def ends(self) -> float:
-        """Nothing new is planned after this moment."""
+        """The moment after which no new work is planned."""
         return min(self.began + PLANNED * self.seconds, self.last)
 
     @property
     def last(self) -> float:
-        """No process of the judgement runs after this moment."""
+        """The moment after which no process of the judgement runs."""
         return self.began + self.seconds - min(ENDING_S + ENDING * self.seconds, 0.5 * self.seconds)
 
     @property
     def one_call(self) -> float:
-        """The seconds of one call."""
+        """The seconds that one call may take."""
         return ONE_CALL * self.seconds
 
     def part(self, share: float) -> float:
-        """The moment at which this share of what is left now is over."""
+        """Return the moment at which this share of the remaining time is over."""
         now = time.monotonic()
         return now + share * max(0.0, self.ends - now)

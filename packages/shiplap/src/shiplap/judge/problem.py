@@ -1,4 +1,4 @@
-"""What a candidate has to compute: inputs that nobody can know beforehand, and the results that the reference gives."""
+"""The task of a candidate: inputs that are drawn secretly, and the results of the reference on them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ from shiplap.sandbox.candidate import Expected, Wrong
 from shiplap.sandbox.protocol import leaves, nested, overlaps
 from shiplap.sandbox.rng_state import places
 
-KEPT = 1e-5  # relative error of what a module keeps: reference and candidate may sum in another order
-LONGEST = 300  # a size of a declared op that is drawn
+KEPT = 1e-5  # relative error of a module's state, since the candidate may sum in another order
+LONGEST = 300  # the largest random size of a declared op
 
 Args = tuple[Any, ...]
 
 
 @dataclass
 class Problem:
-    """The common part of problems; ``call`` is the reference, ``wide`` the same for arguments in float64."""
+    """The common part of all problems.
+
+    ``call`` is the reference, and ``wide`` the reference for arguments in float64.
+    """
 
     name: str
     call: Callable[..., Any]
@@ -46,24 +49,29 @@ class Problem:
     terms: dict[str, int] = field(default_factory=dict)
     takes: float = 0.0  # seconds of one call of the reference
     constant: bool = False  # whether every draw has the same values
-    until: float = math.inf  # the time (``time.monotonic``) after which no more forms are looked for
-    hurried: bool = False  # whether that time was over
-    always: list[int] = field(default_factory=list)  # tensors of integers that every draw has alike
+    until: float = math.inf  # the time (``time.monotonic``) after which the search for forms ends
+    hurried: bool = False  # whether the search ended early
+    always: list[int] = field(default_factory=list)  # integer tensors with the same values in each draw
     compares_nesting: bool = False  # whether a result has to lie in the same containers
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
-        """What the candidate is called with. ``numbers``: those at which it may branch; ``most``: of other shapes."""
+        """Return the forms of inputs on which the candidate is called.
+
+        ``numbers`` are constants of the candidate, at which it may branch. ``most`` limits the number of other
+        shapes.
+        """
         raise NotImplementedError
 
     def draw(self, form: Form) -> Args:
-        """Arguments of this form with values of a new, secret seed."""
+        """Return arguments of this form, with values from a new, secret seed."""
         raise NotImplementedError
 
     def sums(self, form: Form, args: Args) -> Reduction:
+        """Return the length of the sums behind one element of the results."""
         raise NotImplementedError
 
     def expect(self, form: Form, args: Args) -> Expected:
-        """Run the reference on copies of ``args``."""
+        """Run the reference on copies of ``args`` and return its effects."""
         with torch.no_grad():
             given = tree_map(lambda t: t.detach().clone(), args)
             result = self.call(*given)
@@ -78,39 +86,47 @@ class Problem:
             wide = self._wide(precise, changed, own)
 
         def recompute() -> list[Tensor]:
+            """Run the reference in float64 again."""
             with torch.no_grad():
                 return self._run(self.wide, precise, changed)
 
         sums = self.sums(form, args)
 
         def against(got: Sequence[Tensor]) -> Difference:
+            """Return the difference between ``got`` and the effects of the reference."""
             return settle(list(got), own, wide, sums, recompute, self.tolerance)
 
         lies = nested(result) if self.compares_nesting else ""
         return Expected(own, against, changed, aliased, lies, loose)
 
     def _wide(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
+        """Return the effects of the reference in float64, or ``own`` if the reference refuses float64."""
         try:
             wide = self._run(self.wide, precise, changed)
-        except (RuntimeError, TypeError, ValueError):  # it insists on a narrower precision
+        except (RuntimeError, TypeError, ValueError):  # the reference requires a narrower precision
             return own
         fits = len(wide) == len(own) and all(w.shape == o.shape for w, o in zip(wide, own, strict=True))
         return wide if fits else own
 
     def _run(self, call: Callable[..., Any], args: Args, changed: tuple[int, ...]) -> list[Tensor]:
+        """Return the effects of ``call`` on copies of ``args``: its results, then the arguments that it changes."""
         given = tree_map(lambda t: t.detach().clone(), args)
         outs = _tensors_of(call(*given))
         after = tensors(given)
         return [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Give the parameters of the reference these values. False if it has none."""
+        """Load these values into the parameters of the reference. Return False if it has none."""
         return False
 
     def unfit(self, timed: Sequence[Form]) -> tuple[str, str] | None:
-        """What no candidate can be judged by, and why: results that are drawn, or the same whatever the inputs are."""
+        """Return why no candidate can be compared with this reference, or None.
+
+        The reasons are results that are random, and results that are nearly the same for all inputs.
+        """
         args = self.draw(timed[0])
         torch.manual_seed(secrets.randbits(62))
+        # Positions of the generators tell random results from nondeterministic ones.
         before = places()
         first = self.expect(timed[0], args)
         moved = places() != before
@@ -126,11 +142,12 @@ class Problem:
         return "results", "the reference has nearly the same results for all inputs: a constant would do"
 
     def _own(self, args: Args, like: Expected) -> list[Tensor]:
+        """Return the effects of the reference in its own precision."""
         with torch.no_grad():
             return self._run(self.call, args, like.changed)
 
     def gives_numbers(self, args: Args) -> bool:
-        """Whether the reference still computes something finite, with the parameters that it has now."""
+        """Return whether the reference computes finite results with its current parameters."""
         with torch.no_grad():
             try:
                 outs = _tensors_of(copy.deepcopy(self.call)(*tree_map(lambda t: t.detach().clone(), args)))
@@ -139,7 +156,7 @@ class Problem:
         return all(bool(torch.isfinite(o).all()) for o in outs if o.is_floating_point())
 
     def kept_after(self, args: Args) -> dict[str, Tensor]:
-        """What a call leaves in the module of the reference, such as running means: only what is other than before."""
+        """Return the entries of the reference's state that one call changes, such as running means."""
         if not isinstance(self.call, torch.nn.Module):
             return {}
         before, module = self.call.state_dict(), copy.deepcopy(self.call)
@@ -149,18 +166,19 @@ class Problem:
         return {k: v for k, v in after.items() if k in before and bitwise([v], [before[k]])}
 
     def compare_kept(self, expected: Mapping[str, Tensor], got: Sequence[Tensor]) -> None:
-        """Raises Wrong where a module keeps something else than the module of the reference after one call."""
+        """Raise Wrong where the state of the candidate's module differs from that of the reference."""
         own = [t.detach().clone() for t in expected.values()]
         wide = [widen(t) for t in own]
         largest = max(own, key=lambda t: t.numel(), default=None)
         if largest is None:
             return
+        # Without a call so far, 1,024 terms are assumed.
         sums = Reduction(max(self.terms.values(), default=1 << 10))
         if problem := settle(list(got), own, wide, sums, lambda: wide, max(self.tolerance, KEPT)).problem:
             raise Wrong("state", f"{', '.join(expected)} after a call: {problem}")
 
     def flops(self, args: Args) -> int:
-        """Operations of the products in the reference."""
+        """Return the number of operations in the matrix products of the reference."""
         given = tree_map(lambda t: t.detach().clone(), args)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             self.call(*given)
@@ -168,12 +186,12 @@ class Problem:
 
     @property
     def parameters(self) -> list[str]:
-        """Names of the parameters of the reference that have gradients."""
+        """The names of the parameters of the reference that require a gradient."""
         module = self.call if isinstance(self.call, torch.nn.Module) else None
         return [name for name, p in module.named_parameters() if p.requires_grad] if module is not None else []
 
     def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
-        """Gradients of the floating arguments, then of the parameters, for these gradients of the results."""
+        """Return the gradients of floating arguments, then of parameters, for these gradients of the results."""
         given = [widen(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
         given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in given]
         call = self.wide if wide else self.call
@@ -188,18 +206,21 @@ class Problem:
 
 
 def _floating(value: Any) -> bool:
+    """Return whether ``value`` is a tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _tensors_of(result: Any) -> list[Tensor]:
+    """Return the leaves of a result as tensors."""
     return [v if isinstance(v, Tensor) else torch.tensor(v) for v in leaves(result)]
 
 
 class OpProblem(Problem):
-    """The body of a declared op, on the audit's samples."""
+    """The reference of a declared op, on samples of the audit."""
 
     def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
         def body(*args: Any) -> Any:
+            """Call the reference with arguments in the order of the schema."""
             positional, named = split(op.spec, args)
             return op.reference(*positional, **named)
 
@@ -207,6 +228,7 @@ class OpProblem(Problem):
         self.op, self.asked, self.device = op, sizes, device
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
+        """Return samples of all kinds, sizes that are secret, and the sizes at which the op is timed."""
         samples = Samples(self.op, secrets.randbits(40), self.device)
         grown = list(samples.wide()) or list(samples.grown(2))
         large = [samples.base.but(sizes=s) for s in self.asked]
@@ -220,54 +242,60 @@ class OpProblem(Problem):
         return [Form(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
 
     def _secret(self, samples: Samples, numbers: Sequence[float], most: int) -> list[Recipe]:
-        """Sizes that nobody knows, and those that the candidate names, each in the place of one dim."""
+        """Return recipes with one random size, and with sizes from the constants of the candidate."""
         names = [
             n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)
         ]
         listed = [(n, v) for n in names for v in {int(v) for v in numbers if 0 < v <= LONGEST and v == int(v)}]
         pairs = CHANCE.sample(listed, min(most, len(listed)))
+        # Two random sizes for each dim: no candidate can special-case them.
         pairs += [(n, 1 + CHANCE.randrange(LONGEST)) for n in names * 2]
         recipes = [samples.base.but(sizes={n: v}) for n, v in pairs]
         return [r for r in recipes if samples.make(r) is not None]
 
     def draw(self, form: Form) -> Args:
+        """Return the arguments of the recipe, with values from a secret seed."""
         assert isinstance(form.recipe, Recipe)
         return Samples(self.op, secrets.randbits(40), self.device).build(form.recipe).args
 
     def sums(self, form: Form, args: Args) -> Reduction:
+        """Return the sums that the dims of the declaration show."""
         return reduction(self.op.spec, self.op.bind(args).env)
 
 
 def _spread(items: list[Any], count: int) -> list[Any]:
-    """At most ``count`` of them, spread over the whole."""
+    """Return at most ``count`` items, evenly spaced."""
     step = max(1.0, len(items) / count)
     return [items[int(i * step)] for i in range(min(count, len(items)))]
 
 
 class FunctionProblem(Problem):
-    """A function or a module with a maker of inputs, whose shapes and values are varied."""
+    """A function or a module with a function that makes its inputs. Shapes and values of these are varied."""
 
     def __init__(
         self, name: str, call: Callable[..., Any], inputs: Callable[[], Any], tolerance: float, vary_shapes: bool
     ) -> None:
+        # A plain function computes in the precision of its arguments, so it needs no copy.
         wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call
         super().__init__(name, call, wide, tolerance)
         self.inputs, self.vary_shapes, self.compares_nesting = inputs, vary_shapes, True
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
+        """Load these values into both copies of the module of the reference."""
         modules = [m for m in (self.call, self.wide) if isinstance(m, torch.nn.Module)]
         for module in modules:
             module.load_state_dict(dict(state))
         return bool(modules)
 
     def _made(self) -> Args:
+        """Return inputs from the function of the reference, with a new seed."""
         torch.manual_seed(secrets.randbits(62))
         made = self.inputs()
         return tuple(made) if isinstance(made, (list, tuple)) else (made,)
 
     @cached_property
     def first(self) -> Args:
-        """One draw, on which the reference is seen to run. SL615 or SL616."""
+        """The inputs of one draw on which the reference ran. Raises SL615 or SL616."""
         try:
             made = self._made()
         except Exception as e:
@@ -279,12 +307,16 @@ class FunctionProblem(Problem):
             self.call(*tree_map(lambda t: t.detach().clone(), made))
         except Exception as e:
             raise error("SL616", where=self.name, got=last_line(e), expected="a result for its own inputs") from e
+        # The time of the first call bounds how many other shapes are tried.
         self.takes = time.perf_counter() - began
         self._look_for_constants(tensors(made), tensors(self._made()))
         return made
 
     def _look_for_constants(self, first: list[Tensor], second: list[Tensor]) -> None:
-        """Who knows an argument beforehand may have computed with it beforehand."""
+        """Note which inputs have the same values in two draws.
+
+        A candidate can compute with such an input in advance, so times on it are not valid.
+        """
         if [t.shape for t in first] != [t.shape for t in second] or any(t.is_meta for t in second):
             return
         alike = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if not bitwise([a], [b])]
@@ -292,7 +324,10 @@ class FunctionProblem(Problem):
         self.always = [i for i in alike if not _floating(first[i])]
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
+        """Return forms of varied shapes and values on which the reference runs."""
+
         def runs(form: Form) -> bool:
+            """Return whether the reference accepts the form and returns enough finite numbers."""
             if time.monotonic() > self.until:
                 self.hurried = True
                 return False
@@ -307,9 +342,11 @@ class FunctionProblem(Problem):
         return forms_of(self.first, runs, most=most if self.vary_shapes else 0, constant=self.constant, numbers=numbers)
 
     def draw(self, form: Form) -> Args:
+        """Return new inputs, varied into the form with a secret seed."""
         return vary(self._made(), form, secrets.randbits(62))
 
     def sums(self, form: Form, args: Args) -> Reduction:
+        """Return the estimated length of sums, from element counts and operations of the reference."""
         key = str(form.shapes)
         if key not in self.terms:
             with torch.no_grad():

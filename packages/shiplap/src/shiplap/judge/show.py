@@ -1,4 +1,4 @@
-"""A ruling as text and as one HTML page."""
+"""Text and HTML of a verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shiplap.render import facts, render_html
 
 
 def lines(ruling: Ruling) -> Iterator[tuple[str, str]]:
-    """Lines of text, each with a style of rich."""
+    """Yield the lines of the report, each with a style of rich."""
     colours = {"accepted": "bold green", "refused": "bold red", "incomplete": "bold yellow"}
     yield f"{ruling.candidate}: {ruling.word}", colours[ruling.word]
     for reason in ruling.reasons:
@@ -28,7 +28,7 @@ def lines(ruling: Ruling) -> Iterator[tuple[str, str]]:
 
 
 def timing(timed: Timed) -> str:
-    """One line for the times of one shape."""
+    """Return one line with the times of one shape."""
     compiled = f", compiled {timed.compiled * 1e6:.1f} us" if timed.compiled is not None else ""
     share = f"{100 * timed.light / max(timed.candidate, 1e-9):.0f} % of what the machine could do"
     return (
@@ -38,7 +38,7 @@ def timing(timed: Timed) -> str:
 
 
 def page(ruling: Ruling) -> str:
-    """One page that needs nothing else."""
+    """Return the report as one HTML page without external files."""
     return render_html(
         "judge.html.jinja",
         title=f"shiplap judge {ruling.candidate}",

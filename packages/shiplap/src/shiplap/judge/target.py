@@ -1,4 +1,4 @@
-"""``file.py:name``, ``module:name`` or an object in a file → what is judged, and by which reference."""
+"""Location and import of the reference and the candidate: ``file.py:name``, ``module:name``, or an object in a file."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Inputs = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Target:
-    """A module or file, and the names to look for in it, the first that is there."""
+    """A module or file, and the names to look up in it. The first name that exists counts."""
 
     home: str
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, value: Any, usual: Sequence[str]) -> Target:
-        """The target that a text or an object names. SL501 for one that names none."""
+        """Return the target that a text or an object names. Raises SL501 if there is none."""
         if not isinstance(value, (str, os.PathLike)):
             return cls._of_object(value)
         home, _, name = str(value).partition(":")
@@ -51,6 +51,7 @@ class Target:
 
     @classmethod
     def _of_object(cls, value: Any) -> Target:
+        """Return the target of an object that is defined at the top level of a file. Raises SL501."""
         inner = value.reference if isinstance(value, Op) else value
         name = getattr(inner, "__qualname__", "")
         try:
@@ -70,7 +71,7 @@ class Target:
 
     @property
     def file(self) -> str:
-        """The file, as far as that is known without an import of the module or of the packages that it lies in."""
+        """The path of the file, found without an import of the module or of its packages; empty if unknown."""
         if self.home.endswith(".py"):
             return self.home
         spec, places = None, None
@@ -83,7 +84,10 @@ class Target:
 
 
 def _found(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
-    """What Python would load for a module in these places. ``importlib.util.find_spec`` imports its packages."""
+    """Return the spec with which Python would load a module from these places, or None.
+
+    ``importlib.util.find_spec`` is not used here because it imports the packages that contain the module.
+    """
     for finder in sys.meta_path:
         if (find := getattr(finder, "find_spec", None)) is not None:
             spec: ModuleSpec | None = find(name, places, None)
@@ -94,7 +98,15 @@ def _found(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
 
 @dataclass(frozen=True)
 class Subject:
-    """The problem, and what both processes are told to load."""
+    """The problem, and the data with which both processes load their target.
+
+    Attributes:
+        kind: how the child process loads the reference.
+        init: the arguments of the constructor.
+        state: the parameters of the reference, which the candidate gets as well.
+        seed: the seed of the parameters.
+        gradients: whether gradients are compared by default.
+    """
 
     problem: Problem
     kind: str
@@ -114,7 +126,7 @@ def subject(
     vary_shapes: bool,
     seed: int,
 ) -> Subject:
-    """Import the reference, which is trusted, and make its problem. SL501, SL601, SL615 or SL616."""
+    """Import the trusted reference and return its problem. Raises SL501, SL601, SL615 or SL616."""
     value = _loaded(target)
     if isinstance(value, Op):
         made: Problem = OpProblem(value, sizes, device)
@@ -128,11 +140,13 @@ def subject(
         call = call.to(device)
     maker = _maker(inputs, module, target, device)
     made = FunctionProblem(target.names[0], call, maker, tolerance, vary_shapes)
+    # The inputs are made now, so that an error of the reference is raised before a process starts.
     _ = made.first
     return Subject(made, "function", list(init), state, seed, False)
 
 
 def _loaded(target: Target) -> Any:
+    """Return the object that a target names. Raises SL501 or SL601."""
     try:
         return load_named(target.home, target.names)
     except AttributeError as e:
@@ -144,6 +158,7 @@ def _loaded(target: Target) -> Any:
 
 
 def _built(value: Any, init: list[Any], seed: int, target: Target) -> Callable[..., Any]:
+    """Return the reference ready to be called: an instance of a class, or the function. Raises SL616."""
     try:
         built: Callable[..., Any] = build(value, init, {}, seed)
     except Exception as e:
@@ -154,6 +169,7 @@ def _built(value: Any, init: list[Any], seed: int, target: Target) -> Callable[.
 
 
 def _call(maker: Inputs, target: Target) -> Any:
+    """Return the arguments of the constructor of the reference. Raises SL615."""
     try:
         return maker()
     except Exception as e:
@@ -161,6 +177,7 @@ def _call(maker: Inputs, target: Target) -> Any:
 
 
 def _maker(inputs: Any, module: Any, target: Target, device: str) -> Inputs:
+    """Return a function that makes the arguments of one call, on the device. Raises SL615 if there is none."""
     if inputs is None:
         inputs = getattr(module, "get_inputs", None)
     elif isinstance(inputs, (str, os.PathLike)):
@@ -169,6 +186,7 @@ def _maker(inputs: Any, module: Any, target: Target, device: str) -> Inputs:
         raise error("SL615", where=":".join((target.home, target.names[0])), got="no get_inputs", expected="get_inputs")
 
     def made() -> Any:
+        """Return the arguments of one call."""
         args = inputs()
         listed = args if isinstance(args, (list, tuple)) else [args]
         return [a.to(device) if isinstance(a, Tensor) else a for a in listed]

@@ -1,4 +1,4 @@
-"""Other shapes and other values for a reference that comes with one maker of inputs only."""
+"""Forms of inputs for a reference that comes with one function for inputs only: other shapes and other values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from shiplap.sampling.recipe import Recipe
 from shiplap.sampling.run import tensors
 
 KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled", "large", "small")
-WHOLE = ("blank", "whole")  # kinds for a reference that gives a number everywhere
-DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0)}  # of sizes that are drawn each time
-THRESHOLDS = 6  # numbers of the candidate's source around which values lie
-SIGNED = 4  # arguments without negative numbers that get some, each alone
-MOST_WHOLE = 1 << 20  # the largest number of an argument of integers: sums of these are no numbers of float32
-PLAIN = 6  # plain arguments that get another value
-LARGER, ROOM = 4, 1 << 14  # times the elements of the first shapes that others may have, or this many
-WINDOW = 7  # the largest size that may be one of a window
-FAR = 1e7  # what is no threshold of values
+WHOLE = ("blank", "whole")  # kinds that are used only if every result of the reference is finite
+# Powers of ten between which a scale is drawn.
+DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0)}
+THRESHOLDS = 6  # the most constants of the candidate around which values are drawn
+SIGNED = 4  # the most arguments that get negative numbers, each alone
+MOST_WHOLE = 1 << 20  # the largest integer, whose sums are not exact in float32
+PLAIN = 6  # the most scalars that get another value
+LARGER, ROOM = 4, 1 << 14  # other shapes may grow by this factor, or to this number of elements
+WINDOW = 7  # a small size that may be that of a window, and must not vary
+FAR = 1e7  # larger constants are no thresholds of values
 CHANCE = SystemRandom()
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -32,20 +33,26 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Form:
-    """Shapes and kind of values of one call. ``recipe`` says both for a declared op; else ``shapes`` and ``kind``."""
+    """The shapes and the kind of values of one call.
+
+    For a declared op, ``recipe`` holds both. Otherwise ``shapes`` and ``kind`` do.
+    """
 
     label: str
     timed: bool = False
     recipe: Recipe | None = None
     shapes: Shapes = ()
     kind: str = "drawn"
-    scale: float = 0.0  # about the size of values of the kind "about"
+    scale: float = 0.0  # the approximate size of the values of kind "about"
     signed: tuple[int, ...] = ()  # tensors that get negative numbers although none of their own is negative
     plain: int = -1  # the argument, a number or a flag, that gets another value
 
     @property
     def whole(self) -> bool:
-        """Whether the reference has to give a number everywhere, as it may not be meant for such arguments."""
+        """Whether every result of the reference must be finite for this form to be used.
+
+        The reference may not be meant for such values.
+        """
         return self.kind in WHOLE or bool(self.signed) or self.plain >= 0
 
 
@@ -57,11 +64,12 @@ def forms_of(
     constant: bool = False,
     numbers: Sequence[float] = (),
 ) -> list[Form]:
-    """The shapes of ``first`` with every kind of values, then at most ``most`` other shapes that the reference takes.
+    """Return the forms on which a candidate is called.
 
-    Nobody can know the other shapes: they are drawn anew each time. ``numbers`` are those at which the candidate may
-    branch: as many shapes have these as sizes, and values lie around some of them. ``constant``: whether the values
-    that come with the reference are always the same, so that times on them say nothing.
+    These are the shapes of ``first`` with every kind of values, then at most ``most`` other shapes that ``runs``
+    accepts. The other shapes are random, so no candidate can know them. ``numbers`` are constants of the
+    candidate: some become sizes, and some values are drawn around them. With ``constant``, the inputs of the reference
+    are the same in each draw, so other values are timed.
     """
     own = tuple(tuple(t.shape) for t in tensors(first))
     plain = Form(_label(own, "drawn"), shapes=own)
@@ -71,25 +79,27 @@ def forms_of(
     for scale in _thresholds(numbers, min(THRESHOLDS, most or THRESHOLDS)):
         form = replace(plain, kind="about", scale=scale, label=_label(own, f"values about {scale:.3g}"))
         own_forms += [form] if runs(form) else []
+    # Times on values that a candidate knows in advance would be worthless.
     wanted = ("normal", "scaled") if constant and len(own_forms) > 1 else ("drawn", "normal")
     own_forms = [replace(f, timed=f.kind in wanted and not f.whole) for f in own_forms]
     whole = [int(v) for v in numbers if v == int(v)]
     others = _others(own, most, whole, runs) if most else []
     usual = [f for f in others if _elements(f.shapes) <= 2 * _elements(own)]
-    if usual:  # one more to be timed
+    if usual:  # the largest shape of usual size is timed as well
         largest = max(usual, key=lambda f: _elements(f.shapes))
         others = [replace(f, timed=f is largest) for f in others]
     return [*own_forms, *others]
 
 
 def _unlike(first: tuple[Any, ...], plain: Form, varied: bool) -> Iterator[Form]:
-    """Values that the arguments which come with the reference never have: blank rows, other signs, other numbers.
+    """Yield forms with values that inputs of the reference never have: rows of zeros, other signs, other scalars.
 
-    ``varied``: whether plain arguments may have other values too.
+    With ``varied``, scalars may have other values too.
     """
     all_of = tensors(first)
 
     def form(kind: str, what: str, **changes: Any) -> Form:
+        """Return ``plain`` with this kind of values."""
         return replace(plain, kind=kind, label=_label(plain.shapes, what), **changes)
 
     if any(t.is_floating_point() for t in all_of):
@@ -106,12 +116,12 @@ def _unlike(first: tuple[Any, ...], plain: Form, varied: bool) -> Iterator[Form]
 
 
 def _is_data(t: Tensor) -> bool:
-    """Whether its integers are hardly the numbers of rows, which have 64 bits as a rule."""
+    """Return whether integers are data. Indices of rows have 64 bits as a rule, and must stay in their range."""
     return t.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def _thresholds(numbers: Sequence[float], most: int) -> Iterator[float]:
-    """Sizes of values below and above some of these numbers; those that are no integers first."""
+    """Yield scales of values below and above some of these numbers. Numbers that are not whole come first."""
     sizes = {abs(v) for v in numbers if v and abs(v) < FAR}
     for whole in (False, True):
         fitting = sorted(v for v in sizes if (v == int(v)) == whole)
@@ -122,7 +132,11 @@ def _thresholds(numbers: Sequence[float], most: int) -> Iterator[float]:
 
 
 def _others(own: Shapes, most: int, numbers: Sequence[int], runs: Callable[[Form], bool]) -> list[Form]:
+    """Return at most ``most`` random shapes, and as many from constants of the candidate, that the
+    reference accepts.
+    """
     forms: dict[Shapes, Form] = {}
+    # Larger shapes would take too long in the reference.
     limit = max(LARGER * _elements(own), ROOM)
     for listed in (_shapes(own), _numbered(own, numbers)):
         fitting, tried = 0, 0
@@ -135,31 +149,38 @@ def _others(own: Shapes, most: int, numbers: Sequence[int], runs: Callable[[Form
             if runs(form):
                 forms[shapes] = form
                 fitting += 1
+            # A reference that refuses most shapes must not use up the time.
             if fitting == most or tried == 4 * most:
                 break
     return list(forms.values())
 
 
 def _label(shapes: Shapes, kind: str) -> str:
+    """Return the label of a form: its shapes and kind."""
     return f"{', '.join('x'.join(map(str, s)) or 'scalar' for s in shapes)} {kind}"
 
 
 def _elements(shapes: Shapes) -> int:
+    """Return the number of elements of all tensors."""
     return sum(prod(s) for s in shapes)
 
 
 def _sizes(own: Shapes) -> list[int]:
-    """Sizes that vary: all but windows of a convolution and the like, small sizes that stand in no first two dims."""
+    """Return the sizes that may vary.
+
+    Small sizes that never occur in the first two dims, such as windows of a convolution, are left out.
+    """
     outer = {n for s in own for n in s[:2]}
     return sorted({n for s in own for n in s if n > 1 and (n > WINDOW or n in outer)}, reverse=True)
 
 
 def _everywhere(own: Shapes, size: int, new: int) -> Shapes:
+    """Return the shapes with each occurrence of ``size`` replaced by ``new``."""
     return tuple(tuple(new if n == size else n for n in s) for s in own)
 
 
 def _shapes(own: Shapes) -> Iterator[Shapes]:
-    """Each size changed wherever it stands, to smaller and larger ones; then each dim alone, and all sizes at once."""
+    """Yield varied shapes: each size in all places, all sizes at once, then each dim alone."""
     for new in (lambda n: n + 1 + CHANCE.randrange(n), lambda n: 1 + CHANCE.randrange(n)):
         for size in _sizes(own):
             yield _everywhere(own, size, new(size))
@@ -178,7 +199,7 @@ def _shapes(own: Shapes) -> Iterator[Shapes]:
 
 
 def _numbered(own: Shapes, numbers: Sequence[int]) -> Iterator[Shapes]:
-    """Sizes that the candidate's source names, in the place of each size."""
+    """Yield shapes in which one size is a constant of the candidate."""
     pairs = [(size, new) for new in dict.fromkeys(numbers) for size in _sizes(own) if new > 0]
     CHANCE.shuffle(pairs)
     for size, new in pairs:
@@ -186,7 +207,7 @@ def _numbered(own: Shapes, numbers: Sequence[int]) -> Iterator[Shapes]:
 
 
 def vary(made: tuple[Any, ...], form: Form, seed: int) -> tuple[Any, ...]:
-    """``made`` in the shapes and with the kind of values of ``form``, drawn where the tensors are."""
+    """Return arguments like ``made``, in the shapes and with the values of ``form``, on the same device."""
     listed = tensors(made)
     device = next((t.device for t in listed if t.device.type != "meta"), torch.device("cpu"))
     rng = torch.Generator(device).manual_seed(seed)
@@ -199,7 +220,7 @@ def vary(made: tuple[Any, ...], form: Form, seed: int) -> tuple[Any, ...]:
 
 
 def _other(value: bool | int | float) -> bool | int | float:
-    """Another number of about the same size, or the other flag."""
+    """Return another number of about the same size, or the other flag."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -208,6 +229,7 @@ def _other(value: bool | int | float) -> bool | int | float:
 
 
 def _varied(t: Tensor, shape: tuple[int, ...], form: Form, rng: torch.Generator, signed: bool = False) -> Tensor:
+    """Return one tensor in another shape and with another kind of values."""
     kind = form.kind
     if tuple(t.shape) != shape:
         t = _resampled(t, shape, rng)
@@ -220,27 +242,29 @@ def _varied(t: Tensor, shape: tuple[int, ...], form: Form, rng: torch.Generator,
 
 
 def _integers(t: Tensor, rng: torch.Generator) -> Tensor:
-    """As large as these integers may be, and of either sign only where they are of either."""
+    """Return large random integers, negative only where those of ``t`` are."""
     high = min(torch.iinfo(t.dtype).max, MOST_WHOLE)
     low = -high if t.numel() and int(t.min()) < 0 else 0
     return torch.randint(low, high + 1, t.shape, generator=rng, device=rng.device).to(t.device, t.dtype)
 
 
 def _floats(t: Tensor, form: Form, noise: Tensor, rng: torch.Generator) -> Tensor:
-    """Normal ``noise``, which is where ``rng`` is, made into the kind of the form, where ``t`` is."""
+    """Return ``noise`` transformed into the kind of values of ``form``, on the device of ``t``."""
     kind, noise = form.kind, noise.to(t.device)
 
     def uniform(shape: Sequence[int] = ()) -> Tensor:
+        """Return random numbers between 0 and 1."""
         return torch.rand(tuple(shape), generator=rng, device=rng.device).to(t.device)
 
+    # Zeros, halves and minus halves: equal values, and sums without rounding errors.
     if kind == "ties":
         drawn = torch.randint(-1, 2, t.shape, generator=rng, device=rng.device)
         return drawn.to(t.device, torch.float64) / 2
-    if kind == "skewed":  # most are small, and a few decide
+    if kind == "skewed":  # most values are small, and a few large ones decide the result
         return noise * torch.where(uniform(t.shape) < 0.02, 300.0, 0.01)
     if kind == "constant":
         return torch.full_like(noise, float(torch.randn((), generator=rng, device=rng.device)))
-    if kind == "blank":  # the first row, if it is the only one: then all is zero
+    if kind == "blank":  # a single row becomes zero as a whole
         rows = uniform((*t.shape[:-1], 1) if t.dim() else ()) < 0.25
         rows.view(-1)[:1] = True
         return torch.where(rows, 0.0, noise)
@@ -254,7 +278,10 @@ def _floats(t: Tensor, form: Form, noise: Tensor, rng: torch.Generator) -> Tenso
 
 
 def _resampled(t: Tensor, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Values of ``t`` in another shape: what the argument may hold, its own values show."""
+    """Return a tensor of another shape whose values are drawn from those of ``t``.
+
+    The values of ``t`` are known to be valid for the reference.
+    """
     count = prod(shape)
     if not t.numel() or not count:
         return t.new_zeros(shape)

@@ -86,10 +86,12 @@ class Ruling:
 
     @property
     def word(self) -> Word:
+        """The verdict in one word."""
         return "refused" if self.reasons else "incomplete" if self.missing else "accepted"
 
     @property
     def exit_code(self) -> int:
+        """The exit code of ``shiplap judge`` for this verdict."""
         return EXIT_CODES[self.word]
 
     @property
@@ -103,6 +105,7 @@ class Ruling:
         return self._mean([t.at_least for t in self.timings])
 
     def _mean(self, values: list[float]) -> float:
+        """Return the geometric mean, or 0 if the candidate is not accepted."""
         from math import exp, log
 
         if self.word != "accepted" or not values:
@@ -110,7 +113,7 @@ class Ruling:
         return exp(sum(log(max(v, 1e-12)) for v in values) / len(values))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values: all fields, the word, and the speedups."""
+        """Return all fields, the verdict and the speedups as plain values."""
         timings = [{**asdict(t), "speedup": t.speedup, "at_least": t.at_least} for t in self.timings]
         return {
             "verdict": self.word,

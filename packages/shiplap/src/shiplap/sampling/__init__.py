@@ -1,4 +1,6 @@
-"""Sampling: arguments drawn from a declaration, run through op and reference, and compared."""
+"""Samples of the arguments of an op, drawn from its declaration, and comparison of the op with its
+reference on them.
+"""
 
 from shiplap.sampling.case import Case
 from shiplap.sampling.compare import Reduction, bitwise, close, reduction

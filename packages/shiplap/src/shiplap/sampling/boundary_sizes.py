@@ -1,4 +1,4 @@
-"""Sizes and scalars at which a kernel may behave in another way: derived from constants in its code."""
+"""Sizes and scalars at which a kernel may take another path, derived from constants in its code."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ from shiplap.sampling.code_constants import Mined
 from shiplap.sampling.recipe import unnamed
 
 LADDER = (63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097)
-USUAL = (80, 96, 160, 180, 192, 210, 384, 768, 1536, 3072, 1 << 16)  # of heads and layers; where 16 bits wrap
-LONGEST, MOST = 1 << 17, 48  # a size that a sample may have, and how many are derived
+# Usual sizes of heads and layers, and the end of 16 bits.
+USUAL = (80, 96, 160, 180, 192, 210, 384, 768, 1536, 3072, 1 << 16)
+LONGEST, MOST = 1 << 17, 48  # the largest size, and the most sizes derived from constants
 LONG = 4096  # terms of a long sum
-GRAIN = 70_001  # elements: two pieces of a parallel loop, and a rest
+GRAIN = 70_001  # elements: two grains of torch's parallel loops (32,768 each), and a rest
 MILLION = (1 << 20) + 77_001
 ORDERS = ("ascending", "descending", "constant")
-RICH = 10.0  # seconds of processor time after which a series of sizes comes without its rarer members
+RICH = 10.0  # seconds of processor time after which the rarer members of a series are left out
 HUGE = (2**31 + 5, -(2**32) - 3, 2**40 + 1)  # values of an int scalar beyond 32 bits
-UNEVEN = ((2, 5, 3), (5, 0, 1))  # sizes of the members of a list: the first is not always the largest
-FEW = 33  # sizes up to this are all tried elsewhere, or hardly worth it
+UNEVEN = ((2, 5, 3), (5, 0, 1))  # sizes of the members of a list; the first is not always the largest
+FEW = 33  # smaller sizes are covered by other samples
 
 
 def lengths(mined: Mined) -> list[int]:
-    """Sizes of one dim, small ones first: around each mined constant and its double, around powers of two, and usual
-    sizes of heads and layers: native code may branch on any of them, and shows no constants."""
+    """Return sizes of one dim in ascending order: around constants of the code and their doubles, and usual sizes.
+
+    Powers of two and their neighbours are included, because native code may branch on any of them and shows no
+    constants.
+    """
     sizes: list[int] = []
     for value in (v for v in mined.ints if 3 < v <= LONGEST // 2):
         sizes += [value, value + 1, value - 1, 2 * value + 1, 3 * value + 2]
+    # The sizes that are left out here are tried by ``Samples.edges``.
     own = [v for v in dict.fromkeys(sizes) if 1 < v <= LONGEST and v not in (15, 16, 17, 31, 33)]
     return sorted({*LADDER, *USUAL, *own[:MOST]})
 
 
 def joint(names: list[str]) -> Iterator[dict[str, int]]:
-    """Sizes of several dims at once: beyond one tile in all, far beyond in one, and one of them single."""
+    """Yield sizes of several dims at once: beyond one tile in all, far beyond in one, and one dim of size 1."""
     if len(names) < 2:
         return
     for sizes in ((67, 70, 73, 66), (130, 135, 133, 3), (257, 40, 300, 2), (290, 301, 307, 2), (1030, 520, 2, 1)):
@@ -46,7 +51,7 @@ def joint(names: list[str]) -> Iterator[dict[str, int]]:
 
 
 def leading(names: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Sizes of dims that stand for any number of dims: beyond one tile in two, and three and four of them."""
+    """Yield sizes of dims that stand for any number of dims: two beyond one tile, then three and four."""
     for name in names:
         yield {name: (65, 63)}
         yield {name: (3, 2, 5)}
@@ -54,18 +59,20 @@ def leading(names: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def uneven(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Members of lists that differ in size, where a dim without a name lets them: the same sizes in all lists of an op,
-    since a reference may take the members of two lists together."""
+    """Yield lists whose members differ in size, for dims without a name.
+
+    All lists of an op get the same sizes, since a reference may combine the members of two lists.
+    """
     free = [arg for arg in spec.tensors if arg.many and unnamed(arg)]
     for sizes in UNEVEN if free else ():
         yield {arg.name: tuple(islice(cycle(sizes), arg.length or len(sizes))) for arg in free}
 
 
 def odd_values(arg: Arg, mined: Mined) -> list[Any]:
-    """Values of a scalar that callers seldom pass, those around literals of the code first."""
+    """Return unusual values of a scalar, those around literals of the code first."""
     kind = str(arg.scalar)
     ints = [v for v in mined.ints if v <= LONGEST]
-    if kind == "int":  # the last ones do not fit 32 bits; whether the reference can take them is found out first
+    if kind == "int":  # checks first find out whether the reference takes those beyond 32 bits
         return _unique([0, -1, -2, 5, 7, 100, *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v)), *HUGE])
     if kind == "float":
         literals = [*mined.floats, *map(float, ints[:8])][:14]
@@ -77,10 +84,11 @@ def odd_values(arg: Arg, mined: Mined) -> list[Any]:
         return [True, False]
     if kind in ("list[int]", "list[float]", "list[bool]"):
         return _lists(kind, arg, ints, mined)
-    return [-0.75, 0, 3, 37.5] if kind == "Scalar" else []  # a dtype or a device at odds is another declaration's
+    return [-0.75, 0, 3, 37.5] if kind == "Scalar" else []  # dtypes and devices have no odd values
 
 
 def _lists(kind: str, arg: Arg, ints: Sequence[int], mined: Mined) -> list[Any]:
+    """Return unusual values of a list of numbers: other lengths, orders, signs and sizes."""
     usual = arg.default if arg.has_default and isinstance(arg.default, (list, tuple)) else ()
     lengths_ = list(dict.fromkeys([*([len(usual)] if usual else []), 1, 2, 3, 5, 0]))
     if kind == "list[int]":
@@ -96,5 +104,6 @@ def _lists(kind: str, arg: Arg, ints: Sequence[int], mined: Mined) -> list[Any]:
 
 
 def _unique(values: Sequence[Any]) -> list[Any]:
+    """Return the values whose ``repr`` differs, in order."""
     seen: dict[str, Any] = {repr(v): v for v in values}
     return list(seen.values())

@@ -1,4 +1,4 @@
-"""Ask the builder of an op (``@op.samples``) for the arguments of a recipe."""
+"""Arguments of a recipe from the builder of an op (``@op.samples``)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from shiplap.sampling.sizes import scalar_candidates
 def built(
     op: Op, recipe: Recipe, env: Mapping[str, Any], rng: torch.Generator, device: torch.device
 ) -> tuple[Any, ...]:
-    """The arguments that the builder makes, then the defaults of those that it leaves out.
+    """Return the arguments that the builder of the op makes, then the defaults of those that it leaves out.
 
-    A scalar beyond 32 bits takes its place after the builder has made the rest for a usual one: a builder may count up
-    to it.
+    A scalar beyond 32 bits replaces a usual one after the builder has run, since a builder may count up to the scalar.
     """
     assert op.sampler is not None
     huge = {a.name: env[a.name] for a in op.spec.scalars if type(env.get(a.name)) is int and env[a.name] in HUGE}
@@ -38,6 +37,6 @@ def built(
 
 
 def takes_values(op: Op) -> bool:
-    """Whether the builder asks for the kind of values: ``sizes["values"]`` in its code."""
+    """Return whether the code of the builder reads ``sizes["values"]``, the kind of values."""
     code = getattr(op.sampler, "__code__", None)
     return code is not None and "values" in code.co_consts

@@ -13,34 +13,44 @@ from shiplap.dispatch import Op
 from shiplap.sampling.layouts import clone_exactly
 from shiplap.sampling.recipe import Recipe
 
-SEED = 7  # of torch's own generator, where an op draws from it
+SEED = 7  # seed of torch's own generator, for ops that draw from it
 
 
 def tree_map(fn: Callable[[Tensor], Any], args: Iterable[Any]) -> tuple[Any, ...]:
-    """``fn`` on every tensor of ``args``, also inside lists; anything else stays."""
+    """Return ``args`` with ``fn`` applied to every tensor, also inside lists. Other values stay."""
     return tuple(fn(v) if isinstance(v, Tensor) else list(tree_map(fn, v)) if isinstance(v, list) else v for v in args)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One sample. ``args`` are never passed to an op: ``fresh()`` gives copies with the same strides and offsets."""
+    """One sample of the arguments of an op.
+
+    ``args`` are never passed to an op. :meth:`fresh` returns copies with the same strides and offsets.
+
+    Attributes:
+        env: the value of each dim and scalar by name.
+        reseeds: whether torch's own generator is seeded before each call.
+    """
 
     recipe: Recipe
     seed: int
     args: tuple[Any, ...]
     env: dict[str, Any]
     device: str = "cpu"
-    reseeds: bool = False  # whether torch's own generator starts anew with each call
+    reseeds: bool = False
 
     @property
     def label(self) -> str:
+        """The recipe as text, from which the sample can be made again."""
         return str(self.recipe)
 
     @property
     def numel(self) -> int:
+        """The number of elements of all tensors."""
         total = 0
 
         def count(t: Tensor) -> None:
+            """Add the elements of one tensor."""
             nonlocal total
             total += t.numel()
 
@@ -49,27 +59,28 @@ class Case:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What two cases share that one compiled graph, or one set of buffers, can serve: which arguments are there."""
+        """A key of the arguments that are present, equal for samples that one compiled graph can serve."""
         return tuple(len(v) if isinstance(v, list) else v is None for v in self.args)
 
     def fresh(self) -> tuple[Any, ...]:
-        """Copies of the arguments; a random generator starts where that of the sample stands."""
+        """Return copies of the arguments. A random generator starts at the state of the sample's generator."""
         if self.reseeds:
             torch.manual_seed(SEED)
         return rewound(tree_map(clone_exactly, self.args))
 
 
 def rewound(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``args`` with copies of generators, so that each call finds them in the same state."""
+    """Return ``args`` with copies of generators, so that each call starts from the same state."""
     return tuple(v.clone_state() if isinstance(v, torch.Generator) else v for v in args)
 
 
 def describe(op: Op, case: Case) -> str:
-    """One line: ``x float32(5, 3) strides (1, 5), a=1.0``."""
+    """Return the arguments on one line, such as ``x float32(5, 3) strides (1, 5), a=1.0``."""
     return ", ".join(_show(a.name, v) for a, v in zip(op.spec.args, case.args, strict=True))
 
 
 def _show(name: str, value: Any) -> str:
+    """Return one argument as text."""
     if isinstance(value, Tensor):
         plain = value.is_contiguous() and value.storage_offset() == 0
         layout = "" if plain else f" strides {value.stride()} offset {value.storage_offset()}"

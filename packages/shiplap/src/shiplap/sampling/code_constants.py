@@ -1,4 +1,4 @@
-"""Find constants in the code of an op: thresholds, tile sizes, modes and literals at which a kernel may branch."""
+"""Constants in the code of an op, such as thresholds, tile sizes and modes, at which a kernel may branch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from shiplap.declare.template import Template
 from shiplap.dispatch import Op
 from shiplap.sampling.values import AROUND
 
-MANY = 1000  # functions and other objects that are looked at, the nearest first
-FAR, MOST = 1e4, 8  # what is no threshold of values, and how many are
-MEMBERS = 128  # of the longest list
-MANY_MEMBERS = 130  # more than a launch takes: that number may stand where nothing can be mined, in native code
-LITERAL = re.compile(r"(?<![\w.])(\d{1,6}\.\d{0,17}(?:e[+-]?\d{1,2})?)(?=[fF]?\b|\b|\W)")  # of C++ and of Triton
+MANY = 1000  # functions and other objects that are searched, the nearest first
+FAR, MOST = 1e4, 8  # the largest threshold of values, and the most thresholds
+MEMBERS = 128  # a larger constant is no limit on the length of a list
+MANY_MEMBERS = 130  # more than a launch takes; native code, which is not searched, may hold that limit
+# Floats of C++ and of Triton.
+LITERAL = re.compile(r"(?<![\w.])(\d{1,6}\.\d{0,17}(?:e[+-]?\d{1,2})?)(?=[fF]?\b|\b|\W)")
 LONGEST = 40  # characters of a string that may be a mode
 SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 LARGEST_FILE = 200_000
@@ -25,11 +26,12 @@ LARGEST_FILE = 200_000
 
 @dataclass(frozen=True)
 class Mined:
-    """Constants, each once and in order.
+    """Constants of the code of an op, each once and in order.
 
     Attributes:
-        ints: of everything that may decide on a size: kernels, ``supports``, configs, reference and gradient.
-        floats: of the same. ``strings``: short ones, of the same.
+        ints: integers of kernels, ``supports``, configs, reference and gradient.
+        floats: floats of the same code.
+        strings: short strings of the same code, which may be modes.
     """
 
     ints: tuple[int, ...] = ()
@@ -38,18 +40,18 @@ class Mined:
 
     @property
     def members(self) -> list[int]:
-        """Lengths of lists of tensors: few, one more than a kernel may take at once, and many."""
+        """The lengths of lists of tensors to try: few, one more than a kernel may take at once, and many."""
         return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= MEMBERS][:3], MANY_MEMBERS)))
 
 
 def mine(op: Op) -> Mined:
-    """The constants of ``op``."""
+    """Return the constants of ``op``."""
     exprs = (*op.spec.requires, *(e for _, e in (*op.spec.dims, *op.spec.bounds)))
     return _mined(_roots(op), [*_texts(op), *map(str, exprs)])
 
 
 def mine_template(template: Template, config: Mapping[str, Any]) -> Mined:
-    """The constants of a template with one of its configs, which other configs may lack."""
+    """Return the constants of a template with one of its configs, which other configs may lack."""
     functions = template.supports, template.grid, template.split_k, template.function, dict(template.tables)
     mined = _mined([dict(config), *functions], [template.source])
     literals = {float(v) for v in LITERAL.findall(template.source)}
@@ -57,6 +59,7 @@ def mine_template(template: Template, config: Mapping[str, Any]) -> Mined:
 
 
 def _mined(roots: Iterable[Any], texts: Iterable[str]) -> Mined:
+    """Return the constants of the code of ``roots`` and of source texts."""
     inputs: list[Any] = constants_used(*roots, most=MANY)
     for text in texts:
         inputs += numbers(text)
@@ -67,19 +70,22 @@ def _mined(roots: Iterable[Any], texts: Iterable[str]) -> Mined:
 
 
 def around(mined: Mined, scalars: Iterable[Any]) -> str:
-    """The kind of values (``values.AROUND``) at numbers of the code and at scalars; empty where there are none."""
+    """Return the kind of values (``AROUND``) near numbers of the code and near scalars.
+    Empty without numbers.
+    """
     given = [v for v in scalars if type(v) is float]
     sizes = dict.fromkeys(abs(v) for v in (*given, *mined.floats, *mined.ints) if 0 < abs(v) < FAR)
     return AROUND + " ".join(f"{v:.17g}" for v in list(sizes)[:MOST]) if sizes else ""
 
 
 def numbers(text: str) -> list[int]:
-    """Decimal integers in a source text, shifts of one (``1 << 10``) included."""
+    """Return the decimal integers in a source text, and the values of shifts of one (``1 << 10``)."""
     plain = [int(v) for v in re.findall(r"(?<![\w.])(\d{1,7})(?![\w.])", text)]
     return plain + [1 << int(v) for v in re.findall(r"\b1[uUlL]*\s*<<\s*(\d{1,2})\b", text) if int(v) < 24]
 
 
 def _roots(op: Op) -> Iterator[Any]:
+    """Yield the functions and values of an op in which constants are searched."""
     yield op.reference
     if op.gradient is not None:
         yield op.gradient.function
@@ -97,7 +103,10 @@ def _roots(op: Op) -> Iterator[Any]:
 
 
 def _texts(op: Op) -> Iterator[str]:
-    """Sources of native kernels that lie beside their library or the declaration, and name the kernel's function."""
+    """Yield the source texts of native kernels.
+
+    These are files beside the library or the declaration that contain the name of the kernel's function.
+    """
     for kernels in op.kernels.values():
         for kernel in kernels:
             if kernel.native is None or kernel.native.generated:
@@ -107,6 +116,7 @@ def _texts(op: Op) -> Iterator[str]:
 
 
 def _naming(folder: Path, symbol: str) -> Iterator[str]:
+    """Yield the text of each native source in a folder that contains ``symbol``."""
     try:
         files = [f for f in folder.iterdir() if f.suffix in SOURCES and f.stat().st_size < LARGEST_FILE]
         texts = [f.read_text(errors="replace") for f in files[:60]]

@@ -1,4 +1,4 @@
-"""Compare results bit by bit, or within a tolerance that follows from dtype and length of the reduction."""
+"""Comparison of results: bit by bit, or within a tolerance that follows from the dtype and the length of sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ Near = Literal["all", "row", "none"]
 
 @dataclass(frozen=True)
 class Difference:
-    """``problem`` is empty when the results agree; ``error`` is the largest error in units of the tolerance."""
+    """The outcome of a comparison.
+
+    Attributes:
+        problem: the first difference as text, empty if the results agree.
+        error: the largest error in units of the tolerance.
+    """
 
     problem: str = ""
     error: float = 0.0
@@ -26,27 +31,31 @@ class Difference:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How many ``terms`` one output element may be summed from, and ``eps`` of such sums where it is coarser than that
-    of the output.
+    """The sums behind one element of a result.
+
+    Attributes:
+        terms: the largest number of terms.
+        eps: the rounding of these sums, where it is coarser than that of the result.
     """
 
     terms: int
     eps: float = 0.0
 
     def growth(self, eps: float, wide_sums: bool) -> float:
-        """Rounding errors of a sum that is written with ``eps``, relative to its size."""
+        """Return the rounding error of a sum that is stored with ``eps``, relative to its size."""
         steps: float = 4 + 2 * self.terms**0.5
         grown = max(eps, self.eps) * steps
         return min(grown, 8 * eps + max(torch.finfo(torch.float32).eps, self.eps) * steps) if wide_sums else grown
 
 
-SURE = 0.9  # share of a tolerance in which no rounding of the comparison itself matters
-FLOAT8_SUMS = 2.0**-13  # what Hopper's tensor cores keep of sums of 8-bit floats, whatever those are written as
+SURE = 0.9  # share of the tolerance, leaving room for rounding in the comparison itself
+FLOAT8_SUMS = 2.0**-13  # precision of sums of 8-bit floats in Hopper's tensor cores, whatever the output dtype
 
 
 def reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
-    """The product of the input dims that no output has, and the sums of tensor cores where an argument can be nothing
-    but float8.
+    """Return the sums of an op: their terms are the input dims that no output has.
+
+    If an argument can only be float8, the sums are those of tensor cores.
     """
     inputs = {d.of or d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")}
     outs = {d.text for o in spec.outputs for d in o.tensor.dims}
@@ -58,7 +67,7 @@ def reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
 
 
 def bitwise(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -> str:
-    """Empty, or the first place where bits differ; NaNs with the same bits are equal."""
+    """Return the first place where bits differ, or an empty text. NaNs with the same bits are equal."""
     for index, (g, e) in enumerate(zip(got, expected, strict=True)):
         if problem := _shape(g, e):
             return f"result {index}: {problem}"
@@ -72,6 +81,7 @@ def bitwise(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -
 
 
 def _bits(t: Tensor) -> Tensor:
+    """Return the bits of a tensor as integers."""
     if not (t.dtype == torch.bool or t.is_floating_point() or t.is_complex()):
         return t
     if t.is_complex():
@@ -80,6 +90,7 @@ def _bits(t: Tensor) -> Tensor:
 
 
 def _shape(got: Tensor, expected: Tensor) -> str:
+    """Return how shape or dtype differ, or an empty text."""
     if got.shape != expected.shape:
         return f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     return f"{got.dtype}, expected {expected.dtype}" if got.dtype != expected.dtype else ""
@@ -96,19 +107,18 @@ def close(
     allowed: Sequence[Tensor] | None = None,
     tolerance: float = 0.0,
 ) -> Difference:
-    """``got`` against the reference in its own precision (``own``) and in float64 (``wide``).
+    """Compare ``got`` with the reference in its own precision (``own``) and in float64 (``wide``).
 
-    Integers, and the places of NaN and infinity, are those of one of the two. An element may be off by
-    ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``, plus
-    three times the reference's own largest error (more for few elements).
+    Integers, and the places of NaN and infinity, must equal those of ``own`` or of ``wide``. Another element may differ
+    by ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``, plus three
+    times the largest error of the reference itself (more for few elements).
 
-    With ``wide_sums``, sums of 16-bit numbers are taken to be kept in float32, as kernels do: else the tolerance of a
-    long sum in bfloat16 exceeds its value, and a kernel that leaves out most of the terms would pass.
+    With ``wide_sums``, sums of 16-bit numbers are assumed to be kept in float32, as kernels do. Otherwise the tolerance
+    of a long sum in bfloat16 would exceed its value, and a kernel that leaves out most of the terms would pass.
 
-    The rms is that of all elements, of an element's row, or left out (``near``): then errors in small elements show
-    that large ones would hide.
-    ``allowed`` is a deviation that rounding explains, for each element (``referee.rounding``), and ``tolerance`` one
-    that the declaration admits, relative to the same size.
+    The rms is that of all elements, that of an element's row, or left out (``near``). Without it, errors in small
+    elements show that large ones would hide. ``allowed`` is a deviation that rounding explains, for each element (see
+    ``sampling.rounding``). ``tolerance`` is one that the declaration admits, relative to the same size.
     """
     model = _Model(sums, wide_sums, near, tolerance)
     if len(got) != len(own):
@@ -124,7 +134,8 @@ def close(
 
 
 def agrees(got: Sequence[Tensor], own: Sequence[Tensor], sums: Reduction, *, wide_sums: bool = False) -> bool:
-    """Whether :func:`close` accepts ``got`` whatever float64 shows, which then need not be computed.
+    """Return whether ``close`` accepts ``got`` for any values in float64, which then need not be
+    computed.
 
     Let E be the largest error of ``own``. The tolerance of an element is at least ``growth * (|wide| + rms(wide))``
     plus 3 E, and ``wide`` is within E of ``own``. So ``|got - own| <= growth * (|own| + rms(own))`` implies that
@@ -136,6 +147,7 @@ def agrees(got: Sequence[Tensor], own: Sequence[Tensor], sums: Reduction, *, wid
 
 
 def _agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool) -> bool:
+    """Return whether one result is within the tolerance for any values in float64."""
     if _shape(got, own):
         return False
     if not got.numel():
@@ -145,7 +157,7 @@ def _agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool) -> bool:
     g, o = (t.float() if t.itemsize == 2 else t for t in (got, own))
     off = g - o
     least, most = (float(end) for end in torch.aminmax(off))
-    if not (math.isfinite(least) and math.isfinite(most)):  # NaN or infinity, which may be right
+    if not (math.isfinite(least) and math.isfinite(most)):  # NaN or infinity, equal only with the same bits
         return bool(torch.equal(_bits(got.contiguous()), _bits(own.contiguous())))
     growth: float = SURE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
     common: float = growth * float(torch.linalg.vector_norm(o)) / o.numel() ** 0.5
@@ -158,7 +170,7 @@ def _agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool) -> bool:
 
 @dataclass(frozen=True)
 class _Model:
-    """What an element may be off by."""
+    """The parameters of the tolerance of an element."""
 
     sums: Reduction
     wide_sums: bool
@@ -166,7 +178,7 @@ class _Model:
     tolerance: float
 
     def size(self, w: Tensor) -> Tensor:
-        """The size of an element and of its neighbours."""
+        """Return the size to which the error of an element is relative: its own, and that of its neighbours."""
         size = w.abs()
         if not size.numel() or self.near == "none":
             return size
@@ -176,6 +188,7 @@ class _Model:
 
 
 def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tensor | None) -> Difference:
+    """Return the difference of one result, element by element."""
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
         wide = own
@@ -191,7 +204,7 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tens
     same_place = [_finite_alike(got, expected) for expected in (own, narrow)]
     bad = ~(same_place[0] | same_place[1] | _overflowed(got, own, wide, model.sums))
     if extra is not None:
-        bad &= torch.isfinite(extra)  # rounding decides there whether it is a number
+        bad &= torch.isfinite(extra)  # elsewhere, rounding decides whether the element is a number
     if bad.any():
         return _first(bad, got, own)
     finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
@@ -213,26 +226,29 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tens
 
 
 def _overflowed(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction) -> Tensor:
-    """Where a sum overflows on its way, here and in the reference, and would not in float64.
+    """Return the places where a sum overflows on the way, here and in the reference, but not in float64.
 
-    Whether that ends as infinity or as NaN follows from the order of the terms, and from products that are fused.
+    Whether such a sum ends as infinity or NaN depends on the order of the terms and on fused products.
     """
     both = torch.isfinite(wide) & ~torch.isfinite(own) & ~torch.isfinite(got)
     return both if sums.terms > 1 or got.is_complex() else both & torch.isnan(own)
 
 
 def _computable(t: Tensor) -> Tensor:
-    """``t``, but float8 as float32: torch only converts that."""
+    """Return float8 as float32, since torch can only convert float8; other tensors unchanged."""
     return t.float() if t.is_floating_point() and t.itemsize == 1 else t
 
 
 def _double(t: Tensor) -> Tensor:
+    """Return a tensor in double precision."""
     return t.to(torch.complex128 if t.is_complex() else torch.float64)
 
 
 def _finite_alike(a: Tensor, b: Tensor) -> Tensor:
-    """Where both are finite, both NaN, or the same infinity; of complex numbers, where both are not finite: whether
-    a product with infinity ends as infinity or as NaN, its formula decides.
+    """Return the places where both are finite, both NaN, or the same infinity.
+
+    For complex numbers, return where both are finite or neither is. A product with infinity may end as infinity or NaN,
+    depending on its formula.
     """
     if a.is_complex():
         return torch.isfinite(a) == torch.isfinite(b)
@@ -240,6 +256,7 @@ def _finite_alike(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _first(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
+    """Return the difference at the first place of ``bad``, or none."""
     if not bad.any():
         return Difference()
     at = tuple(bad.nonzero()[0].tolist())
@@ -248,5 +265,6 @@ def _first(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
 
 
 def _shown(t: Tensor) -> str:
+    """Return one element as text."""
     value = t.item()
     return f"{value:.8g}" if isinstance(value, float) else str(value)

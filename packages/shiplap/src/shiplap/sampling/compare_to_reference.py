@@ -1,4 +1,4 @@
-"""Compare an op with its reference. The tolerance follows from dtypes, lengths of sums, and cancellation."""
+"""Comparison of an op with its reference, within a tolerance from dtypes, lengths of sums, and cancellation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from shiplap.sampling.unordered import canonical, matched
 def against_reference(
     op: Op, case: Case, got: Sequence[Tensor] | None = None, own: Sequence[Tensor] | None = None
 ) -> Difference:
-    """The difference between the effects of the op on ``case`` and those of its reference.
+    """Return the difference between the effects of the op on ``case`` and those of its reference.
 
-    ``got`` and ``own`` are the effects of the op and of the reference, where the caller has them already. A result
-    outside the plain tolerance is compared with what rounding can explain before it is called wrong.
+    ``got`` and ``own`` are the effects of the op and of the reference, if the caller has them already. A result outside
+    the plain tolerance is compared with the effect of rounding before it counts as wrong.
     """
     own = reference(op, case.args) if own is None else own
     got = run(op, case) if got is None else got
@@ -44,9 +44,9 @@ def against_run(
     sums: Reduction,
     repeated: Callable[[Callable[[Op, Args], tuple[Tensor, ...]]], Sequence[Tensor]],
 ) -> Difference:
-    """The difference between results and ``own``, those of another run of the op, beyond the rounding of both.
+    """Return the difference between results and ``own``, those of another run of the op, beyond rounding of both.
 
-    ``repeated`` makes them with another function of the op and its arguments in the place of the op.
+    ``repeated`` repeats the run with another function of the op and its arguments in place of the op.
     """
     difference = close(got, own, [widen(t) for t in own], sums, tolerance=op.spec.tolerated)
     if not difference.problem or op.spec.random:
@@ -62,13 +62,16 @@ def against_run(
 
 
 def unlike(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
-    """Why results are of another kind than those of the reference, whatever their values; empty if they are not."""
+    """Return how dtypes or shapes of the results differ from those of the reference, or an empty text."""
     mine, theirs = ([(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in ts] for ts in (got, own))
     return "" if mine == theirs else f"results {mine}, those of the reference are {theirs}"
 
 
 def _unbounded(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
-    """Whether random results are no numbers where all of the reference's are: a draw seldom decides on that."""
+    """Return which random results are not finite where all of the reference's are, or an empty text.
+
+    Whether a number is finite seldom depends on a random draw.
+    """
     for index, (g, o) in enumerate(zip(got, own, strict=True)):
         if (g.is_floating_point() or g.is_complex()) and bool(torch.isfinite(o).all()):
             lost = int((~torch.isfinite(g)).sum())
@@ -85,27 +88,28 @@ def settle(
     recompute: Callable[[], Sequence[Tensor]],
     tolerance: float = 0.0,
 ) -> Difference:
-    """Compare ``got`` with ``own`` and ``wide`` (see ``close``). A difference beyond that may still be rounding.
+    """Compare ``got`` with ``own`` and ``wide`` (see ``close``), with the effect of rounding where
+    they differ.
 
-    ``recompute`` runs the reference again, to find out how far rounding errors of single operations may carry the
-    result.
+    ``recompute`` runs the reference again, to find how far rounding errors of single operations can carry the result.
     """
     check = partial(close, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
     difference = check(near="none")
     if not difference.problem or not _may_round(got, own):
         return difference
     allowed = allowance(recompute, wide, unit(narrowest(got)))
+    # If the reference cannot run in that mode, the size of the row stands for its rounding errors.
     return check(near="row") if allowed is None else check(near="none", allowed=allowed)
 
 
 def narrowest(results: Sequence[Tensor]) -> torch.dtype:
-    """The floating-point dtype with the fewest bits among the results."""
+    """Return the floating-point dtype with the fewest bits among the results."""
     floats = [t.dtype for t in results if t.is_floating_point() or t.is_complex()]
     return min(floats, key=lambda d: -torch.finfo(d).eps, default=torch.float64)
 
 
 def _may_round(got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
-    """Whether what differs are floating numbers of the right shape."""
+    """Return whether results have the right shapes and dtypes, so that rounding can explain a difference."""
     alike = len(got) == len(own) and all(
         g.shape == o.shape and g.dtype == o.dtype for g, o in zip(got, own, strict=True)
     )

@@ -1,9 +1,9 @@
-"""Compare random results: do two sets of runs come from one distribution?
+"""Comparison of random results: a test whether two sets of runs have one distribution.
 
-Elements of a result may depend on each other, so a test that takes them for independent would be wrong. Runs with
-different seeds are independent, and under one distribution it does not matter which set a run is in. So features of
-each run - moments, the distribution function, neighbours, single positions - are compared between the two sets, and
-again for random divisions of all runs into two: a true difference is far beyond what those show.
+Elements of a result may depend on each other, so a test that assumes independent elements would be wrong. Runs with
+different seeds are independent, and under one distribution the assignment of runs to sets does not matter. So features
+of each run (moments, the distribution function, neighbours, single positions) are compared between the two sets, and
+again between random divisions of all runs. A true difference is far larger than those of random divisions.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-RUNS = 48  # of each set
-DIVISIONS = 120  # random ones
-BEYOND = 2.0  # times the largest difference of a random division: 5 standard deviations of a mean
-LEVELS = 24  # of the distribution function
-POSITIONS = 256  # elements that are looked at one by one
-ROUNDING = 256.0  # eps of the dtype: what is no difference
+RUNS = 48  # runs in each set
+DIVISIONS = 120  # random divisions of all runs
+BEYOND = 2.0  # factor above the largest difference of a random division, about 5 standard deviations
+LEVELS = 24  # levels at which the distribution function is compared
+POSITIONS = 256  # elements that are compared one by one
+ROUNDING = 256.0  # multiples of the dtype's eps that count as no difference
 
 
 def different(got: list[Tensor], wanted: list[Tensor]) -> str:
-    """How the runs ``got`` differ in distribution from the runs ``wanted`` of the same shape; empty if they do not."""
+    """Return how the runs ``got`` differ in distribution from the runs ``wanted``, or an empty text."""
     kind = got[0].dtype
+    # Integers have no rounding errors.
     exact = not (kind.is_floating_point or kind.is_complex)
     eps = 0.0 if exact else max(torch.finfo(kind).eps, torch.finfo(torch.float32).eps)
     shape = got[0].shape
@@ -47,12 +48,13 @@ def different(got: list[Tensor], wanted: list[Tensor]) -> str:
 
 
 def _real(t: Tensor) -> Tensor:
+    """Return a tensor as a flat row of doubles on the CPU, complex numbers as pairs."""
     flat = torch.view_as_real(t) if t.is_complex() else t
     return flat.detach().cpu().to(torch.float64).flatten()
 
 
 def _features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tuple[Tensor, float]]:
-    """What is compared, each as a matrix of a row for each run, and the difference that rounding may make."""
+    """Return the features by name: a matrix with a row for each run, and the difference that rounding may cause."""
     broken = (~runs.isfinite()).double()
     runs = runs.nan_to_num(0.0, 0.0, 0.0)
     unit = float(runs.std())
@@ -80,12 +82,13 @@ def _features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tuple[
         alone = torch.where(spread > slack, (values - values.mean(0)) / spread.clamp_min(1e-300), 0.0)
         for lag in _lags(shape, runs.shape[1]):
             product = (alone[:, lag:] * alone[:, :-lag]).mean(1, keepdim=True)
+            # A generator that repeats numbers shows in these.
             features[f"the correlation of elements {lag} apart{name}"] = product, 1e-6
     return features
 
 
 def _lags(shape: torch.Size, count: int) -> list[int]:
-    """Distances of neighbours: along the last dim, and along every other one."""
+    """Return the distances of neighbours in memory, along each dim."""
     lags, stride = {1}, 1
     for size in reversed(shape):
         stride *= size

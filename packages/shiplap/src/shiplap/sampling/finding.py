@@ -10,7 +10,7 @@ Verdict = Literal["ok", "fail", "skip", "incomplete"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check of the audit, or of a candidate before it is timed, observed on one op.
+    """The verdict of one check of the audit, or of a candidate before it is timed, on one op.
 
     Attributes:
         check: id of the check, the name of its file.

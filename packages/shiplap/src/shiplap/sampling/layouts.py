@@ -1,4 +1,4 @@
-"""Memory layouts of test inputs: the same values, laid out as slices, transposes and expanded tensors are."""
+"""Memory layouts of test inputs: the same values as a slice, a transpose, or an expanded tensor."""
 
 from __future__ import annotations
 
@@ -9,70 +9,70 @@ from torch import Tensor
 
 
 def _offset(t: Tensor) -> Tensor:
-    """Contiguous, but neither at the start of its storage nor aligned to more than one element."""
+    """Return a contiguous copy that does not start at the start of its storage, aligned to one element only."""
     room = t.new_zeros(t.numel() + 8)
     view = room[3 : 3 + t.numel()].view(t.shape)
     return view.copy_(t)
 
 
 def _padded(t: Tensor) -> Tensor:
-    """A column slice: rows are contiguous, the row stride is larger than a row."""
+    """Return a copy as a column slice: contiguous rows, with a row stride larger than a row."""
     room = t.new_zeros((*t.shape[:-1], t.shape[-1] + 3))
     return room[..., 1 : 1 + t.shape[-1]].copy_(t)
 
 
 def _strided(t: Tensor) -> Tensor:
-    """Every second element of the last dim."""
+    """Return a copy as every second element of the last dim."""
     room = t.new_zeros((*t.shape[:-1], max(1, 2 * t.shape[-1])))
     return room[..., ::2][..., : t.shape[-1]].copy_(t)
 
 
 def _transposed(t: Tensor) -> Tensor:
-    """The last two dims swapped in memory."""
+    """Return a copy with the last two dims swapped in memory."""
     return t.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 def _reversed(t: Tensor) -> Tensor:
-    """All dims in reverse order in memory (channels-last and worse)."""
+    """Return a copy with all dims in reverse order in memory."""
     order = tuple(range(t.dim()))[::-1]
     return t.permute(order).contiguous().permute(order)
 
 
 def _channels_last(t: Tensor) -> Tensor:
-    """The second dim moved to the end in memory: torch.channels_last, or channels_last_3d."""
+    """Return a copy with the second dim last in memory, as in torch.channels_last and channels_last_3d."""
     return t.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _column_major(t: Tensor) -> Tensor:
-    """A row slice of a matrix that is stored by columns: transposed, and the columns do not follow on each other."""
+    """Return a copy as a row slice of a matrix that is stored by columns, with gaps between the columns."""
     return _padded(t.transpose(-1, -2)).transpose(-1, -2)
 
 
 def _heads(t: Tensor) -> Tensor:
-    """The second and third dim from the end swapped in memory, as the heads of attention are."""
+    """Return a copy with the second and third dim from the end swapped in memory, as heads of attention are."""
     return t.transpose(-2, -3).contiguous().transpose(-2, -3)
 
 
 def _gaps(t: Tensor) -> Tensor:
-    """A slice of every dim: no dim follows on the next one without a gap."""
+    """Return a copy as a slice of every dim, with gaps between the elements of all dims but the last."""
     room = t.new_zeros([size + 2 for size in t.shape])
     return room[tuple(slice(1, 1 + size) for size in t.shape)].copy_(t)
 
 
 def _channels_last_sliced(t: Tensor) -> Tensor:
-    """Channels last, but for a slice of the last dim: neither rows nor images follow on each other."""
+    """Return a channels-last copy as a slice of the last dim, with gaps between rows and images."""
     moved = t.movedim(1, -1)
     room = t.new_zeros((*moved.shape[:-2], moved.shape[-2] + 2, moved.shape[-1]))
     return room[..., 1 : 1 + moved.shape[-2], :].copy_(moved).movedim(-1, 1)
 
 
 def _expanded(t: Tensor) -> Tensor:
-    """Stride 0 along the first dim: every row is the first one."""
+    """Return the first row expanded to all rows, with stride 0."""
     return t[:1].clone().expand(t.shape)
 
 
 def _expanded_last(t: Tensor) -> Tensor:
-    """Stride 0 along the last dim: every column is the first one."""
+    """Return the first column expanded to all columns, with stride 0."""
     return t[..., :1].clone().expand(t.shape)
 
 
@@ -94,16 +94,16 @@ LAYOUTS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 
 
 def independent(t: Tensor) -> bool:
-    """Whether ``t`` may have any values, whatever the other arguments are.
+    """Return whether ``t`` may have any values, whatever the other arguments are.
 
-    Integers may have to be distinct, sorted or rows of another; floats of 8 bits are codes, which another argument
-    may repeat or give a scale to.
+    Integers may have to be distinct, sorted, or indices of another argument's rows. Floats of 8 bits are codes, which
+    another argument may repeat or scale.
     """
     return (t.is_floating_point() and t.itemsize > 1) or t.is_complex()
 
 
 def possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
-    """Whether an argument with this declaration may arrive in ``layout``.
+    """Return whether an argument with this declaration may arrive in ``layout``.
 
     Expanding a tensor changes its values, so a tensor is expanded only if its values are independent of other
     arguments.
@@ -115,12 +115,13 @@ def possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool
 
 
 def apply_layout(t: Tensor, layout: str) -> Tensor:
-    """``t`` in another layout. ``expanded`` repeats the first row, ``expanded_last`` the first column."""
+    """Return ``t`` in another layout. ``expanded`` repeats the first row, ``expanded_last`` the first column."""
     return LAYOUTS[layout][1](t)
 
 
 def clone_exactly(t: Tensor) -> Tensor:
-    """A copy with the same strides, storage offset and surrounding bytes."""
+    """Return a copy with the same strides, storage offset and surrounding bytes."""
     room = torch.empty(0, dtype=t.dtype, device=t.device)
+    # A plain ``clone`` would drop the surrounding bytes, which a kernel may read by mistake.
     copy = room.set_(t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride())
     return copy.requires_grad_(t.requires_grad)

@@ -1,7 +1,7 @@
-"""Samples in which two things are unusual at once: a kernel may take a path of its own for just that pair.
+"""Samples in which two properties are unusual at once, since a kernel may have a path for just that pair.
 
-What is unusual alone is tried elsewhere. Of all pairs these are the ones that code branches on: two scalars, the dtype
-and the layout, a size of one and the layout, and many elements where a check is about memory and not about values.
+One unusual property alone is covered by other samples. The pairs here are those on which code branches: two scalars,
+dtype and layout, a size of one and layout, and many elements for checks of memory.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from shiplap.sampling.sizes import free_dims, scalar_candidates
 
 PER_DTYPE = ("transposed", "padded", "strided", "offset")
 OF_ONES = ("strided", "column_major", "padded", "gaps")
-DIMS, PAIRS = 3, 6  # how many dims and pairs of scalars are tried
-REMAINDERS = (1, 2, 3)  # by how much sizes grow where scalars divide them
-PADDED = 64  # a multiple of what rows are padded to
-POWERS = 256  # elements along one dim: most of the powers of two that a dtype has, and their neighbours
+DIMS, PAIRS = 3, 6  # the most dims, and the most pairs of scalars
+REMAINDERS = (1, 2, 3)  # growth of sizes that scalars divide
+PADDED = 64  # a multiple of the usual padding of rows
+POWERS = 256  # elements along one dim, enough for most powers of two of a dtype and their neighbours
 AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many elements
 
 
 def pairs_of_scalars(samples: Samples) -> Iterator[Case]:
-    """Two scalars at a time at other values than their defaults, and all at once."""
+    """Yield samples with two scalars at other values than their defaults, then with all of them."""
     others = _others(samples)
     yield from _made(samples, (samples.base.but(scalars={n: others[n] for n in names}) for names in _pairs(others)))
 
 
 def scalars_of_sizes(samples: Samples) -> Iterator[Case]:
-    """Scalars at other values, alone and in pairs, at sizes of other remainders, and with room in the first tensor: a
-    window, a stride or a group leaves another rest then."""
+    """Yield samples with other scalars at sizes of other remainders, and with room in the first tensor.
+
+    A window, a stride or a group leaves another remainder at such sizes.
+    """
     others, sizes = _others(samples), {n: v for n, v in samples.base.sizes if type(v) is int and v > 1}
     first = next((t.tensor for t in samples.spec.tensors if t.tensor), None)
     leading = {d.of or d.text for d in first.dims} if first else set()
@@ -45,19 +47,22 @@ def scalars_of_sizes(samples: Samples) -> Iterator[Case]:
 
 
 def scalars_of_ties(samples: Samples) -> Iterator[Case]:
-    """One scalar at another value, and equal numbers: which of them counts is often an option."""
+    """Yield samples with one scalar at another value, on equal numbers, whose order is often an option."""
     others = _others(samples)
     yield from _made(samples, (samples.base.but(scalars={n: v}, values="ties") for n, v in others.items()))
 
 
 def multiples(samples: Samples) -> Iterator[Case]:
-    """Each dim at a multiple of what rows are padded to."""
+    """Yield samples with one dim at a multiple of the padding of rows."""
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
         yield from _made(samples, [samples.base.but(sizes={name: PADDED})])
 
 
 def _others(samples: Samples) -> dict[str, Any]:
-    """Another value than its default for each scalar that is no size: the first that may be given alone, if any may."""
+    """Return another value than the default for each scalar that is no size.
+
+    The first value that may be given alone is preferred.
+    """
     base, others = samples.base, dict[str, Any]()
     for number, arg in enumerate(a for a in samples.spec.scalars if a.name not in dict(base.sizes)):
         usual = dict(base.scalars).get(arg.name)
@@ -69,8 +74,10 @@ def _others(samples: Samples) -> dict[str, Any]:
 
 
 def _uneven(usual: Any, number: int) -> list[Any]:
-    """Members of a tuple of numbers that differ, first one way and for the next argument the other way: strides and
-    dilations of two axes are mixed up where only equal ones are tried."""
+    """Return tuples with unequal members, in alternating order from one argument to the next.
+
+    Strides and dilations of two axes can be mixed up unnoticed if their members are equal.
+    """
     if not (isinstance(usual, (tuple, list)) and len(usual) > 1 and all(type(v) is int for v in usual)):
         return []
     more = [v + (i + number) % 2 for i, v in enumerate(usual)]
@@ -78,18 +85,19 @@ def _uneven(usual: Any, number: int) -> list[Any]:
 
 
 def _pairs(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Return the first pairs of names, then all names."""
     names = tuple(names)
     return [*islice(combinations(names, 2), PAIRS), *([names] if len(names) > 2 else [])]
 
 
 def layouts_of_dtypes(samples: Samples) -> Iterator[Case]:
-    """Every dtype but the first in a few layouts of all arguments: a fast path is often written for each dtype."""
+    """Yield samples of every dtype but the first in a few layouts, since fast paths are written by dtype."""
     recipes = [c.recipe for c in samples.dtypes() if c.recipe.dtypes != samples.base.dtypes]
     yield from _made(samples, (r.but(layouts={"every": layout}) for r in recipes for layout in PER_DTYPE))
 
 
 def layouts_of_ones(samples: Samples) -> Iterator[Case]:
-    """A size of one, and strides of which that says nothing: contiguous or not, such a dim has any stride."""
+    """Yield samples with one dim of size 1 in several layouts, since the stride of such a dim is arbitrary."""
     for name in islice((n for n, kind in free_dims(samples.spec).items() if kind != "variadic"), DIMS):
         sized = samples.base.but(sizes={name: 1})
         if sized.sizes != samples.base.sizes:
@@ -97,7 +105,7 @@ def layouts_of_ones(samples: Samples) -> Iterator[Case]:
 
 
 def powers(samples: Samples) -> Iterator[Case]:
-    """Powers of two and their neighbours, more of them than the base sizes have elements."""
+    """Yield samples with one dim of 256 elements that are powers of two and their neighbours, in every dtype."""
     recipes = [c.recipe for c in samples.dtypes()] or [samples.base]
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
         if samples.make(samples.base.but(sizes={name: POWERS})) is not None:
@@ -106,12 +114,12 @@ def powers(samples: Samples) -> Iterator[Case]:
 
 
 def large(samples: Samples) -> Iterator[Case]:
-    """Beyond a tile, and beyond what a kernel works on in one piece, as long as that is quick."""
+    """Yield samples beyond one tile and beyond one piece of a parallel loop, as long as the time allows."""
     yield from afforded(chain(samples.wide(), islice(samples.grains(), 1)))
 
 
 def afforded(cases: Iterable[Case]) -> Iterator[Case]:
-    """Cases, growing in size, until the series has taken its time or the next one would."""
+    """Yield cases, growing in size, until the series has used its time or the next case would."""
     spent, pace = 0.0, 0.0
     for case in cases:
         if spent + pace * case.numel > AFFORDED_S:
@@ -123,4 +131,5 @@ def afforded(cases: Iterable[Case]) -> Iterator[Case]:
 
 
 def _made(samples: Samples, recipes: Iterable[Recipe]) -> Iterator[Case]:
+    """Yield the samples of those recipes that the declaration admits."""
     yield from filter(None, map(samples.make, recipes))

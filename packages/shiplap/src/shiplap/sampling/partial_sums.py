@@ -1,4 +1,4 @@
-"""How large the partial sums of a reduction are: what a kernel that adds one term after the other rounds each time."""
+"""Sizes of the partial sums of a reduction, each of which a kernel rounds."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PARTS = 8
+PARTS = 8  # runs of terms whose sums stand for all partial sums
 EQUAL = 1e-6  # relative difference of terms that a kernel rounds alike
-SURE = 0.25  # a sum of errors of one sign is at most that of halves of a unit, and needs no allowance for chance
-PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}  # where their factors begin
+SURE = 0.25  # errors of equal terms are at most half a unit each, with no allowance for chance
+PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}  # position of the first factor
 
 Runs = tuple[list[Tensor], list[int]]  # sums of runs of terms, and how many terms each has
 
 
 def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
-    """What the rounding errors of all partial sums are a share of, an element each for the result; None without sums.
+    """Return the size of the rounding errors of all partial sums, for each element; None for other operators.
 
-    That is the root of the sum of their squares, and where all terms are equal their sum, since rounding then errs to
+    This is the root of the sum of their squares. Where all terms are equal it is their sum, since rounding then errs to
     one side. The sums of ``PARTS`` runs of terms stand for all partial sums. Source: Higham, Accuracy and Stability of
     Numerical Algorithms, chapter 4.
     """
     try:
         made = _product(name, args) or _sum(name, args) or _convolution(name, func, args)
-    except (RuntimeError, TypeError, ValueError, IndexError):  # a layout or a form of the call that is not known here
+    except (RuntimeError, TypeError, ValueError, IndexError):  # a layout or signature that is not covered
         return None
     if made is None:
         return None
@@ -38,6 +38,7 @@ def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Te
 
 
 def _product(name: str, args: Sequence[Any]) -> Runs | None:
+    """Return the part sums of a matrix product."""
     if name not in PRODUCTS:
         return None
     a, b = args[PRODUCTS[name] : PRODUCTS[name] + 2]
@@ -46,6 +47,7 @@ def _product(name: str, args: Sequence[Any]) -> Runs | None:
 
 
 def _sum(name: str, args: Sequence[Any]) -> Runs | None:
+    """Return the part sums of a sum or a mean along its longest dim."""
     if name not in ("sum", "mean") or not args[0].dim():
         return None
     x, asked = args[0], args[1] if len(args) > 1 else None
@@ -59,7 +61,7 @@ def _sum(name: str, args: Sequence[Any]) -> Runs | None:
 
 
 def _convolution(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Runs | None:
-    """Of the channels of one group, if the caller names all arguments."""
+    """Return the part sums of a convolution of one group, if the call passes all arguments."""
     if name != "convolution" or len(args) != 9 or args[6] or args[8] != 1:
         return None
     pairs = list(zip(args[0].chunk(PARTS, -args[1].dim() + 1), args[1].chunk(PARTS, 1), strict=True))

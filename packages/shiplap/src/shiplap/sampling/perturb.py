@@ -1,6 +1,6 @@
-"""Values that look like others to whoever looks at sums, shapes or single elements, and new ones for a copy's price.
+"""Values that look like earlier ones by their sums, shapes or single elements, and cheap new values.
 
-All that is drawn here is secret: torch's own generator starts alike in every process.
+All choices here use a secret generator, since torch's own generator starts alike in every process.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _secret = random.SystemRandom()
 
 
 def nudged(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``args`` with pairs of elements of each floating tensor exchanged.
+    """Return ``args`` with pairs of elements of each floating tensor exchanged.
 
-    Sums and shapes stay what they were, and half of the elements: what remembers results by those is wrong now.
+    Shapes, sums, and half of the elements stay the same, so a cache keyed by these returns a wrong result.
     """
     return tuple(_nudged(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
 
 def _nudged(t: Tensor) -> Tensor:
+    """Return a copy of a tensor with random pairs of elements exchanged."""
     if not _is_long(t):
         return t
     flat = t.detach().clone().reshape(-1)
@@ -42,14 +43,15 @@ def _nudged(t: Tensor) -> Tensor:
 
 
 def swapped(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``args`` with two stretches of each floating tensor exchanged, of any length up to a quarter of it.
+    """Return ``args`` with two stretches of each floating tensor exchanged, of up to a quarter of its length.
 
-    This takes no longer than a copy. Sums and shapes stay what they were, and often all elements but a few.
+    This takes no longer than a copy. Shapes, sums, and often all but a few elements stay the same.
     """
     return tuple(_swapped(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
 
 def _swapped(t: Tensor) -> Tensor:
+    """Return a copy of a tensor with two stretches exchanged."""
     if not _is_long(t):
         return t
     flat = t.detach().clone().reshape(-1)
@@ -64,15 +66,16 @@ def _swapped(t: Tensor) -> Tensor:
 
 
 def _is_long(t: Tensor) -> bool:
+    """Return whether a tensor has enough elements, of at least two bytes, to exchange some."""
     return t.numel() >= 4 and t.itemsize >= 2 and t.is_contiguous()
 
 
 class Fresh:
-    """Arguments of one recipe, with values that nobody knows and that are others each time.
+    """Arguments of one recipe with secret values that differ in each call.
 
-    Drawing normal numbers takes longer than most kernels. Where any values may be in every tensor, and the recipe asks
-    for normal ones, they are drawn once. Each call then gets sums of two elements that lie a secret distance apart, in
-    a secret direction, which are normal numbers again. What was drawn is given to nobody.
+    Drawing normal numbers takes longer than most kernels. If any values are valid and the recipe asks for normal ones,
+    they are drawn once. Each call then gets sums of two elements at a secret distance, with secret weights, which are
+    normal numbers again. The drawn values themselves are never passed to a candidate.
     """
 
     def __init__(self, op: Op, recipe: Recipe, device: str) -> None:
@@ -83,21 +86,23 @@ class Fresh:
         self._mixes = plain and all(independent(t) and t.is_contiguous() for t in tensors(self._drawn.args))
 
     def store(self, count: int) -> None:
-        """Draw so many ahead, where drawing is what takes the time."""
+        """Draw ``count`` samples in advance, if drawing is slow."""
         if not self._mixes:
             self._stored += [self._build() for _ in range(count)]
 
     def cases(self, count: int) -> list[Case]:
+        """Return ``count`` samples with new values."""
         if not self._mixes:
             return [self._stored.pop() if self._stored else self._build() for _ in range(count)]
         return [replace(self._drawn, args=tree_map(_mixed, self._drawn.args)) for _ in range(count)]
 
     def _build(self) -> Case:
+        """Return a sample with a secret seed."""
         return Samples(self.op, _secret.getrandbits(40), self.device).build(self.recipe)
 
 
 def _mixed(t: Tensor) -> Tensor:
-    """Each element the sum of two, turned by an angle."""
+    """Return a tensor whose elements are sums of two elements, weighted by cosine and sine of a random angle."""
     size, angle = t.numel(), _secret.uniform(0, 2 * math.pi)
     if not size:
         return t

@@ -1,4 +1,4 @@
-"""``Recipe``: everything that determines a sample except the seed. Its printed label can be parsed again.
+"""``Recipe``: all properties of a sample except the seed. Its printed label can be parsed again.
 
 ``sizes(n=5, c=3), scalars(a=1.0), dtypes(Float='float32'), layouts(x='padded'), values('ties'), absent('bias')``
 """
@@ -17,14 +17,15 @@ Pairs = tuple[tuple[str, Any], ...]
 
 
 def _pairs(mapping: Mapping[str, Any]) -> Pairs:
+    """Return a mapping as pairs, with lists as tuples."""
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in mapping.items())
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sizes of the free dims, all scalars, a dtype per dtype class, layouts, kind of values, and lengths of lists.
+    """Sizes of the free dims, scalars, dtypes by dtype class, layouts, kind of values, and lengths of lists.
 
-    In place of its length, a list may have the sizes of its members' dims without a name, one for each member.
+    In place of its length, a list may have the sizes of its members' unnamed dims, one for each member.
     """
 
     sizes: Pairs = ()
@@ -36,20 +37,23 @@ class Recipe:
     lists: Pairs = ()
 
     def but(self, **changes: Any) -> Recipe:
-        """A copy with ``sizes``, ``scalars``, ``dtypes`` or ``layouts`` (mappings) merged in, the rest replaced."""
+        """Return a copy with these mappings merged into the fields, and other fields replaced."""
         merged: dict[str, Any] = {
             k: _pairs({**dict(getattr(self, k)), **v}) if isinstance(v, Mapping) else v for k, v in changes.items()
         }
         return replace(self, **merged)
 
     def members(self, arg: Arg) -> list[bool]:
-        """For each member of a list of tensors whether it is there: of three, the middle one is not where it may."""
+        """Return for each member of a list of tensors whether it is present.
+
+        The middle one of three is absent where the declaration allows that.
+        """
         given = dict(self.lists).get(arg.name, arg.length or 2)
         count = len(given) if isinstance(given, tuple) else given
         return [not (arg.absent and i == 1 and count == 3) for i in range(count)]
 
     def member_sizes(self, arg: Arg, index: int) -> dict[str, Any]:
-        """The sizes of a member of a list that differ from those of the other members: by the text of its dims."""
+        """Return the sizes of a member of a list that differ from those of the others, by the text of its dims."""
         given = dict(self.lists).get(arg.name)
         if not isinstance(given, tuple):
             return {}
@@ -62,7 +66,7 @@ class Recipe:
 
     @property
     def drawn(self) -> str:
-        """What the values depend on: everything but the layout, so that two layouts hold the same values."""
+        """The part of the label that determines the values: all but the layout, which must not change them."""
         return str(replace(self, layouts=()))
 
     def __str__(self) -> str:
@@ -73,7 +77,7 @@ class Recipe:
 
     @classmethod
     def parse(cls, label: str) -> Recipe:
-        """The recipe that printed as ``label``. SL502 for anything else."""
+        """Return the recipe that printed as ``label``. Raises SL502 for another text."""
         try:
             nodes = ast.parse(f"[{label}]", mode="eval").body.elts  # type: ignore[attr-defined]
             fields: dict[str, Any] = {}
@@ -91,12 +95,12 @@ class Recipe:
 
 
 def unnamed(arg: Arg) -> list[str]:
-    """The texts of the dims of a tensor argument that have no name, ``_`` and ``...``."""
+    """Return the texts of the dims of a tensor argument that have no name, ``_`` and ``...``."""
     return [dim.text for dim in arg.tensor.dims if dim.kind == "any" or dim.text == "..."] if arg.tensor else []
 
 
 def _call(name: str, values: Mapping[str, Any]) -> str:
-    """``name(k=v, ...)``; an infinity prints as a literal that overflows to it."""
+    """Return ``name(k=v, ...)``. An infinity prints as a literal that overflows to infinity."""
     shown = {
         k: "1e999" if v == float("inf") else "-1e999" if v == float("-inf") else repr(v) for k, v in values.items()
     }
@@ -104,6 +108,7 @@ def _call(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _field(name: str, node: ast.Call) -> dict[str, Any]:
+    """Return the field of a recipe that a parsed call holds. Raises ValueError for other calls."""
     positional = tuple(ast.literal_eval(a) for a in node.args)
     if name == "values":
         return {name: positional[0]}

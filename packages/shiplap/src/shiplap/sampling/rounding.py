@@ -1,10 +1,10 @@
-"""Estimate how far rounding errors can carry a result: run the reference in float64 with enlarged rounding errors.
+"""Estimation of the rounding errors of a result: the reference runs in float64 with random errors added to each
+operator.
 
-Each operator that the reference runs gets its inputs and its outputs changed by a random relative error of the size of
-the kernel's own rounding; those that move, compare, choose or round to whole numbers do not: they are exact, and only
-what they are given may be off. The variation of the result is then the error that a correct kernel of that precision
-may have: small where the arithmetic is well conditioned, and large where terms cancel. Fused operators are decomposed
-first, since their inner roundings count as well.
+The inputs and outputs of each operator are changed by a random relative error of the size of the kernel's own rounding.
+Operators that move, compare, choose or round to whole numbers are exact and get no error. The variation of the result
+is the error that a correct kernel of that precision may have: small for well conditioned arithmetic, large where terms
+cancel. Fused operators are decomposed first, since their inner roundings count as well.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from shiplap.torch_private.decompositions import decompositions
 from shiplap.torch_private.dispatch_modes import TorchDispatchMode, without_memory
 from shiplap.torch_private.pytree import map_leaves
 
-RUNS = 5
-FACTOR = 8.0  # of the largest deviation in those runs
+RUNS = 5  # runs with random errors
+FACTOR = 8.0  # multiple of the largest deviation in these runs
 SHARE = 0.25  # of a rounding unit, for each of the partial sums: with ``FACTOR`` about ten times their usual error
 
 
 def unit(dtype: torch.dtype) -> float:
-    """The rounding of one operation of a kernel: sums of narrow floats are expected in float32."""
+    """Return the rounding error of one operation of a kernel. Sums of narrow floats are assumed to
+    be kept in float32.
+    """
     return torch.finfo(torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32).eps
 
 
 def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float) -> list[Tensor] | None:
-    """For each result of ``run`` (the reference, in float64) the deviation that rounding by ``eps`` explains.
+    """Return the deviation that rounding by ``eps`` explains, for each result of ``run``, the reference in float64.
 
-    Infinite where rounding decides whether there is a number at all. None where the reference cannot be run like that.
+    The deviation is infinite where rounding decides whether the result is a number. None if the reference cannot run
+    like that.
     """
     worst = [torch.zeros(w.shape, dtype=torch.float64, device=w.device) for w in wide]
     for seed in range(RUNS):
@@ -53,6 +56,7 @@ def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: 
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return the absolute difference: 0 for two NaNs or equal infinities, infinity if only one is a number."""
     dtype = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(dtype), b.to(dtype)  # torch compares no float8 with another dtype
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
@@ -61,13 +65,13 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _typical(spread: Tensor) -> Tensor:
-    """The spread of a row: one element's few draws may all be small by chance."""
+    """Return the root mean square of each row, since the few draws of one element may all be small by chance."""
     finite = torch.where(torch.isfinite(spread), spread, 0.0)
     return finite.square().mean(-1, keepdim=True).sqrt() if spread.dim() and spread.numel() else finite
 
 
 class _Rounding(TorchDispatchMode):
-    """Multiplies floating inputs and outputs of each operator by ``1 + eps * u``, with ``u`` uniform in [-1, 1]."""
+    """A mode that multiplies inputs and outputs of operators by ``1 + eps * u``, with ``u`` uniform in [-1, 1]."""
 
     def __init__(self, eps: float, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -86,7 +90,7 @@ class _Rounding(TorchDispatchMode):
         schema = func._schema
         growth = _growth(schema.name, args)
         aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
-        if aliases:  # a view, or it writes in place: its inputs have to stay what they are
+        if aliases:  # a view or an in-place operator: its inputs must not be copied
             result = func(*args, **kwargs)
             if growth > 1 and _rounds(result):
                 result.mul_(self._noise(result, growth))
@@ -99,22 +103,23 @@ class _Rounding(TorchDispatchMode):
         return result
 
     def _off(self, t: Any, growth: float = 1.0) -> Any:
-        """A tensor of wide floats with its rounding made larger; anything else as it is."""
+        """Return a tensor of wide floats with a random error; other values unchanged."""
         return t * self._noise(t, growth) if _rounds(t) else t
 
     def _noise(self, t: Tensor, growth: float) -> Tensor:
+        """Return random factors close to 1."""
         width = growth * self.eps
         noise = torch.rand(t.shape, generator=self.rng, dtype=torch.float64).mul_(2).sub_(1).mul_(width).add_(1)
         return noise.to(t.device, torch.float64 if not t.is_complex() else t.dtype)
 
 
 def _rounds(t: Any) -> bool:
-    """Whether it is a tensor of wide floats with elements."""
+    """Return whether a value is a nonempty tensor of wide floats."""
     wide = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.itemsize >= 4
     return wide and t.numel() > 0 and not without_memory(t)
 
 
-# Each computes its result without a rounding error: on the same numbers, every kernel has to make the same decision.
+# Operators without rounding errors: on the same numbers, every kernel must make the same decision.
 EXACT = frozenset(
     (
         *("round", "floor", "ceil", "trunc", "sign", "sgn", "signbit", "abs", "neg", "copysign", "heaviside"),
@@ -140,9 +145,9 @@ SCATTERS = ("aten::index_add", "aten::scatter_add", "aten::index_put", "aten::sc
 
 
 def _growth(name: str, args: Any) -> float:
-    """How many single roundings the result of an operator may be off by: the square root of the additions behind it.
+    """Return the factor from one rounding to the error of an operator: the square root of its number of additions.
 
-    Only for sums that the declaration's dims do not show: of a scan, and of what is scattered to one place.
+    This covers sums that the dims of a declaration do not show, those of scans and scatters.
     """
     first = args[0] if args and isinstance(args[0], Tensor) else None
     if first is None:
@@ -156,6 +161,7 @@ def _growth(name: str, args: Any) -> float:
 
 
 def _leaves(values: Any) -> list[Tensor]:
+    """Return the tensors of nested values."""
     leaves: list[Tensor] = []
     map_leaves(lambda t: leaves.append(t) if isinstance(t, Tensor) else None, values)
     return leaves

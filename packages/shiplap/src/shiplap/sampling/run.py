@@ -1,4 +1,4 @@
-"""Call an op and its reference on a sample, and collect outputs and mutated arguments."""
+"""Calls of an op and of its reference on a sample, and the effects of these calls."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from shiplap.sampling.unordered import canonical
 
 
 def split(spec: OpSpec, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments in schema order → positional and keyword-only ones."""
+    """Return arguments in schema order as positional and keyword-only arguments."""
     pairs = list(zip(spec.args, args, strict=True))
     return tuple(v for a, v in pairs if not a.keyword_only), {a.name: v for a, v in pairs if a.keyword_only}
 
 
 def outputs(result: Any) -> tuple[Tensor, ...]:
-    """What an op returned, always as a tuple of tensors."""
+    """Return the results of an op as a tuple of tensors."""
     return flat_results(result)
 
 
 def call(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Call the registered op on these arguments, without copying them."""
+    """Call the registered op on these arguments, without copying them, and return its results."""
     positional, named = split(op.spec, args)
     return canonical(op.spec, outputs(made_of(op.spec, args, op.overload(*positional, **named))))
 
 
 def effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Outputs and, after the call, the mutated arguments that are there, those in lists too."""
+    """Return the results, then the arguments that the call has changed, also those in lists."""
     return (*outs, *tensors_of([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
 
 
 def run(op: Op, case: Case) -> tuple[Tensor, ...]:
-    """Effects of the op on fresh copies of the case's arguments."""
+    """Return the effects of the op on fresh copies of the case's arguments."""
     args = case.fresh()
     return effects(op, args, call(op, args))
 
 
 def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Effects of the plain PyTorch body on copies of ``args``."""
+    """Return the effects of the reference on copies of ``args``."""
     copies = rewound(tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args))
     positional, named = split(op.spec, copies)
-    if op.spec.random:  # a generator may be left out
+    if op.spec.random:  # without a generator argument, the op draws from torch's own
         torch.manual_seed(SEED)
     made = outputs(made_of(op.spec, copies, op.reference(*positional, **named)))
     return effects(op, copies, canonical(op.spec, made))
 
 
 def takes(op: Op, args: tuple[Any, ...]) -> bool:
-    """Whether the plain PyTorch body takes ``args``: the declaration may admit what it cannot compute."""
+    """Return whether the reference accepts ``args``. The declaration may admit more than the reference computes."""
     try:
         reference(op, args)
     except Exception:
@@ -68,14 +68,14 @@ def takes(op: Op, args: tuple[Any, ...]) -> bool:
 
 
 def differentiated(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The results, on ``args`` themselves, of the function whose derivative the gradient of the op is."""
+    """Return the results, on ``args`` themselves, of the function whose derivative is the op's gradient."""
     positional, named = split(op.spec, args)
     made: Any = made_of(op.spec, args, op.surrogate(*positional, **named))
     return canonical(op.spec, outputs(detach_results(op.spec, made)))
 
 
 def drawn_otherwise(op: Op, case: Case) -> bool:
-    """Whether the op draws other random numbers than the reference for the same seed."""
+    """Return whether the op draws other random numbers than the reference for the same seed."""
     if not op.spec.random:
         return False
     pairs = zip(run(op, case), reference(op, case.fresh()), strict=True)
@@ -83,14 +83,16 @@ def drawn_otherwise(op: Op, case: Case) -> bool:
 
 
 def widen(t: Tensor) -> Tensor:
-    """Floating and complex tensors in double precision, others as they are; so is float8, whose bits are codes."""
+    """Return floating and complex tensors in double precision, others unchanged. Float8 stays, since its bits are
+    codes.
+    """
     if is_float8(t) or not (t.is_floating_point() or t.is_complex()):
         return t
     return t.to(torch.promote_types(t.dtype, torch.float64))
 
 
 def reference64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The reference in float64. In its own precision where it insists on a narrower one."""
+    """Return the effects of the reference in float64, or in its own precision if it requires a narrower one."""
     try:
         return reference(op, tree_map(widen, args))
     except RuntimeError:
@@ -98,53 +100,54 @@ def reference64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def tensors(args: Iterable[Any]) -> list[Tensor]:
-    """All tensors of ``args``, in order, those inside lists too."""
+    """Return all tensors of ``args``, in order, also those inside lists."""
     flat: list[Tensor] = []
     tree_map(lambda t: flat.append(t), args)
     return flat
 
 
 def is_float8(t: Tensor) -> bool:
-    """Whether ``t`` is of a dtype that torch converts and copies, but neither adds, multiplies nor compares."""
+    """Return whether ``t`` has a dtype that torch converts and copies, but neither adds, multiplies nor compares."""
     return t.is_floating_point() and t.itemsize == 1
 
 
 def carries(t: Tensor) -> bool:
-    """Whether ``t`` can carry a gradient: wide floats and complex numbers can."""
+    """Return whether ``t`` can carry a gradient, as wide floats and complex numbers can."""
     return t.is_complex() or (t.is_floating_point() and not is_float8(t))
 
 
 def direction(t: Tensor, rng: torch.Generator) -> Tensor:
-    """A random gradient of the shape of ``t``, on the CPU; of a complex ``t`` it has both parts."""
+    """Return a random gradient of the shape of ``t``, on the CPU, with both parts for a complex ``t``."""
     drawn = torch.randn(t.shape, generator=rng)
     return torch.complex(drawn, torch.randn(t.shape, generator=rng)) if t.is_complex() else drawn
 
 
 def floating_args(op: Op, case: Case) -> list[str]:
-    """Names of the plain tensor arguments that are present and can carry a gradient."""
+    """Return the names of the plain tensor arguments that are present and can carry a gradient."""
     pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
     kept = {*op.spec.mutated, *op.spec.detached}
     return [a.name for a, v in pairs if carries(v) and a.name not in kept]
 
 
 def is_adopted(op: Op) -> bool:
+    """Return whether an op was adopted from another library."""
     return isinstance(op, AdoptedOp)
 
 
 def needs_builder(op: Op) -> bool:
-    """Whether integer tensors were drawn without a builder that knows the meaning of their values."""
+    """Return whether integer tensors are drawn without a builder that knows the meaning of their values."""
     kinds = [t.tensor.dtypes for t in op.spec.tensors if t.tensor]
     return op.sampler is None and any(d and all("int" in n for n in d) for d in kinds)
 
 
 def summed(t: Tensor) -> Tensor:
-    """A real number that depends on all elements of a result."""
+    """Return a real number that depends on all elements of a result."""
     total = (t.float() if is_float8(t) else t).sum()
     return total.real if total.is_complex() else total
 
 
 def has_backward(op: Op, case: Case) -> str:
-    """Empty if a backward of the op runs, else the reason why it does not."""
+    """Return why no backward of the op runs, or an empty text if one does."""
     names = floating_args(op, case)
     if not names or op.spec.mutated:
         return "it mutates arguments" if op.spec.mutated else "no floating-point tensor argument"
@@ -163,7 +166,7 @@ def has_backward(op: Op, case: Case) -> str:
 
 
 def last_line(e: BaseException) -> str:
-    """``Type: message`` on one line, as the end of a traceback."""
+    """Return ``Type: message`` on one line, as at the end of a traceback."""
     if isinstance(e, ShiplapError):
         return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
     text = " ".join(line.strip() for line in str(e).strip().splitlines()[:5])
@@ -171,19 +174,19 @@ def last_line(e: BaseException) -> str:
 
 
 def in_short(e: BaseException) -> str:
-    """:func:`last_line`, cut between two words where it is long."""
+    """Return ``last_line``, shortened between two words."""
     return shorten(last_line(e), 200, placeholder=" ...")
 
 
 def unwritten(e: BaseException) -> str:
-    """What keeps an observation from being made where the reference is still to be written; empty for other errors."""
+    """Return why no comparison is possible if the reference is not written yet, or an empty text for other errors."""
     written = not (isinstance(e, ShiplapError) and e.id == "SL113")
     return "" if written else "the reference is not written yet, so there is nothing to compare with"
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings and logs: an audit provokes failures, and reports them as findings."""
+    """A context that suppresses warnings and logs, since an audit provokes failures and reports them as findings."""
     import logging
     import warnings
 
@@ -191,7 +194,8 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="(?s).*")  # one that no kernel sets: its own would be seen
+            # This filter differs from any that a kernel sets, so that a filter of a kernel is still detected.
+            warnings.filterwarnings("ignore", message="(?s).*")
             yield
     finally:
         logging.disable(disabled)

@@ -1,8 +1,8 @@
-"""Generate samples from a declaration: sizes that it admits, values of its dtypes, layouts that occur in practice.
+"""Samples of the arguments of an op: sizes that its declaration admits, values of its dtypes, and usual layouts.
 
-A sample is a function of (op, label, seed), so a finding can be replayed. Arguments whose values mean something (row
-numbers, sorted keys) come from the builder declared with ``@op.samples``. Without one, integers lie in ``[0, smallest
-positive size)``, which makes them valid row numbers of every argument.
+A sample is a function of (op, label, seed), so a finding can be replayed. Arguments whose values have a meaning, such
+as indices of rows or sorted keys, come from the builder declared with ``@op.samples``. Without one, integers lie in
+``[0, smallest positive size)``, which makes them valid indices of rows of every argument.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from shiplap.sampling.run import takes, tensors
 from shiplap.sampling.sizes import EDGES, LIMIT, affordable, environment, free_dims, scalar_candidates, search, some
 from shiplap.sampling.values import KINDS, SPECIAL, draw
 
-MOST = 1 << 21  # elements of all arguments of a sample
-KEPT = 1 << 14  # elements of a sample that is kept
+MOST = 1 << 21  # the most elements of all arguments of a sample
+KEPT = 1 << 14  # the most elements of a sample that is cached
 SLOW = 1.0  # seconds of processor time for one sample
-PATIENCE = 2  # searches for other sizes around that of one dim, in vain and in a row, before the next ones are short
+PATIENCE = 2  # failed searches in a row for one dim, after which the next searches are short
 FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"}
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> Case:
-    """The sample that a finding names: the same values, sizes, layout and dtypes, on this machine and any other."""
+    """Return the sample that a finding names, with the same values, sizes, layout and dtypes on every machine."""
     return Samples(op, seed, device).build(Recipe.parse(label))
 
 
 def other(op: Op, case: Case) -> Case:
-    """``case`` with other values: same sizes, dtypes and layouts."""
+    """Return ``case`` with other values, and with the same sizes, dtypes and layouts."""
     return Samples(op, case.seed + 1, case.device).build(case.recipe)
 
 
 class Samples:
-    """The samples of one op for one seed. Methods yield ``Case``s from plain to peculiar."""
+    """The samples of one op for one seed. Methods yield cases, usual ones first."""
 
     def __init__(self, op: Op, seed: int, device: str = "cpu") -> None:
         self.op, self.spec, self.seed, self.device = op, op.spec, seed, torch.device(device)
@@ -76,7 +76,10 @@ class Samples:
 
     @cached_property
     def base(self) -> Recipe:
-        """The base sizes: small and distinct, default scalars, float32. SL502 if none that was tried is admitted."""
+        """The recipe of the base sample: small distinct sizes, default scalars, float32.
+
+        Raises SL502 if the declaration admits none of the tried combinations.
+        """
         base = search(self.spec)
         if base is None:
             wanted = "; ".join(map(str, self.spec.requires)) or "a value for every scalar without a default"
@@ -89,12 +92,13 @@ class Samples:
         return recipe
 
     def _recipe(self, sizes: dict[str, Any], scalars: dict[str, Any]) -> Recipe:
+        """Return the recipe of these sizes and scalars, with the preferred dtypes."""
         classes = [a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete]
         dtypes = {t.dtype_class: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for t in classes}
         return Recipe().but(sizes=sizes, scalars={k: v for k, v in scalars.items() if k not in sizes}, dtypes=dtypes)
 
     def _env(self, recipe: Recipe) -> dict[str, Any]:
-        """What names stand for; SL502 if the declaration does not admit it."""
+        """Return the value of each dim and scalar. Raises SL502 if the declaration does not admit them."""
         sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
         scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
         env = environment(self.spec, {**sizes, "...": (2,)}, scalars)
@@ -103,7 +107,7 @@ class Samples:
         return env
 
     def build(self, recipe: Recipe) -> Case:
-        """The case of a recipe; raises what the declaration's own checks raise if it does not fit."""
+        """Return the case of a recipe. Raises the errors of the declaration's own checks if the recipe does not fit."""
         env = self._env(recipe)
         digest = hashlib.sha256(f"{self.seed}|{recipe.drawn}".encode()).digest()
         rng = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
@@ -112,12 +116,12 @@ class Samples:
         return Case(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
 
     def blank(self, recipe: Recipe) -> Binding:
-        """A call of the recipe on the meta device, without values, for checks of sizes, dtypes and layouts."""
+        """Return a call of the recipe on the meta device, for checks of sizes, dtypes and layouts."""
         drawn = self._drawn(recipe, self._env(recipe), None)
         return self.op.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
 
     def make(self, recipe: Recipe) -> Case | None:
-        """:meth:`build`, or None if the declaration or the builder refuses the recipe."""
+        """Return the case of a recipe, or None if the declaration or the builder refuses the recipe."""
         key = str(recipe)
         if key in self._known:
             return self._known[key]
@@ -132,6 +136,7 @@ class Samples:
         return case
 
     def _cases(self, recipes: Iterable[Recipe]) -> Iterator[Case]:
+        """Yield the case of each recipe that is admitted, each once."""
         seen: set[str] = set()
         for recipe in recipes:
             if str(recipe) not in seen and (case := self.make(recipe)) is not None:
@@ -139,10 +144,12 @@ class Samples:
                 yield case
 
     def _drawn(self, recipe: Recipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
+        """Return the arguments of a recipe, drawn without a builder, or on the meta device without ``rng``."""
         positive = [v for v in env.values() if type(v) is int and v > 0]
         below = min([env[d] for d in free_dims(self.spec) if type(env[d]) is int and env[d] > 0] or positive or [1])
 
         def tensor(arg: Arg, member: int = 0) -> Tensor:
+            """Return one tensor argument, or one member of a list."""
             assert arg.tensor is not None
             kind = arg.tensor
             name = kind.dtypes[0] if kind.concrete else dict(recipe.dtypes)[kind.dtype_class]
@@ -152,6 +159,7 @@ class Samples:
             return draw(shape, getattr(torch, name), recipe.values, below, rng)
 
         def value(arg: Arg) -> Any:
+            """Return one argument."""
             if arg.cls is not None:
                 return sample_object(arg.cls, self.spec.name, arg.name, rng or torch.Generator(), env)
             if arg.scalar is not None:
@@ -164,33 +172,34 @@ class Samples:
         return tuple(value(a) for a in self.spec.args)
 
     def _place(self, recipe: Recipe, arg: Arg, value: Any) -> Any:
-        """``value`` absent, on the device, in its layout."""
+        """Return an argument in its layout and on the device, or None if the recipe leaves the argument out."""
         if arg.name in recipe.absent:
             return None
         layouts = dict(recipe.layouts)
         layout = layouts.get(arg.name, layouts.get("every", ""))
 
         def place(t: Tensor) -> Tensor:
+            """Return one tensor in its layout and on the device."""
             t = t.detach().to(self.device)
             if layout.startswith("expanded") and self.op.sampler is not None:
-                return t  # what a builder made may be symmetric, or sorted: rows of another are another thing
+                return t  # a builder's values may be symmetric or sorted, and expanding would break that
             fits = layout and possible(layout, t, contiguous=arg.contiguous, mutated=arg.mutated)
             return apply_layout(t, layout) if fits else t
 
         return tree_map(place, (value,))[0]
 
-    # What the checks ask for.
+    # Series of samples for the checks.
 
     def plain(self) -> Iterator[Case]:
-        """The base sample alone."""
+        """Yield the base sample."""
         yield from self._cases([self.base])
 
     def values(self) -> Iterator[Case]:
-        """The base sizes, then larger ones, with every kind of values."""
+        """Yield the base sizes, then larger ones, with every kind of values."""
         yield from self._cases(b.but(values=k) for b in (self.base, *(c.recipe for c in self.grown(1))) for k in KINDS)
 
     def dtypes(self) -> Iterator[Case]:
-        """The base sample in every floating dtype that the declaration admits, and in both complex ones."""
+        """Yield the base sample in every floating dtype that the declaration admits, and in both complex ones."""
         classes = {a.tensor.dtype_class: a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete}
         for dtype in FLOATS:
             names = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
@@ -200,17 +209,18 @@ class Samples:
                 yield from self._cases([self.base.but(dtypes=names)])
 
     def scalars(self) -> Iterator[Case]:
-        """One scalar at a time at another value; sizes follow where they must."""
+        """Yield samples with one scalar at another value, and with other sizes where the value requires them."""
         yield from self._scalars({a.name: list(scalar_candidates(a)[:4]) for a in self.spec.scalars})
 
     def odd_scalars(self) -> Iterator[Case]:
-        """One scalar at a time, negative, zero, large, and around the literals in the code of reference and kernels."""
+        """Yield samples with one scalar negative, zero, large, or around literals of the code."""
         yield from self._scalars({a.name: odd_values(a, self.mined) for a in self.spec.scalars})
         flags = [a.name for a in self.spec.scalars if a.scalar == "bool"][:3]
         chosen = product((False, True), repeat=len(flags)) if len(flags) > 1 else ()
         yield from self._cases(self.base.but(scalars=dict(zip(flags, values, strict=True))) for values in chosen)
 
     def _scalars(self, tried: dict[str, list[Any]]) -> Iterator[Case]:
+        """Yield samples with one scalar at each of the ``tried`` values."""
         for arg in self.spec.scalars:
             if arg.name in dict(self.base.sizes):
                 continue
@@ -225,16 +235,16 @@ class Samples:
 
     @cached_property
     def mined(self) -> Mined:
-        """Constants in the code of the op."""
+        """The constants in the code of the op."""
         return mine(self.op)
 
     def thresholds(self) -> Iterator[Case]:
-        """Values at the numbers in the code of the op and among its scalars, where it may decide."""
+        """Yield samples whose values lie at numbers of the code and at scalars, where the code may branch."""
         if kind := around(self.mined, dict(self.base.scalars).values()) if self.op.sampler is None else "":
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[Case]:
-        """Lists of tensors of no, one, three and more members, and of members that differ in size where they may."""
+        """Yield lists of tensors of no, one, three and more members, and of members that differ in size."""
         for arg in self.spec.tensors:
             for length in self.mined.members if arg.many and not arg.length else ():
                 yield from self._cases([self.base.but(lists={arg.name: length})])
@@ -242,7 +252,7 @@ class Samples:
             yield from (c for c in self._cases([self.base.but(lists=lists)]) if takes(self.op, c.args))
 
     def special(self) -> Iterator[Case]:
-        """Kinds of values crossed with dtypes, at the base sizes and at larger ones."""
+        """Yield samples of each kind of values and dtype, at the base sizes and at larger ones."""
         kinds = SPECIAL if self.op.sampler is None or takes_values(self.op) else ()
         dtypes = [c.recipe for c in self.dtypes()] or [self.base]
         yield from self._cases(r.but(values=kind) for kind in (*KINDS[1:], *SPECIAL) if kinds for r in dtypes)
@@ -252,7 +262,7 @@ class Samples:
         yield from self._cases(r.but(values=kind) for kind in every for r in wide)
 
     def long(self) -> Iterator[Case]:
-        """Sums of many positive terms in every dtype: what an accumulator of few bits loses."""
+        """Yield sums of many positive terms in every dtype, which a narrow accumulator loses."""
         kinds = ("positive", "normal") if self.op.sampler is None or takes_values(self.op) else ("normal",)
         for name, kind in free_dims(self.spec).items():
             for case in self._resized({name: LONG if kind != "variadic" else (LONG,)}):
@@ -261,15 +271,18 @@ class Samples:
                     yield from self._cases(sized.but(values=kind) for kind in kinds)
 
     def tiles(self) -> Iterator[Case]:
-        """Dims around tiles, thresholds and powers of two up to 4,096, each until it is ``SLOW``, and all at once."""
+        """Yield sizes around tiles, thresholds and powers of two up to 4,096, each dim alone and then together.
+
+        A dim stops growing once its samples are slow (``SLOW``).
+        """
         kinds = free_dims(self.spec)
         fixed = [name for name, kind in kinds.items() if kind != "variadic"]
         first: Iterator[dict[str, Any]] = chain(islice(joint(fixed), 2), leading(n for n in kinds if n not in fixed))
         for wanted in first:
-            yield from self._afforded(self._resized(wanted))  # whatever time the rest takes
+            yield from self._afforded(self._resized(wanted))  # before the others, which may use up the time
         orders, turns, end = cycle(ORDERS), cycle(range(max(2, len(kinds)))), time.process_time() + RICH
         for size in lengths(self.mined):
-            next(turns)  # so that each dim has its turn
+            next(turns)  # one extra step for each size, so that the dims take turns
             for name, kind in kinds.items():
                 ordered = size not in USUAL and (len(kinds) < 3 or next(turns) == 0) and time.process_time() < end
                 if size > self._slow_from.get(name, size):
@@ -286,12 +299,12 @@ class Samples:
         yield from self._afforded(chain(self.grains(), self.millions()))
 
     def _ordered(self, case: Case, order: str) -> Iterator[Case]:
-        """The sample with one outstanding element in each row, and with its values in an order."""
+        """Yield the sample with one peak in each row, and with its values in an order."""
         if case.numel <= MOST >> 1 and (self.op.sampler is None or takes_values(self.op)):
             yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))
 
     def _afforded(self, cases: Iterable[Case]) -> Iterator[Case]:
-        """Cases of at most a few seconds, judged by the smaller ones before them."""
+        """Yield cases of at most a few seconds, estimated from the smaller cases before."""
         for case in cases:
             if case.numel > MOST or case.numel * self._pace > 4 * SLOW:
                 continue
@@ -300,12 +313,12 @@ class Samples:
             self._note(case, began)
 
     def _note(self, case: Case | None, began: float) -> None:
-        """How long a large sample took: to be made, or in the hands of the check that asked for it."""
+        """Record the time of a large sample: for making it, or for the check that used it."""
         if case is not None and case.numel > LONG:
             self._pace = max(self._pace, (time.process_time() - began) / case.numel)
 
     def millions(self) -> Iterator[Case]:
-        """More than 2^20 elements: counters, grids and buffers of a fixed size end below that."""
+        """Yield samples of more than 2^20 elements, beyond counters, grids and buffers of a fixed size."""
         names = [name for name, kind in free_dims(self.spec).items() if kind != "variadic"]
         for name in dict.fromkeys([*names[:1], *names[-1:]]):
             base, size = self.build(self.base), dict(self.base.sizes).get(name)
@@ -314,7 +327,7 @@ class Samples:
                 yield from self._resized({name: MILLION // others + 1})
 
     def wide(self) -> Iterator[Case]:
-        """A few sizes beyond one tile, for checks that take long."""
+        """Yield a few sizes beyond one tile, for checks that take long."""
         sizes = [n + 1 for n in self.mined.ints if FEW < n < LONG // 4][:4]
         for size in dict.fromkeys((65, *sizes, 1025)):
             for name, kind in free_dims(self.spec).items():
@@ -322,7 +335,7 @@ class Samples:
                 yield from (c for c in cases if c.numel <= MOST >> 3)
 
     def grains(self) -> Iterator[Case]:
-        """Enough elements that loops are cut into pieces for threads: torch does that from 32,768 on."""
+        """Yield samples with enough elements for parallel loops, which torch splits from 32,768 elements on."""
         for name, kind in free_dims(self.spec).items():
             base = self.make(self.base)
             size = dict(self.base.sizes).get(name)
@@ -333,13 +346,13 @@ class Samples:
             yield from (c for c in self._resized({name: wanted}) if c.numel <= MOST) if wanted > LONG else ()
 
     def optionals(self) -> Iterator[Case]:
-        """Each optional tensor absent, then all of them; each size that broadcasts at 1, then all of them."""
+        """Yield samples without optional tensors, one and all, then with broadcast sizes of 1, one and all."""
         absent = [a.name for a in self.spec.tensors if a.optional]
         yield from self._cases(self.base.but(absent=group) for group in some(absent))
         yield from self._cases(self.base.but(sizes=dict.fromkeys(group, 1)) for group in some(self.spec.broadcasts))
 
     def edges(self) -> Iterator[Case]:
-        """Each dim at 0, 1 and around powers of two, the others as usual."""
+        """Yield samples with one dim at 0, 1 and around powers of two, then with all dims at 0."""
         kinds = free_dims(self.spec)
         for name, kind in kinds.items():
             for size in ((), (0,), (1,), (2, 3)) if kind == "variadic" else EDGES:
@@ -347,7 +360,7 @@ class Samples:
         yield from self._resized({n: 0 for n, kind in kinds.items() if kind != "variadic"})
 
     def grown(self, count: int) -> Iterator[Case]:
-        """``count`` cases with all dims of at least 2, growing as far as the declaration lets them."""
+        """Yield ``count`` cases with all dims of at least 2, as large as the declaration admits."""
         base = dict(self.base.sizes)
         for step in range(1, 4 * count + 1):
             if count == 0:
@@ -362,6 +375,7 @@ class Samples:
                     break
 
     def _resized(self, sizes: dict[str, Any]) -> Iterator[Case]:
+        """Yield the base sample with these sizes, if that is admitted and not too slow."""
         direct = self.base.but(sizes=sizes)
         if (elements := self._elements(direct)) > MOST or elements * self._pace > 4 * SLOW:
             return
@@ -371,14 +385,14 @@ class Samples:
             yield from self._cases([resized])
 
     def _elements(self, recipe: Recipe) -> int:
-        """Of all arguments, without making them; 0 where the declaration refuses the sizes."""
+        """Return the elements of all arguments, without making them. 0 if the declaration refuses the sizes."""
         try:
             return sum(t.numel() for t in tensors(Samples(self.op, self.seed, "meta").blank(recipe).args))
         except Exception:
             return 0
 
     def _fitted(self, sizes: dict[str, Any]) -> Recipe | None:
-        """The first recipe with these sizes, the other sizes as the declaration wants them: searched for once."""
+        """Return the first recipe with these sizes and other sizes that the declaration admits. Results are cached."""
         if (key := str(sizes)) not in self._sized:
             (name,) = sizes
             limit = LIMIT if self._refused.get(name, 0) < PATIENCE else LIMIT // 32
@@ -388,7 +402,7 @@ class Samples:
         return self._sized[key]
 
     def layouts(self, base: Recipe | None = None) -> Iterator[Case]:
-        """Every layout of every argument alone, then of all arguments at once."""
+        """Yield samples with every layout of every argument alone, then of all arguments at once."""
         recipe = base or self.base
         for layout in LAYOUTS:
             for name in (*(a.name for a in self.spec.tensors), "every"):
@@ -398,6 +412,7 @@ class Samples:
 
 
 def _plain(case: Case) -> bool:
+    """Return whether all tensors of a sample are contiguous and at the start of their storage."""
     flags: list[bool] = []
     tree_map(lambda t: flags.append(t.is_contiguous() and t.storage_offset() == 0), case.args)
     return all(flags)

@@ -1,4 +1,4 @@
-"""Sizes and scalars that a declaration admits, found by trying: the dim language need not be inverted for that."""
+"""Search for sizes and scalars that a declaration admits, by trial, without inverting the dim language."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from shiplap.declare.binding import shape_of
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.spec import Arg, OpSpec
 
-EDGES = (0, 1, 15, 16, 17, 31, 33)  # empty, single, and around the vector and tile widths of every device we know
-FIRST = (5, 3, 2, 4, 6, 7)  # distinct and small: two dims that are mixed up never agree by accident
+EDGES = (0, 1, 15, 16, 17, 31, 33)  # empty, single, and around usual widths of vectors and tiles
+FIRST = (5, 3, 2, 4, 6, 7)  # small and distinct, so that mixed-up dims never agree by accident
 REST = (4, 3, 2, 8, 16, 1, 32, 64, 128)
 VARIADIC = ((2,), (), (2, 3), (3, 1, 2))
 KINDS = ("name", "any", "variadic")
-RESULT = 1 << 28  # elements of one result of a generated sample
-LIMIT = 60_000  # combinations tried before giving up, about 0.4 s
-REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)  # a stride of 0, kernel[2] of a list of two
+RESULT = 1 << 28  # the most elements of one result of a sample
+LIMIT = 60_000  # combinations before the search ends, about 0.4 s
+# Errors of expressions, such as a division by a stride of 0.
+REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def free_dims(spec: OpSpec) -> dict[str, str]:
-    """Dims that a sample may choose, with their kind (``"name"``, ``"any"`` or ``"variadic"``), in declared order."""
+    """Return the dims that a sample may choose, with their kind, in declared order.
+
+    The kinds are ``"name"``, ``"any"`` and ``"variadic"``.
+    """
     repeated = spec.broadcasts
     computed = {name for name, _ in spec.dims} - {*repeated.values()}
     dims = [d for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in KINDS and d.text != "..."]
@@ -33,12 +37,15 @@ def free_dims(spec: OpSpec) -> dict[str, str]:
 
 
 def ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
-    """Dims of a call that are 1 and broadcast to more: a recipe has their sizes, others have that of the other."""
+    """Return the dims of a call that are 1 and broadcast to more.
+
+    Recipes hold sizes for these dims only. Other repeated dims have the size of the dim that they repeat.
+    """
     return {own: 1 for own, of in spec.broadcasts.items() if env.get(own) == 1 != env.get(of)}
 
 
 def some(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ...]]:
-    """Each name alone, then all of them; of up to three with ``every`` each choice of some."""
+    """Yield each name alone, then all names. With ``every``, yield each subset of up to three names."""
     names = tuple(names)
     among = range(2, len(names)) if every and len(names) < 4 else ()
     for count in dict.fromkeys([1, *among, len(names)] if names else ()):
@@ -46,7 +53,7 @@ def some(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ..
 
 
 def environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Every dim and scalar by name, or None when the declaration does not admit the combination."""
+    """Return every dim and scalar by name, or None if the declaration does not admit the combination."""
     env = {**scalars, **sizes}
     env = {own: env[of] for own, of in spec.broadcasts.items() if of in env} | env
     try:
@@ -65,13 +72,13 @@ def environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, An
 
 
 def affordable(spec: OpSpec, env: Mapping[str, Any]) -> bool:
-    """Whether the results of such a call fit any machine: a number of rows is a scalar, too, and may be 2^40."""
+    """Return whether the results of such a call fit any machine. A scalar may be a number of rows, such as 2^40."""
     known = {**env, **dict.fromkeys(spec.dynamic, 0)}
     return all(math.prod(shape_of(out, known)) <= RESULT for out in spec.outputs)
 
 
 def scalar_candidates(arg: Arg) -> Sequence[Any]:
-    """Values to try, the default first."""
+    """Return the values of a scalar to try, the default first."""
     kind = str(arg.scalar)
     usual: dict[str, Sequence[Any]] = {
         "int": (1, 2, 3, 4, 8, 32, 0),
@@ -87,7 +94,7 @@ def scalar_candidates(arg: Arg) -> Sequence[Any]:
         "device": (torch.device("cpu"),),
         "layout": (torch.strided,),
         "memory_format": (torch.contiguous_format,),
-        "object": (None,),  # its class, or a builder, makes one
+        "object": (None,),  # an object is made by its class or by a builder
         "Generator": (torch.Generator().manual_seed(0),),
         "list[str]": [()],
         "list[Scalar]": [(v,) * n for n in (3, 2, 1) for v in (0.5, 2)],
@@ -104,12 +111,13 @@ def search(
     fixed_scalars: Mapping[str, Any] | None = None,
     limit: int = LIMIT,
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The first admitted ``(sizes, scalars)`` with the fixed ones, among ``limit`` combinations of the usual values."""
+    """Return the first admitted ``(sizes, scalars)`` with the fixed values, among ``limit`` combinations, or None."""
     names, pools = _pools(spec, fixed_sizes or {}, fixed_scalars or {})
     dims, scalars = free_dims(spec), [a.name for a in spec.scalars]
     plain = [e for e in spec.requires if e.names <= set(names)]
     for values in islice(_outwards(pools), limit):
         chosen = dict(zip(names, values, strict=True))
+        # Plain requirements are cheap to check, and refuse most combinations.
         if _refused(plain, chosen):
             continue
         # A scalar with the name of a dim is that dim's size.
@@ -120,7 +128,10 @@ def search(
 
 
 def _refused(requirements: list[Expr], chosen: Mapping[str, Any]) -> bool:
-    """Whether one refuses the values. It comes first from now on, since it is likely to refuse the next ones."""
+    """Return whether a requirement refuses the values.
+
+    That requirement moves to the front, since it is likely to refuse the next values.
+    """
     for place, holds in enumerate(requirements):
         try:
             if holds(chosen):
@@ -135,6 +146,7 @@ def _refused(requirements: list[Expr], chosen: Mapping[str, Any]) -> bool:
 def _pools(
     spec: OpSpec, fixed_sizes: Mapping[str, Any], fixed_scalars: Mapping[str, Any]
 ) -> tuple[list[str], list[Sequence[Any]]]:
+    """Return the names of dims and scalars, and the values to try for each."""
     pools: dict[str, Sequence[Any]] = {}
     asked = _asked(spec)
     for index, (name, kind) in enumerate(free_dims(spec).items()):
@@ -149,7 +161,10 @@ def _pools(
 
 
 def _asked(spec: OpSpec) -> list[int]:
-    """Numbers that the declaration's expressions name, and multiples: ``n % 256 == 0`` admits no usual size."""
+    """Return the numbers in the expressions of the declaration, and multiples of them.
+
+    Without these, no usual size satisfies ``n % 256 == 0``.
+    """
     texts = [str(e) for e in spec.requires] + [str(e) for _, e in (*spec.dims, *spec.bounds)]
     texts += [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "expr"]
     numbers = sorted({int(v) for text in texts for v in re.findall(r"(?<![\w.])\d{1,6}(?![\w.])", text)})
@@ -158,12 +173,12 @@ def _asked(spec: OpSpec) -> list[int]:
 
 
 def _outwards(pools: list[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """The product of the pools, those with few deviations from the first value of each pool first."""
+    """Yield the product of the pools, combinations with few deviations from the first values first."""
     if not all(pools):
         return
     for few in (1, 2, 3):
         yield from product(*(p[:few] for p in pools))
-    for at, pool in enumerate(pools):  # one that only a rare value satisfies, before all of all
+    for at, pool in enumerate(pools):  # one rare value alone, before the whole product
         for value in pool[3:]:
             yield tuple(value if i == at else p[0] for i, p in enumerate(pools))
     for width in (8, None):

@@ -1,4 +1,4 @@
-"""Results that are sets of rows: brought into one order before they are compared."""
+"""Results that are sets of rows, brought into one order before they are compared."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from torch import Tensor
 
 from shiplap.declare import OpSpec
 
-COLUMNS = 16  # of each result, by which rows are ordered
+COLUMNS = 16  # columns of each result by which rows are ordered
 MOST = 2048  # rows that are matched one by one
 
 
 def _rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | None]:
-    """The places of the unordered results, and their rows side by side in double precision. None where they differ in
-    number, which a comparison of shapes reports."""
+    """Return the places of the unordered results, and their rows side by side in double precision.
+
+    The rows are None if the results differ in their number of rows, which a comparison of shapes reports.
+    """
     places = [i for i, name in enumerate(spec.results) if name in spec.unordered]
     if len(outs) < len(spec.results) or not places:
         return places, None
@@ -28,26 +30,29 @@ def _rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | Non
 
 
 def _exactly(t: Tensor) -> Tensor:
-    """In double precision, which has no room for the upper and the lower bits of int64 in one number."""
+    """Return a tensor in double precision, with the upper and lower bits of int64 in columns of their own."""
     return torch.cat((t >> 32, t & 0xFFFFFFFF), 1).double() if t.dtype == torch.int64 else t.double()
 
 
 def canonical(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """``outs`` with the rows of unordered results sorted, those of all results together."""
+    """Return ``outs`` with the rows of unordered results sorted, those of all results together."""
     if not spec.unordered:
         return outs
     places, rows = _rows(spec, outs)
     if rows is None:
         return outs
     order = torch.arange(rows.shape[0], device=rows.device)
+    # Stable sorts from the last column to the first sort the rows lexicographically.
     for column in range(rows.shape[1] - 1, -1, -1):
         order = order[rows[order, column].argsort(stable=True)]
     return tuple(t[order] if i in places else t for i, t in enumerate(outs))
 
 
 def matched(spec: OpSpec, outs: Sequence[Tensor], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """``outs`` with each row of unordered results at the place of the nearest row of ``like``: rounding may have
-    changed the order of sorted rows."""
+    """Return ``outs`` with each row of unordered results at the place of the nearest row of ``like``.
+
+    Rounding may have changed the order of sorted rows.
+    """
     places, rows = _rows(spec, outs)
     _, wanted = _rows(spec, like)
     if rows is None or wanted is None or rows.shape != wanted.shape or not 0 < rows.shape[0] <= MOST:

@@ -1,4 +1,4 @@
-"""Values of a tensor: by dtype, and by what a kernel might wrongly rely on (order, distinctness, magnitude)."""
+"""Values of a tensor: by dtype, and by a property on which a kernel might wrongly rely, such as order or magnitude."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-POOL = 4_194_301  # numbers drawn for a large tensor
+POOL = 4_194_301  # numbers drawn for a large tensor, a prime
 KINDS = ("normal", "ties", "descending", "zeros", "large")
 SPECIAL = (
     "nan",
@@ -35,17 +35,18 @@ SPECIAL = (
     "extreme",
     "ends",
 )
-"""Kinds of values that break a kernel which is right for normal ones; the last three are about integers alone."""
-AROUND = "around "  # and numbers after it: at a threshold, and next to it on both sides
-DATA = ("powers", "below zero", "extreme", "ends")  # of integers that are no row numbers
+"""Kinds of values that break a kernel which is right for normal ones. The last three concern integers alone."""
+AROUND = "around "  # followed by numbers: values at these, and next to them on both sides
+DATA = ("powers", "below zero", "extreme", "ends")  # kinds of integers that are no indices of rows
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
-    """A contiguous CPU tensor; integers lie in ``[0, below)``, so that they may serve as row numbers.
+    """Return a contiguous CPU tensor of this kind of values. Integers lie in ``[0, below)``, as indices of rows do.
 
-    ``ties``: few distinct values, zeros among them; ``descending``: the reverse of what sorted code expects;
-    ``large``: magnitudes around 1e3; the kinds of ``SPECIAL`` are what their names say. Integers leave their range
-    for the kinds of ``DATA`` only. ``around 0.5 6``: these numbers of either sign, and their neighbours in the dtype.
+    ``ties`` are few distinct values, zeros among them. ``descending`` is the reverse of the order that sorted code
+    expects. ``large`` are magnitudes around 1e3. The kinds of ``SPECIAL`` are described by their names.
+    Integers leave their range for the kinds of ``DATA`` only. ``around 0.5 6`` are these numbers of either sign,
+    and their neighbours in the dtype.
     """
     if kind == "normal" and dtype.is_floating_point and math.prod(shape) > 2 * POOL:
         return _large(shape, dtype, rng)
@@ -63,8 +64,10 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng:
 
 
 def _patterned(t: Tensor, rng: torch.Generator) -> Tensor:
-    """``t`` whose NaNs are of several bit patterns: all bits of the payload set, too, and of either sign. A conversion
-    that rounds by adding to the bits carries such a payload into the sign."""
+    """Return ``t`` with NaNs of several bit patterns, full payloads and both signs among them.
+
+    A conversion that rounds by adding to the bits carries a full payload into the sign.
+    """
     bits = t.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[t.itemsize])
     full = torch.tensor([torch.iinfo(bits.dtype).max, -1], dtype=bits.dtype)
     drawn = torch.cat((full, bits.new_zeros(1)))[torch.randint(0, 3, t.shape, generator=rng)]
@@ -72,17 +75,18 @@ def _patterned(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator) -> Tensor:
-    """Normal ``values`` made into the kind, in float64."""
+    """Return normal ``values`` transformed into the kind, in float64."""
     finfo = torch.finfo(dtype)
 
     def some(share: float) -> Tensor:
-        """A few places, at least one."""
+        """Return a mask with this share of places, at least one."""
         at = torch.rand(values.shape, generator=rng) < share
         if at.numel() and not at.any():
             at.view(-1)[int(torch.randint(at.numel(), (1,), generator=rng))] = True
         return at
 
     def uniform(low: float, high: float) -> Tensor:
+        """Return random numbers between ``low`` and ``high``."""
         return torch.rand(values.shape, generator=rng, dtype=torch.float64) * (high - low) + low
 
     if kind.startswith(AROUND):
@@ -91,7 +95,7 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
         return torch.randint(-1, 2, values.shape, generator=rng).double() / 2
     if kind in ("descending", "ascending"):
         return values.flatten().sort(descending=kind == "descending").values.reshape(values.shape)
-    if kind == "masked":  # as attention does it: places of -inf, and rows of nothing else
+    if kind == "masked":  # as in attention: places of -inf, and whole rows of -inf
         whole = torch.rand((*values.shape[:-1], 1) if values.dim() else (), generator=rng) < 0.3
         return values.masked_fill(some(0.4) | whole, -math.inf)
     makers: dict[str, Callable[[], Tensor]] = {
@@ -118,24 +122,24 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
 
 
 def _around(kind: str, values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
-    """The numbers of the kind, with the signs of ``values``, and their neighbours in a dtype."""
+    """Return the numbers of the kind and their neighbours in the dtype, with the signs of ``values``."""
     pool = torch.tensor([float(v) for v in kind.removeprefix(AROUND).split()], dtype=torch.float64)
     chosen = pool[torch.randint(len(pool), values.shape, generator=rng)].copysign(values)
     return chosen * (1 + eps * torch.randint(-1, 2, values.shape, generator=rng))
 
 
 def _exponents(values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
-    """Powers of two, where an exponent changes, and their neighbours in the dtype, with the signs of ``values``."""
+    """Return powers of two and their neighbours in the dtype, where an exponent changes."""
     steps = torch.tensor([-0.5, 0.0, 1.0], dtype=torch.float64)[torch.randint(0, 3, values.shape, generator=rng)]
     powers = torch.exp2(torch.randint(-12, 13, values.shape, generator=rng).double())
     return powers.copysign(values) * (1 + eps * steps)
 
 
 def _peaks(values: Tensor, rng: torch.Generator) -> Tensor:
-    """One outstanding element in each row: a maximum or minimum that is lost shows, whichever column is left out.
+    """Return ``values`` with one outstanding element in each row, which shows if a maximum or minimum is lost.
 
-    The columns go on from row to row, so that as many rows as columns cover all of them. Few rows take the places where
-    tiles begin and end.
+    The columns advance from row to row, so that as many rows as columns cover all of them. Few rows get places at the
+    boundaries of tiles.
     """
     if not values.numel():
         return values
@@ -153,15 +157,20 @@ def _peaks(values: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _large(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
-    """Drawing 10^8 numbers takes seconds. The pool's length is prime: no two rows or tiles of a tensor are alike."""
+    """Return a large tensor of repeated normal numbers, since drawing 10^8 numbers takes seconds.
+
+    The length of the pool is prime, so that no two rows or tiles of a tensor are alike.
+    """
     pool = torch.randn(POOL, generator=rng, dtype=torch.float64).to(dtype)
     count = math.prod(shape)
     return pool.repeat(-(-count // POOL))[:count].reshape(shape)
 
 
 def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
+    """Return random integers of this kind."""
     top = max(1, min(below, 2) if kind == "ties" else below)
     info = torch.iinfo(dtype)
+    # Unsigned integers have no negative values, so they are drawn from their whole range.
     if kind in DATA and info.min == 0:
         return torch.randint(0, info.max + 1 if info.bits < 64 else 1 << 40, shape, generator=rng)
     if kind == "below zero":
@@ -174,10 +183,11 @@ def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int,
     if kind == "powers":
         return _powers(shape, info, rng)
     if kind == "extreme":
+        # Smaller than the extremes of wide dtypes, whose sums would overflow in the reference.
         high = info.max if info.bits < 32 else (1 << 30 if info.bits == 32 else 1 << 40)
         low = info.min if info.bits < 32 else -high
         return torch.tensor([low, high, low + 1, high - 1, 0, -1])[torch.randint(0, 6, shape, generator=rng)]
-    if kind == "skewed":  # Zipf: the first half of all is one row
+    if kind == "skewed":  # Zipf distribution: half of all indices are the same row
         ranks = torch.rand(shape, generator=rng, dtype=torch.float64).clamp_min(1e-9).reciprocal().log2().long()
         return ranks.clamp_max(top - 1)
     if kind == "last":
@@ -189,7 +199,7 @@ def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int,
 
 
 def _powers(shape: tuple[int, ...], info: torch.iinfo, rng: torch.Generator) -> Tensor:
-    """Powers of two and their neighbours, each of them once before one comes again: three of four are positive."""
+    """Return powers of two and their neighbours, three quarters of them positive, each once before one repeats."""
     ups = torch.tensor([(1 << k) + step for k in range(info.bits - 1) for step in (-1, 0, 1)])
     chosen = ups[torch.randperm(len(ups), generator=rng)].repeat(-(-math.prod(shape) // len(ups)) or 1)
     negative = torch.rand(shape, generator=rng) < 0.25

@@ -1,4 +1,6 @@
-"""How much a reference would compute for arguments that nobody has tried: by its dims, or run on the meta device."""
+"""The work of a reference on untried arguments, estimated from its dims or by a run on the meta
+device, without memory.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,16 @@ from shiplap.sampling.run import last_line, split
 from shiplap.torch_private.dispatch_modes import TorchDispatchMode
 from shiplap.torch_private.pytree import map_leaves
 
+# Limits of a run on the meta device: elements of a tensor, and calls of operators.
 ELEMENTS, CALLS = 1 << 24, 2000
 
 
 @contextmanager
 def on_one_thread() -> Iterator[None]:
-    """Torch's operators on this thread alone, for references of a few million elements and for comparisons.
+    """A context in which torch's operators use this thread alone, for references of a few million elements.
 
-    Threads that wait for one that a busy machine does not run spend processor time: up to 90 times what a comparison of
-    10^5 elements takes (two cores, load 12, 2026-11-27). Samples that seem slow are left out.
+    Threads that wait for one which a busy machine does not run use processor time: up to 90 times that of a comparison
+    of 10^5 elements (two cores, load 12, 2026-11-27). Samples that seem slow are left out.
     """
     kept = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -38,10 +41,10 @@ def on_one_thread() -> Iterator[None]:
 
 
 def operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
-    """About how many operations the results of a call with these sizes take.
+    """Return an estimate of the operations that the results of a call with these sizes take.
 
-    Each element of a result is a sum over the dims that several arguments share, and no result has. A dim of one
-    argument alone is rows that are picked from, or is summed once.
+    Each element of a result counts as a sum over the dims that several arguments share and no result has. A dim of one
+    argument alone holds rows that are picked, or is summed once.
     """
     known = {**env, **dict.fromkeys(spec.dynamic, 0)}
     inputs = [{d.of or d.text for d in a.tensor.dims if d.kind == "name"} for a in spec.tensors if a.tensor]
@@ -52,7 +55,7 @@ def operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
 
 
 class _Counting(TorchDispatchMode):
-    """Ends a run that makes a large tensor or a great many calls."""
+    """A mode that ends a run which makes a large tensor or very many calls."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -69,13 +72,19 @@ class _Counting(TorchDispatchMode):
 
 
 def outsized(op: Op, case: Case) -> str:
-    """Why a case with a scalar beyond 32 bits should not be run, empty if it may be: a size costs what it says."""
+    """Return why a case with a scalar beyond 32 bits should not run, or an empty text.
+
+    Such a scalar may be a size, which takes that much memory.
+    """
     huge = any(type(v) is int and v in HUGE for _, v in case.recipe.scalars)
     return _too_much(op, case) if huge else ""
 
 
 def _too_much(op: Op, case: Case) -> str:
-    """Why the reference should not be run on ``case``: its size, or that nobody can tell without values. Else empty."""
+    """Return why the reference should not run on ``case``, or an empty text.
+
+    The reasons are its size, and an error without values, which leaves the size unknown.
+    """
     args = tree_map(lambda t: t.detach().to("meta"), case.args)
     positional, named = split(op.spec, args)
     try:

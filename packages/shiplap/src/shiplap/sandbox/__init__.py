@@ -1,1 +1,1 @@
-"""Sandbox: the process of code that is not trusted, with its limits, its protocol and its clock."""
+"""The sandbox: a process for code that is not trusted, with its limits, its protocol and its clock."""

@@ -1,7 +1,7 @@
-"""Several calls in one request: the process makes them ready on some values, and runs them on others.
+"""Several calls in one request, prepared on some values and run on others.
 
-One exchange of messages takes much longer than a small kernel. A batch shares it out over as many calls as are
-needed, each with values and memory of its own, and every result is compared.
+An exchange of messages takes much longer than a small kernel. A batch divides that time among as many calls as needed.
+Each call has values and memory of its own, and each result is compared.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _numbers = count(1)
 
 
 class Unsupported(Exception):
-    """Raised when what is judged does not support these arguments. It is not wrong."""
+    """Raised when the callable does not support these arguments, which is no fault of the candidate."""
 
 
 @dataclass(frozen=True)
 class Spell:
-    """One run of a batch: what it took by the referee's clock, and the seconds that the process claims for it."""
+    """The times of one run of a batch: the measured one, and the seconds by the clock of the process."""
 
     took: Took
     claimed: float
 
 
 class Batch:
-    """A context with calls that a process holds ready, in memory that it shares with the referee.
+    """A context with calls that a process has prepared, on arguments in memory that both sides share.
 
-    ``which`` tells the process what to call. ``blank``: without the values, for calls that do not look at them. Raises
-    Wrong, and Unsupported where it says that it does not take these.
+    ``which`` names the callable. With ``blank``, the arguments hold zeros, for callables that do not read them while
+    they are prepared. Raises Wrong, and Unsupported if the callable declines the arguments.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Batch:
     ) -> None:
         self.witness, self.sets = witness, sets
         self._number = next(_numbers)
+        # ``fill`` repeats this layout, so that new values lie where the old ones did.
         self._layout = secrets.randbits(62)
         arena = Arena(self._layout)
         packed = [arena.pack(list(args)) for args in sets]
@@ -65,12 +66,12 @@ class Batch:
         self.close()
 
     def close(self) -> None:
-        """Give the file back. The process lets go of it when it is given the next one."""
+        """Close the file of the arguments. The process releases its memory with the next batch."""
         self.witness.batches.discard(self._number)
         os.close(self._handle)
 
     def fill(self, sets: Sequence[Args]) -> None:
-        """Put other values into the arguments, which the process is not told about."""
+        """Write other values into the shared arguments, without a message to the process."""
         arena = Arena(self._layout)
         for args in sets:
             arena.pack(list(args))
@@ -93,9 +94,10 @@ class Batch:
         return Spell(took, claimed)
 
     def _examine(self, calls: Any, expected: Sequence[Expected]) -> None:
+        """Compare the results of all calls. Raises Wrong with the number of the call."""
         if not expected:
             return
-        pieces = self.witness.pieces(self._given[0])  # one file holds the arguments of all
+        pieces = self.witness.pieces(self._given[0])  # one file holds the arguments of all calls
         for number, rows in enumerate(zip(calls, self.sets, expected, self._given, strict=True)):
             try:
                 self.witness.examine(*rows, pieces)
@@ -103,7 +105,7 @@ class Batch:
                 raise Wrong(e.check, e.evidence, number) from None
 
     def sample(self, repeats: int) -> Spell:
-        """Run the first call ``repeats`` times on the same values. Nothing is compared. Raises Wrong."""
+        """Run the first call ``repeats`` times on the same values, without a comparison. Raises Wrong."""
         reply, took = self.witness.request({"do": "sample", "batch": self._number, "repeats": repeats})
         _believe(reply)
         try:
@@ -113,7 +115,7 @@ class Batch:
 
 
 def _believe(reply: Mapping[str, Any]) -> None:
-    """Raises Unsupported or Wrong for a reply that is a refusal or an error."""
+    """Raise Unsupported or Wrong for a reply that is a refusal or an error."""
     if "declined" in reply:
         raise Unsupported(plain(str(reply["declined"])[:400]))
     if "error" in reply:
@@ -121,6 +123,7 @@ def _believe(reply: Mapping[str, Any]) -> None:
 
 
 def _seconds(reply: Mapping[str, Any]) -> float:
+    """Return the seconds that a reply claims. Raises ValueError for a value that is no time."""
     spent = float(reply["spent"])
     if not 0 <= spent < 1e15:
         raise ValueError("a time that is none")

@@ -1,4 +1,4 @@
-"""One process that is judged or measured: call it, and look at everything that the call left behind."""
+"""Calls into a sandboxed process, and the checks of all effects of a call."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from shiplap.sandbox.supervisor import Ended, Late, Prisoner, Took
 __all__ = ["NO_ANSWER", "Call", "Expected", "OutOfReach", "Witness", "Wrong"]
 
 NO_ANSWER = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
-LEAST, MOST, ROOM = 5, 128, 64 << 20  # earlier calls whose results stay in use, and the bytes that these may take
-SPREAD = 64  # a result may lie in memory with this many times its own length
-PADDED = 256 << 20  # bytes, or in twice its own length if that is more
+# Calls whose results stay in use: at least, at most, and their bytes.
+LEAST, MOST, ROOM = 5, 128, 64 << 20
+SPREAD = 64  # the greatest span in memory of a result, as a multiple of its elements
+PADDED = 256 << 20  # bytes of that span; twice the length of the result if that is more
 
 
+# Key of the reply, name of the check, and text of the fault.
 INTACT = (
     ("changed", "patched", "replaces"),
     ("looked", "source", "looks at its callers or at objects of others, or hides what it runs:"),
@@ -34,49 +36,52 @@ INTACT = (
 )
 
 
-Spans: TypeAlias = list[tuple[int, bytearray]]  # addresses of results, and what lay there
-Pieces: TypeAlias = list[tuple[int, int, int]]  # of the file with the arguments: address, bytes, offset
+Spans: TypeAlias = list[tuple[int, bytearray]]  # addresses of results, and their bytes
+Pieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file of arguments: address, bytes, offset
 
 
 @dataclass(frozen=True)
 class Given:
-    """Arguments in a file that a process has mapped: its device and inode, and where in it the tensors lie."""
+    """Arguments in a file that a process has mapped: the device and inode of the file, and the
+    offsets of the tensors.
+    """
 
     file: tuple[int, int]
     offsets: tuple[int, ...]
 
     @classmethod
     def of(cls, handle: int, packed: Any) -> Given:
+        """Return the arguments with the description ``packed`` in the file of ``handle``."""
         stat = os.fstat(handle)
         return cls((stat.st_dev, stat.st_ino), tuple(places_of(packed)))
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """Results of one call, which are still in use, and the bytes of its arguments and results."""
+    """The results of one call that stay in use, and the bytes of its arguments and results."""
 
     spans: Spans
     size: int
 
 
 class Witness:
-    """A prisoner with its target loaded."""
+    """A sandboxed process in which a target is loaded."""
 
     def __init__(self, prisoner: Prisoner) -> None:
         self.prisoner = prisoner
-        self.batches: set[int] = set()  # those that the process holds ready
+        self.batches: set[int] = set()  # numbers of the batches that the process has prepared
         self._layout = 0
         self._given = Given((0, 0), ())
         self._earlier: deque[_Kept] = deque()
 
     def reach(self, device: str) -> None:
-        """Raises OutOfReach where the process cannot use the device. Asked before anybody's code is loaded."""
+        """Raise OutOfReach if the process cannot use the device. Call this before any code of a target is loaded."""
         reply = self.request({"do": "device", "device": device})[0]
         if "error" in reply:
             raise OutOfReach(f"the sandboxed process cannot use {device}: {str(reply['error'])[:200]}")
 
     def load(self, order: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Tensor]) -> None:
-        """Import the target. Raises Wrong when it cannot be imported."""
+        """Import the target in the process. Raises Wrong if that fails."""
         arena = Arena()
         message = {"do": "load", **order, "init": arena.pack(list(init)), "state": arena.pack(dict(state))}
         reply = self._ask(message, arena)[0]
@@ -84,6 +89,7 @@ class Witness:
             raise Wrong("import", text_of(reply["error"])[:400])
 
     def _ask(self, message: dict[str, Any], arena: Arena) -> tuple[dict[str, Any], Took]:
+        """Return the reply to a message whose arguments lie in ``arena``, and the time."""
         handle = arena.write()
         try:
             return self.request(message, handle)
@@ -91,8 +97,8 @@ class Witness:
             os.close(handle)
 
     def request(self, message: dict[str, Any], handle: int = -1) -> tuple[dict[str, Any], Took]:
-        """The reply to any message, and what it took. Raises Wrong when the process ended, and Late where its time is
-        over.
+        """Return the reply to any message, and the time. Raises Wrong if the process ended, and
+        Late at its deadline.
         """
         try:
             return self.prisoner.ask(message, handle)
@@ -102,10 +108,10 @@ class Witness:
             raise Wrong("process", str(e)) from None
 
     def ops(self, args: Sequence[Any], expected: Expected, *, trusted: bool = False) -> list[tuple[str, Any]] | str:
-        """Name and shapes of each operator of the framework that a call runs; a text says why they are unknown.
+        """Return the name and shapes of each operator of torch that a call runs, or a text that says why not.
 
-        Raises Wrong for a call that computes something else than ``expected`` while its operators are listed, or that
-        leaves something which could compute after the list has ended. Who is ``trusted`` may leave what he likes.
+        Raises Wrong for a call whose results differ from ``expected`` while operators are listed, and for a call that
+        leaves something behind which could compute later. The latter is not checked for a ``trusted`` target.
         """
         arena = Arena()
         reply = self._ask({"do": "ops", "args": arena.pack(list(args))}, arena)[0]
@@ -125,9 +131,7 @@ class Witness:
         return [(o[0], o[1]) for o in reply["ops"]]
 
     def intact(self) -> None:
-        """Raises Wrong where functions of Python, torch or ours were replaced, where threads of Python run, and for
-        what the process was seen to do to its interpreter.
-        """
+        """Raise Wrong for patched functions, for other threads, and for changes of the state of the interpreter."""
         reply = self._ask({"do": "intact"}, Arena())[0]
         told = {name: reply.get(name, []) for name in ("changed", "looked", "left")}
         count = reply.get("threads")
@@ -140,12 +144,14 @@ class Witness:
             raise Wrong("threads", "threads that it started run beside its calls")
 
     def call(self, args: Sequence[Any], expected: Expected | None = None, *, in_place: bool = False) -> Call:
-        """Call it on these arguments, and compare what it did with ``expected``. Raises Wrong.
+        """Call the target on these arguments, and compare the effects with ``expected``. Raises Wrong.
 
-        ``in_place`` writes the arguments into the tensors of the last call, as if another library shared their memory.
+        With ``in_place``, the values are written into the tensors of the last call, as another library that shares
+        their memory would do.
         """
         if not in_place:
             self._layout = secrets.randbits(62)
+        # A layout of its own for each call: addresses say nothing about values.
         arena = Arena(self._layout)
         packed = arena.pack(list(args))
         handle = arena.write()
@@ -161,16 +167,17 @@ class Witness:
         if expected is not None:
             of_a_process(reply)
         try:
-            if expected is None:  # it keeps as much alive as one whose results are looked at
+            if expected is None:  # the process keeps as much as in a call that is compared
                 self._earlier.append(_Kept([], _size(args)))
             error = self.examine(reply, args, expected, self._given) if expected is not None else 0.0
             spent, late = float(reply["spent"]), float(reply.get("late", 0))
             device = float(reply.get("device", spent))
+            # NaN fails this comparison as well.
             if not all(0 <= each < 1e15 for each in (spent, device, late)):
                 raise ValueError("a time that is none")
             return Call(took.wall, took.quiet, device * 1e-9, late * 1e-9, error)
         except Wrong:
-            self.forget()  # the process keeps some results alive, and has let go of the oldest for this one
+            self.forget()  # its list of kept results no longer matches this one
             raise
         except NO_ANSWER as e:
             raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
@@ -178,8 +185,9 @@ class Witness:
     def gradients(
         self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
     ) -> list[Tensor]:
-        """Gradients of the floating arguments, as the candidate computes them, and of its parameters of these names if
-        it has all of them. Raises Wrong.
+        """Return the candidate's gradients of floating arguments, and of these parameters if it has them all.
+
+        Raises Wrong.
         """
         arena = Arena()
         message = {"do": "gradients", "args": arena.pack(list(args)), "seeds": arena.pack(list(seeds))}
@@ -194,7 +202,7 @@ class Witness:
             raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Give its parameters these values. False if it has no parameters of all these names."""
+        """Load these values into the parameters of the target. Return False if it lacks one of the names."""
         arena = Arena()
         reply = self._ask({"do": "state", "state": arena.pack(dict(state))}, arena)[0]
         if "error" in reply:
@@ -202,7 +210,7 @@ class Witness:
         return reply.get("ok") is True
 
     def state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
-        """What its module keeps under these names. Raises Wrong."""
+        """Return the entries of the module's state with these names. Raises Wrong."""
         if not names:
             return []
         reply = self._ask({"do": "kept", "names": list(names)}, Arena())[0]
@@ -215,15 +223,18 @@ class Witness:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """How many calls the process was asked to keep, each in an open file, and the bytes of these."""
+        """The number of files and the bytes that the process keeps on request."""
         return len(self._earlier), sum(call.size for call in self._earlier)
 
     def forget(self) -> None:
-        """The results of earlier calls are not in use any more."""
+        """Drop all earlier results, so that the process releases them with the next call."""
         self._earlier.clear()
 
     def _in_use(self) -> int:
-        """How many of the last calls have results that stay in use: a consumer may hold as many as memory allows."""
+        """Return the number of last calls whose results stay in use.
+
+        A program may hold as many results as memory allows, so more are kept where they are small.
+        """
         sizes, kept = 0, 0
         for call in reversed(self._earlier):
             sizes += call.size
@@ -235,11 +246,12 @@ class Witness:
         return kept
 
     def pieces(self, at: Given) -> Pieces:
-        """Where the process has mapped its arguments. Raises Wrong."""
+        """Return the memory in which the process has mapped its arguments, in order of the offset. Raises Wrong."""
         try:
             pieces = sorted(mapped(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
             raise Wrong("memory", f"its memory cannot be looked at: {e.strerror or e}") from None
+        # With two mappings, a write through one would not show in the other address.
         if any(a[2] + a[1] > b[2] for a, b in pairwise(pieces)):
             raise Wrong("arguments", "it maps its arguments a second time")
         return pieces
@@ -252,10 +264,11 @@ class Witness:
         at: Given,
         pieces: Pieces | None = None,
     ) -> float:
-        """Read what a call did, and compare it: how far it is off. Raises Wrong, or one of ``NO_ANSWER``.
+        """Read the effects of a call and compare them. Return the error in units of the tolerance.
 
-        ``pieces``: for one of the calls of a batch, where the arguments of all are mapped. All of them have returned
-        before any is looked at, so that nothing can have changed since another was.
+        Raises Wrong, or one of ``NO_ANSWER``. ``pieces`` is the mapped memory for one call of a batch. All
+        calls of a batch have returned before the first is examined, so earlier results cannot have changed in between
+        and are not compared again.
         """
         given = tensors(args)
         outs = len(expected.own) - len(expected.changed)
@@ -278,7 +291,10 @@ class Witness:
     def _places(
         self, reply: Mapping[str, Any], given: Sequence[Tensor], at: Given, pieces: Pieces | None
     ) -> list[Mapping[str, Any]]:
-        """Where the arguments lie: on a CPU by the map of the process's memory, and not by what it says."""
+        """Return the locations of the arguments. On a CPU they come from the kernel's map of the process's memory.
+
+        The process could report a copy of the arguments instead of those that it changed.
+        """
         if any(t.device.type != "cpu" for t in given):
             return [p["tensor"] for p in reply["args"] if "tensor" in p]
         pieces = self.pieces(at) if pieces is None else pieces
@@ -292,6 +308,7 @@ class Witness:
         return places
 
     def _results(self, told: Any, like: Sequence[Tensor]) -> tuple[list[Tensor], Spans]:
+        """Return the results at the reported locations, and their bytes. Raises Wrong for other kinds of results."""
         if not isinstance(told, list) or len(told) != len(like):
             raise Wrong("results", f"{len(told) if isinstance(told, list) else 'no'} results, expected {len(like)}")
         got, spans = [], []
@@ -308,6 +325,7 @@ class Witness:
         return got, spans
 
     def _tensor(self, number: int, told: Mapping[str, Any], like: Tensor) -> tuple[Tensor, bytearray]:
+        """Return one tensor read from the process, and its bytes. Raises Wrong for another shape, dtype or stride."""
         shape, stride, dtype = list(told["shape"]), list(told["stride"]), str(told["dtype"])
         wanted = describe(like)
         if shape != wanted["shape"] or dtype != wanted["dtype"]:
@@ -315,7 +333,8 @@ class Witness:
         if len(stride) != len(shape) or any(type(s) is not int or s < 0 for s in stride):
             raise Wrong("results", f"result {number}: strides {stride}")
         length = extent(shape, stride)
-        widest = max(2 * like.numel(), PADDED // like.itemsize)  # nobody makes the referee read without end
+        # A limit on the bytes that a candidate can make this process read.
+        widest = max(2 * like.numel(), PADDED // like.itemsize)
         if length > min(SPREAD * like.numel() + 4096, widest):
             raise Wrong("results", f"result {number}: strides {stride} for {shape}")
         if not length:
@@ -325,19 +344,20 @@ class Witness:
         return flat.as_strided(shape, stride), content
 
     def _read(self, address: int, length: int) -> bytearray:
+        """Return bytes of the process's memory. Raises Wrong where it cannot be read."""
         try:
             return self.prisoner.read(address, length)
         except OSError as e:
             raise Wrong("memory", f"its results cannot be read: {e.strerror or e}") from None
 
     def _arguments(self, places: Sequence[Mapping[str, Any]], given: Sequence[Tensor]) -> list[Tensor]:
-        """What the tensor arguments hold after the call."""
+        """Return the tensor arguments as they are after the call."""
         if len(places) != len(given):
             raise Wrong("answer", "its arguments are not those that it was given")
         return [self._tensor(-1, p, t)[0] for p, t in zip(places, given, strict=True)]
 
     def _disjoint(self, spans: Spans, places: list[Mapping[str, Any]], expected: Expected) -> None:
-        """Results lie neither in an argument nor in an earlier result."""
+        """Raise Wrong if a result shares memory with an argument or with an earlier result."""
         taken = [] if expected.aliased else [(int(p["at"]), int(p["bytes"]), "an argument") for p in places]
         still = "an earlier result, which is still in use"
         taken += [(at, len(content), still) for call in self._earlier for at, content in call.spans]
@@ -347,7 +367,7 @@ class Witness:
                     raise Wrong("aliases", f"a result shares memory with {what}")
 
     def _unchanged(self) -> None:
-        """Results of earlier calls are what they were."""
+        """Raise Wrong if the result of an earlier call has changed."""
         for call in self._earlier:
             for at, content in call.spans:
                 if content and self._read(at, len(content)) != content:
@@ -355,4 +375,5 @@ class Witness:
 
 
 def _size(args: Sequence[Any]) -> int:
+    """Return the bytes of all tensors among the arguments."""
     return sum(t.numel() * t.itemsize for t in tensors(args))

@@ -1,7 +1,7 @@
-"""What runs beside code that is not trusted: loads it, calls it, and says where the results lie.
+"""The process in which the target runs: loads the target, calls it, and reports where the results lie.
 
-Nothing here is relied upon. Code that is judged may rewrite this module, for it shares the interpreter with it. The
-referee believes the bytes of the results, which it reads itself, and its own clock.
+The verdict does not depend on this module, since the code that is judged shares the interpreter with it and may rewrite
+it. The other process reads the bytes of the results itself, and measures time with its own clock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shiplap.sandbox.protocol import bare, describe, extent, leaves, nested, rec
 from shiplap.sandbox.rng_state import Dice
 
 _known: Snapshot | None = None  # taken before this process was forked
-COLD = 1_000_000  # ns: a call that takes longer is not much slower when it is the first after a pause
+COLD = 1_000_000  # ns; a longer call is hardly slower as the first after a pause
 MOVING = """
 empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided
 _reshape_alias expand expand_as t transpose permute unsqueeze squeeze slice select narrow detach detach_ alias
@@ -38,26 +38,27 @@ unflatten flatten view_as chunk split unbind numpy_T mT lift_fresh result_type z
 ones ones_like full random_ uniform_ normal_
 """
 FREE = frozenset("aten::" + name for name in MOVING.split())
-"""Operators that move, allocate or describe, and compute nothing."""
+"""Operators that move, allocate or describe data, and compute nothing."""
 
 
 class Declined(Exception):
-    """Raised by what is judged for arguments that it does not support."""
+    """Raised by a callable for arguments that it does not support."""
 
 
 def get_ready() -> None:
-    """In the process that forks others, look at what all of them have in common."""
+    """Take the snapshot of functions that all forked processes share."""
     global _known
     _known = Snapshot()
 
 
 def serve(connection: socket.socket, asked: Mapping[str, Any]) -> None:
-    """Lock this process in, then answer requests until the connection ends."""
+    """Lock this process in, then reply to requests until the connection ends."""
     os.chdir(asked["scratch"])
     os.environ.update(asked["environment"])
     readable, hidden = tuple(asked["readable"]), tuple(asked["hidden"])
     cell = Cell(asked["scratch"], readable, asked["file_size"], asked["device"], hidden)
     missing = lock(cell) if asked["locked"] else {}
+    # As many threads as in the process that judges, so that times can be compared.
     torch.set_num_threads(asked["threads"])
     send(connection, {"missing": missing})
     host = Host()
@@ -76,18 +77,18 @@ def serve(connection: socket.socket, asked: Mapping[str, Any]) -> None:
 
 
 class Host:
-    """Holds the code that is judged, and the results of its last calls."""
+    """The target, the results of its last calls, and the observers of the interpreter."""
 
     def __init__(self) -> None:
         self._target: Callable[..., Any] = lambda *args: ()
-        self._kept: deque[Any] = deque()  # calls whose arguments and results the referee may look at again
-        self._last: Any = ()  # what the answer tells of lives until the next one
+        self._kept: deque[Any] = deque()  # arguments and results of earlier calls, which are compared again
+        self._last: Any = ()  # tensors whose locations the reply holds must live until the next request
         self._intact, self._watch = Snapshot(_known), Watch()
         self._batches: dict[int, Any] = {}
         self._dice = Dice()
 
     def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
-        """One request → one reply."""
+        """Return the reply to one request."""
         if asked["do"] == "intact":
             return {"changed": self._intact.changed()[:20], "threads": self._intact.threads(), **self._watch.told()}
         if asked["do"] == "kept":
@@ -101,19 +102,20 @@ class Host:
             return self._go(asked) if asked["do"] == "go" else self._sample(asked)
         while len(self._kept) > asked.get("keep", len(self._kept)):
             self._kept.popleft()
+        # Private, so that nothing written here shows in the file of the other side.
         memory: Any = mmap.mmap(handle, 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
         if asked["do"] == "load":
             if asked.get("thorough"):
                 self._intact = Snapshot(self._intact, thorough=True)
             self._target = ready(asked, unpack(asked["init"], memory), unpack(asked["state"], memory))
             self._watch.loaded()
-            if asked["kind"] == "maker":  # the module is the user's own, and what it changes is in force there as well
+            if asked["kind"] == "maker":  # the user's own module: its changes are in force in the user's process too
                 self._intact = Snapshot(self._intact)
                 self._watch.reset()
             return {"ok": True}
         if asked["do"] == "state":
             return {"ok": renew(self._target, unpack(asked["state"], memory))}
-        if asked.get("again"):  # other values in the very tensors of the last call, which torch is not told about
+        if asked.get("again"):  # new values in the tensors of the last call, without a new version number
             before, args = self._kept[-1][:2]
             before[:], memory = memory[:], before
             for there, now in zip(leaves(args), leaves(unpack(asked["args"], memory)), strict=True):
@@ -128,11 +130,13 @@ class Host:
         return self._call(args, memory)
 
     def _module_keeps(self, names: list[str]) -> dict[str, Any]:
+        """Return the locations of these entries of the module's state."""
         state = self._target.state_dict() if isinstance(self._target, torch.nn.Module) else {}
         self._last = [_home(state[name].detach()) for name in names]
         return {"outs": [_place(v) for v in self._last]}
 
     def _call(self, args: list[Any], memory: Any) -> dict[str, Any]:
+        """Call the target and return the locations of its results, and the times."""
         with torch.no_grad():
             if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
                 started = perf_counter_ns()
@@ -142,13 +146,14 @@ class Host:
                 return {**self._told(args, result, memory, result), "spent": spent, "nested": nested(returned)}
             call = queued(self._target, args)
             told = self._told(args, call.result, memory, call.seen)
-        # What comes and goes with the calls would see the next values before their clock starts.
+        # Code that runs between two calls would see the next values before the clock starts.
         between = {"left": self._watch.told()["left"], "threads": self._intact.threads()}
         return {**told, **call.clock, **between, "raced": call.raced}
 
     def _prepare(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
-        """Make calls ready on arguments in memory that the referee shares: the values may be others when they run."""
+        """Prepare calls on arguments in shared memory, whose values may be replaced before the calls run."""
         self._batches = {n: b for n, b in self._batches.items() if n in asked["kept"]}
+        # Shared, since the other side replaces the values after the calls are prepared.
         memory = mmap.mmap(handle, 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         sets = [list(unpack(args, memory)) for args in asked["sets"]]
         with torch.no_grad():
@@ -170,19 +175,21 @@ class Host:
         return {"calls": told, "spent": spent}
 
     def _sample(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the first prepared call again and again."""
+        """Run the first prepared call repeatedly."""
         run, repeats = self._batches[asked["batch"]][2][0], int(asked["repeats"])
         with torch.no_grad():
             started = perf_counter_ns()
             run()
-            if perf_counter_ns() - started < COLD:  # it stood still, and others had the caches
+            if perf_counter_ns() - started < COLD:  # the process was stopped, and its caches are cold
                 started, repeats = perf_counter_ns(), repeats + 1
             for _ in range(repeats - 1):
                 run()
             return {"spent": perf_counter_ns() - started}
 
     def _operators(self, args: list[Any]) -> dict[str, Any]:
-        self._last = ()  # nothing of an earlier call ends, and works, after this one
+        """List the operators that a call of the target runs."""
+        self._last = ()  # finalizers of an earlier call must not run inside the list of operators
+        # Generators that are advanced here must not be at the same position after the call.
         self._dice.throw()
         with self._watch.listening():
             ops, result, between = _ops(self._target, args, self._intact)
@@ -191,6 +198,7 @@ class Host:
         return {"ops": ops, "outs": [_place(o) for o in self._last[-1]], **between}
 
     def _gradients(self, args: list[Any], seeds: list[Tensor], names: list[str], memory: Any) -> dict[str, Any]:
+        """Return the locations of the gradients of arguments and parameters."""
         given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in args]
         outs = [o for o in leaves(self._target(*given)) if isinstance(o, Tensor) and o.requires_grad]
         owned = dict(self._target.named_parameters()) if isinstance(self._target, torch.nn.Module) else {}
@@ -204,7 +212,8 @@ class Host:
         return {"outs": [_place(v) for v in self._last[0]], "parameters": all_there}
 
     def _told(self, args: list[Any], result: Any, memory: Any, seen: list[Any]) -> dict[str, Any]:
-        for _, _, earlier, copies in self._kept:  # the referee looks at earlier results again, on a GPU at the copies
+        """Keep the results of a call, and return the locations of these and of the arguments."""
+        for _, _, earlier, copies in self._kept:  # earlier results are compared again: copies of them, if on a GPU
             for now, copy in zip(leaves(earlier), copies, strict=False):
                 if type(now) is Tensor and now.is_cuda and now.shape == copy.shape:
                     copy.copy_(now)
@@ -214,15 +223,17 @@ class Host:
 
 
 def _floating(value: Any) -> bool:
+    """Return whether ``value`` is a tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _home(value: Any) -> Any:
-    """A tensor of the device copied to where the referee can read it."""
+    """Return a copy of a GPU tensor on the CPU, where the other process can read it; other values unchanged."""
     return value.detach().cpu() if type(value) is Tensor and value.is_cuda else value
 
 
 def _place(value: Any) -> dict[str, Any]:
+    """Return the location and description of a tensor, or a plain value."""
     if isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter):
         return {"foreign": type(value).__name__}
     if isinstance(value, Tensor):
@@ -238,10 +249,11 @@ def _place(value: Any) -> dict[str, Any]:
 def _ops(
     target: Callable[..., Any], args: list[Any], intact: Snapshot
 ) -> tuple[list[list[Any]], list[Any], dict[str, Any]]:
-    """``[name, shapes]`` of each operator of the framework that a call runs and that computes something; the results;
-    what could work for the call after the list has ended.
+    """List the operators of torch that compute something in one call.
 
-    The call is over, finalizers of its objects included, before the list ends.
+    The results are ``[name, shapes]`` of each operator, the results of the call, and observations of work that could go
+    on after the list has ended. Garbage is collected before the list ends, so that finalizers of the call's objects are
+    listed.
     """
     from torch.autograd.profiler import profile
 

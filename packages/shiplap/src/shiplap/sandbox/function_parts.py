@@ -1,4 +1,6 @@
-"""What a function consists of: its code, the values that it takes by default, and the functions that it holds."""
+"""The parts of a function that another function can replace: its code, its defaults, and the
+functions in its closure.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from shiplap.sandbox.trusted_code import code_of, is_theirs
 
 
 class Parts(NamedTuple):
-    """These parts at one time. Anybody may exchange them, and the function stays the same object."""
+    """The parts of one function at one time. All of them can be replaced while the function stays the same object."""
 
-    function: Any  # mypy takes a function for a method
+    function: Any  # typed Any, since mypy takes a function in a class for a method
     code: CodeType
     defaults: tuple[Any, ...] | None
     keywords: dict[str, Any] | None
@@ -21,16 +23,21 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, function: FunctionType) -> Parts:
+        """Return the present parts of ``function``."""
         keywords = function.__kwdefaults__
         cells = function.__closure__
         held = tuple((c, v) for c in cells if callable(v := _content(c))) if cells else ()
         return cls(function, function.__code__, function.__defaults__, dict(keywords) if keywords else None, held)
 
     def changed(self) -> str:
-        """The part that is another one now, if any. What it holds may be replaced by functions of Python or torch."""
+        """Return the name of the first part that was replaced, or an empty text.
+
+        A function in the closure may be replaced by another function of Python or torch.
+        """
         now = self.function
+        # Thousands of functions are compared, and most have only these two parts.
         if now.__code__ is self.code and now.__defaults__ is self.defaults and not (self.keywords or self.held):
-            return ""  # as most of them
+            return ""
         if code_of(now) is not self.code:
             return "the code"
         same = _alike(self.defaults or (), now.__defaults__ or ())
@@ -41,6 +48,7 @@ class Parts(NamedTuple):
 
 
 def _content(cell: CellType) -> Any:
+    """Return the value in a cell of a closure, or None if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:  # nothing is assigned yet
@@ -48,8 +56,10 @@ def _content(cell: CellType) -> Any:
 
 
 def _alike(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """Return whether two tuples hold the same objects."""
     return len(before) == len(now) and all(map(is_, before, now))
 
 
 def _same_items(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Return whether two dictionaries hold the same objects under the same keys."""
     return len(before) == len(now) and all(now.get(key, before) is value for key, value in before.items())

@@ -1,8 +1,8 @@
-"""One call on a GPU, timed by events as a program would see it: with work queued before it and behind it.
+"""One call on a GPU, timed by events, with work queued before it and after it.
 
-A GPU begins and ends a kernel half a microsecond later where further kernels wait behind it than where it is the last
-one (H100, measured 2026-11-26, see ``docs/judge.md``). Programs queue their work, and so does ``do_bench`` of Triton.
-Nothing here waits between the caches' emptying and the last of the kernels that are queued behind the call.
+A GPU begins and ends a kernel half a microsecond later if further kernels are queued after it (H100, measured
+2026-11-26, see ``docs/judge.md``). Programs queue their work, as does ``do_bench`` of Triton. No step between the flush
+of the caches and the last queued kernel waits for the device.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from torch import Tensor
 from shiplap.sandbox.protocol import bare
 
 DEVICE = "cuda"
-FLUSHED, SWEEPS = 256 << 20, 8  # bytes of a GPU's memory, and how often they are written: half a millisecond
-BEHIND = 32  # small kernels behind the call: the time of the call grows up to about 16
-PROBED = 1024  # elements of a result that are looked at as soon as the call's own stream is done
+FLUSHED, SWEEPS = 256 << 20, 8  # bytes, beyond the L2 cache, and the number of writes: half a millisecond
+BEHIND = 32  # small kernels after the call, whose time grows with them up to about 16
+PROBED = 1024  # elements of a result that are read as soon as the call's own stream is done
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A call that is over.
+    """The outcome of one call.
 
     Attributes:
-        result: the values that it returned, one after the other.
-        seen: its results as the next consumer on the same stream saw them.
-        clock: nanoseconds: ``spent`` of the host until the call's own stream was done, ``device`` by events, and
-            ``late`` in which other streams still worked.
-        raced: whether a result or a written argument was not complete yet when the call's own stream was done.
+        result: the returned values, in order.
+        seen: the results as the next kernel on the same stream reads them.
+        clock: nanoseconds. ``spent`` is the time of the host until the call's own stream was done, ``device`` the time
+        by events, and ``late`` the time for which other streams still worked.
+        raced: whether a result or a changed argument was incomplete when the call's own stream was done.
     """
 
     result: list[Any]
@@ -45,7 +45,7 @@ class Queued:
 
 
 def queued(target: Callable[..., Any], args: list[Any]) -> Queued:
-    """Empty the caches, call ``target``, and look at its results from the stream that it was called on."""
+    """Flush the caches, call ``target``, and read its results on the stream of the call."""
     start, end, last = (torch.cuda.Event(enable_timing=True) for _ in range(3))
     flush = torch.empty(FLUSHED, dtype=torch.uint8, device=DEVICE)
     small = flush[:256]
@@ -58,12 +58,15 @@ def queued(target: Callable[..., Any], args: list[Any]) -> Queued:
     result = bare(target(*args))
     with _uncollected():
         end.record(stream)
+        # Later kernels of the caller would run on that stream.
         if torch.cuda.current_stream() != stream:
             raise RuntimeError("it leaves another stream current")
         outs = [o for o in result if _on_device(o)]
         looked = [*outs, *(a for a in bare(args) if _on_device(a))]
-        probes = [_probe(t) for t in looked]  # the next kernels of the stream, before work elsewhere can end
+        # The next kernels on this stream, before work on other streams can end.
+        probes = [_probe(t) for t in looked]
         copies = [o.clone() for o in outs]
+        # These keep the device busy, so that the call does not end on an idle device.
         for value in range(BEHIND):
             small.fill_(value)
         last.record(stream)
@@ -84,7 +87,10 @@ def queued(target: Callable[..., Any], args: list[Any]) -> Queued:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """What a call left in circles is not ended here: its finalizers could do the work that the call did not do."""
+    """A context without garbage collection.
+
+    Finalizers of objects in reference cycles could do the work that the call left out.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -95,20 +101,23 @@ def _uncollected() -> Iterator[None]:
 
 
 def _on_device(value: Any) -> bool:
+    """Return whether ``value`` is a plain strided tensor on the GPU."""
     return type(value) is Tensor and value.device.type == DEVICE and value.layout is torch.strided
 
 
 def _probe(result: Tensor) -> tuple[int, int, Tensor]:
-    """A few elements of a result, where nobody knows: the first, the step, and their values."""
+    """Return a few elements of a result at secret places: the first index, the step, and the values."""
     step = max(1, result.numel() // PROBED)
     at = randrange(step)
     return at, step, _taken(result, at, step).clone()
 
 
 def _taken(result: Tensor, at: int, step: int) -> Tensor:
+    """Return the elements at this step."""
     return result.detach().reshape(-1)[at::step]
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
+    """Return whether the bytes of two tensors differ."""
     a, b = (t.resolve_conj().resolve_neg().contiguous().reshape(-1) for t in (a, b))
     return not torch.equal(a.view(torch.uint8), b.view(torch.uint8))

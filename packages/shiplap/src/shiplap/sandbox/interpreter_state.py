@@ -1,7 +1,7 @@
-"""What code that is judged does to the interpreter that it shares: whom it looks at, and what it leaves changed.
+"""Observation of the interpreter that judged code shares: reads of frames and objects of others, and changed settings.
 
-Python tells its audit hooks when somebody asks for frames, for objects of others or for a tracer, whatever the names
-were put together from. As everything in the process that is judged, this can be evaded by those who change its memory.
+Python raises audit events for reads of frames, of other objects and of tracers, however their names were composed. Code
+that changes the memory of its process can evade this, as it can evade everything in that process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tracemalloc
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
-from os.path import realpath  # as it is now: what is judged may put another function in its place
+from os.path import realpath  # bound now, since the candidate may replace ``os.path.realpath`` later
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -47,7 +47,7 @@ NAMED = frozenset({"object.__getattr__", "ctypes.dlsym"})  # events with a name 
 FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
 TORCH = os.path.dirname(realpath(torch.__file__))
 WHOLE = frozenset(map(realpath, (inspect.__file__, traceback.__file__, sys.modules["ctypes"].__file__ or "")))
-IN_PART = {  # functions that look at frames for whoever calls them
+IN_PART = {  # functions that read frames for their callers
     realpath(logging.__file__): {"findCaller", "currentframe", "<lambda>"},
     realpath(typing.__file__): {"_caller"},
     os.path.join(TORCH, "_jit_internal.py"): {"createResolutionCallbackFromFrame"},
@@ -57,7 +57,7 @@ IN_PART = {  # functions that look at frames for whoever calls them
 CALLED = LOOKS | HIDES
 LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
 SUBNORMAL = 1e-40
-FLAGS = (  # of torch.backends: which algorithms others get
+FLAGS = (  # flags of torch.backends that select the algorithms of other code
     *(f"cudnn.{name}" for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
     *(f"cuda.matmul.allow_{name}" for name in ("tf32", "fp16_accumulation")),
     *(f"cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("fp16", "bf16")),
@@ -67,7 +67,7 @@ FLAGS = (  # of torch.backends: which algorithms others get
 
 
 def _flag(path: str) -> Any:
-    """A flag of ``torch.backends``; None where this torch has none, or says that two ways to set it were mixed."""
+    """Return a flag of ``torch.backends``: None if this torch has none, ``"mixed"`` if torch refuses to report it."""
     value: Any = torch.backends
     for name in path.split("."):
         try:
@@ -78,6 +78,7 @@ def _flag(path: str) -> Any:
 
 
 def _precision() -> str:
+    """Return the precision of float32 products, or ``"mixed"`` if torch refuses to report it."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # two ways to set it were mixed
@@ -85,11 +86,13 @@ def _precision() -> str:
 
 
 def _monitors() -> tuple[Any, ...]:
+    """Return the tools that are registered with ``sys.monitoring``."""
     monitoring = getattr(sys, "monitoring", None)
     return tuple(monitoring.get_tool(number) for number in range(6)) if monitoring is not None else ()
 
 
 def _folder() -> str:
+    """Return the working folder, or an empty text if it was removed."""
     try:
         return os.getcwd()
     except OSError:  # it was removed
@@ -97,20 +100,20 @@ def _folder() -> str:
 
 
 def _umask() -> int:
-    """It can be read only by setting it."""
+    """Return the umask, which can be read only by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _finds(finder: Any) -> bool:
-    """Whether what finds modules is Python's, or of an installed package."""
+    """Return whether a finder of modules belongs to Python or to an installed package."""
     find = getattr(finder, "find_spec", None) or finder
     return is_theirs(find) or (is_trusted_module(find) and not isinstance(find, FunctionType))
 
 
 def state() -> dict[str, Any]:
-    """What a call must leave as it was for its caller."""
+    """Return the settings of the process that a call must leave unchanged, by name."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     return {
         "torch.get_default_dtype": torch.get_default_dtype(),
@@ -137,24 +140,26 @@ def state() -> dict[str, Any]:
         "locale": locale.setlocale(locale.LC_ALL),
         "decimal": (decimal.getcontext().prec, decimal.getcontext().rounding),
         "sys.meta_path or sys.path_hooks": [f for f in (*sys.meta_path, *sys.path_hooks) if not _finds(f)],
+        # Sums that round up or down reveal the rounding mode of the processor.
         "rounding": tuple(float(np.float32(1.0) + np.float32(by)) for by in (2.0**-25, -(2.0**-26))),
         "numpy.seterr": np.geterr(),
         "sys.stdout or sys.stderr": (sys.stdout, sys.stderr),
         "threading.settrace or threading.setprofile": (threading.gettrace(), threading.getprofile()),
         "sys.setswitchinterval": sys.getswitchinterval(),
         **standing(),
+        # A timer would interrupt later calls.
         "timers": tuple(signal.getitimer(each)[1] > 0 for each in (signal.ITIMER_REAL, signal.ITIMER_PROF)),
     }
 
 
 def changed(before: dict[str, Any]) -> list[str]:
-    """What is not as it was when ``state`` was asked for."""
+    """Return the names of the settings that differ from ``before``."""
     now = state()
     return [name for name, value in before.items() if now[name] != value]
 
 
 class Watch:
-    """Listens from its creation on, in this process and for good."""
+    """Records reads of frames and objects from its creation on, with an audit hook that cannot be removed."""
 
     def __init__(self) -> None:
         self._looked: dict[str, None] = {}
@@ -163,26 +168,28 @@ class Watch:
         sys.addaudithook(self._hear)
 
     def reset(self) -> None:
-        """Start anew: what was done so far was the user's own doing."""
+        """Forget everything that was observed, since it was the doing of the user's own module."""
         self._looked.clear()
         self._before = state()
 
     def loaded(self) -> None:
-        """What is judged was made just now: we set the seed for its parameters, and its module may set one as well."""
+        """Accept the current seed: the seed of the parameters was set just now, perhaps by the target as well."""
         self._before["torch.initial_seed"] = torch.initial_seed()
 
     def told(self) -> dict[str, list[str]]:
-        """``looked``: what was asked for; ``left``: what is not as it was."""
+        """Return the observations: ``looked`` for reads, ``left`` for changed settings."""
         frozen = ["gc.freeze"] if gc.get_freeze_count() > self._frozen else []
         return {"looked": list(self._looked), "left": changed(self._before) + frozen}
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        """Record an audit event that code of the candidate raised."""
         if event in EVENTS:
             what = event
         elif event in NAMED and len(args) > 1 and (args[1] in FRAMES or args[1] in LOOKS):
             what = str(args[1])
         else:
             return
+        # ``_is_foreign`` raises audit events itself.
         if self._busy or what in self._looked:
             return
         self._busy = True
@@ -194,7 +201,7 @@ class Watch:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear also of functions in C that raise no audit event, whatever the names were put together from."""
+        """A context that also records calls of C functions which raise no audit event."""
         before = sys.getprofile()
         sys.setprofile(self._called)
         try:
@@ -203,6 +210,7 @@ class Watch:
             sys.setprofile(before)
 
     def _called(self, frame: FrameType, event: str, function: Any) -> None:
+        """Record the call of a watched function by code of the candidate."""
         if event not in ("call", "c_call"):
             return
         name = frame.f_code.co_name if event == "call" else function.__name__
@@ -210,7 +218,7 @@ class Watch:
             self._looked[name] = None
 
     def _is_foreign(self, frame: FrameType | None) -> bool:
-        """Whether code of the candidate asks, by itself or through a module that looks at frames for others."""
+        """Return whether the candidate caused a read: its own code, or a module that reads frames for callers."""
         while frame is not None:
             code = frame.f_code
             if not is_genuine(code):

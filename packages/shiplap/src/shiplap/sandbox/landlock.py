@@ -1,7 +1,7 @@
-"""Lock this process in, for good: files by Landlock, system calls by seccomp, sizes by limits, and no capabilities.
+"""Restrict this process for good: files by Landlock, system calls by seccomp, sizes by limits, and no capabilities.
 
-Everything here is a facility of the Linux kernel that needs no privilege. :func:`lock` reports each facility that is
-missing, and whoever judges what runs here says so in the verdict.
+All of these are facilities of the Linux kernel that need no privilege. ``lock`` reports each facility that is
+missing, and the verdict names it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ CAPSET = {"x86_64": 126, "aarch64": 91}
 
 @dataclass(frozen=True)
 class Cell:
-    """What a process may still do once it is locked in.
+    """The permissions of a process after it is locked in.
 
     Attributes:
-        scratch: the folder that it may write.
+        scratch: the folder that the process may write.
         readable: further places that it may read and execute.
-        hidden: places where Python finds modules, and that it may not read all the same.
-        file_size: bytes that a file of it may have.
+        hidden: folders on ``sys.path`` that it must not read.
+        file_size: the greatest length of a file that it writes, in bytes.
         device: whether it may use the machine's accelerators.
     """
 
@@ -49,17 +49,19 @@ class Cell:
 
 
 def readable_places() -> list[str]:
-    """What Python and its packages need to be read from."""
+    """Return the places that Python, its packages and the system libraries are read from."""
     places = [*SYSTEM, sys.prefix, sys.base_prefix, *(p for p in sys.path if p)]
-    # An editable install leaves a link to a tree elsewhere: the tree is where its package was found.
+    # An editable install may be a link to a folder elsewhere, which must be readable itself.
     places += [str(Path(spec).resolve()) for spec in places if Path(spec).is_symlink()]
     return [p for p in dict.fromkeys(places) if os.path.exists(p)]
 
 
 def lock(cell: Cell) -> dict[str, str]:
-    """Lock this process in. For each facility an empty text, or why it is not in force."""
+    """Lock this process in. Return an empty text for each facility, or why it is not in force."""
+    # Files in the scratch folder are for this user alone.
     os.umask(0o077)
     with contextlib.suppress(OSError, AttributeError):
+        # This process must not outlive the launcher.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return {
         "limits": _limits(cell),
@@ -70,6 +72,7 @@ def lock(cell: Cell) -> dict[str, str]:
 
 
 def _limits(cell: Cell) -> str:
+    """Forbid core dumps and limit the length of files. Return an empty text or the error."""
     try:
         for kind, wanted in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, cell.file_size)):
             hard = resource.getrlimit(kind)[1]
@@ -81,13 +84,17 @@ def _limits(cell: Cell) -> str:
 
 
 def _without_capabilities() -> str:
-    """Root without capabilities is a user who owns much; anyone else has none to lose."""
+    """Drop all capabilities if this process is root. Return an empty text or the error.
+
+    Other users have no capabilities. Root without them still owns many files, which Landlock protects.
+    """
     if os.geteuid() != 0:
         return ""
     number = CAPSET.get(os.uname().machine)
     if number is None:
         return f"no number of capset for {os.uname().machine}"
     libc = ctypes.CDLL(None, use_errno=True)
+    # The version of the capability structures (_LINUX_CAPABILITY_VERSION_3), and this process.
     header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0))
     nothing = ctypes.create_string_buffer(bytes(24))
     failed = libc.syscall(number, ctypes.byref(header), ctypes.byref(nothing))
@@ -95,11 +102,16 @@ def _without_capabilities() -> str:
 
 
 def _files(cell: Cell) -> str:
-    """Landlock: read what Python needs, write the scratch folder; no signal and no socket leaves this domain."""
+    """Apply the Landlock rules: read the readable places, write the scratch folder, and reach no other process.
+
+    Signals and abstract sockets stay within the domain where the kernel supports that. Return an empty text or the
+    error.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(CREATE, None, 0, VERSION)
     if version < 1:
         return f"Landlock: {os.strerror(ctypes.get_errno())}"
+    # Each version of Landlock knows more rights. A rule with an unknown right is an error.
     every = (1 << (13 if version == 1 else 14 if version == 2 else 15 if version < 5 else 16)) - 1
     attributes = struct.pack("=QQQ", every, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
     rules = libc.syscall(CREATE, ctypes.create_string_buffer(attributes, len(attributes)), len(attributes), 0)
@@ -123,12 +135,15 @@ def _files(cell: Cell) -> str:
 
 
 def _accelerators() -> Iterable[str]:
-    """The devices, and what /proc has of this process: CUDA's driver does not start if it cannot write there."""
+    """Return the device files, and the process's own folder in ``/proc``.
+
+    The driver of CUDA does not start if it cannot write there.
+    """
     return [*(str(p) for pattern in ("nvidia*", "dri/*") for p in Path("/dev").glob(pattern)), "/proc/self"]
 
 
 def _allow(libc: ctypes.CDLL, rules: int, place: str, access: int) -> None:
-    """Allow ``access`` at and below ``place``; a place that is not there needs no rule."""
+    """Allow ``access`` at and below ``place``. A place that does not exist needs no rule."""
     try:
         handle = os.open(place, os.O_PATH | os.O_CLOEXEC)
     except OSError:

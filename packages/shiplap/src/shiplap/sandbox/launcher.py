@@ -1,8 +1,8 @@
-"""What ``Launcher`` starts: forks the processes in which code that is not trusted runs.
+"""The program of the launcher process, which forks the processes for code that is not trusted.
 
-This process imports torch and modules of ours, and nothing of the user's. A fork of it therefore starts in
-milliseconds, and holds no result, no seed and no other candidate's state. It serves requests until the connection ends,
-or until nobody asks it anything for as long as it was told to rest.
+The launcher imports torch and modules of Shiplap, and nothing of the user. A fork of it therefore starts in
+milliseconds, and holds no result, no seed and no state of another candidate. It serves requests until the connection
+ends, or until its time to rest is over.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from shiplap.sandbox import child as inside
 from shiplap.sandbox.protocol import Broken, receive, send
 
 PR_SET_CHILD_SUBREAPER = 36
-LAST_S = 1.0  # seconds in which processes that were killed have to be gone
+LAST_S = 1.0  # seconds until killed processes must be gone
 
 
 def main() -> None:
-    """Serve requests until the referee is gone."""
+    """Serve requests until the connection ends."""
     inside.get_ready()
     gc.freeze()
-    gc.enable()  # whoever starts this process switches it off while torch is imported
+    gc.enable()  # ``START`` switches it off for the import of torch
     connection = socket.socket(fileno=int(sys.argv[1]))
-    # What a process leaves behind when it ends becomes a child of this one, where the referee finds it.
+    # Processes whose parent has ended become children of this one, where the supervisor finds them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:
         try:
             asked, handles = receive(connection, 2)
-        except (Broken, OSError):  # its end, or the end of a rest
+        except (Broken, OSError):  # the connection has ended, or the time to rest is over
             return
         connection.settimeout(None)
         if asked["do"] == "wait":
@@ -48,11 +48,11 @@ def main() -> None:
             connection.settimeout(asked["seconds"])
         elif asked["do"] == "wake":
             send(connection, {})
-        elif asked["do"] == "import":  # modules of ours only: what one fork would import, each would
+        elif asked["do"] == "import":  # modules of Shiplap only: one import here saves one in each fork
             importlib.import_module(asked["module"])
             send(connection, {})
         else:
-            gc.freeze()  # what is here already need not be looked through in each process, nor copied for that
+            gc.freeze()  # existing objects are not collected in the forks, so their pages stay shared
             child = os.fork()
             if child == 0:
                 _become(asked, handles, connection)
@@ -62,6 +62,7 @@ def main() -> None:
 
 
 def _status(pid: int) -> int:
+    """Wait for a process, and return its status, or 0 if it is no child of this one."""
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
@@ -69,7 +70,7 @@ def _status(pid: int) -> int:
 
 
 def _alone() -> bool:
-    """Whether all that it started is gone. It has been killed, or has ended by itself, before this is asked."""
+    """Return whether all processes that this one started are gone. They were killed or have ended before."""
     ends = time.monotonic() + LAST_S
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < ends:
@@ -80,16 +81,22 @@ def _alone() -> bool:
 
 
 def _become(asked: dict[str, Any], handles: list[int], connection: socket.socket) -> None:
-    """The child: never returns. ``handles``: its connection, and the file that it prints into."""
+    """Turn this forked child into the process for code that is not trusted. Never returns.
+
+    ``handles`` are the connection of the child and the file that it prints into.
+    """
     try:
+        # A session and a group of its own, which the supervisor stops and ends as one.
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as in any program of Python
         connection.detach()
         nothing = os.open(os.devnull, os.O_RDONLY)
-        handle, output = (os.dup(fcntl.fcntl(h, fcntl.F_DUPFD, 16)) for h in handles)  # numbers that stay free
+        # Above the numbers that are assigned next.
+        handle, output = (os.dup(fcntl.fcntl(h, fcntl.F_DUPFD, 16)) for h in handles)
         for number, target in ((0, nothing), (1, output), (2, output), (3, handle)):
             if target != number:
                 os.dup2(target, number, number < 3)
+        # No file of the launcher may be reached from here.
         os.closerange(4, 1 << 16)
         inside.serve(socket.socket(fileno=3), asked)
     except BaseException as e:

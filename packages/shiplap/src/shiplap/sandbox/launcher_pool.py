@@ -1,9 +1,8 @@
-"""A launcher that waits for the next tuning of this program, since each takes a second or two to import torch.
+"""A pool of at most one launcher that waits for the next tuning, since a new one takes a second or two to import torch.
 
-A launcher never runs code that is not trusted: it forks, and the fork does, once it is locked in. One is kept where
-nothing was refused and nothing was missing while it served, and is used again only by a program that would start it in
-the same way. It ends when nobody has needed it for a minute, with this program however that ends, and never serves a
-fork of this program.
+A launcher never runs code that is not trusted: its forks do, after they are locked in. A launcher is kept only if every
+fork was sealed. It is used again only if a new launcher would start with the same surroundings. It ends after a minute
+without use, or with this program, and never serves a fork of this program.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from shiplap.sandbox.launcher_start import environment
 from shiplap.sandbox.scratch_files import remove
 from shiplap.sandbox.supervisor import Ended, Launcher
 
-IDLE_S = 60.0  # seconds that it waits
-GRACE_S = 30.0  # seconds after which it ends by itself, where nobody has ended it
-PROMPT_S = 2.0  # seconds in which it answers, as there is nothing that it could be doing
+IDLE_S = 60.0  # seconds for which a launcher waits
+GRACE_S = 30.0  # further seconds after which the launcher ends by itself
+PROMPT_S = 2.0  # seconds for a reply of an idle launcher
 LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
 Surroundings = tuple[object, ...]
 
 
 def _surroundings() -> Surroundings:
-    """What a launcher inherits from this program when it starts."""
+    """Return the settings of this program that a launcher inherits when it starts."""
     here = ""
     with contextlib.suppress(OSError):  # a folder that was removed
         here = os.getcwd()
@@ -44,7 +43,7 @@ class Staying(Launcher):
     """A launcher that may rest between two tunings.
 
     Attributes:
-        resting: whether it waits for somebody who needs it.
+        resting: whether it waits for its next use.
     """
 
     def __init__(self) -> None:
@@ -53,10 +52,12 @@ class Staying(Launcher):
         self._surroundings: Surroundings = ()
 
     def _start(self) -> socket.socket:
+        """Start the process and remember the surroundings."""
         self._surroundings = _surroundings()
         return super()._start()
 
     def _ready(self) -> socket.socket:
+        """Return the connection, after waking the process if it rests. If that fails, start another process."""
         if self.resting:
             self.resting = False
             self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
@@ -67,11 +68,11 @@ class Staying(Launcher):
         return super()._ready()
 
     def fits(self) -> bool:
-        """Whether it runs, and was started as it would be now."""
+        """Return whether the process runs, and was started with the present surroundings."""
         return self._process is not None and self._process.poll() is None and self._surroundings == _surroundings()
 
     def rest(self, seconds: float) -> bool:
-        """End what it started, and let it wait for as long. False where it must not be used again."""
+        """End all processes that it started, and let it wait. Return False if it must not be used again."""
         if self.resting:
             return True
         if self._process is None or self._over or self._unread or not self.sealed:
@@ -88,33 +89,33 @@ class Staying(Launcher):
         return self.resting
 
     def forget(self) -> None:
-        """In a fork of the program that started it: it is the business of that program alone."""
+        """Drop the launcher in a fork of the program, without ending it, since it belongs to the parent."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
-            self._process.returncode = 0  # nobody here waits for it
+            self._process.returncode = 0  # no warning that it still runs: the parent waits for it
         self._process = self._connection = None
         self.folder = ""
 
 
 class Standby:
-    """Keeps at most one launcher. Its threads and forks, and the end of the program, are taken care of."""
+    """Keeps at most one launcher, safely for threads and forks, and ends it with the program."""
 
     def __init__(self, seconds: float = IDLE_S) -> None:
         self.seconds = seconds
         self._lock = threading.Lock()
         self._waiting: Staying | None = None
         self._timer: threading.Timer | None = None
-        self._known = False  # to the interpreter
+        self._known = False  # whether the handlers are registered with the interpreter
 
     @property
     def pid(self) -> int:
-        """The process that waits, or -1."""
+        """The id of the waiting process, or -1."""
         waiting = self._waiting
         return waiting.pid if waiting is not None else -1
 
     def take(self) -> Staying:
-        """The one that waits, if it is what would be started now; or else one that starts when it is needed."""
+        """Return the waiting launcher if its surroundings fit, or else one that starts at its first use."""
         launcher = self._swap(None)
         if launcher is not None and launcher.fits():
             return launcher
@@ -123,19 +124,19 @@ class Standby:
         return Staying()
 
     def leave(self, launcher: Staying) -> None:
-        """Keep it for whoever needs one next, or end it."""
+        """Keep a launcher for the next use, or end it if it must not be used again."""
         if not launcher.rest(self.seconds + GRACE_S):
             launcher.close()
         elif (other := self._swap(launcher)) is not None:
             other.close()
 
     def end(self) -> None:
-        """End the one that waits."""
+        """End the waiting launcher."""
         if (launcher := self._swap(None)) is not None:
             launcher.close()
 
     def _swap(self, launcher: Staying | None) -> Staying | None:
-        """Keep this one, and return the one that waited."""
+        """Keep this launcher, and return the one that waited."""
         timer = None
         if launcher is not None:
             self._tell()
@@ -150,19 +151,22 @@ class Standby:
         return earlier
 
     def _expire(self, launcher: Staying) -> None:
+        """End a launcher whose time to wait is over."""
         with self._lock:
-            if self._waiting is not launcher:  # somebody took it just now
+            if self._waiting is not launcher:  # another thread has taken it
                 return
             self._waiting = self._timer = None
         launcher.close()
 
     def _tell(self) -> None:
+        """Register the handlers for the end of the program and for forks, once."""
         if not self._known:
             self._known = True
             atexit.register(self.end)
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
+        """Drop the launcher in a fork of this program."""
         waiting, self._waiting, self._timer, self._lock = self._waiting, None, None, threading.Lock()
         if waiting is not None:
             waiting.forget()

@@ -1,4 +1,4 @@
-"""How the process of a launcher starts: its program, and the variables that it sees."""
+"""The program text and the environment variables with which a launcher starts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ QUIET = {
     "SHIPLAP_RECORD": "",
     "SHIPLAP_TUNED": "",
 }
-# What is imported stays. An interrupt is for the program that asks, which may go on; the launcher shares its terminal.
+# Imported objects stay, so collecting garbage meanwhile is wasted time. An interrupt from the shared terminal is for
+# the program that uses the launcher, and must not end the launcher.
 START = (
     "import gc, signal; gc.disable(); signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from shiplap.sandbox.launcher import main; main()"
 )
-# Nothing to the launcher: each process that it forks has folders of its own.
+# Without meaning for the launcher: each process that it forks has folders of its own.
 OWN = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-SECRET = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)  # variables that nobody there needs
+# Variables that may hold a secret.
+SECRET = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
 def environment() -> dict[str, str]:
-    """The variables with which a launcher of this program starts."""
+    """Return the environment variables with which a launcher of this program starts."""
     shown = {k: v for k, v in os.environ.items() if k not in OWN and not SECRET.search(k)} | QUIET
     return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

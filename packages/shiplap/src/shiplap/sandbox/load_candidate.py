@@ -1,4 +1,4 @@
-"""Load what is judged: a function, a class or an op, from a module or a file. Nothing here is cached."""
+"""Import of a target, which is a function, a class or an op, from a module or a file. Nothing here is cached."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from shiplap.dispatch import Op
 from shiplap.sampling.run import split
 
 OWN = "shiplap_judged_"
-added: set[str] = set()  # folders that were put on sys.path here
+added: set[str] = set()  # folders that this module has put on sys.path
 
 
 def load_module(home: str) -> ModuleType:
-    """The module of this name, or the one in this file; its own folder is searched first, as Python does."""
+    """Return the module of this name, or the module of this file. The folder of the file comes
+    first on ``sys.path``.
+    """
     if not home.endswith(".py"):
         return importlib.import_module(home)
     path = Path(home).resolve()
@@ -37,7 +39,7 @@ def load_module(home: str) -> ModuleType:
 
 
 def load_named(home: str, names: Sequence[str]) -> Any:
-    """The value of a module that has the first of these names which is there. Raises AttributeError for none."""
+    """Return the first of these names that the module has. Raises AttributeError if it has none."""
     module = load_module(home)
     for name in names:
         value: Any = module
@@ -49,9 +51,10 @@ def load_named(home: str, names: Sequence[str]) -> Any:
 
 
 def build(value: Any, init: Sequence[Any], state: Mapping[str, Any], seed: int) -> Any:
-    """What is called: an instance of a class with these parameters, or the function itself."""
+    """Return the callable of a target: an instance of a class with these parameters, or the function itself."""
     if not isinstance(value, type):
         return value
+    # Reference and candidate draw the same parameters from this seed.
     torch.manual_seed(seed)
     made = value(*init)
     if state and isinstance(made, torch.nn.Module):
@@ -60,7 +63,9 @@ def build(value: Any, init: Sequence[Any], state: Mapping[str, Any], seed: int) 
 
 
 def renew(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
-    """Other values for the parameters of a module. False, and nothing is changed, if it has not all of them."""
+    """Load these values into the parameters of a module. Return False, and change nothing, if it lacks one of the
+    names.
+    """
     if not isinstance(made, torch.nn.Module) or not state.keys() <= made.state_dict().keys():
         return False
     made.load_state_dict(dict(state), strict=False)
@@ -68,9 +73,10 @@ def renew(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
 
 
 def _positional(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call`` with all arguments of the op in the order of its schema."""
+    """Return ``call`` as a function of all arguments of the op, in the order of its schema."""
 
     def positional(*args: Any) -> Any:
+        """Call the op with arguments in the order of its schema."""
         first, named = split(op.spec, args)
         return call(*first, **named)
 
@@ -78,7 +84,7 @@ def _positional(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ready(asked: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Any]) -> Callable[..., Any]:
-    """The callable that a request of the referee names."""
+    """Return the callable that a request names."""
     sys.path[:0] = [p for p in asked["path"] if p not in sys.path]
     if asked["kind"] == "nothing":
         return lambda *args: ()

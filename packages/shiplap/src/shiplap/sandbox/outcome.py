@@ -1,4 +1,4 @@
-"""What a call has to do, what it took, and what is wrong with it, by what its process tells of it."""
+"""The expected effects of a call, its outcome, and checks of the reply of a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from shiplap.sandbox.protocol import overlaps, plain
 
 
 class Wrong(Exception):
-    """Raised for what a candidate did wrong, with the check that found it, and in which call of a batch."""
+    """Raised for a fault of a candidate: the check that found it, the evidence, and the number of
+    the call in a batch.
+    """
 
     def __init__(self, check: str, evidence: str, call: int = -1) -> None:
         super().__init__(plain(evidence))
@@ -21,20 +23,20 @@ class Wrong(Exception):
 
 
 class OutOfReach(Exception):
-    """Raised where a locked process cannot use the device: nobody's code is at fault."""
+    """Raised if a locked process cannot use the device, which is no fault of the candidate."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The effects of the reference on one draw of arguments: its results, then the arguments that it writes.
+    """The effects of the reference on one draw of arguments: its results, then the arguments that it changes.
 
     Attributes:
         own: the effects in the reference's own precision.
-        against: what is wrong with other effects, compared with these.
-        changed: which tensor arguments the reference writes.
+        against: returns the difference between other effects and these.
+        changed: the indices of the tensor arguments that the reference changes.
         aliased: whether a result may share memory with an argument.
-        nested: how the results lie in each other (``wire.nested``); empty where that is not compared.
-        overlapping: whether elements of a result may lie in the same place.
+        nested: the structure of the results in their containers. Empty if that is not compared.
+        overlapping: whether elements of a result may share memory with each other.
     """
 
     own: Sequence[Tensor]
@@ -47,7 +49,14 @@ class Expected:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: seconds by the referee's clock (see ``Took``), by the clock of the process, and ``late`` on a GPU."""
+    """The times and the error of one call.
+
+    Attributes:
+        wall, quiet: seconds by the clock of the process that judges (see ``Took``).
+        spent: seconds by the clock of the sandboxed process.
+        late: on a GPU, the seconds for which other streams worked after the call's own stream was done.
+        error: the largest error in units of the tolerance.
+    """
 
     wall: float
     quiet: float
@@ -57,16 +66,17 @@ class Call:
 
 
 def text_of(told: Any) -> str:
-    """An error as it was told; what is no text may be nested too deep to be shown."""
+    """Return the text of a reported error. A value that is no text is not printed, since it may be nested too deep."""
     return told if isinstance(told, str) else "an error that is no text"
 
 
 def short(name: Any) -> str:
+    """Return at most 80 characters of a reported name."""
     return name[:80] if isinstance(name, str) else "what is no name"
 
 
 def of_a_process(reply: Mapping[str, Any]) -> None:
-    """Raises Wrong for what else a process was seen to do around a call whose clock, or list, is its own."""
+    """Raise Wrong for other work of the process around a call: on streams, in threads, or on its state."""
     if reply.get("raced"):
         raise Wrong("streams", "a result was not complete when the call's own stream was done")
     if left := reply.get("left"):
@@ -76,8 +86,8 @@ def of_a_process(reply: Mapping[str, Any]) -> None:
 
 
 def as_it_should_lie(reply: Mapping[str, Any], expected: Expected) -> None:
-    """Raises Wrong for results in other containers, and for results of which no element can be changed alone."""
-    told = reply.get("nested", expected.nested)  # a device's answer has none
+    """Raise Wrong for results in other containers, and for results whose elements share memory."""
+    told = reply.get("nested", expected.nested)  # replies of calls on a GPU lack this key
     if expected.nested and told != expected.nested:
         raise Wrong("results", f"results that lie as {str(told)[:80]}, expected {expected.nested[:80]}")
     for number, place in enumerate(reply["outs"] if not expected.overlapping else ()):

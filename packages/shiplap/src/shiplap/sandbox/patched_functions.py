@@ -1,4 +1,4 @@
-"""Whether code that is judged has replaced functions of Python, torch or the referee in its process."""
+"""Detection of functions of Python, torch or Shiplap that code which is judged has replaced in its process."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ REFEREES = (
     "shiplap.sampling.",
     "shiplap.sandbox.",
     "shiplap.torch_private.",
-)  # modules of ours of which nothing is to change
-SETTLED = (ModuleType, frozenset, tuple, str, bytes, float, torch.dtype)  # what such a module, once made, keeps
+)  # modules of ours in which nothing may change
+# Values that such a module keeps unchanged.
+SETTLED = (ModuleType, frozenset, tuple, str, bytes, float, torch.dtype)
 CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float)
 DESCRIPTORS = (property, staticmethod, classmethod)
 INHERITED = (*DESCRIPTORS, GetSetDescriptorType, MemberDescriptorType)
-TABLE = 5000  # entries of the largest table that is looked at
-FIRST = 16  # entries by which a table of functions is known
+TABLE = 5000  # entries of the largest table that is compared
+FIRST = 16  # entries of a dictionary that are checked for a function
 HEAP = 1 << 9  # flag of a class that is written in Python
 
 
 class _Trusted:
-    """Whose module it is, by name; each is looked up once."""
+    """Whether a module, given by name, belongs to Python, torch, an installed package or Shiplap. Each is looked up
+    once.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, bool] = {}
@@ -56,9 +59,9 @@ class _Trusted:
 
 
 def _owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tuple[str, Any]]:
-    """Modules of Python, torch, installed packages and ours, and their classes, with their names.
+    """Yield trusted modules and their classes, with names.
 
-    ``known``: the ids of those that are left out.
+    Objects whose ids are in ``known`` are left out.
     """
     seen, folders, trusted = set(known), dict[str, bool](), _Trusted()
     for name, value in (("torch.Tensor", torch.Tensor), ("torch.ops.aten", torch.ops.aten)):
@@ -84,7 +87,13 @@ def _owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tuple[str, 
 
 
 class _Owner(NamedTuple):
-    """A module or a class, what it held, its class and its bases, and the parts of the functions among that."""
+    """A module or a class, and its attributes, class, bases and functions at one time.
+
+    Attributes:
+        held: the attributes by name.
+        parts: the parts of the functions among these.
+        tables: copies of the dictionaries of functions among these.
+    """
 
     name: str
     value: Any
@@ -96,6 +105,7 @@ class _Owner(NamedTuple):
 
     @classmethod
     def of(cls, name: str, value: Any) -> _Owner:
+        """Return the present state of a module or class."""
         held = dict(vars(value))
         is_class = isinstance(value, type)
         parts = {k: Parts.of(v) for k, v in held.items() if type(v) is FunctionType}
@@ -107,16 +117,17 @@ class _Owner(NamedTuple):
 
     @property
     def untouched(self) -> bool:
-        """Whether it holds the same objects, in the same order."""
+        """Whether it has the same attributes in the same order."""
         now = vars(self.value)
         return len(now) == len(self.held) and all(map(is_, now.values(), self.held.values()))
 
     @property
     def bases_now(self) -> tuple[type, ...]:
+        """The present bases of a class."""
         return self.value.__bases__ if isinstance(self.value, type) else ()
 
     def changed(self) -> list[str]:
-        """Names of functions that are now somebody else's."""
+        """Return the names of attributes that were replaced by code that is not trusted."""
         replaced: list[str] = []
         if type(self.value) is not self.kind and not is_trusted_module(type(self.value)):
             replaced.append(f"the class of {self.name}")
@@ -133,7 +144,7 @@ class _Owner(NamedTuple):
         return [*replaced, *self._tables()]
 
     def _is_lost(self, name: str, now: Any) -> bool:
-        """Whether what was there was replaced by something of somebody else."""
+        """Return whether the attribute ``name`` was replaced by code that is not trusted."""
         before = self.held[name]
         if isinstance(before, ModuleType):
             return now is not None and not (is_module(now) and now.__name__ == before.__name__)
@@ -144,7 +155,7 @@ class _Owner(NamedTuple):
         return _is_lost(before, now)
 
     def _hides(self, name: str, now: Any) -> bool:
-        """Whether a new name stands before one that everybody uses: of a base class, or of Python itself."""
+        """Return whether a new attribute hides one of a base class, or a builtin."""
         if not isinstance(self.value, type):
             before = vars(builtins).get(name)
             return (before is not None or _is_special(name)) and _is_lost(before or len, now) and _works(now)
@@ -154,7 +165,7 @@ class _Owner(NamedTuple):
         return _is_lost(before, now)
 
     def _tables(self) -> list[str]:
-        """Entries of tables of functions that are somebody else's now."""
+        """Return the entries of tables that were replaced by functions that are not trusted."""
         told = []
         for name, before in self.tables.items():
             now = vars(self.value).get(name)
@@ -166,11 +177,11 @@ class _Owner(NamedTuple):
 
 
 class Snapshot:
-    """What functions were when it was taken.
+    """The functions of all trusted modules at one time.
 
     Args:
-        known: an earlier one, of which everything that has not changed is taken over.
-        thorough: whether the operators of torch are looked at as well, whatever may register them.
+        known: an earlier snapshot, whose unchanged parts are used again.
+        thorough: whether the operators of torch are included, which any code can register.
     """
 
     def __init__(self, known: Snapshot | None = None, *, thorough: bool = False) -> None:
@@ -182,8 +193,8 @@ class Snapshot:
         self._thorough = (operators_of_torch(), overloads_of_torch()) if thorough else None
 
     def changed(self) -> list[str]:
-        """Names whose functions are now somebody else's."""
-        forget()  # what was learnt while others could write there
+        """Return the names of functions that have been replaced since."""
+        forget()  # the cache lies in memory that the candidate can write
         known = self._modules
         replaced = [f"sys.modules['{n}']" for n, m in list(sys.modules.items()) if _is_another(n, m, known.get(n))]
         replaced += [f"sys.modules['{n}'], which is gone" for n, m in known.items() if _is_gone(n, m)]
@@ -194,7 +205,7 @@ class Snapshot:
         return replaced
 
     def threads(self) -> int:
-        """How many other threads of Python run code that is neither Python's own nor torch's, nor wait in it."""
+        """Return the number of other threads that run, or wait in, code that is not trusted."""
         mine, count = threading.get_ident(), 0
         for ident, frame in sys._current_frames().items():
             genuine = True
@@ -207,36 +218,39 @@ class Snapshot:
 
 
 def _descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the properties, static methods and class methods among attributes."""
     return [(k, v) for k, v in held.items() if type(v) in DESCRIPTORS]
 
 
 def _is_table(value: dict[Any, Any]) -> bool:
-    """Whether a dictionary says which function is for what."""
+    """Return whether a dictionary is a table of functions."""
     return 0 < len(value) < TABLE and any(type(v) is FunctionType for v in islice(value.values(), FIRST))
 
 
 def _is_shared(key: Any) -> bool:
-    """Whether it is a class of Python, torch or an installed package, which is everybody's."""
+    """Return whether a key is a class of Python, torch or an installed package, which other code uses too."""
     return isinstance(key, type) and is_trusted_module(key)
 
 
 def _is_special(name: str) -> bool:
+    """Return whether a name has two underscores on both sides."""
     return name.startswith("__") and name.endswith("__")
 
 
 def _works(value: Any) -> bool:
-    """Whether it is called, or called when it is looked up."""
+    """Return whether an attribute runs code when it is called or looked up."""
     return callable(value) or isinstance(value, DESCRIPTORS)
 
 
 def _is_function(value: Any) -> bool:
+    """Return whether a value is callable and no class."""
     return callable(value) and not isinstance(value, type)
 
 
 def _is_another(name: str, now: Any, before: Any) -> bool:
-    """Whether a module of somebody else has the name of one that was there, or of one of Python.
+    """Return whether the module of this name was replaced, or hides a module of Python.
 
-    ``before``: what had that name; None if nothing had it.
+    ``before`` is the earlier module of that name, or None.
     """
     if now is before:
         return False
@@ -249,7 +263,7 @@ def _is_another(name: str, now: Any, before: Any) -> bool:
 
 
 def _is_gone(name: str, module: Any) -> bool:
-    """Whether a module of Python, torch or an installed package was taken away, so that it would be loaded anew."""
+    """Return whether a trusted module was removed, so that the next import would load it again."""
     if name in sys.modules or type(module) is not ModuleType:
         return False
     file = vars(module).get("__file__")
@@ -257,5 +271,5 @@ def _is_gone(name: str, module: Any) -> bool:
 
 
 def _is_lost(before: Any, now: Any) -> bool:
-    """Whether a function or a class was replaced by somebody else's."""
+    """Return whether a function or class was replaced by one that is not trusted."""
     return (callable(before) or isinstance(before, INHERITED)) and not is_theirs(now)

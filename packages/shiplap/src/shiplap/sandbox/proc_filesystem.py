@@ -1,4 +1,4 @@
-"""What Linux says about processes, under ``/proc``."""
+"""Information about processes that Linux gives under ``/proc``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-CALM = 0.9  # share of its time in which a request had a processor, or none to do
-CPU_CLOCK = 2  # of a process of another, in the number of its clock: what the scheduler counted
+CALM = 0.9  # share of the wall time without waiting from which a request is undisturbed
+CPU_CLOCK = 2  # CPUCLOCK_SCHED, in the clock id of another process: time counted by the scheduler
 
 
 def _read(path: str) -> bytes:
-    """What a short file says. Asked many times for each call of a kernel, so it takes no detour. Raises OSError."""
+    """Return the first 4,096 bytes of a file. Raises OSError.
+
+    This runs many times for each timed call, so it uses system calls without the layers of ``open``.
+    """
     file = os.open(path, os.O_RDONLY)
     try:
         return os.read(file, 4096)
@@ -22,18 +25,19 @@ def _read(path: str) -> bytes:
 
 
 def stat_fields(pid: int | str) -> list[str]:
-    """What follows the name in ``/proc/PID/stat``: state, ppid, pgrp, session, ...
+    """Return the fields after the name in ``/proc/PID/stat``: state, ppid, pgrp, session and so on.
 
-    While an answer is waited for, this is asked of every process of the machine, many times a second.
+    While a reply is awaited, this reads the file of every process of the machine, many times a second.
     """
     try:
+        # The name may contain spaces and brackets, so the last bracket ends it.
         return _read(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split()
     except (OSError, ValueError):
         return []
 
 
 def below(root: int) -> dict[int, int]:
-    """Every living process that ``root`` started, directly or not, and its group; parents before their children."""
+    """Return the descendants of ``root`` that live, with the group of each. Parents come before their children."""
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = [root]
     for pid in family:
@@ -42,8 +46,11 @@ def below(root: int) -> dict[int, int]:
 
 
 def below_still(root: int) -> dict[int, int]:
-    """What :func:`below` finds, while all of the family stand still: Linux lists the children of such processes."""
-    if not os.path.exists(f"/proc/{root}/task/{root}/children"):  # not every kernel is built with it
+    """Return the same as ``below`` while all descendants are stopped.
+
+    Linux lists the children of a process reliably only then, and this list is much shorter than that of all processes.
+    """
+    if not os.path.exists(f"/proc/{root}/task/{root}/children"):  # depends on how the kernel was built
         return below(root)
     groups: dict[int, int] = {}
     parents = [root]
@@ -56,7 +63,7 @@ def below_still(root: int) -> dict[int, int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Those of all of its threads."""
+    """Return the children of all threads of a process."""
     pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -66,7 +73,7 @@ def _children(pid: int) -> list[int]:
 
 
 def threads(pid: int) -> set[str]:
-    """The states of all threads of a process, as letters; empty when it is gone."""
+    """Return the states of all threads of a process, as letters. Empty if the process is gone."""
     try:
         names = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -75,7 +82,7 @@ def threads(pid: int) -> set[str]:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that are in use."""
+    """Return the bytes of memory that a process has in use."""
     try:
         return int(_read(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -84,7 +91,7 @@ def resident(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Holds:
-    """What a process has open, how many threads it has, and its bytes of memory that are in use."""
+    """The number of open files and of threads of a process, and its bytes of memory in use."""
 
     files: int = 0
     threads: int = 0
@@ -92,12 +99,13 @@ class Holds:
 
 
 def holds(pid: int) -> Holds:
-    """Zeros where Linux does not tell."""
+    """Return the resources of a process, with zeros for those that Linux does not report."""
     files, threads = (_entries(f"/proc/{pid}/{what}") for what in ("fd", "task"))
     return Holds(files, threads, resident(pid))
 
 
 def _entries(folder: str) -> int:
+    """Return the number of entries of a folder."""
     try:
         return len(os.listdir(folder))
     except OSError:
@@ -122,11 +130,14 @@ class Took:
     """Seconds of one request.
 
     Attributes:
-        wall: by the referee's clock, from before the process was continued until it was stopped. This alone counts in
-            its favour.
-        quiet: what it may have taken with the machine to itself: without the time in which either side was ready and
-            had no processor, but never less than its processor time shared out over all cores. A process can make
-            itself wait, so nothing is credited because of this figure.
+        wall: by the clock of this process, from before the other process was continued until it was stopped. Nothing
+            else
+        counts in favour of a candidate.
+        quiet: an estimate of the time on an idle machine. This is the wall time without the time in which either side
+            waited
+        for a processor, but never less than the processor time divided by the number of cores. A process can make
+            itself
+        wait, so no candidate is credited because of this figure.
     """
 
     wall: float
@@ -134,33 +145,35 @@ class Took:
 
     @property
     def undisturbed(self) -> bool:
-        """Whether it hardly waited for a processor."""
+        """Whether the request hardly waited for a processor."""
         return self.quiet >= CALM * self.wall
 
     @classmethod
     def of(cls, wall: float, waited: float, ran: float) -> Took:
+        """Return the times of a request from its wall, waiting and processor time."""
         return cls(wall, min(wall, max(wall - waited, ran / len(os.sched_getaffinity(0)))))
 
 
 def usage(pid: int, thread: int) -> Usage:
-    """What the scheduler counted for a process and for one thread of it; zeros where the kernel does not count."""
+    """Return the scheduler's counts for a process and for one of its threads. Zeros where the kernel does not count."""
     ran = waited = 0.0
     with contextlib.suppress(OSError):
-        ran = time.clock_gettime((~pid << 3) | CPU_CLOCK)  # of all its threads, also of those that ended
+        # The clock id of another process, as ``clock_getcpuclockid`` computes it.
+        ran = time.clock_gettime((~pid << 3) | CPU_CLOCK)  # of all threads, including ended ones
     with contextlib.suppress(OSError, ValueError):
         waited = int(_read(f"/proc/{pid}/task/{thread}/schedstat").split()[1]) * 1e-9
     return Usage(ran, waited)
 
 
 def mapped(pid: int, file: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """``(address, bytes, offset)`` of every piece of memory of a process that shows a file. Raises OSError.
+    """Return ``(address, bytes, offset)`` of each piece of memory into which a process has mapped a file.
 
-    ``file``: the numbers of its device and of its inode.
+    ``file`` is the device and the inode of the file. Raises OSError.
     """
     pieces = []
     named = f" {file[1]} "
     for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-        if named not in line:  # most of a few hundred lines
+        if named not in line:  # a quick test for most of a few hundred lines
             continue
         spot, _, offset, device, inode, *_ = line.split(maxsplit=5)
         if int(inode) == file[1] and [int(n, 16) for n in device.split(":")] == [os.major(file[0]), os.minor(file[0])]:

@@ -1,8 +1,8 @@
-"""Tensors and messages between the referee and a process that it does not trust.
+"""The protocol between this process and one that it does not trust: messages, arguments and locations of results.
 
-Arguments lie in a file without a name (a memfd), one after the other with gaps of random length, and a description of
-their shapes travels beside it. Results never travel: the process says where in its memory they lie, and the referee
-reads them there. Nothing that comes back is more than a number, a text or a list of those.
+Arguments lie in a file without a name (a memfd), one after the other with gaps of random length. A message describes
+their shapes. Results are never sent: the process reports where in its memory they lie, and this process reads them
+there. All other content of a reply is numbers, texts, and lists of those.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LONGEST = 1 << 20  # bytes of a message
+LONGEST = 1 << 20  # the most bytes of a message
 HEAD = struct.Struct("=I")
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-GAP = 64  # bytes: allocators of torch align to as much
+GAP = 64  # bytes, as torch's allocators align
 Message = dict[str, Any]
 
 
 class Broken(Exception):
-    """Raised for a message that is none, and for a connection that has ended."""
+    """Raised for an invalid message, and for a connection that has ended."""
 
 
 def packed(message: Message) -> bytes:
-    """A message as it travels: its length, then JSON."""
+    """Return a message as bytes: its length, then JSON."""
     body = json.dumps(message).encode()
     return HEAD.pack(len(body)) + body
 
 
 def length_of(head: bytes, longest: int = LONGEST) -> int:
-    """The length that the head of a message tells. Raises Broken for more than ``longest`` bytes."""
+    """Return the length that the head of a message holds. Raises Broken for more than ``longest`` bytes."""
     (length,) = HEAD.unpack(head)
     if length > longest:
         raise Broken(f"a message of {length} bytes")
@@ -49,7 +49,7 @@ def length_of(head: bytes, longest: int = LONGEST) -> int:
 
 
 def parsed(body: bytes) -> Message:
-    """The message without its head. Raises Broken."""
+    """Return the message in ``body``. Raises Broken."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as e:
@@ -60,8 +60,9 @@ def parsed(body: bytes) -> Message:
 
 
 def plain(text: str) -> str:
-    """``text`` without characters that control a terminal, reverse a line or cannot be written: whoever sent it may
-    want to be read as something else.
+    """Return ``text`` with ``?`` in place of characters that are not printable.
+
+    Control characters of a sender that is not trusted could change the terminal or the order of a line.
     """
     return "".join(c if c.isprintable() else "?" for c in text)
 
@@ -74,13 +75,14 @@ def send(connection: socket.socket, message: Message, handles: Sequence[int] = (
 
 
 def receive(connection: socket.socket, handles: int = 0, longest: int = LONGEST) -> tuple[Message, list[int]]:
-    """One message, and at most ``handles`` open files. Raises Broken."""
+    """Receive one message, and at most ``handles`` open files. Raises Broken."""
     head, files = _take(connection, HEAD.size, handles)
     body, more = _take(connection, length_of(head, longest), 0)
     return parsed(body), files + more
 
 
 def _take(connection: socket.socket, length: int, handles: int) -> tuple[bytes, list[int]]:
+    """Receive ``length`` bytes and at most ``handles`` open files."""
     data, files = b"", []
     while len(data) < length:
         if handles:
@@ -95,16 +97,16 @@ def _take(connection: socket.socket, length: int, handles: int) -> tuple[bytes, 
 
 
 def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last of a strided tensor."""
+    """Return the number of elements from the first to the last of a strided tensor."""
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
 
 
 def leaves(value: Any) -> list[Any]:
-    """Tensors and plain values of nested tuples, lists and dicts, in order; of a dict in that of its names.
+    """Return the tensors and plain values of nested tuples, lists and dicts, in order. Dicts are ordered by key.
 
-    A container is read as it lies in memory. Methods of its own, which could compute what they return, do not run.
+    A container is read as it lies in memory. Its own methods, which could compute the values, do not run.
     """
     if isinstance(value, list):
         return [leaf for v in list.__iter__(value) for leaf in leaves(v)]
@@ -116,13 +118,15 @@ def leaves(value: Any) -> list[Any]:
 
 
 def _by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
-    """Names and values in the order of the names. Of a key that is no text nobody asks more than its class."""
+    """Return the keys and values of a dict, sorted by key. A key that is no text is replaced by the
+    name of its class.
+    """
     named = [(k if type(k) is str else type(k).__name__, v) for k, v in dict.items(values)]
     return sorted(named, key=lambda pair: pair[0])
 
 
 def nested(value: Any) -> str:
-    """How the leaves of a result lie in each other: ``(.,{'a':.},None)``. A list counts as a tuple."""
+    """Return the structure of a result as text, such as ``(.,{'a':.},None)``. A list counts as a tuple."""
     if isinstance(value, (list, tuple)):
         held = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
         return f"({','.join(map(nested, held))})"
@@ -132,7 +136,7 @@ def nested(value: Any) -> str:
 
 
 def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether elements of a strided tensor lie in the same place."""
+    """Return whether two elements of a strided tensor share memory."""
     reach = 0
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size > 1 and step <= reach:
@@ -142,36 +146,38 @@ def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def bare(values: Any) -> list[Any]:
-    """The leaves, each tensor as an object that nobody has hung anything onto: its methods are torch's."""
+    """Return the leaves of a result, each tensor as a new object without the attributes and hooks of the old one."""
     return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in leaves(values)]
 
 
 def identical(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are equal, bit by bit."""
+    """Return whether two tensors of one shape and dtype are equal, bit by bit."""
     a, b = a.contiguous(), b.detach().contiguous()
     if not a.numel():
         return True
-    if a.device.type == b.device.type == "cpu":  # torch compares one byte after the other
+    if a.device.type == b.device.type == "cpu":  # torch compares bytes one by one, memcmp is faster
         return bool(_libc.memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.itemsize) == 0)
     return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))
 
 
 def is_operator(told: Any) -> bool:
-    """Whether it is a name, and a name or shapes: the harness writes nothing else."""
+    """Return whether a reported value is a list of a name, and a name or shapes."""
     if not isinstance(told, list) or len(told) != 2 or not isinstance(told[0], str):
         return False
     return isinstance(told[1], str) or (isinstance(told[1], list) and all(_is_shape(s, 2) for s in told[1]))
 
 
 def _is_shape(told: Any, depth: int) -> bool:
-    """Whether it is a list of sizes, or such lists for an argument that is a list of tensors."""
+    """Return whether a reported value is a list of sizes, or of such lists for an argument that is
+    a list of tensors.
+    """
     if not isinstance(told, list):
         return False
     return all((type(n) is int and abs(n) < 1 << 62) or (depth > 0 and _is_shape(n, depth - 1)) for n in told)
 
 
 def describe(t: Tensor) -> Message:
-    """Shape, strides and dtype as plain values."""
+    """Return shape, strides and dtype of a tensor as plain values."""
     return {
         "dtype": str(t.dtype).removeprefix("torch."),
         "shape": list(t.shape),
@@ -180,16 +186,17 @@ def describe(t: Tensor) -> Message:
 
 
 class Arena:
-    """Arguments in a file without a name, on their way to a process."""
+    """Arguments that are being laid out in a file without a name, for another process."""
 
     def __init__(self, seed: int | None = None) -> None:
-        """Two arenas with one ``seed`` lay the same arguments out alike."""
+        """Start an empty layout. Two arenas with the same ``seed`` place the same arguments alike."""
         self._gaps = random.Random(secrets.randbits(62) if seed is None else seed)
         self._parts: list[tuple[int, Tensor]] = []
+        # Gaps of random length: a write beyond an argument hits no known place.
         self._size = GAP * (1 + self._gaps.randrange(64))
 
     def pack(self, value: Any) -> Any:
-        """The description of ``value``: a tensor, or a plain value, or a list or dict of those."""
+        """Return the description of ``value``: a tensor, a plain value, or a list or dict of these."""
         if isinstance(value, Tensor):
             return {"tensor": {**describe(value), "at": self._place(value), "device": value.device.type}}
         if isinstance(value, (list, tuple)):
@@ -205,6 +212,7 @@ class Arena:
         raise TypeError(f"an argument of type {type(value).__name__}")
 
     def _place(self, t: Tensor) -> int:
+        """Reserve a place for a tensor, and return its offset."""
         length = extent(t.shape, t.stride())
         flat = torch.as_strided(t.detach(), (length,), (1,), t.storage_offset()).cpu()
         at = self._size
@@ -213,14 +221,17 @@ class Arena:
         return at
 
     def make(self) -> int:
-        """A new open file with room for all, which its owner closes; it holds zeros. Nobody can change its length."""
+        """Return a new open file of the right length, filled with zeros, which the caller closes.
+
+        The file is sealed, so that no process can change its length.
+        """
         handle = os.memfd_create("arguments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
         fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return handle
 
     def write(self, handle: int = -1) -> int:
-        """The open file: a new one, which its owner closes, or ``handle``, whose layout is the same."""
+        """Write all tensors into ``handle``, or into a new file, and return the open file."""
         handle = self.make() if handle < 0 else handle
         with mmap.mmap(handle, 0) as memory:
             for at, flat in self._parts:
@@ -232,7 +243,7 @@ class Arena:
 
 
 def places_of(value: Any) -> list[int]:
-    """Where the tensors of a packed value lie in the file, in order."""
+    """Return the offsets of the tensors of a packed value, in order."""
     if "tensor" in value:
         return [int(value["tensor"]["at"])]
     inner = value["list"] if "list" in value else [v for _, v in value.get("dict", ())]
@@ -240,7 +251,7 @@ def places_of(value: Any) -> list[int]:
 
 
 def unpack(value: Any, memory: Any) -> Any:
-    """The inverse of :meth:`Arena.pack`, in the process that has mapped the file."""
+    """Return the value of a description, in the process that has mapped the file. The inverse of :meth:`Arena.pack`."""
     if "plain" in value:
         return value["plain"]
     if "float" in value:

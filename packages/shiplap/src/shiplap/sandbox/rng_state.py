@@ -1,7 +1,7 @@
-"""Whether a call sets the random numbers of everybody to a place of its own.
+"""Detection of a call that sets the shared random number generators to a position of its own.
 
-A call may draw numbers. After it, the next number is another one than after the call before, unless the call has set
-the place from which numbers come.
+A call may draw numbers. Generators are advanced before each call, so their positions after two calls are equal only if
+the second call has set them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import torch
 
 
 def places() -> dict[str, int]:
-    """Where the sources of random numbers stand that everybody in this process shares, as numbers to compare."""
+    """Return the positions of the random number generators that all code in this process shares, as
+    numbers to compare.
+    """
     place = np.random.get_state(legacy=False)["state"]
     return {
         "random.seed": hash(random.getstate()),
@@ -23,18 +25,18 @@ def places() -> dict[str, int]:
 
 
 class Dice:
-    """What was to come after the last call. One number is drawn before each call, so that no two are alike."""
+    """The positions of the generators after the last call."""
 
     def __init__(self) -> None:
         self._after: dict[str, int] = {}
 
     def throw(self) -> None:
-        """Before a call."""
+        """Advance all generators before a call, so that no two calls begin at the same position."""
         random.random()
         np.random.random()
         torch.rand(1)
 
     def stuck(self) -> list[str]:
-        """After a call: the sources that stand where they stood after the call before."""
+        """Return the generators that are at the same position as after the call before."""
         before, self._after = self._after, places()
         return [name for name, place in self._after.items() if before.get(name) == place]

@@ -1,4 +1,4 @@
-"""The files of processes that are not trusted: what they print into, and the removal of all that they wrote."""
+"""Files of processes that are not trusted: a file for their output, and the removal of their folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_S = 2.0
 
 
 def nameless(folder: str) -> int:
-    """A new file for what a process prints. It has no name, so that nobody can put another file in its place."""
+    """Return a new open file for the output of a process. It has no name, so it cannot be replaced by another file."""
     handle, path = tempfile.mkstemp(dir=folder)
     os.unlink(path)
     flags = fcntl.fcntl(handle, fcntl.F_GETFL)
@@ -20,9 +20,9 @@ def nameless(folder: str) -> int:
 
 
 def remove(folder: str, seconds: float = PATIENCE_S) -> None:
-    """Remove ``folder``. What takes longer than ``seconds``, such as a million files, is done after this returns.
+    """Remove ``folder``. If that takes longer than ``seconds``, it ends after this function has returned.
 
-    ``rm`` descends as deep as folders go, and follows no links.
+    ``rm`` descends to any depth and follows no links.
     """
     pid = os.spawnvp(os.P_NOWAIT, "rm", ["rm", "-rf", "--", folder])
     ends = time.monotonic() + seconds

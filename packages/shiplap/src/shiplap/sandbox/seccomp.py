@@ -1,14 +1,14 @@
-"""A seccomp filter for code that is not trusted, assembled by hand: it needs no library and no privilege.
+"""A seccomp filter for code that is not trusted. It is assembled here, and needs no library and no privilege.
 
-The filter lets compilers and threads work, and refuses what reaches another process, the network or the clock: those
-calls fail with EPERM. Calls with a process id as their first argument pass for the caller's own id alone.
+The filter allows the system calls of compilers and threads. Calls that reach another process, the network or the clock
+fail with EPERM. Calls with a process id as their first argument are allowed for the caller's own id alone.
 
-A process can leave neither its group nor its session: those calls return as if they had worked. The referee stops and
-ends the group at once, so no process that it contains can hide by starting another one and ending.
+A process can leave neither its group nor its session: those calls do nothing and return 0. The supervisor stops and
+ends the whole group, so no process can escape by starting another one and ending.
 
-CUDA's driver names a local socket after its process when it starts, and does not start without it. Where a device is
-judged, a local socket of a connected kind may therefore be made, bound and listened on. None can be connected, so
-nothing can be reached through it.
+The driver of CUDA binds a local socket when it starts, and does not start without it. If a device is judged, local
+sockets of a connected kind may therefore be made, bound and listened on. No socket can be connected, so none reaches
+anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import struct
 
 PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER, FILTER_FLAG_TSYNC = 38, 1, 1
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ERRNO | EPERM
-NOTHING, UNKNOWN = 0x00050000, 0x00050026  # it returns 0 and does nothing; ENOSYS
+NOTHING, UNKNOWN = 0x00050000, 0x00050026  # return 0 without an effect; return ENOSYS
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # ld abs, jeq, jge, and, ret
 NUMBER_AT, ARCHITECTURE_AT, FIRST_AT, SECOND_AT = 0, 4, 16, 24  # in struct seccomp_data
 LOCAL, KIND, CONNECTED = 1, 0xF, (1, 5)  # AF_UNIX; the bits of a socket's kind; SOCK_STREAM, SOCK_SEQPACKET
@@ -91,11 +91,11 @@ REFUSED = {
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
     "sched_setaffinity": (203, 122),
-    "memfd_create": (319, 279),  # memory that is counted for nobody
+    "memfd_create": (319, 279),  # its memory would count for no process
     "io_submit": (209, 2),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
-    "timer_create": (222, 107),  # its signal may continue a process that stands
+    "timer_create": (222, 107),  # its signal may continue a stopped process
 }
 OWN = {  # allowed for the caller's own process, or for 0, which means the same
     "kill": (62, 129),
@@ -104,9 +104,9 @@ OWN = {  # allowed for the caller's own process, or for 0, which means the same
     "prlimit64": (302, 261),
 }
 PRETENDED = {"setsid": (112, 157), "setpgid": (109, 154)}
-CLONE, CLONE3 = (56, 220), (435, 435)  # whoever misses the second, whose flags lie in memory, takes the first
-NAMESPACES, AT_ITS_END = 0x7E020000, 0xFF  # flags of clone, and the signal to its parent: another may continue it
-OF_FILES = {  # call → its number, and what its second argument may not be: signals to others, and locks that delay them
+CLONE, CLONE3 = (56, 220), (435, 435)  # the flags of clone3 lie in memory, so it is refused and libc uses clone
+NAMESPACES, AT_ITS_END = 0x7E020000, 0xFF  # flags of clone, and the signal to the parent at the end
+OF_FILES = {  # numbers, and forbidden second arguments: signals to other processes, and locks
     "fcntl": ((72, 25), (8, 10, 15, 1024, 1026)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
     "ioctl": ((16, 29), (0x8901, 0x8902)),  # FIOSETOWN, SIOCSPGRP
 }
@@ -115,8 +115,10 @@ MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}  # 
 
 
 def _program(column: int, architecture: int, pid: int, device: bool) -> list[tuple[int, int, int, int]]:
-    """Instructions ``(code, if true, if false, value)``; the jumps are relative."""
+    """Return the instructions ``(code, if true, if false, value)`` of the filter. Jumps are relative."""
+    # System call numbers of another architecture, such as 32-bit ones, mean other calls.
     program = [(LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, REFUSE)]
+    # x32 has numbers of its own for the same calls.
     program += [(LOAD, 0, 0, NUMBER_AT), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, REFUSE)]
     program += _local_sockets(REFUSED["socket"][column]) if device else []
     for name, numbers in REFUSED.items():
@@ -135,7 +137,7 @@ def _program(column: int, architecture: int, pid: int, device: bool) -> list[tup
 
 
 def _kept_together(column: int) -> list[tuple[int, int, int, int]]:
-    """Nobody leaves the group or makes a namespace, and no file sends signals to others or delays them."""
+    """Return the rules that keep processes in their group and namespaces, and restrict signals by files."""
     program = [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, UNKNOWN)]
     for numbers in PRETENDED.values():
         program += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, NOTHING)]
@@ -147,6 +149,7 @@ def _kept_together(column: int) -> list[tuple[int, int, int, int]]:
         (LOAD, 0, 0, FIRST_AT),
         (AND, 0, 0, AT_ITS_END),
         (EQUAL, 2, 0, 0),
+        # Another signal, such as SIGCONT, could continue a stopped parent.
         (EQUAL, 1, 0, signal.SIGCHLD),
         (RETURN, 0, 0, REFUSE),
         (RETURN, 0, 0, ALLOW),
@@ -163,7 +166,7 @@ def _kept_together(column: int) -> list[tuple[int, int, int, int]]:
 
 
 def _local_sockets(number: int) -> list[tuple[int, int, int, int]]:
-    """A local socket of a connected kind may be made; any other may not."""
+    """Return the rules that allow local sockets of a connected kind, and refuse all others."""
     kinds = [(EQUAL, len(CONNECTED) - i, 0, kind) for i, kind in enumerate(CONNECTED)]
     body = [
         (LOAD, 0, 0, FIRST_AT),
@@ -178,9 +181,9 @@ def _local_sockets(number: int) -> list[tuple[int, int, int, int]]:
 
 
 def install_filter(*, device: bool = False) -> str:
-    """Put the filter into force for this process and what it starts. Empty, or why it could not be.
+    """Install the filter for this process and its children. Return an empty text, or why that failed.
 
-    ``device``: let the driver of an accelerator start.
+    With ``device``, the driver of an accelerator can start.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None:

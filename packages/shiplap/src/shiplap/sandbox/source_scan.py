@@ -1,4 +1,4 @@
-"""Read a candidate, without running it, for names that no kernel needs and that cheats live on."""
+"""Search of a candidate's source, without running it, for names that no kernel needs, and for constants."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from shiplap.sampling.code_constants import SOURCES, numbers
 
-LARGEST = 2_000_000  # bytes
-FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # sources that are read, and entries of a folder
+LARGEST = 2_000_000  # bytes of a source that is read
+FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # the most sources and folder entries that are read
 STACK = {
     "_getframe",
     "_current_frames",
@@ -59,7 +59,7 @@ LOOKS = STACK | HEAP | MEMORY | OF_PYTHON
 
 
 def gathered(file: str) -> list[Path]:
-    """A source, and those beside it that it names, directly or not: modules, and sources of native code."""
+    """Return a source file and the files beside it that it names, directly or indirectly: Python and native code."""
     first = Path(file)
     beside = _beside(first.parent)
     sources: dict[Path, None] = {}
@@ -77,7 +77,7 @@ def gathered(file: str) -> list[Path]:
 
 
 def _beside(folder: Path) -> list[Path]:
-    """Sources in a folder and in those directly in it."""
+    """Return the source files in a folder and in its direct subfolders."""
     try:
         listed = [p for pattern in ("*.*", "*/*.*") for p in islice(folder.glob(pattern), ENTRIES)]
         return [p for p in listed if p.suffix in (".py", *SOURCES) and p.is_file()]
@@ -86,6 +86,7 @@ def _beside(folder: Path) -> list[Path]:
 
 
 def _text(file: Path) -> str:
+    """Return the text of a file, or an empty text if it is too large or cannot be read."""
     try:
         return file.read_text(errors="replace") if file.stat().st_size <= LARGEST else ""
     except OSError:
@@ -93,9 +94,9 @@ def _text(file: Path) -> str:
 
 
 def suspicious(file: str) -> list[str]:
-    """``line N: what`` for names that look at callers, at other objects of the interpreter, or change its code.
+    """Return ``line N: reason`` for names that read frames or objects of others, or that patch the process.
 
-    Modules beside it that it imports are looked at as well.
+    Modules beside the file that it imports are included.
     """
     reasons = _suspicious(file)
     for other in gathered(file)[1:]:
@@ -105,6 +106,7 @@ def suspicious(file: str) -> list[str]:
 
 
 def _suspicious(file: str) -> list[str]:
+    """Return the line and the reason of each suspicious name in one Python file."""
     try:
         if Path(file).stat().st_size > LARGEST:
             return [f"more than {LARGEST} bytes, which nobody looks through"]
@@ -115,9 +117,9 @@ def _suspicious(file: str) -> list[str]:
 
 
 def constants(file: str) -> list[float]:
-    """Numbers in a source and in those beside it that it names, also in texts, which may be code.
+    """Return the numbers in a source file and in the files beside it that it names, also those inside strings.
 
-    They are sizes and values at which a candidate may branch.
+    A candidate may branch at these sizes and values. A string may be source code of a kernel.
     """
     values: dict[float, None] = {}
     for each in gathered(file):
@@ -126,8 +128,9 @@ def constants(file: str) -> list[float]:
 
 
 def _constants(file: str) -> list[float]:
+    """Return the numbers in one Python file."""
     try:
-        if Path(file).stat().st_size > LARGEST:  # ``suspicious`` says so
+        if Path(file).stat().st_size > LARGEST:  # ``suspicious`` reports such a file
             return []
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -143,7 +146,7 @@ def _constants(file: str) -> list[float]:
 
 
 def suspicious_function(fn: Any) -> list[str]:
-    """The same for one function that is loaded, and for the functions of its module that it names."""
+    """Return why names in one loaded function, and in the functions of its module that it uses, are suspicious."""
     reasons: dict[str, None] = {}
     left, seen = [getattr(fn, "fn", fn)], set[int]()  # a Triton kernel wraps its function
     while left:
@@ -158,13 +161,13 @@ def suspicious_function(fn: Any) -> list[str]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Names of globals and attributes that a function and those inside it use, and its texts."""
+    """Return the globals, attributes and texts that a function and its inner functions use."""
     inner = [c for c in code.co_consts if isinstance(c, CodeType)]
     return set(code.co_names).union((c for c in code.co_consts if isinstance(c, str)), *map(_names, inner))
 
 
 def _about(name: str) -> str:
-    """What is said of a name; empty for most."""
+    """Return the reason why a name is suspicious, or an empty text."""
     if name in STACK or name in OF_PYTHON:
         return f"{name} looks at the callers"
     if name in HEAP:
@@ -173,6 +176,7 @@ def _about(name: str) -> str:
 
 
 def _found(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the reason of each suspicious name in a syntax tree."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Attribute):

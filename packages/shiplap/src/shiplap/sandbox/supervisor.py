@@ -1,4 +1,4 @@
-"""The referee's side of a process that is not trusted: it asks, watches, stops the process, and reads its memory."""
+"""The supervisor of sandboxed processes: sends requests, enforces limits, stops processes, and reads their memory."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from shiplap.sandbox.scratch_files import nameless, remove
 __all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took"]
 
 POLL_S = 0.05
-AT_ONCE = 32 << 10  # bytes of a message that a socket takes although nobody reads it
-HANGS, SILENT_S = 0.8, 5.0  # share of the time of a request, and seconds, that are a fault when everything is over
-STIRS = 1e-4  # seconds of a processor that a process may have had since it was seen to stand
-PATIENCE = 4.0  # times the limit that a process may take which had to wait for a processor
+AT_ONCE = 32 << 10  # bytes of a message that a socket buffers without a reader
+# Share of a request's time, and seconds, without a reply at the deadline that are a fault.
+HANGS, SILENT_S = 0.8, 5.0
+STIRS = 1e-4  # processor seconds that a stopped process may gain by rounding
+PATIENCE = 4.0  # a process that waited for a processor gets at most this multiple of its limit
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Ended(Exception):
-    """Raised when the process ended, or was ended for what it did."""
+    """Raised when the process has ended, or was ended for a violation."""
 
     def __init__(self, how: str) -> None:
         super().__init__(plain(how))
@@ -47,7 +48,7 @@ class Late(Ended):
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a process may use: seconds of one request, bytes of memory beyond the first, processes that it starts."""
+    """Limits of a process: seconds of a request, bytes of memory beyond the first, number of its child processes."""
 
     seconds: float = 120.0
     memory: int = 8 << 30
@@ -56,14 +57,17 @@ class Bounds:
 
 
 class _Span(ctypes.Structure):
+    """A ``struct iovec``."""
+
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
 class Launcher:
-    """A context with a process that holds torch and nothing else. It forks the processes that are not trusted.
+    """A context with a process that has imported torch and nothing else. It forks the sandboxed processes.
 
     Attributes:
-        sealed: whether each of them was locked in with every facility, and none reached a device.
+        sealed: whether each of these was locked in with every facility, and none reached a device.
+        prisoners: the ids of the sandboxed processes.
     """
 
     def __init__(self) -> None:
@@ -72,8 +76,8 @@ class Launcher:
         self.folder = ""
         self._count = 0
         self._over = False
-        self._turn = threading.Lock()  # one question at a time
-        self._unread = False  # an answer: what was read next would be this one
+        self._turn = threading.Lock()  # one request at a time
+        self._unread = False  # whether a reply is outstanding, which the next request would read
         self.sealed = True
         self.prisoners: set[int] = set()
 
@@ -84,7 +88,7 @@ class Launcher:
         self.close()
 
     def close(self) -> None:
-        """End the launcher and all that it started."""
+        """End the launcher and all processes that it started."""
         if self._process is not None:
             self._end_all()
             self._process.kill()
@@ -96,22 +100,24 @@ class Launcher:
             remove(self.folder)
 
     def _end_all(self) -> None:
-        if self._process is None or self._process.poll() is not None:  # its number may be that of another by now
+        """Kill all descendants of the launcher, children before parents."""
+        if self._process is None or self._process.poll() is not None:  # its id may belong to another process now
             return
         for pid in reversed(list(below(self.pid))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def finish(self) -> None:
-        """End everything, and start nothing more; another thread may be waiting for an answer, and gets Ended."""
+        """End everything for good. Another thread that waits for a reply gets Ended."""
         self._over = True
         self.close()
 
     def _ready(self) -> socket.socket:
-        """The connection to its process, which starts if it does not run."""
+        """Return the connection to the launcher's process, which is started if necessary."""
         return self._connection or self._start()
 
     def _start(self) -> socket.socket:
+        """Start the launcher's process and return the connection. Raises Ended after ``finish``."""
         if self._over:
             raise Ended("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
@@ -128,10 +134,14 @@ class Launcher:
 
     @property
     def pid(self) -> int:
+        """The id of the launcher's process, or -1."""
         return self._process.pid if self._process is not None else -1
 
     def ask(self, message: Message, handles: Sequence[int] = (), until: float = math.inf) -> Message:
-        """Its reply. Raises Ended, and Late where it has not answered by ``until``: a new one is started then."""
+        """Return the reply of the launcher's process to a message.
+
+        Raises Ended, and Late if there is no reply by ``until``. The next request then starts a new process.
+        """
         connection = self._ready()
         try:
             with self._turn:
@@ -158,11 +168,13 @@ class Launcher:
         threads: int = 0,
         until: float = math.inf,
     ) -> Prisoner:
-        """A new process, locked in. It may read the files ``readable``, and write into a folder of its own.
+        """Return a new process, locked in, that may read the files ``readable`` and write a folder of its own.
 
-        ``hidden``: folders in which Python finds modules, and that it may not read. ``device``: it may use the
-        machine's accelerators, too. ``threads``: those of torch, as many as here by default. ``until``: see
-        ``Prisoner``.
+        Args:
+            hidden: folders on ``sys.path`` that it must not read.
+            device: whether it may use the machine's accelerators.
+            threads: the number of torch's threads, by default as many as in this process.
+            until: see ``Prisoner``.
         """
         bounds = bounds or Bounds()
         self._ready()
@@ -197,14 +209,14 @@ class Launcher:
 
 @dataclass
 class Prisoner:
-    """One process that is not trusted, with all that it starts. It runs while it is asked something, and only then.
+    """One process that is not trusted, with all its descendants. It runs only while a request is in progress.
 
     Attributes:
         output: the open file that it prints into.
-        missing: facility of the sandbox → why it is not in force; only those that are not.
-        alone: whether a process that it started and left running is the end of it.
-        until: the time (``time.monotonic``) after which it may not run any more.
-        answering: seconds that it took for all its answers.
+        missing: the facilities of the sandbox that are not in force, with the reason.
+        alone: whether it must not leave child processes running.
+        until: the time (``time.monotonic``) after which it must not run any more.
+        answering: the seconds of all its replies.
     """
 
     launcher: Launcher
@@ -231,10 +243,9 @@ class Prisoner:
         self._stand()
 
     def ask(self, message: Message, handle: int = -1, seconds: float | None = None) -> tuple[Message, Took]:
-        """The reply, and the time from before the process runs to the moment at which it is stopped again.
+        """Return the reply, and the time from before the process runs until it is stopped again.
 
-        No instruction of it, of its threads and of the processes that it started runs outside of that time. Raises
-        Ended.
+        No instruction of the process, of its threads or of its descendants runs outside of that time. Raises Ended.
         """
         self._in_time()
         data, handles = packed(message), [handle] if handle >= 0 else []
@@ -245,7 +256,7 @@ class Prisoner:
         here = usage(os.getpid(), threading.get_native_id()).waited
         started = time.perf_counter()
         try:
-            if len(data) <= AT_ONCE:  # it finds the message when it wakes
+            if len(data) <= AT_ONCE:  # sent before the process continues, so it does not wait for it
                 self._post(data, handles)
             self._signal(signal.SIGCONT)
             if len(data) > AT_ONCE:
@@ -262,16 +273,18 @@ class Prisoner:
         self._stood = used.ran
         here = usage(os.getpid(), threading.get_native_id()).waited - here
         took = Took.of(wall, used.waited - self._asked.waited + here, used.ran - self._asked.ran)
-        if self.alone and (helpers := self.sweep()):  # before its memory is read: they may have written there
+        # Before results are read, since these processes could still write them.
+        if self.alone and (helpers := self.sweep()):
             raise Ended(f"{helpers} processes were running beside a timed call")
         return reply, took
 
     def _post(self, data: bytes, handles: Sequence[int]) -> None:
+        """Send a packed message and open files."""
         sent = socket.send_fds(self.connection, [data], list(handles)) if handles else 0
         self.connection.sendall(data[sent:])
 
     def _receive(self, seconds: float) -> bytes:
-        """The body of a reply. However slowly it arrives, it has these seconds, and the limits are looked at."""
+        """Return the body of a reply that arrives within ``seconds``. The limits are checked meanwhile."""
         ends, looked = time.monotonic() + seconds, time.monotonic()
         data, wanted = bytearray(), HEAD.size
         while len(data) < wanted:
@@ -289,27 +302,29 @@ class Prisoner:
         return bytes(data[HEAD.size :])
 
     def _in_time(self) -> None:
+        """End the process and raise Late if its time is over."""
         if time.monotonic() > self.until:
             self.kill()
             raise Late("the time of the judgement is over")
 
     def _keep_within(self, ends: float, seconds: float) -> None:
-        """End it if it exceeds a limit. Raises Ended."""
+        """End the process and raise Ended if it exceeds a limit."""
         if reason := self._exceeds(ends, seconds):
             self.kill()
             raise Ended(reason)
         self._in_time()
 
     def _exceeds(self, ends: float, seconds: float) -> str:
+        """Return the description of the limit that the process exceeds, or an empty text."""
         family = [self.pid, *self.strays()]
         self._delays |= {pid: usage(pid, pid).waited for pid in family}
         late = time.monotonic() - ends
-        # On a busy machine it and its compilers wait for a processor. It is given that time, and no more than that.
+        # On a busy machine the process and its compilers wait for a processor. That time is added to the limit.
         waited = min(PATIENCE * seconds, sum(self._delays.values()) - self._asked.waited)
         over = time.monotonic() > self.until and seconds + late - waited > max(HANGS * seconds, SILENT_S)
         if over or (late > 0 and late > waited):
             return f"no answer for {seconds + late:.3g} s"
-        # Each process that it starts begins with its pages, and shares them until it writes.
+        # A forked child shares the pages of its parent until it writes, so the first bytes count for none.
         used = sum(max(0, resident(pid) - self._base) for pid in family)
         if self._base and used > self.bounds.memory:
             return f"more than {self.bounds.memory / 2**30:.3g} GiB of memory"
@@ -318,6 +333,7 @@ class Prisoner:
         return ""
 
     def _ended(self, how: str) -> Ended:
+        """End the process, and return the error that says how it ended."""
         self._signal(signal.SIGKILL)
         status = 0
         with contextlib.suppress(Ended):
@@ -330,6 +346,7 @@ class Prisoner:
         return Ended(f"{how} ({words})" if words else how)
 
     def _last_words(self) -> str:
+        """Return the last line that the process has printed."""
         try:
             text = os.pread(self.output, 2000, max(0, os.fstat(self.output).st_size - 2000)).decode(errors="replace")
         except OSError:
@@ -338,12 +355,12 @@ class Prisoner:
         return lines[-1][:200] if lines else ""
 
     def _signal(self, number: int) -> None:
-        """Send a signal to it and to all that it started, at once: they cannot leave its group."""
+        """Send a signal to the whole group of the process, which none of its descendants can leave."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def _stand(self) -> None:
-        """Return when every thread of it stands. Raises Ended."""
+        """Return when every thread of the process is stopped. Raises Ended."""
         now = time.monotonic()
         ends = max(now + 1, min(now + 60, self.until))
         while time.monotonic() < ends:
@@ -352,12 +369,12 @@ class Prisoner:
                 return
             if not state:
                 raise self._ended("it ended after its answer")
-            time.sleep(0.0001)  # a thread stops when it next has a processor
+            time.sleep(0.0001)  # a thread stops only when it next has a processor
         self.kill()
         raise Ended("it cannot be stopped")
 
     def read(self, address: int, length: int) -> bytearray:
-        """Bytes of its memory. Raises OSError for memory that it has not, and where the kernel does not permit it."""
+        """Return bytes of the process's memory. Raises OSError for memory that is not there or not readable."""
         content = bytearray(length)
         start = ctypes.addressof(ctypes.c_char.from_buffer(content)) if length else 0
         done = 0
@@ -371,13 +388,19 @@ class Prisoner:
         return content
 
     def strays(self, *, still: bool = False) -> list[int]:
-        """Processes that it started, also those whose parent ended and left them to the launcher."""
+        """Return the descendants of the process, including those whose parent has ended.
+
+        With ``still``, all of them are stopped, which allows a faster search.
+        """
         others = self.launcher.prisoners - {self.pid}
         family = below_still(self.launcher.pid) if still else below(self.launcher.pid)
         return [p for p, group in family.items() if p not in self.launcher.prisoners and group not in others]
 
     def sweep(self, *, still: bool = True) -> int:
-        """End the processes that it started, and say how many there were. ``still``: it is not asked anything now."""
+        """Kill the descendants of the process, and return their number.
+
+        With ``still``, no request is in progress.
+        """
         strays = self.strays(still=still)
         for pid in strays:
             with contextlib.suppress(ProcessLookupError):
@@ -385,8 +408,8 @@ class Prisoner:
         return len(strays)
 
     def kill(self) -> None:
-        """End it and what it started; what has ended already stays as it is."""
-        if self.pid not in self.launcher.prisoners:  # its number may be that of another by now
+        """End the process and its descendants. Do nothing if it has ended before."""
+        if self.pid not in self.launcher.prisoners:  # its id may belong to another process now
             return
         self._signal(signal.SIGKILL)
         self.sweep(still=False)

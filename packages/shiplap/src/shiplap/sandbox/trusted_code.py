@@ -1,4 +1,8 @@
-"""Whether code is what the file that it names holds. Anybody may give code the name of a file that others trust."""
+"""Whether code is the content of the file that it names.
+
+Code can be given the name of any file, such as one of torch. So the name alone does not make code trusted, and its
+bytes are compared with those of the file.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import sysconfig
 import time
 from functools import partial
 from importlib.machinery import SourceFileLoader
-from os.path import realpath  # as it is now: what is judged may put another function in its place
+from os.path import realpath  # bound now, since the candidate may replace ``os.path.realpath`` later
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -18,27 +22,27 @@ from shiplap.torch_private.process_state import frozen_code
 
 OURS = os.path.join(os.path.dirname(os.path.dirname(realpath(__file__))), "")
 PLACES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(torch.__file__))
-# An environment may see the packages of another one, such as that of the system.
+# A virtual environment may include the packages of the system.
 PACKAGES = tuple(p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages"))
 TRUSTED = tuple(os.path.join(realpath(p), "") for p in (*PLACES, *PACKAGES))  # a separator ends each
-SCRIPTED = (torch.jit.ScriptFunction, torch.nn.Module)  # code of somebody in an object of torch
+SCRIPTED = (torch.jit.ScriptFunction, torch.nn.Module)  # classes of torch that can hold code of the candidate
 WRAPPED = frozenset({MethodType, staticmethod, classmethod})
-DEEP = 4  # how far what a function calls is followed through what it holds
+DEEP = 4  # depth to which held functions are followed
 _load, _prefix = SourceFileLoader.get_code, sys.pycache_prefix
 _held: dict[str, frozenset[CodeType]] = {}
 _began = time.time()
 
 
 def is_trusted(file: str) -> bool:
-    """Whether a file or folder of code is Python's, torch's or of an installed package.
+    """Return whether a file or folder belongs to Python, torch or an installed package.
 
-    Names such as ``<frozen os>`` count. A folder whose name only begins as one of theirs does not.
+    Names such as ``<frozen os>`` count. A folder whose name merely begins with the name of a trusted one does not.
     """
     return file.startswith("<frozen") if file.startswith("<") else f"{realpath(file)}{os.sep}".startswith(TRUSTED)
 
 
 def is_genuine(code: CodeType) -> bool:
-    """Whether a trusted file, or one of ours, holds this code."""
+    """Return whether a trusted file, or one of ours, contains this code."""
     file = code.co_filename
     if not is_trusted(file) and not realpath(file).startswith(OURS):
         return False
@@ -48,12 +52,12 @@ def is_genuine(code: CodeType) -> bool:
 
 
 def forget() -> None:
-    """Read all files anew: what was remembered of them lies where everybody can write."""
+    """Forget the code of all files, since the candidate can write the memory of this cache."""
     _held.clear()
 
 
 def _is_new(file: str) -> bool:
-    """Whether a file was written after this process began, which runs what it held before."""
+    """Return whether a file was written after this process began. The process then runs the earlier content."""
     try:
         return not file.startswith("<") and os.stat(file).st_mtime > _began
     except OSError:
@@ -61,10 +65,10 @@ def _is_new(file: str) -> bool:
 
 
 def _read(file: str) -> CodeType | None:
-    """What Python itself would run for a file; compiled before, as a rule."""
+    """Return the code that Python would load for a file, which is compiled already as a rule."""
     if file.startswith("<"):
         return frozen_code(file.removeprefix("<frozen ").removesuffix(">"))
-    if sys.pycache_prefix != _prefix:  # somebody else may have compiled it
+    if sys.pycache_prefix != _prefix:  # the compiled files may come from the candidate
         return None
     try:
         return _load(SourceFileLoader("it", file), "it")
@@ -73,28 +77,32 @@ def _read(file: str) -> CodeType | None:
 
 
 def _inside(code: CodeType | None) -> list[CodeType]:
+    """Return a code object and all code objects in it."""
     if code is None:
         return []
     return [code, *(each for c in code.co_consts if isinstance(c, CodeType) for each in _inside(c))]
 
 
 def _function(value: Any) -> Any:
-    """The function of a method or of the getter of a property. What else it may be is not asked anything."""
+    """Return the function of a method or of the getter of a property; other values unchanged.
+
+    Only exact types are unwrapped, so no code of the value runs.
+    """
     inner: Any = value.fget if type(value) is property else value
     return inner.__func__ if type(inner) in WRAPPED else inner
 
 
 def code_of(value: Any) -> CodeType | None:
-    """The code of a function, a method or the getter of a property."""
+    """Return the code of a function, a method or the getter of a property."""
     inner = _function(value)
     return inner.__code__ if type(inner) is FunctionType else None
 
 
 def is_theirs(value: Any, depth: int = DEEP) -> bool:
-    """Whether what stands in the place of a function of Python or torch is theirs as well, with all that it holds.
+    """Return whether a replacement for a function of Python or torch belongs to these as well, with all it holds.
 
-    They replace functions of theirs when further parts of them are imported. A decorator of theirs around somebody
-    else's function is not theirs.
+    Both replace functions of their own when further parts of them are imported. A trusted decorator around a function
+    that is not trusted does not count.
     """
     code = code_of(value)
     if code is None:
@@ -107,7 +115,7 @@ def is_theirs(value: Any, depth: int = DEEP) -> bool:
 
 
 def _holds(function: FunctionType) -> list[Any]:
-    """What a function may call beyond the names of its module."""
+    """Return the values that a function may call beyond the names of its module: defaults and closure."""
     held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         try:
@@ -118,7 +126,7 @@ def _holds(function: FunctionType) -> list[Any]:
 
 
 def is_harmless(value: Any, depth: int = DEEP) -> bool:
-    """Whether it is no code, or code of Python or torch."""
+    """Return whether a value is no code, or code of Python or torch."""
     if isinstance(value, (FunctionType, MethodType, staticmethod, classmethod)):
         return depth > 0 and is_theirs(value, depth)
     if isinstance(value, (partial, type)):
@@ -127,13 +135,13 @@ def is_harmless(value: Any, depth: int = DEEP) -> bool:
 
 
 def is_trusted_module(value: Any) -> bool:
-    """Whether a function or a class was written in a module of Python, torch or an installed package."""
+    """Return whether a function or class was defined in a module of Python, torch or an installed package."""
     file = getattr(sys.modules.get(str(getattr(value, "__module__", ""))), "__file__", None)
     return file is None or is_trusted(str(file))
 
 
 def is_module(value: Any) -> bool:
-    """Whether it is a module of Python, torch or an installed package, and stands under its own name."""
+    """Return whether a value is a trusted module that is registered under its own name."""
     if not isinstance(value, ModuleType):
         return False
     file = vars(value).get("__file__")
