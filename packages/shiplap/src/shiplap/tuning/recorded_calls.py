@@ -31,7 +31,7 @@ LIMIT = 1 << 24  # bytes of a profile
 
 @dataclass(frozen=True)
 class Call:
-    """One line: an op by name, with what declares it, and a recipe of its arguments."""
+    """One line of a profile: the name of an op, the module that declares it, and a recipe of the arguments."""
 
     op: str
     device: str
@@ -46,7 +46,7 @@ class Call:
 
 
 class Recorder:
-    """The observer of every bound call in this process (``choices.observer``)."""
+    """The observer of every bound call in this process (``tuned_choices.observer``)."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -72,7 +72,7 @@ class Recorder:
         self._hold(op)
 
     def _hold(self, op: OpState) -> None:
-        """Keep the native binding, which calls no Python, from taking over while we watch."""
+        """Keep the native binding, which calls no Python, from replacing the recorded path of an op."""
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
             form = kernel.native
             if form is not None and form.counting:
@@ -104,7 +104,7 @@ class Recorder:
 
 
 def _append(handle: int, content: bytes) -> None:
-    """Write all of ``content``, or leave nothing of it: half a line would spoil the next one."""
+    """Write all of ``content``, or remove the written part: half a line would spoil the next one."""
     start, written = os.fstat(handle).st_size, 0
     try:
         while written < len(content):
@@ -119,7 +119,7 @@ _current: Recorder | None = None
 
 
 def _after_fork() -> None:
-    """A child records on, and does not have the thread that may hold the lock."""
+    """Give a child process a new lock. The thread that may hold the old lock does not exist in the child."""
     if _current is not None:
         _current._lock = threading.Lock()
 
@@ -133,6 +133,7 @@ def start(path: str | os.PathLike[str]) -> None:
     stop()
     _current = Recorder(path)
     for op in registry.ops():
+        # A native binding that is already in use would hide its calls from the recorder.
         op.drop_native()
         _current._hold(op)
     tuned_choices.observer = _current
@@ -163,10 +164,10 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_calls(path: str | os.PathLike[str]) -> list[Call]:
-    """Calls of a profile, each once, the most frequent first. A last line cut short by a kill is left out.
+    """Return the calls of a profile, each once, the most frequent first. A last line cut short by a kill is left out.
 
     Raises:
-        CommandError: SL602 when the file cannot be read, SL609 when a line is no call.
+        CommandError: SL602 when the file cannot be read, SL609 when a line is not a call.
     """
     import msgspec
 
@@ -197,6 +198,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
                 fix="delete the line, or record again",
             ) from None
         key = replace(call, count=1)
+        # The line with the count repeats a line that was written at the first call, so counts are not added.
         counts[key] = max(counts.get(key, 0), call.count)
     ranked = sorted(counts.items(), key=lambda pair: -pair[1])
     return [replace(key, count=n) for key, n in ranked]

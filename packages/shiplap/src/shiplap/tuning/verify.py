@@ -1,4 +1,4 @@
-"""A candidate against the reference, before anything is timed: in poisoned memory, on two draws and on a small one."""
+"""Verify a candidate against the reference before it is timed: in poisoned memory, on two draws and on a small one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from shiplap.tuning.inputs import Inputs
 
 @dataclass(frozen=True)
 class Outcome:
-    """``problem`` is empty when the candidate is right; ``refused`` when it takes other arguments only."""
+    """The result of a verification.
+
+    ``problem`` is empty if the candidate is correct. ``refused`` is True if the candidate supports other arguments
+    only.
+    """
 
     problem: str = ""
     refused: bool = False
@@ -30,20 +34,20 @@ class Outcome:
 
 
 def cases_of(inputs: Inputs, candidate: Candidate) -> list[Case]:
-    """Two draws at the sizes of the call, and a small odd one, unless the candidate serves none but those sizes."""
+    """Return two draws at the sizes of the call, and a small odd one unless the candidate supports only those sizes."""
     small = inputs.small if not candidate.fixed else None
     return [*inputs.real, *([small] if small else [])]
 
 
 class Verifier:
-    """Holds the results of the reference, so that each is computed once for all candidates."""
+    """A comparison with the reference, whose results are computed once for all candidates."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.op, self.inputs = inputs.op, inputs
         self._references: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
     def check(self, candidate: Candidate) -> Outcome:
-        """Run ``candidate`` on every case. The first thing that is wrong with it."""
+        """Run ``candidate`` on every case, and return the first error."""
         for number, case in enumerate(cases_of(self.inputs, candidate)):
             small = case is self.inputs.small
             try:
@@ -64,6 +68,7 @@ class Verifier:
         )
 
         args = case.fresh()
+        # Each case has another byte, as one of them may happen to be the right result.
         byte = (0xFF, 0x55, 0xAA)[number]
         with torch.no_grad(), poisoned_workspace(byte):
             run = candidate.prepare(args)
@@ -82,12 +87,12 @@ class Verifier:
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device, so that an error of a kernel is raised here and not in the next one."""
+    """Wait for the device, so that an error of a kernel is raised here and not at the next kernel."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def is_fatal(e: BaseException) -> bool:
-    """Whether the process can no longer use its device: illegal memory accesses and the like."""
+    """Return whether the process can no longer use its device, for example after an illegal memory access."""
     text = f"{type(e).__name__}: {e}"
     return "CUDA error" in text or "AcceleratorError" in text or "unspecified launch failure" in text
