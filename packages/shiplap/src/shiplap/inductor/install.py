@@ -1,4 +1,6 @@
-"""The generic lowering, registered with Inductor at the first trace of an op with templates: import does nothing."""
+"""The generic lowering, registered with Inductor at the first trace of an op with templates. The import does
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ _code: list[str] = []  # digest of the lowering itself, once it is loaded
 
 
 def install() -> None:
-    """Register the lowering of every op that has templates, and of every op with a part below autograd, and none yet.
+    """Register the lowering of every op that has templates, and of every op with a part below autograd, unless
+    registered.
 
-    The latter waits for somebody to load Inductor, which traces each graph itself before it lowers it.
+    An op of the second kind is registered only after the program has loaded Inductor, which lowers the graph that this
+    trace makes.
     """
     loaded = "torch._inductor.lowering" in sys.modules
     for op in registry.ops():
@@ -39,7 +43,7 @@ def _lower_below(op: Op) -> None:
 
 
 def _let_see(op: Op) -> None:
-    """Let Inductor see the Triton kernel of an op, where torch's flag says that it fuses into such kernels."""
+    """Make the Triton kernel of an op visible to Inductor, where torch's flag for fusion into such kernels is on."""
     from shiplap.torch_private import inductor_lowering, inductor_user_kernels
 
     if not inductor_user_kernels.fuses():

@@ -1,9 +1,9 @@
-"""Proofs of candidates that are kept: equal layers of a network are proven once, also by the next process.
+"""A cache of proofs of candidates: equal layers of a network are proven once, also for later processes.
 
-A proof is found again by everything that it was about: the op and the code of all its kernels, the candidate and the
-text of the kernel as it was rendered, the sizes, dtypes, scalars and memory of the call, Shiplap's own code that
-renders, draws and compares, the device, its driver and the versions of the libraries. A proof that failed is remembered
-by this process only.
+The key of a proof covers everything that the proof depends on: the op and the code of all its kernels, the candidate
+and the text of the kernel as it was rendered, the sizes, dtypes, scalars and memory of the call, Shiplap's own code
+that renders, draws and compares, the device, its driver and the versions of the libraries. A failed proof is kept only
+in this process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _here: dict[tuple[str, Key], Verdict] = {}
 
 
 def known(candidate: TemplateCandidate) -> Verdict | None:
-    """The verdict on an equal candidate for an equal call. None where there is none, or it cannot be rendered."""
+    """Return the verdict on an equal candidate for an equal call. None if there is none, or if it cannot be
+    rendered.
+    """
     key = _key(candidate)
     if key is None:
         return None
@@ -39,19 +41,20 @@ def known(candidate: TemplateCandidate) -> Verdict | None:
 
 
 def remember(candidate: TemplateCandidate, verdict: Verdict) -> None:
-    """Keep the verdict of a proof: for this process, and if it is good on disk."""
+    """Keep the verdict of a proof in this process, and on disk if the verdict is ``ok``."""
     key = _key(candidate)
     if key is None:
         return
     while len(_here) >= MOST:
         _here.pop(next(iter(_here)), None)
     _here[settings().cache_dir, key] = verdict
+    # A failure may have a cause outside the key, such as a full device, so it must not outlive the process.
     if verdict.status == "ok":
         _store().put(key, {"verdict": "ok"})
 
 
 def entries() -> list[tuple[Stored, str]]:
-    """The kept proofs, each with the reason why it serves no process like this one; empty where it may."""
+    """Return the kept proofs, each with the reason why no process like this one can use it, or ""."""
     listed = []
     for entry in _store().entries():
         held = entry.key.as_dict() if entry.key is not None else {}
@@ -61,7 +64,7 @@ def entries() -> list[tuple[Stored, str]]:
 
 
 def remove(entry: Stored) -> bool:
-    """Delete one proof; whether it is gone."""
+    """Delete one proof, and return whether it is gone."""
     return _store().remove(entry.path)
 
 
@@ -93,6 +96,6 @@ def _key(candidate: TemplateCandidate) -> Key | None:
 
 
 def _modes() -> str:
-    """What the reference computes differently by."""
+    """Return the modes of torch that change the results of the reference."""
     words = torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     return " ".join(map(str, (*words, torch.are_deterministic_algorithms_enabled())))

@@ -21,14 +21,15 @@ WIDE = 2e10  # operations of a reference in float64 that a compilation may cost;
 
 
 def sample(call: Call, seed: int = SEED) -> Case:
-    """Arguments with the sizes, scalars and dtypes of ``call``, drawn from the declaration."""
+    """Return arguments with the sizes, scalars and dtypes of ``call``, drawn from the declaration."""
     return Samples(call.op, seed, str(call.device)).build(call.recipe)
 
 
 def prove(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> Verdict:
-    """``ok`` if the candidate computes what the reference does, on non-degenerate inputs and into poisoned outputs.
+    """Return the verdict on a candidate: ``ok`` if it agrees with the reference on two samples.
 
-    An equal candidate for an equal call has the same verdict.
+    The inputs are not degenerate, and the outputs are poisoned before. An equal candidate for an equal call has the
+    same verdict.
     """
     verdict = proof_cache.known(candidate)
     if verdict is None:
@@ -42,6 +43,7 @@ def _proven(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Verdict:
     if needs_builder(call.op):
         return Verdict(candidate.label, "refused", "integers that mean something, and no @op.samples to draw them")
     with torch.no_grad(), warnings.catch_warnings():
+        # The user did not write the calls of a proof, so their warnings would only confuse.
         warnings.simplefilter("ignore")
         for seed in seeds:
             case = sample(call, seed)

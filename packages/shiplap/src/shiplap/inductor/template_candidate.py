@@ -24,8 +24,8 @@ Memory = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, offset 
 
 @dataclass
 class TemplateCandidate(Candidate):
-    """``config`` of ``template`` for ``call``. It is rendered while Inductor lowers the graph, and can be run
-    afterwards.
+    """``config`` of ``template`` for ``call``, rendered while Inductor lowers the graph, and run at that time or
+    later.
     """
 
     call: Call
@@ -46,13 +46,13 @@ class TemplateCandidate(Candidate):
         return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
     def refuses(self) -> str:
-        """The reason why the template cannot be used for this call, or an empty text."""
+        """Return the reason why the template cannot be used for this call, or an empty text."""
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def render(self) -> Any:
-        """The candidate as an Inductor choice. Raises the error of a failed rendering."""
+        """Return the candidate as an Inductor choice. Raises the error of a failed rendering."""
         if self._choice is None:
             buffers = self.call.buffers(self.template)
             self._slots = tuple((name, inductor_lowering.memory(node)) for name, node in buffers.items())
@@ -61,20 +61,22 @@ class TemplateCandidate(Candidate):
 
     @property
     def digest(self) -> str:
-        """Of the kernel as it is rendered for this call, alone, and of the memory that it reads."""
+        """The digest of the kernel as it is rendered for this call, alone, and of the memory that it reads."""
         from shiplap.torch_private import inductor_choices_ahead
 
         text = inductor_choices_ahead.source(self.render())
         return hashlib.sha256(f"{text}|{self._slots}|{self.split_k}".encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
-        """Start compiling the kernel beside this thread, after it has been rendered; whether that is done."""
+        """Start compiling the kernel in another process, after it has been rendered, and return whether it was
+        started.
+        """
         from shiplap.torch_private import inductor_choices_ahead
 
         return inductor_choices_ahead.compile_apart(self.render())
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile the kernel alone, after it has been rendered. Any thread may do so."""
+        """Compile the kernel alone, after it has been rendered. Any thread may call this method."""
         from shiplap.torch_private import inductor_choices_ahead
 
         inductor_choices_ahead.precompile(self.render())
@@ -82,10 +84,10 @@ class TemplateCandidate(Candidate):
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output.
 
-        The candidates of one call share inputs and output, and each ``prepare`` fills them anew.
+        The candidates of one call share inputs and output, and each ``prepare`` fills them again.
 
         Raises:
-            Exception: whatever the compiler of the kernel raises.
+            Exception: any error of the compiler of the kernel.
         """
         choice = self.render()
         inputs, out = self._inputs(args), self.call.scratch(f"out {self.split_k}", _output, self.call, self.split_k)
@@ -102,7 +104,7 @@ class TemplateCandidate(Candidate):
         return call
 
     def _inputs(self, args: tuple[Any, ...]) -> list[Tensor]:
-        """Memory with the strides of the buffers that the kernel was rendered for, filled with ``args``."""
+        """Return memory with the strides of the buffers that the kernel was rendered for, filled with ``args``."""
         given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
         tables = dict(self.template.tables)
         tensors = []
@@ -115,9 +117,10 @@ class TemplateCandidate(Candidate):
         return tensors
 
     def node(self, fusion: bool = True) -> Any:
-        """The kernel as the lowered result. With ``fusion``, Inductor may put neighbours into it, if that pays.
+        """Return the kernel as the lowered result. With ``fusion``, Inductor may fuse neighbours into it, if that pays.
 
-        A pointwise operation after the kernel adds partial sums. Inductor then fuses neighbours into that operation.
+        With split-K, a pointwise operation after the kernel adds partial sums. Inductor then fuses neighbours into that
+        operation.
         """
         pays = self.template.fuses is None or self.template.fuses(self.call.hints)
         node = inductor_lowering.choice_node(self.render(), fusion and pays)
@@ -136,7 +139,7 @@ class TemplateCandidate(Candidate):
 
 
 class Fixed(Mapping[str, Any]):
-    """Sizes as numbers, of which each that is looked at becomes part of the compiled code."""
+    """Sizes as numbers. Each size that is read becomes a constant of the compiled code."""
 
     def __init__(self, env: Mapping[str, Any]) -> None:
         self.env = env
@@ -173,6 +176,7 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
 
     assert template.grid is not None
     source = triton_source(template.source, buffers)
+    # Inductor caches templates by name, so the name has to change with the source and with the grid.
     unique = f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}_{source_digest(template.grid)[:8]}"
     sizes = {k: v for k, v in call.env.items() if isinstance(v, (int, torch.SymInt))}
     grid = _grid(template, tuple(sizes))
@@ -188,7 +192,7 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
 
 
 def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any, Any, Any]]:
-    """``template.grid`` as Inductor calls it: sizes by position, then the config."""
+    """Return ``template.grid`` in the form that Inductor calls: sizes by position, then the config."""
     assert template.grid is not None
     declared = template.grid
 
@@ -206,7 +210,7 @@ def _output(call: Call, split_k: int) -> Tensor:
 
 
 def _poison(out: Tensor) -> None:
-    """Fill an output with what no kernel computes by accident."""
+    """Fill an output with values that no kernel computes by accident."""
     if out.is_floating_point():
         out.fill_(float("nan"))
     elif out.numel():
@@ -214,7 +218,7 @@ def _poison(out: Tensor) -> None:
 
 
 def _room(memory: Memory, value: Tensor) -> Tensor:
-    """Memory that starts where a buffer of these sizes, strides and offset starts."""
+    """Return memory that starts where a buffer of these sizes, strides and offset starts."""
     sizes, strides, offset = memory
     length = offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1 if value.numel() else 0
     return torch.empty(length, dtype=value.dtype, device=value.device)
