@@ -1,7 +1,8 @@
-"""The only module that touches private torch: one function per capability, with the versions it is known to work on.
+"""The only room that uses private names of torch: one function per capability, with the versions on which it was
+verified.
 
-Verified means run in our own test suite. An unknown torch is not refused: the capability says so in ``shiplap env``,
-and its caller falls back to the public path.
+A capability is verified on a version if our own test suite ran on it. An unknown torch is not refused: ``shiplap env``
+reports the capability as unknown, and its caller falls back to the public path.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ _SALT = re.compile(r"\+shiplap:[0-9a-f]*")
 
 @dataclass(frozen=True)
 class Capability:
-    """A use of private torch: its name, and what is used."""
+    """A use of private torch: its name, and the private names that it needs."""
 
     name: str
     uses: str
 
     @property
     def verified(self) -> tuple[str, ...]:
-        """The versions of torch on which the suite has shown that it works."""
+        """The versions of torch on which the suite has shown that the capability works."""
         return tuple(short(release) for release, unverified in RELEASES.items() if self.name not in unverified)
 
     @property
     def known(self) -> bool:
-        """Whether it was verified on the installed torch."""
+        """Whether the capability was verified on the installed torch."""
         return short(torch.__version__) in self.verified
 
 
@@ -82,8 +83,8 @@ CAPABILITIES = (
 def salt_compile_caches(salt: str) -> None:
     """Make ``salt`` part of every Inductor and AOTAutograd cache key. It replaces an earlier salt; a user's tag stays.
 
-    Since torch 2.13 a setting holds in the thread that made it, and backwards are compiled in autograd's threads: the
-    salt becomes the tag of every thread that has none of its own.
+    Since torch 2.13 a setting holds in the thread that made it, and backwards are compiled in autograd's threads. The
+    salt therefore becomes the default tag of every thread without a tag of its own.
     """
     config: Any = torch.compiler.config
 
@@ -96,17 +97,17 @@ def salt_compile_caches(salt: str) -> None:
 
 
 def salt_workers() -> None:
-    """Let processes that compile for this one, and start from now on, have its tag of the compile caches.
+    """Pass the tag of the compile caches to processes that compile for this one and start from now on.
 
     Under that tag they name the file with the best config of a Triton kernel of Inductor's, and later processes look
-    for it. What a worker saved without the tag would be timed again by each of them.
+    for that name. A file saved without the tag would not be found, and each later process would time the kernel again.
     """
     os.environ[_TAG] = torch.compiler.config.cache_key_tag
 
 
 @contextmanager
 def fake_mode(symbolic: bool) -> Iterator[Any]:
-    """A FakeTensorMode. With ``symbolic``, the sizes of converted tensors become symbols."""
+    """Enter a FakeTensorMode. With ``symbolic``, the sizes of converted tensors become symbols."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -115,7 +116,7 @@ def fake_mode(symbolic: bool) -> Iterator[Any]:
 
 
 def fakify(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
-    """``tensor`` as a fake of ``mode``; ``dynamic`` gives every dim a symbol."""
+    """Return ``tensor`` as a fake of ``mode``. With ``dynamic``, every dim has a symbol."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim()) if dynamic else None
@@ -124,7 +125,7 @@ def fakify(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
 
 
 def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
-    """The number that a fake's size stands for, given the values of data-dependent symbols. None if one is missing."""
+    """Return the value of a fake's size, given the values of data-dependent symbols. None if one is missing."""
     if isinstance(size, int):
         return size
     env, expr = size.node.shape_env, size.node.expr
@@ -142,7 +143,7 @@ def _integer(value: Any) -> Any:
 
 
 def size_symbol(size: Any) -> str:
-    """The name of a size that is one data-dependent symbol, else empty."""
+    """Return the name of a size that is one data-dependent symbol, else an empty text."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     lone = not isinstance(size, int) and size.node.expr.is_Symbol and free_unbacked_symbols(size)
@@ -150,7 +151,7 @@ def size_symbol(size: Any) -> str:
 
 
 def size_constant(size: Any) -> int | None:
-    """The value to which a symbolic size has been specialised by now, or None while it may still vary."""
+    """Return the value to which a symbolic size has been specialised by now, or None while it may still vary."""
     if isinstance(size, int):
         return size
     expr = size.node.expr
@@ -158,7 +159,7 @@ def size_constant(size: Any) -> int | None:
 
 
 def size_range(size: Any) -> tuple[float, float]:
-    """Least and greatest value that a fake's size may take."""
+    """Return the least and the greatest value that a fake's size may have."""
     if isinstance(size, int):
         return size, size
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
@@ -170,13 +171,13 @@ def _number(value: Any, infinite: float) -> float:
 
 
 def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors share one storage. The tensors may be fake."""
+    """Return whether two tensors share one storage. The tensors may be fake."""
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 @contextmanager
 def data_dependent_sizes() -> Iterator[None]:
-    """Let Dynamo keep ops whose output sizes depend on data in the graph, as users of such ops do."""
+    """Keep ops whose output sizes depend on data in the graphs of Dynamo, as users of such ops do."""
     import torch._dynamo
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
@@ -184,14 +185,16 @@ def data_dependent_sizes() -> Iterator[None]:
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
-    """Tell Dynamo that ``tensor.shape[dim]`` varies, so that the first other size does not recompile."""
+    """Mark ``tensor.shape[dim]`` as varying, so that the first other size does not recompile."""
     import torch._dynamo
 
     torch._dynamo.mark_dynamic(tensor, dim)
 
 
 def graph_break_registry() -> Path | None:
-    """The file in which torch explains its graph breaks, found without importing the compiler. None if absent."""
+    """Return the file in which torch explains its graph breaks, found without importing the compiler. None if
+    absent.
+    """
     path = Path(torch.__file__).parent / "_dynamo" / "graph_break_registry.json"
     return path if path.is_file() else None
 
@@ -220,7 +223,7 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
 
 
 def abandon_capture(device: int, pool: Any) -> None:
-    """After a CUDA capture that could not be ended: the allocator and the generator leave it as well."""
+    """Remove the allocator and the generator from a CUDA capture that could not be ended."""
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         with suppress(RuntimeError, AttributeError):  # torch got this far by itself
             getattr(torch._C, name)(device, pool)
@@ -238,14 +241,14 @@ def reset_compiler() -> None:
 
 
 def forget_compile_threads() -> None:
-    """In a forked child: Inductor's threads stayed with the parent, and work that is given to their pool never runs."""
+    """Drop Inductor's thread pool in a forked child, where its threads do not exist and submitted work never runs."""
     if (compiling := sys.modules.get("torch._inductor.async_compile")) is not None:
         compiling.AsyncCompile.pool.cache_clear()
 
 
 @dataclass(frozen=True)
 class CompileCounts:
-    """What the compiler has counted since the last ``reset_compiler``."""
+    """The counts of the compiler since the last ``reset_compiler``."""
 
     graphs: int
     graph_breaks: int
@@ -254,7 +257,7 @@ class CompileCounts:
 
 
 def compile_counts() -> CompileCounts:
-    """Graphs, graph breaks and recompiles, from Dynamo's own counters and per-compile metrics."""
+    """Return graphs, graph breaks and recompiles, from Dynamo's own counters and per-compile metrics."""
     from torch._dynamo.utils import counters, get_compilation_metrics
 
     breaks = counters["graph_break"]
@@ -264,17 +267,18 @@ def compile_counts() -> CompileCounts:
     return CompileCounts(
         graphs=int(counters["stats"].get("unique_graphs", 0)),
         graph_breaks=sum(breaks.values()),
+        # A compile id is "frame/attempt": the first attempt of each frame is no recompile.
         recompiles=len({i.split("_")[0] for i in forward}) - len(first),
         break_reasons=tuple(breaks),
     )
 
 
 def cuda_driver_version() -> str:
-    """The newest CUDA version that the driver supports (``"13000"``). Empty if torch does not report it."""
+    """Return the newest CUDA version that the driver supports (``"13000"``). Empty if torch does not report it."""
     ask = getattr(torch._C, "_cuda_getDriverVersion", None)
     return str(ask()) if ask is not None else ""
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside a backward pass."""
+    """Return whether this thread is inside a backward pass."""
     return torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""What lets a process find the graphs and kernels that an earlier one has left in the caches of torch and Triton."""
+"""Reuse of the graphs and kernels that an earlier process has left in the caches of torch and Triton."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _CACHES_CHECKS = (2, 13)  # since then a graph that asserts something with torch
 
 
 def prepare() -> None:
-    """Make this process look for graphs and kernels under the keys of others. Called before compile caches are asked.
+    """Make this process look for graphs and kernels under the keys of others. Called before compile caches are read.
 
-    Triton's key holds the version of the assembler. Inductor puts torch's own into force once it compiles a kernel in
-    this process and not in a worker, which depends on what the caches have. It is put into force here instead.
+    Triton's key holds the version of the assembler. Inductor selects torch's own assembler when it compiles a kernel in
+    this process and not in a worker, which depends on the contents of the caches. The assembler is therefore selected
+    here.
     """
     triton_assembler.use_torchs()
     marked = config.unsafe_marked_cacheable_functions

@@ -1,4 +1,4 @@
-"""Calls of an exported program with sizes that are numbers: what a compiler has to know that specialises on sizes."""
+"""Calls of an exported program with sizes as numbers, for compilers that specialise on sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 16  # calls
 
 
 def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """``args``, fakes and symbols among them, with tensors without memory: first with the sizes of the example.
+    """Yield ``args``, with numbers for symbols and tensors without memory: first with the sizes of the example.
 
     Then each symbol is once a multiple of 16 and once an odd number near that of the example, in all combinations, up
     to 16 calls.
@@ -28,7 +28,7 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _sizes(args: Sequence[Any]) -> Iterator[Any]:
-    """The symbols of arguments, and of sizes and strides of tensors."""
+    """Yield the symbols of arguments, and of sizes and strides of tensors."""
     for arg in args:
         if isinstance(arg, torch.SymInt):
             yield arg

@@ -1,4 +1,6 @@
-"""What runs below autograd: a mode that sees every operator (``torch.utils._python_dispatch``), and its zeros."""
+"""Code below autograd: the mode that sees every operator (``torch.utils._python_dispatch``), and tensors without
+memory.
+"""
 
 from contextlib import AbstractContextManager
 
@@ -9,15 +11,15 @@ __all__ = ["TorchDispatchMode", "without_memory", "without_modes"]
 
 
 def without_modes() -> AbstractContextManager[object]:
-    """A block in which no mode is in force: a compiler's fake tensors are not made in it."""
+    """Return a context without dispatch modes, in which a compiler's fake tensors are not made."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
 
 
 def without_memory(t: Tensor) -> bool:
-    """Whether ``t`` stands for zeros that are nowhere in memory: forward mode makes such tangents of constants.
+    """Return whether ``t`` stands for zeros that have no memory. Forward mode makes such tangents of constants.
 
-    To compute with one below autograd ends the process (torch 2.11 to 2.13).
+    Computing with such a tensor below autograd ends the process (torch 2.11 to 2.13).
     """
     return bool(t._is_zerotensor())

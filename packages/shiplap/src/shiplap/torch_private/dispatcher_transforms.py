@@ -1,4 +1,4 @@
-"""torch.func and forward-mode gradients, as the Autograd kernel of an op meets them."""
+"""torch.func and forward-mode gradients, for the Autograd kernel of an op."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Recorder(Protocol):
 
 
 def function(name: str, members: dict[str, Any]) -> Recorder:
-    """An ``autograd.Function`` of that name."""
+    """Return an ``autograd.Function`` of that name."""
     made: Any = type(name, (torch.autograd.Function,), members)
     recorder: Recorder = made
     return recorder
@@ -33,12 +33,14 @@ _AFTER_AUTOGRAD: Any = torch._C._after_autograd_keyset
 
 
 def active() -> bool:
-    """Whether torch.func or forward-mode AD is under way in this thread."""
+    """Return whether torch.func or forward-mode AD is active in this thread."""
     return _level() is not None or forward_ad._current_level >= 0
 
 
 def carries_tangent(values: Iterable[Any]) -> bool:
-    """Whether any tensor, or tensor of a list, is a dual one: forward-mode AD asks for the tangent of the result."""
+    """Return whether any tensor, or tensor of a list, is a dual one, so that forward-mode AD needs the tangent of the
+    result.
+    """
     lists = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
     tensors = [v for vs in lists for v in vs if isinstance(v, Tensor)]
     unpack: Any = forward_ad.unpack_dual
@@ -46,7 +48,7 @@ def carries_tangent(values: Iterable[Any]) -> bool:
 
 
 def with_tangents(values: Any, other: Any) -> Any:
-    """``values``, a tensor or several, with the tangents of ``other``."""
+    """Return ``values``, a tensor or several, with the tangents of ``other``."""
     if not isinstance(values, Tensor):
         return tuple(with_tangents(v, o) for v, o in zip(values, other, strict=True))
     unpack: Any = forward_ad.unpack_dual
@@ -56,7 +58,7 @@ def with_tangents(values: Any, other: Any) -> Any:
 
 
 def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
-    """The call of ``overload`` that comes after autograd at this level: transforms further out see all of it."""
+    """Return the call of ``overload`` below autograd at this level. Transforms further out see all of it."""
     redispatch = partial(overload.redispatch, keys & _AFTER_AUTOGRAD)
 
     def below(*args: Any, **kwargs: Any) -> Any:
@@ -67,7 +69,9 @@ def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
 
 
 def level_function(name: str, members: dict[str, Any]) -> Recorder:
-    """An ``autograd.Function`` that records at one level of torch.func, as the formulas of torch's own ops do."""
+    """Return an ``autograd.Function`` that records at one level of torch.func, as the formulas of torch's own ops
+    do.
+    """
     made: Any = type(name, (_SingleLevelFunction,), members)
     recorder: Recorder = made
     return recorder

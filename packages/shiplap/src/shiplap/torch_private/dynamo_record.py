@@ -1,7 +1,7 @@
-"""What a function of tensors calls, recorded as Dynamo writes it ahead of autograd: functions and methods of torch.
+"""The calls of a function of tensors, recorded as Dynamo writes them ahead of autograd: functions and methods of torch.
 
-``make_fx`` does the same for every program, and takes 10 ms and more for a few calls: proxies, and operators that are
-taken apart for their shapes. This records what is simple, and says so where something is not.
+``make_fx`` records every program, and takes 10 ms and more for a few calls, because of proxies and of operators that
+are decomposed for their shapes. This module records simple programs, and reports the others.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class _Unusual(Exception):
 
 
 def recorded(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
-    """``fn`` of fake tensors of fixed sizes as a graph, whose output is a list of what it returned.
+    """Return ``fn`` of fake tensors of fixed sizes as a graph, whose output is a list of the results.
 
-    None where a call writes to a tensor, switches a mode, makes a tensor of constants, or is nothing that is known.
-    Raises what ``fn`` raises.
+    None if a call writes to a tensor, switches a mode, makes a tensor of constants, or is unknown. Raises the errors of
+    ``fn``.
     """
     if not all(isinstance(v, Tensor) and all(type(n) is int for n in v.shape) for v in values):
         return None

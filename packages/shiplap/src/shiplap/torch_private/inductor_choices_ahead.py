@@ -29,12 +29,12 @@ _loaded: set[str] = set()  # of those, what a worker process has compiled
 
 
 def graph() -> Any:
-    """The graph being lowered. It is the same object for all of its nodes, and can be referred to weakly."""
+    """Return the graph being lowered. It is the same object for all of its nodes, and can be referred to weakly."""
     return V.graph
 
 
 def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The calls of operators that are lowered after ``node``, in this order."""
+    """Yield the calls of operators that are lowered after ``node``, in this order."""
     while (node := node.next).op != "root":
         if node.op == "call_function":
             yield node
@@ -42,7 +42,7 @@ def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 @contextmanager
 def at(node: torch.fx.Node) -> Iterator[None]:
-    """As if ``node`` were being lowered."""
+    """Make ``node`` the node being lowered, within this context."""
     before = V.graph.current_node
     V.graph.current_node = node
     try:
@@ -53,7 +53,9 @@ def at(node: torch.fx.Node) -> Iterator[None]:
 
 @contextmanager
 def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Inputs with the sizes, strides and dtypes of fake tensors, known to the graph within this context only."""
+    """Yield inputs with the sizes, strides and dtypes of fake tensors, registered in the graph within this context
+    only.
+    """
     made, known = {}, V.graph.name_to_buffer
     for name, value in values.items():
         if isinstance(value, Tensor):
@@ -69,7 +71,7 @@ def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def source(choice: Any) -> str:
-    """The text of the kernel that a choice is verified with."""
+    """Return the text of the kernel with which a choice is verified."""
     request = choice.bmreq
     return Path(request.module_path).read_text() if _is_triton(choice) else str(request.source_code)
 
@@ -79,9 +81,10 @@ def _is_triton(choice: Any) -> bool:
 
 
 def compile_apart(choice: Any) -> bool:
-    """Start compiling the kernel of a choice beside this thread, once: whether that is done.
+    """Start compiling the kernel of a choice beside this thread, once, and return whether it was started.
 
-    Triton's compiler runs in a worker process of Inductor; that of C++, a process itself, is waited for by a thread.
+    Triton's compiler runs in a worker process of Inductor. The compiler of C++ is a process itself, for which a thread
+    waits.
     """
     name = _name(choice)
     if name in _futures:
@@ -98,12 +101,12 @@ def compile_apart(choice: Any) -> bool:
 
 
 def _name(choice: Any) -> str:
-    """The same for choices with the same kernel."""
+    """Return a name that is the same for choices with the same kernel."""
     return str(choice.bmreq.module_path if _is_triton(choice) else hash(choice.bmreq.source_code))
 
 
 def _workers() -> bool:
-    """Whether there are worker processes, after they had time to start."""
+    """Return whether there are worker processes, after they had time to start."""
     if get_compile_threads() < 2:
         return False
     end = time.monotonic() + PATIENCE
@@ -115,7 +118,7 @@ def _workers() -> bool:
 
 
 def precompile(choice: Any) -> None:
-    """Compile the kernel of a choice alone, or take what has been compiled beside this thread."""
+    """Compile the kernel of a choice alone, or use the one that was compiled beside this thread."""
     name = _name(choice)
     kernel = _result(name)
     if kernel is not None:
@@ -128,7 +131,7 @@ def precompile(choice: Any) -> None:
 
 
 def _result(name: str) -> Any:
-    """The Triton kernel that a worker process has compiled, or None. A compiler of C++ has filled the cache."""
+    """Return the Triton kernel that a worker process has compiled, or None. A compiler of C++ has filled the cache."""
     future = _futures.get(name)
     if future is None:
         return None

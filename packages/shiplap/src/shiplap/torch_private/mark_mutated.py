@@ -1,4 +1,4 @@
-"""What a call has written to, told to autograd."""
+"""Report to autograd which arguments a call has written to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from torch.autograd.graph import increment_version
 
 
 def writing(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """``call``, then tell autograd what it wrote to, the arguments at ``places``: no backward may use what it saved of
-    them. Torch's own operators that write do so; kernels behind a C function, and torch's dispatcher, do not."""
+    """Return ``call``, followed by a report to autograd that the arguments at ``places`` were written to.
+
+    No backward may use values of them that it saved. Torch's own operators that write report this themselves; kernels
+    behind a C function, and torch's dispatcher, do not.
+    """
 
     def called(*args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
