@@ -1,4 +1,4 @@
-"""What all verbs share: where text goes, one JSON value on stdout, errors as id/what/got/expected/fix."""
+"""The output of all verbs: where text goes, one JSON value on stdout, errors as id/what/got/expected/fix."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def out() -> Console:
-    """Stdout: results, never wrapped in the middle of a path."""
+    """Return the console of stdout: results, never wrapped in the middle of a path."""
     return _console(stderr=False)
 
 
 def err() -> Console:
-    """Stderr: progress, notes and errors."""
+    """Return the console of stderr: progress, notes and errors."""
     return _console(stderr=True)
 
 
 def _console(*, stderr: bool) -> Console:
-    """A console whose styles are ours alone: control characters in what it prints are shown as U+FFFD."""
+    """Return a console that prints only our own styles: control characters in its texts are shown as U+FFFD."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
@@ -49,12 +49,13 @@ def _console(*, stderr: bool) -> Console:
 
 
 def note(message: str) -> None:
-    """One line for the person in front of the terminal; stdout stays clean."""
+    """Print one line for the user on stderr, so that stdout holds only results."""
     err().print(message, markup=False)
 
 
 def nobody_reads() -> bool:
-    """Whether stdout or stderr is a pipe whose reader has ended."""
+    """Return whether stdout or stderr is a pipe whose reader has ended."""
+    # Polling reports an ended reader without a write, which would raise the same error again.
     poll = select.poll()
     for stream in (STDOUT, STDERR):
         poll.register(stream, 0)
@@ -65,21 +66,22 @@ _answered = False  # whether the verb that runs has written its JSON value
 
 
 def begin() -> None:
-    """Another verb runs, which has written nothing yet."""
+    """Reset the module for a verb that has written nothing yet."""
     global _answered
     _answered = False
 
 
 def emit_json(value: Any) -> None:
-    """The one JSON value that ``--json`` promises."""
+    """Print the one JSON value that ``--json`` promises."""
     global _answered
     _answered = True
     sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str) + "\n")
+    # A reader of the pipe gets the value even if the process ends abnormally afterwards.
     sys.stdout.flush()
 
 
 def _finite(value: Any) -> Any:
-    """``value`` with null for infinities and NaN, which JSON has not and most of its readers refuse."""
+    """Return ``value`` with null for infinities and NaN, which JSON does not have and most of its readers refuse."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -89,7 +91,7 @@ def _finite(value: Any) -> Any:
 
 @contextlib.contextmanager
 def own_stdout(active: bool = True) -> Iterator[None]:
-    """Send what other people's code prints to stderr, so that stdout holds our answer only."""
+    """Redirect the output of other code to stderr, so that stdout holds the answer of the verb only."""
     with contextlib.redirect_stdout(sys.stderr) if active else contextlib.nullcontext():
         yield
 
@@ -97,13 +99,13 @@ def own_stdout(active: bool = True) -> Iterator[None]:
 def emit_failure(
     *, what: str, id: str | None = None, where: str = "", got: str = "", expected: str = "", fix: str = ""
 ) -> None:
-    """The JSON value of a verb that failed; nothing if it failed after it had written its value."""
+    """Print the JSON value of a verb that failed, unless the verb had already printed its value."""
     if not _answered:
         emit_json({"error": {"id": id, "what": what, "where": where, "got": got, "expected": expected, "fix": fix}})
 
 
 def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
-    """A catalogue error, a field a line; multi-line values stay aligned. With ``as_json`` on stdout as well."""
+    """Print a catalogue error, a field a line, with multi-line values aligned. With ``as_json`` on stdout as well."""
     from rich.text import Text
 
     text = Text()
@@ -119,7 +121,7 @@ def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
 
 
 def show_defect(failure: Exception, *, as_json: bool = False) -> None:
-    """An exception that nobody foresaw: say so in one line, and how to see more."""
+    """Print an unexpected exception in one line, with the way to see its traceback."""
     what, fix = f"unexpected {type(failure).__name__}: {failure}", "run again as 'shiplap --traceback ...' to see where"
     note(f"{what}\n  {fix}")
     if as_json:
@@ -127,12 +129,14 @@ def show_defect(failure: Exception, *, as_json: bool = False) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``path``; SL602 says why it cannot be."""
+    """Write ``path``. SL602 states why it cannot be written."""
     _open(path, "w", text)
 
 
 def require_file(path: Path) -> None:
-    """SL602 before the work rather than after it; what ``path`` holds stays until there is something new."""
+    """Raise SL602 if ``path`` cannot be written, before the work and not after it. An existing file keeps its
+    content.
+    """
     _open(path, "a", "")
 
 
@@ -143,7 +147,7 @@ def _open(path: Path, mode: str, text: str) -> None:
 
 
 def require_directory(path: Path) -> None:
-    """Create ``path`` now; SL602 before the work rather than after it."""
+    """Create ``path`` now. SL602 is raised before the work and not after it."""
     with writing(path, "the directory", "a writable directory"):
         path.mkdir(parents=True, exist_ok=True)
         (path / ".shiplap").touch()
@@ -151,7 +155,7 @@ def require_directory(path: Path) -> None:
 
 
 def require_device(device: str) -> None:
-    """SL605 unless torch can allocate on ``device``."""
+    """Raise SL605 unless torch can allocate on ``device``."""
     import torch
 
     try:

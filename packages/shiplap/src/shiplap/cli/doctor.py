@@ -1,4 +1,4 @@
-"""``shiplap doctor``: run a program, name its graph breaks, leave an exit status that CI can use."""
+"""``shiplap doctor``: run a program, name its graph breaks, return an exit status for CI."""
 
 from __future__ import annotations
 

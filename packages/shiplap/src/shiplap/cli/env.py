@@ -1,4 +1,4 @@
-"""``shiplap env``: what is installed, what this torch can do, which kernel libraries would be loaded."""
+"""``shiplap env``: the installed versions, the capabilities of this torch, and the kernel libraries."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def command(
 
 
 def report() -> dict[str, Any]:
-    """Everything as plain data, the same for text and JSON."""
+    """Return the environment as plain data, the same for text and JSON."""
     from shiplap import torch_private
     from shiplap.settings import describe
 
@@ -72,7 +72,7 @@ def report() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions by name; None for what is not installed. Reads metadata, imports nothing."""
+    """Return versions by name, None for missing packages. Reads metadata, imports nothing."""
     from shiplap import __version__
 
     by_package: dict[str, str | None] = {"shiplap": __version__, "python": platform.python_version()}
@@ -85,7 +85,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _compiler() -> str | None:
-    """First line of ``$CXX --version``."""
+    """Return the first line of ``$CXX --version``."""
     path = shutil.which(os.environ.get("CXX") or "c++")
     if path is None:
         return None
@@ -97,7 +97,7 @@ def _compiler() -> str | None:
 
 
 def devices() -> list[dict[str, Any]]:
-    """The CPU and every accelerator that torch sees, with the runtime it was built for."""
+    """Return the CPU and every accelerator of torch, with the runtime it was built for."""
     import torch
 
     cpu = {"device": "cpu", "name": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
@@ -120,7 +120,9 @@ def devices() -> list[dict[str, Any]]:
 
 
 def libraries() -> list[dict[str, Any]]:
-    """The C ABI libraries behind the shipped ops: where, whether the loader takes them, whether signatures agree."""
+    """Return the C ABI libraries of the shipped ops: where they are, and whether they load and their signatures
+    agree.
+    """
     return [entry for family in families() for entry in _libraries_of(family.module)]
 
 
@@ -131,6 +133,7 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
         return [_entry(family, "", f"cannot be imported: {type(e).__name__}: {e}")]
     libraries: dict[str, dict[str, Any]] = {}
     for kernel in (k for op in ops for kernels in op.kernels.values() for k in kernels):
+        # The library of a generated binding is built when it is needed, so its absence is no defect.
         if (form := kernel.native) is not None and not form.generated:
             entry = libraries.setdefault(str(form.library), _located(family, form.library))
             _count(entry, form)
@@ -138,7 +141,7 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
 
 
 def bindings() -> list[dict[str, str]]:
-    """Which binding serves the C ABI kernel of each shipped op in a process like this one, and why."""
+    """Return for each shipped op the binding that calls its C ABI kernel in a process like this one, and the reason."""
     from shiplap.kernels.native import binding
 
     rows = []
@@ -167,7 +170,7 @@ def _located(family: str, library: Any) -> dict[str, Any]:
 
 
 def _count(entry: dict[str, Any], form: NativeForm) -> None:
-    """Load one symbol and count it; the first problem is kept."""
+    """Load one symbol and count it. The first problem is kept."""
     from shiplap.kernels.c.library import load_symbol
 
     entry["symbols"] += 1
@@ -198,7 +201,7 @@ def _print(environment: dict[str, Any]) -> None:
 
 
 def _pad(rows: list[tuple[str, ...]], row: tuple[str, ...]) -> list[str]:
-    """Columns as wide as their widest cell, the last as it is."""
+    """Return a row with cells as wide as the widest of their column, except the last cell."""
     return [*(cell.ljust(max(len(r[i]) for r in rows)) for i, cell in enumerate(row[:-1])), row[-1]]
 
 

@@ -71,7 +71,7 @@ Job = tuple[str, str, Path | None]
 
 
 def _jobs(target: str, output: Path | None, check: bool) -> list[Job]:
-    """``(target, header, file)`` for each header asked for."""
+    """Return ``(target, header, file)`` for each header to write or check."""
     if target:
         if check and output is None:
             raise typer.BadParameter("with a TARGET it needs -o FILE, the file to compare with", param_hint="--check")
@@ -83,7 +83,7 @@ def _jobs(target: str, output: Path | None, check: bool) -> list[Job]:
 
 
 def generate(target: str, ops: Sequence[Op]) -> str:
-    """The header of the C kernels bound to ``ops``; SL501 when there is none."""
+    """Return the header of the C kernels bound to ``ops``. SL501 if there is none."""
     from shiplap.kernels.c.header import bound_symbols, config_names, header
 
     symbols = bound_symbols(ops)

@@ -1,4 +1,4 @@
-"""``shiplap init``: a declaration draft from what already exists."""
+"""``shiplap init``: draft declarations of existing functions, ops and packages."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def command(
 
 
 def _check(source: str, package: str, record: Path | None, namespaces: list[str], arguments: list[str]) -> None:
-    """SL501 for options that say nothing together."""
+    """Raise SL501 for options that contradict each other or say too little."""
     got = ""
     if bool(source) == bool(package):
         got = "both --from and --package" if source else "neither --from nor --package"
@@ -121,7 +121,7 @@ def _check(source: str, package: str, record: Path | None, namespaces: list[str]
 
 
 def _give(file: Path, drafts: PackageDraft, *, json: bool) -> None:
-    """Write the module and say what is in it."""
+    """Write the module and print a summary of it."""
     to_stdout = str(file) == "-"
     if not to_stdout:
         console.write_text(file, drafts.text)
@@ -141,7 +141,7 @@ def _tell(file: Path, fills: list[dict[str, object]]) -> None:
 
 
 def draft(source: str) -> Draft:
-    """What ``source`` says about itself."""
+    """Return the draft of a declaration, from the signature of ``source``."""
     home, name = split(source)
     if home and not name:
         raise error("SL501", where=source, what="the target names no function", got=source, expected="module:function")
@@ -160,7 +160,7 @@ def draft(source: str) -> Draft:
 
 
 def _adopted(name: str, module: Any) -> Draft:
-    """A registered op. Without a module given, the package of the namespace's name is tried."""
+    """Return the draft of a registered op. Without a module, the package of the namespace's name is tried."""
     import torch
 
     namespace, _, opname = name.partition("::")

@@ -1,4 +1,4 @@
-"""``shiplap judge``: a verdict on a kernel that nobody trusts, and how much faster it is."""
+"""``shiplap judge``: a verdict on a kernel that is not trusted, and its speed-up."""
 
 from __future__ import annotations
 

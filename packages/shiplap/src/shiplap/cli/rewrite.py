@@ -82,7 +82,7 @@ def command(
 
 
 def _rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
-    """Those that ``targets`` name; else those of the model's own module, and those that ship."""
+    """Return the rewrites that ``targets`` name, or else those of the model's own module and those that ship."""
     if not targets:
         from shiplap.rewrite.shipped import everything
 

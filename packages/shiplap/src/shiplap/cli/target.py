@@ -24,7 +24,7 @@ _QUALIFIED = re.compile(r"^\w+::\w+$")
 
 
 def split(target: str) -> tuple[str, str]:
-    """``(home, name)``: either may be empty; SL501 when ``target`` has none of the forms."""
+    """Return ``(home, name)``, of which either may be empty. SL501 when ``target`` has none of the forms."""
     if _QUALIFIED.match(target):
         return "", target
     match = _FORM.match(target)
@@ -40,7 +40,7 @@ def split(target: str) -> tuple[str, str]:
 
 
 def resolve(targets: Iterable[str]) -> list[Op]:
-    """All ops that ``targets`` name, each once, in order; SL501 with a suggestion when one names none."""
+    """Return all ops that ``targets`` name, each once, in order. SL501 with a suggestion for a target without an op."""
     ops: dict[str, Op] = {}
     for target in targets:
         for op in _resolve(target):
@@ -69,7 +69,7 @@ def _resolve(target: str) -> list[Op]:
 
 
 def _registered(name: str) -> Op:
-    """An op by its qualified name: declared already, or by a family that we ship."""
+    """Return an op by its qualified name: declared already, or by a family that we ship."""
     from shiplap.dispatch import registry
 
     if registry.find(name) is None:
@@ -116,7 +116,7 @@ def _refuse_drafts(values: Iterable[Any]) -> None:
 
 
 def near_miss(wanted: str, names: Sequence[str]) -> str:
-    """What was probably meant, or what there is."""
+    """Return the name that was probably meant, or the names that exist, as a sentence."""
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
@@ -124,7 +124,7 @@ def near_miss(wanted: str, names: Sequence[str]) -> str:
 
 
 def ops_of(module: ModuleType) -> list[Op]:
-    """The ops that ``module`` or its submodules declare, not those they import; in order of declaration."""
+    """Return the ops that ``module`` or its submodules declare, without imported ones, in order of declaration."""
     from shiplap.dispatch import Op, registry
 
     inside = [m for n, m in sorted(sys.modules.items()) if _within(n, module.__name__) and isinstance(m, ModuleType)]
@@ -134,7 +134,7 @@ def ops_of(module: ModuleType) -> list[Op]:
 
 
 def _position(op: Op) -> tuple[str, int]:
-    """Module and line of a declaration."""
+    """Return module and line of a declaration."""
     code = getattr(op.reference, "__code__", None)
     return op.__module__, code.co_firstlineno if code else 0
 
@@ -144,7 +144,7 @@ def _within(name: str, package: str) -> bool:
 
 
 def import_home(home: str) -> ModuleType:
-    """The module or file; SL501 when it is not there, SL601 when it raises."""
+    """Return the module or file. SL501 if it does not exist, SL601 if importing it raises."""
     is_file = home.endswith(".py")
     if not is_file:
         _look_in(Path.cwd())
@@ -155,6 +155,7 @@ def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
+        # A module that exists may import another one that does not. That is an error of the module, not of the target.
         if e.name is None or not _within(name, e.name):
             raise _not_imported(name, e) from None
         if Path(name).is_file():
@@ -182,10 +183,12 @@ def _import_file(path: Path) -> ModuleType:
     name, spec = _module_of(path.resolve())
     if spec is None:
         return _import_module(name)
+    # The module is entered before it runs, as dataclasses and pickle look their module up by name.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException as e:
+        # A second import would otherwise find the half-initialised module.
         del sys.modules[name]
         if isinstance(e, (ShiplapError, KeyboardInterrupt)):
             raise
@@ -194,7 +197,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _module_of(path: Path) -> tuple[str, Any]:
-    """The name under which Python would import ``path``; a spec too where only a name of our own is free."""
+    """Return the name under which Python would import ``path``, and a spec if that name is not free."""
     parts, root = [path.stem], path.parent
     while (root / "__init__.py").is_file():
         parts.insert(0, root.name)
@@ -206,6 +209,7 @@ def _module_of(path: Path) -> tuple[str, Any]:
     else:
         _look_in(root)
     name = ".".join(parts)
+    # The directory may be new in `sys.path`, or the file newer than Python's cache of the directory.
     importlib.invalidate_caches()
     try:
         spec = importlib.util.find_spec(name)
@@ -218,7 +222,7 @@ def _module_of(path: Path) -> tuple[str, Any]:
 
 
 def _look_in(directory: Path) -> None:
-    """Look for modules in ``directory`` first, from now on, as ``python file.py`` does."""
+    """Put ``directory`` first in the search path of modules, as ``python file.py`` does."""
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
 
@@ -230,7 +234,7 @@ def _not_imported(where: str, e: BaseException) -> ShiplapError:
 
 
 def _frames(e: BaseException) -> list[str]:
-    """``file:line`` of the user's frames, innermost last."""
+    """Return ``file:line`` of the user's frames, innermost last."""
     import traceback
 
     ours = (importlib.__file__, __file__)
