@@ -120,7 +120,6 @@ def _own_verbs() -> Iterator[tuple[str, ModuleType]]:
 for name, module in _own_verbs():
     app.command(name, epilog=module.EPILOG)(module.command)
 
-# The verbs of other distributions come last, so that they cannot replace one of these.
 for name, module in families.verbs():
     if hasattr(module, "group"):
         app.add_typer(module.group, name=name)

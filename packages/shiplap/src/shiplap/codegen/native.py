@@ -1,7 +1,8 @@
 """``OpSpec`` → C++ source of its native binding: the checks, allocations and views around one C ABI call.
 
-The checks are those of the call plan, in the same order and words as in Python. What C++ cannot decide (a dtype the
-kernel does not take, a mutated tensor with gaps) it hands to ``<op>__python`` before it has taken any argument.
+The checks are those of the call plan, in the same order and words as in Python. Calls that C++ cannot decide (a dtype
+that the kernel does not take, a mutated tensor with gaps) are passed to ``<op>__python`` before any argument is taken
+over.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Native:
     """One op to be bound natively: its declaration, and the facts about its only kernel on ``device``.
 
     ``names`` are the torch ops to register. ``dtypes`` are the dtypes that the kernel accepts, empty for all declared
-    ones. ``out`` requests the out-variant as well. ``align`` is the alignment that the kernel needs, in bytes.
-    A generated kernel comes with its ``source``.
+    ones. ``out`` requests the out-variant as well. ``align`` is the alignment that the kernel needs, in bytes. A
+    generated kernel comes with its ``source``.
     """
 
     spec: OpSpec
@@ -80,7 +81,7 @@ class Native:
 
 
 def native_source(ops: Sequence[Native]) -> str:
-    """One translation unit for ``ops``. SL404 for a declaration that has to stay with the Python binding."""
+    """Return one translation unit for ``ops``. SL404 for a declaration that has to stay with the Python binding."""
     return render(
         "native.cpp.jinja",
         scalar_types=SCALAR,
@@ -90,7 +91,7 @@ def native_source(ops: Sequence[Native]) -> str:
 
 
 def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, list[str]]]:
-    """The ops by namespace. An op for two devices contributes its schema once."""
+    """Return the schemas by namespace. An op for two devices contributes its schema once."""
     by_namespace: dict[str, dict[str, None]] = {}
     for op in ops:
         by_namespace.setdefault(op.spec.namespace, {}).update(dict.fromkeys(_schemas(op)))
@@ -98,7 +99,7 @@ def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, list[str]]]:
 
 
 def describe(op: Native, id: str) -> dict[str, Any]:
-    """The values that the template prints for one op."""
+    """Return the values that the template prints for one op."""
     return {"id": id, **op.described}
 
 
@@ -139,7 +140,7 @@ def _described(op: Native) -> dict[str, Any]:
 
 
 def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
-    """The steps of a call's plan as the template prints them."""
+    """Return the steps of a call's plan as the template prints them."""
     spec, outputs = op.spec, plan.outputs
     return {
         "deferrals": list(_deferrals(op, plan)),
@@ -159,18 +160,18 @@ def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
 
 
 def _named(op: Native, role: str) -> str:
-    """The torch name of a helper op that belongs to this op."""
+    """Return the torch name of a helper op that belongs to this op."""
     return numbered(f"{op.spec.stem}__{role}", op.edition)
 
 
 def _schemas(op: Native) -> list[str]:
-    """The schema of every torch op that the code implements, for a process without shiplap."""
+    """Return the schema of every torch op that the code implements, for a process without shiplap."""
     out = [quote(out_schema(op.spec, _named(op, "out")))] if op.out else []
     return [*(quote(schema(op.spec, name)) for name in op.names), *out]
 
 
 def _functions(op: Native) -> list[tuple[str, str]]:
-    """Each torch op and the C++ function behind it."""
+    """Return each torch op with the C++ function behind it."""
     return [*((name, "call") for name in op.names), *([(_named(op, "out"), "call_out")] if op.out else [])]
 
 
@@ -191,6 +192,7 @@ def _unfit(op: Native) -> str:
             return f"{kind}, whose rank is not fixed" if kind.variadic else f"{kind}, of more than {_MAX_RANK} dims"
         if kind.concrete and dtypes.number(kind.dtypes[0]) < 0:
             return f"{kind.dtypes[0]}, which torch's stable ABI does not name"
+    # Division, remainders and calls on floats are not sure to agree in C++ and in Python.
     real = {a.name for a in spec.scalars if "float" in str(a.scalar)}
     exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires) + ([op.workspace] if op.workspace else [])
     for expr in exprs:
@@ -206,7 +208,7 @@ def _unfit(op: Native) -> str:
 
 
 def _deferrals(op: Native, plan: CallPlan) -> Iterable[str]:
-    """Conditions on arguments not yet taken under which Python serves the call."""
+    """Yield conditions under which Python serves the call, on arguments that are not taken over yet."""
     classes: set[str] = set()
     undecided = [step.rule for step in plan.arguments if isinstance(step, Check)]
     for index, arg in enumerate(op.spec.args):
@@ -221,19 +223,20 @@ def _deferrals(op: Native, plan: CallPlan) -> Iterable[str]:
             continue
         if not kind.concrete and kind.dtype_class not in classes:
             classes.add(kind.dtype_class)
+            # One test a class is enough: the plan checks that the other tensors of the class have the same dtype.
             taken = dtypes.mask(op.dtypes or kind.dtypes or dtypes.DTYPES)
             yield f"!among(peek_dtype(values[{index}]), {taken})"
 
 
 def _out_deferrals(op: Native, plan: CallPlan) -> list[str]:
-    """The same conditions for the tensors that an out-variant writes to."""
+    """Return the same conditions for the tensors that an out-variant writes to."""
     first, count = len(op.spec.args), len(op.spec.outputs)
     absent = [undefined(index) for index in range(first, first + count)]
     return [*absent, *_misaligned(op, first, [False] * count), plan.outputs.no_gradient.defers(0)]
 
 
 def _misaligned(op: Native, first: int, optional: Sequence[bool]) -> Iterable[str]:
-    """Conditions under which a tensor from number ``first`` on is not aligned as the kernel requires."""
+    """Yield conditions under which a tensor from number ``first`` on is not aligned as the kernel requires."""
     for index, may_be_absent in enumerate(optional, first) if op.align > 1 else ():
         yield f"!peek_aligned{'_or_absent' if may_be_absent else ''}(values[{index}], {op.align})"
 
@@ -243,14 +246,14 @@ def _peek_contiguous(index: int, arg: Arg) -> str:
 
 
 def _workspace(op: Native, names: Names) -> list[str]:
-    """Statements that compute ``needed``, the size of the workspace in bytes."""
+    """Return statements that compute ``needed``, the size of the workspace in bytes."""
     assert op.workspace is not None
     steps, term = tried(op.spec, names, "v_workspace", Type.SIZE, op.workspace)
     return lines((*steps, Let("needed", Type.SIZE, term)))
 
 
 def _widest(spec: OpSpec) -> str:
-    """The dtypes among which ``itemsize`` looks: those of the classes, else of the tensors that are there."""
+    """Return the dtypes among which ``itemsize`` looks: those of the classes, else of the tensors that are present."""
     classes = dict.fromkeys(a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete)
     always = [f"type_{a.name}" for a in spec.tensors if not a.optional]
     return "{" + ", ".join([f"dtype_{c}" for c in classes] or always) + "}"

@@ -61,7 +61,7 @@ def _node(op: Op, launch: PlainLaunch, given: Mapping[str, tuple[Any, Any]], out
             continue
         value, fake = given[tensor]
         inputs[parameter] = value, fake if tensor in launch.strided else fake.contiguous()
-    # Inductor allocates the output contiguously here, so another layout would not be the one that the op declares.
+    # The kernel writes its output contiguously. Where the graph expects another layout, the op is called.
     contiguous = torch.empty(output.shape, dtype=output.dtype, device="meta").stride()
     if not target or output.stride() != contiguous:
         return None

@@ -1,4 +1,4 @@
-"""Where the compiled libraries of a family are looked for."""
+"""The locations of the compiled libraries of a family."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def find_library(path: str | os.PathLike[str]) -> Path:
 
 
 def library_folder() -> Path | None:
-    """The folder that ``SHIPLAP_LIBRARY_PATH`` names. Libraries of vendors are looked for in this folder first."""
+    """Return the folder that ``SHIPLAP_LIBRARY_PATH`` names. Libraries of vendors are looked for in this folder
+    first.
+    """
     named = settings().library_path
     return Path(named).absolute() if named else None

@@ -62,7 +62,7 @@ __all__ = [
 
 
 def load_target(target: str) -> tuple[ModuleType, str]:
-    """The imported module of ``module[:name]`` or ``path/to/file.py[:name]``, and the name, which may be empty.
+    """Return the imported module of ``module[:name]`` or ``path/to/file.py[:name]``, and the name, which may be empty.
 
     Raises:
         ShiplapError: SL501 when there is no such module or file, SL601 when it raises.

@@ -1,4 +1,4 @@
-"""HTML: everything escaped, nothing loaded from elsewhere, one file."""
+"""HTML pages of one file: all values are escaped, and nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def _environment(package: str) -> Environment:
 
 
 def render_html(template: str, *, package: str = "shiplap.render", **context: Any) -> str:
-    """A page from ``<package>/templates/<template>``, which may extend ``base.html.jinja`` of this package.
+    """Return a page from ``<package>/templates/<template>``, which may extend ``base.html.jinja`` of this package.
 
-    The base takes ``title`` and ``facts`` (a mapping, shown as a header) and has the blocks ``style``, ``summary``
-    and ``content``.
+    The base takes ``title`` and ``facts`` (a mapping, shown as a header) and has the blocks ``style``, ``summary`` and
+    ``content``.
     """
     return _environment(package).get_template(template).render(**context)

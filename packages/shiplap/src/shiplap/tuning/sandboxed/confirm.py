@@ -156,7 +156,7 @@ class Spells:
 
     def _go(self, index: int, batch: Batch, cases: list[Case], expected: list[Expected]) -> Took:
         prisoner = batch.witness.prisoner
-        # Caches are emptied first, so that no candidate profits from values that its neighbour has read.
+        # Processes that the candidate has started are ended, as they could compute during other candidates' turns.
         prisoner.sweep()
         if index >= 0:
             batch.fill([c.args for c in cases])

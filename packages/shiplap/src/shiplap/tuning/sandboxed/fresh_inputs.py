@@ -35,7 +35,6 @@ class Drawn:
 
     def __init__(self, op: Op, inputs: Inputs) -> None:
         self.op, self.inputs = op, inputs
-        # A kernel cannot guess these values: they come from the system's random numbers and not from a seed.
         self._made: deque[Case | None] = deque()  # of the first recipes
 
     @cached_property
@@ -81,6 +80,7 @@ class Drawn:
 
     @cached_property
     def _samples(self) -> Samples:
+        # The seed is secret, so that no candidate can compute the values of its own confirmation.
         return Samples(self.op, secrets.randbits(40), self.inputs.device)
 
     @cached_property
