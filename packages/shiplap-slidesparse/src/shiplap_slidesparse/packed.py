@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shiplap.plugin_api import error, notice
+from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_slidesparse import formats, layers, lt, ops
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.quantise import quantise_weight
@@ -61,7 +62,7 @@ class Packed:
     @property
     def nbytes(self) -> int:
         """Bytes of all that is kept."""
-        return sum(t.numel() * t.itemsize for t in (self.dense, self.packed, self.scale) if t is not None)
+        return sum(t.numel() * t.itemsize for t in self.tensors)
 
     def weight(self) -> Tensor:
         """The pruned weight ``[n, k]`` in the mode's dtype, from whichever form is kept."""
@@ -77,6 +78,12 @@ class Packed:
         weight = self.weight().to(dtype)
         return weight if self.scale is None else weight * self.scale[:, None].to(dtype)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Its tensors, those that there are."""
+        return [t for t in (self.dense, self.packed, self.scale) if t is not None]
+
+    @built_outside_modes
     def to(self, device: torch.device | str) -> Packed:
         """The same weight, packed anew for ``device``."""
         target = torch.device(device)
@@ -91,6 +98,7 @@ class Packed:
         scale = None if self.scale is None else self.scale.to(target)
         return pack(self.weight().to(target), self.pattern, self.mode, scale=scale, keep=keep)
 
+    @built_outside_modes
     def keeping(self, keep: Keep) -> Packed:
         """Without one of the two forms, to save its memory: ``"dense"`` or ``"packed"`` is what stays."""
         _known_keep(keep, "Packed.keeping")
@@ -99,6 +107,7 @@ class Packed:
         return self if keep == "both" or self.packed is None else replace(self, dense=None)
 
 
+@built_outside_modes
 def pack(
     weight: Tensor,
     pattern: str | Pattern = "6:8",

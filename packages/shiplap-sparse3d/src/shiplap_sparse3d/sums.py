@@ -2,8 +2,9 @@
 
 Dynamo takes a sum with a tensor for one of two tensors, unless the other refuses. It asks ``__torch_function__`` then,
 as eager PyTorch does, so the sparse tensors answer there. They are asked about ``torch.utils.checkpoint`` as well,
-which gets them as what its function refers to, like modules, and not as arguments. Any other function is for the
-features alone, and the error says how to write that.
+which gets them as what its function refers to, like modules, and not as arguments. A ``SparseTensor`` takes those
+that work on each row alone (``arithmetic.py``). Any other function is for the features, and the error says how to write
+that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ class Summed:
     """Sums and checkpoints of a sparse tensor. No other function of torch takes one: SL209 says what to write."""
 
     spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules
+    row_functions: ClassVar[frozenset[Any]] = frozenset()  # functions of torch that work on each row of features alone
+
+    @classmethod
+    def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The sparse tensor that one of ``row_functions`` makes of the rows of its arguments."""
+        raise NotImplementedError
 
     def plus(self, other: Any) -> Any:
         """This tensor and ``other``, row by row."""
@@ -38,6 +45,8 @@ class Summed:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is checkpoint:  # only Dynamo asks
             return _checkpointed(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
+        if func in cls.row_functions:
+            return cls.rows_under(func, args, kwargs or {})
         if func not in _SUMS or kwargs or len(args) != 2:
             if is_compiling() or not _for_us_alone(func, types):
                 return NotImplemented

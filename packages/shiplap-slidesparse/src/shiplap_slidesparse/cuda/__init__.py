@@ -39,7 +39,7 @@ def _packed_there(packed: Tensor | None, layout: int) -> bool | str:
     return layout == ops.CUSPARSELT or "its weight is in the portable layout: pack it on the GPU"
 
 
-def _dense_there(dense: Tensor | None, tile: int) -> bool | str:
+def _is_dense(dense: Tensor | None, tile: int) -> bool | str:
     if dense is None:
         return "no dense weight"
     return not any(size % tile for size in dense.shape) or f"{tuple(dense.shape)} are no multiples of {tile}"
@@ -72,8 +72,8 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
     ) -> None:
         late("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
 
-    op.kernel("cuda", slide, dtypes=FLOATS, supports=lambda *a: _packed_there(a[3], a[6]))
-    op.kernel("cuda", dense, dtypes=FLOATS, supports=lambda *a: _dense_there(a[2], 32))
+    op.kernel("cuda", slide, dtypes=FLOATS, supports=_packed_there)
+    op.kernel("cuda", dense, dtypes=FLOATS, supports=lambda dense: _is_dense(dense, 32))
 
 
 def _bind_16bit(op: sl.Op) -> None:
@@ -103,8 +103,8 @@ def _bind_16bit(op: sl.Op) -> None:
     ) -> None:
         late("linear", "dense_16bit")(x, dense, bias, out)
 
-    op.kernel("cuda", slide, supports=lambda *a: _packed_there(a[3], a[6]))
-    op.kernel("cuda", dense, supports=lambda *a: _dense_there(a[2], 1))
+    op.kernel("cuda", slide, supports=_packed_there)
+    op.kernel("cuda", dense, supports=lambda dense: _is_dense(dense, 1))
 
 
 _bind_8bit(layers.linear_int8, torch.int8)

@@ -176,13 +176,9 @@ def _finer(stride: Triple, step: Triple, where: str) -> Triple:
 
 def _window_of(module: nn.Module) -> _Window | None:
     """The window of a layer of this package or of its spconv facade; None for a module without one."""
-    kernel: Sequence[int]
-    if isinstance(module, Convolution | WindowPool):
-        kernel = module.kernel
-    elif isinstance(module, SparseConvolution | FacadePool):
-        kernel = module.kernel_size
-    else:
+    if not isinstance(module, Convolution | WindowPool | SparseConvolution | FacadePool):
         return None
+    kernel = module.kernel_size
     if len(kernel) != 3 or min(kernel) < 1:
         raise error("SL820", where=type(module).__name__, got=f"a kernel of {kernel} cells", expected="three axes")
     window = _Window(

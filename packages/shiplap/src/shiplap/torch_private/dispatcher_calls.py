@@ -189,6 +189,11 @@ class ShortCut(Generic[P, R]):
         """Make any call that ``direct`` cannot serve."""
         raise NotImplementedError
 
+    def traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
+        """A call that Dynamo traces."""
+        result: Tensor | tuple[Tensor, ...] | None = self.overload(*args, **kwargs)
+        return result
+
     def explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
         """Raise the error behind a call that failed, if it says more than ``cause`` does.
 
@@ -202,7 +207,7 @@ class ShortCut(Generic[P, R]):
             # declaration in another thread may change the attributes at any time: each is read once.
             result: Tensor | tuple[Tensor, ...] | None
             if is_dynamo_compiling():  # it traces each line of ours, at every call of an op
-                result = self.overload(*args, **kwargs)
+                result = self.traced(args, kwargs)
             elif (
                 kwargs
                 or compiler._is_compiling_flag

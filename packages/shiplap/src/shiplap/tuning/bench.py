@@ -104,7 +104,8 @@ class LocalBench:
             for index in able:
                 with suppress(Exception):  # of a rendering, which says so when its turn comes
                     self.candidates[index].compile_apart()
-        _ = self.inputs.real, self.inputs.small  # drawn once, here
+        for index in able:
+            cases_of(self.inputs, self.candidates[index])  # drawn once, here
         # Python's lock is released while an external compiler runs, so threads suffice to run compilers in parallel.
         pool = ThreadPoolExecutor(min(len(able), os.cpu_count() or 1), "shiplap compile")
         self._compiling |= {i: pool.submit(self._precompile, self.candidates[i]) for i in able}
