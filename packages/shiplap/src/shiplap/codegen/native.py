@@ -92,8 +92,10 @@ def native_source(ops: Sequence[Native]) -> str:
 
 
 def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, dict[str, str]]]:
-    """The schemas by namespace, each with the C++ namespace of the ``returning`` that implements it, or an empty text.
-    An op for two devices contributes its schemas once."""
+    """Return the schemas by namespace, each with the C++ namespace of the ``returning`` that implements it, or "".
+
+    An op for two devices contributes its schemas once.
+    """
     by_namespace: dict[str, dict[str, str]] = {}
     for index, op in enumerate(ops):
         schemas = by_namespace.setdefault(op.spec.namespace, {})
@@ -178,13 +180,16 @@ def _schemas(op: Native) -> list[str]:
 
 
 def _returning_schema(op: Native) -> str:
-    """The schema of an op that returns arguments, which is made of the op that writes."""
+    """Return the schema of an op that returns arguments, which calls the op that writes."""
     return quote(public_schema(op.spec, numbered(op.spec.opname, op.edition)))
 
 
 def _returning(op: Native) -> dict[str, Any]:
-    """How an op that returns arguments is made of the op that writes: that op's name and overload, and for each result
-    the number of the argument that it is, or -1. Empty for other ops."""
+    """Return the parts of an op that returns arguments and calls the op that writes.
+
+    The parts are the name and overload of the op that writes, and for each result the number of the argument that it
+    is, or -1. Empty for other ops.
+    """
     if not op.spec.returned:
         return {}
     places = {a.name: i for i, a in enumerate(op.spec.args)}

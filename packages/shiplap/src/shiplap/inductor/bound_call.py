@@ -114,7 +114,7 @@ class Call:
         return self.numbers({})
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
-        """``env`` as numbers, where symbols have the values in ``sizes``, and other ones those of the call."""
+        """Return ``env`` as numbers. Symbols have the values in ``sizes``, and other symbols those of the call."""
         return {k: _plain(v, sizes) for k, v in self.env.items()}
 
     @cached_property
@@ -173,7 +173,7 @@ class Call:
         return self.recipe_at({})
 
     def recipe_at(self, at: Sizes) -> Recipe:
-        """The recipe of a sample like this call, where symbols have the values in ``at``."""
+        """Return the recipe of a sample like this call, where symbols have the values in ``at``."""
         spec, hints = self.op.spec, self.numbers(at)
         dims = free_dims(spec)
         sizes = {k: v for k, v in hints.items() if k in dims} | ones(spec, hints)

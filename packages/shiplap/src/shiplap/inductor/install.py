@@ -78,7 +78,7 @@ _PLAIN = "4"
 
 
 def _part_of_key(op: OpState) -> str:
-    """How an op is lowered, in the keys of graphs that have it: of templates, the code that does it."""
+    """Return the part of a graph's cache key for an op: for templates, the code that lowers them."""
     if not op.templates:
         return _PLAIN
     from shiplap.tuning.key import code_of

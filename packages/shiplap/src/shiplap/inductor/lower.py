@@ -52,14 +52,14 @@ def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _limited(call: Call, choice: FusionChoice) -> FusionChoice:
-    """``choice``, after the graph is guarded against sizes for which its template is not proven; else the fallback."""
+    """Guard the graph against sizes for which the template is not proven, and return ``choice``, else the fallback."""
     if choice.chosen in (REFERENCE, UNTUNED_REFERENCE) or call.sizes.limit_graph():
         return choice
     return _unproven(call, f"no guard can hold the graph to {call.sizes.text}", list(choice.verdicts))
 
 
 def _unproven(call: Call, why: str, verdicts: list[Verdict]) -> FusionChoice:
-    """The fallback for a call whose templates cannot be proven for all sizes of the graph."""
+    """Return the fallback for a call whose templates cannot be proven for all sizes of the graph."""
     notice(f"sizes {call.op.identity} {why}", f"{call.op.spec.name}: no template is used: {why}")
     return _fusion_choice(call, REFERENCE, why, verdicts)
 

@@ -1,9 +1,9 @@
-"""Proofs of candidates that are kept: equal layers of a network are proven once, also by the next process.
+"""A cache of proofs of candidates: equal layers of a network are proven once, also for later processes.
 
-A proof is found again by everything that it was about: the op and the code of all its kernels, the candidate and the
-text of the kernel as it was rendered, the sizes, dtypes, scalars and memory of the call, the range of its sizes,
-Shiplap's own code that renders, draws and compares, the device, its driver and the versions of the libraries. A proof
-that failed is remembered by this process only.
+The key of a proof covers everything that the proof depends on: the op and the code of all its kernels, the candidate
+and the text of the kernel as it was rendered, the sizes, dtypes, scalars and memory of the call, the range of its
+sizes, Shiplap's own code that renders, draws and compares, the device, its driver and the versions of the libraries. A
+failed proof is kept only in this process.
 """
 
 from __future__ import annotations

@@ -34,10 +34,11 @@ def sample(call: Call, seed: int = SEED) -> Case:
 
 
 def prove(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> Verdict:
-    """``ok`` if the candidate computes what the reference does, on non-degenerate inputs and into poisoned outputs.
+    """Return the verdict on a candidate: ``ok`` if it agrees with the reference on all samples.
 
-    It does so at the sizes of the call, over the range of sizes that the graph serves, and again at those of the call
-    after it was called for others. An equal candidate for an equal call has the same verdict.
+    The inputs are not degenerate, and the outputs are poisoned before. The samples have the sizes of the call, sizes
+    over the range that the graph serves, and again the sizes of the call after other sizes. An equal candidate for an
+    equal call has the same verdict.
     """
     verdict = proof_cache.known(candidate)
     if verdict is None:
@@ -99,7 +100,9 @@ class _Cases:
         yield sample(call, self.seeds[0]), {}
 
     def _at_values(self, values: str) -> Iterator[Case]:
-        """Draws of numbers that stand in the code, as many as small samples take to have each of them everywhere."""
+        """Yield draws of numbers that stand in the code, as many small samples as are needed to use each number
+        everywhere.
+        """
         recipe = self.call.recipe.but(values=values)
         count, seed = 1, self.seeds[-1]
         while count <= MOST:

@@ -83,13 +83,13 @@ class TracedCandidate(TemplateCandidate):
         return self.render().on(args)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """The function as it stands: at other sizes of one graph, its operations are the same."""
+        """Return the compiled function on ``args``. At other sizes of one graph its operations are the same."""
         assert self.template.function is not None
         positional, named = split(self.call.op.spec, args)
         return lambda: outputs(self.template.function(*positional, **named))  # type: ignore[misc]
 
     def state(self) -> str:
-        """Nothing: the operations of PyTorch keep nothing."""
+        """Return an empty text: the operations of PyTorch keep no values from call to call."""
         return ""
 
     def node(self, fusion: bool = True) -> Any:

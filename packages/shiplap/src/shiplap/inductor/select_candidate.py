@@ -247,7 +247,7 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
 
 
 def _proven(ranking: Ranking, candidate: TemplateCandidate) -> bool:
-    """Whether a candidate is right at all sizes of its graph; a finding says why if it is not."""
+    """Return whether a candidate is correct at all sizes of its graph. A finding states the reason if it is not."""
     verdict = prove(candidate)
     if verdict.status != "ok":
         op, evidence = candidate.call.op, f"{label(candidate)}: {verdict.detail}"

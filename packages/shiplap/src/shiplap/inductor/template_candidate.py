@@ -101,7 +101,9 @@ class TemplateCandidate(Candidate):
         return self._launched(self._run, inputs, out)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """The same kernel on ``args`` of other sizes, as the compiled graph may call it, in memory of their own."""
+        """Return a run of the same kernel on ``args`` of other sizes, as the compiled graph may call it, in memory of
+        their own.
+        """
         self.render()
         if self._run is None:
             self.precompile(args)
@@ -117,7 +119,7 @@ class TemplateCandidate(Candidate):
         return call
 
     def state(self) -> str:
-        """What the compiled kernel keeps from one call to the next, in variables of its own. Empty without any."""
+        """Return the variables in which the compiled kernel keeps values from call to call, or an empty text."""
         choice = self.render()
         library = inductor_choices_ahead.library(choice)
         if library is None:
@@ -168,7 +170,7 @@ class TemplateCandidate(Candidate):
 
 
 def _is_named(symbol: str, words: set[str]) -> bool:
-    """Whether the source of a kernel has the name of a variable, or of a function that the variable is in.
+    """Return whether the source of a kernel has the name of a variable, or of a function that contains the variable.
 
     The headers of torch have constants that are variables in code that no compiler optimises. No template names them.
     """
@@ -254,13 +256,13 @@ def _poison(out: Tensor) -> None:
 
 
 def _memory(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
-    """Sizes, strides and offset as numbers."""
+    """Return sizes, strides and offset as numbers."""
     shape, strides, offset = expressions
     return tuple(evaluate(n, sizes) for n in shape), tuple(evaluate(n, sizes) for n in strides), evaluate(offset, sizes)
 
 
 def _anew(name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Memory that no other run has had the addresses of."""
+    """Return memory at addresses that no other run has used."""
     return make(*args)
 
 

@@ -12,8 +12,8 @@ __all__ = ["find_library", "library_folder"]
 
 
 def find_library(path: str | os.PathLike[str]) -> Path:
-    """The path of a kernel library: a file of its name in ``SHIPLAP_LIBRARY_PATH`` if there is one, else ``path``
-    itself.
+    """Return the path of a kernel library: a file of its name in ``SHIPLAP_LIBRARY_PATH`` if there is one, else
+    ``path``.
 
     ``sl.cabi`` calls this function. A family that opens a library on its own, for example with ctypes, calls it as
     well, so that the user's setting applies.

@@ -1,7 +1,7 @@
 """Choices among configs that a declaration cannot list, since a vendor's library offers different ones for each size.
 
 The configs of most kernels are written beside their declaration, and ``sl.tune`` chooses among them. A library such as
-cuSPARSELt numbers its algorithms for each problem, and a :class:`ConfigSource` asks the library for them. The result is
+cuSPARSELt numbers its algorithms for each problem, and a :class:`ConfigSource` reads the numbers from it. The result is
 an ordinary choice of the op (``Choice``), which ``shiplap freeze`` writes. ``Value`` is the type of a kernel parameter.
 """
 
@@ -69,7 +69,7 @@ class ConfigSource(ABC):
         Args:
             device: the device on which candidates run.
             seconds: the time budget of one choice.
-            remeasure: measure what the store has, too.
+            remeasure: whether calls with a stored choice are measured again.
         """
         options = Options(seconds=seconds, remeasure=remeasure)
         with Isolation() as isolation:

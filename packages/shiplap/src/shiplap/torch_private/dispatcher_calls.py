@@ -190,7 +190,7 @@ class ShortCut(Generic[P, R]):
         raise NotImplementedError
 
     def traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
-        """A call that Dynamo traces."""
+        """Make a call that Dynamo traces."""
         result: Tensor | tuple[Tensor, ...] | None = self.overload(*args, **kwargs)
         return result
 

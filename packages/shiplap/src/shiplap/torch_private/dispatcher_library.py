@@ -136,9 +136,9 @@ class Registrations:
         self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
     def tell(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
-        """Callers of ``name`` get the error that ``refusal`` knows to be behind a RuntimeError of native code.
+        """Register ``refusal``, which maps a RuntimeError of native code in ``name`` to the error that callers get.
 
-        ``check`` sees the arguments before torch converts them.
+        ``check`` gets the arguments before torch converts them.
         """
         self._refusals[name], self._checks[name] = refusal, check
 
@@ -175,7 +175,7 @@ class Registrations:
             self._library.impl(self._named(name), function, key)
 
     def map(self, name: str, function: Implementation) -> None:
-        """The implementation for tensors that ``torch.vmap`` maps over."""
+        """Register the implementation for tensors that ``torch.vmap`` maps over."""
         self._library.impl(self._named(name), function, "FuncTorchBatched")
 
     def fake(self, name: str, function: Implementation) -> None:

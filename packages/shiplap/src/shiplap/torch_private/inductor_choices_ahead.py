@@ -134,8 +134,10 @@ def precompile(choice: Any) -> None:
 
 
 def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapping[Any, int]) -> Callable[[], Any]:
-    """The kernel of a choice on these tensors, once it is compiled. Symbols in ``sizes`` have these values, other ones
-    those of the call."""
+    """Return a function that runs the kernel of a choice on these tensors, once it is compiled.
+
+    Symbols in ``sizes`` have these values, other symbols those of the call.
+    """
     request = choice.bmreq
     if sizes:
         request = copy(request)
@@ -148,7 +150,7 @@ def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapp
 
 
 def library(choice: Any) -> Path | None:
-    """The shared library of a compiled choice in C++, None for another one."""
+    """Return the shared library of a compiled choice in C++, None for another choice."""
     loaded = None if _is_triton(choice) else choice.bmreq.DLL
     return None if loaded is None else Path(loaded._name)
 

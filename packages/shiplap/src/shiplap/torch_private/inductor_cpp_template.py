@@ -23,10 +23,11 @@ def choice(
     values: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Any:
-    """A choice that renders ``source``. ``arguments``: input buffers by name; ``values``, ``config``: for its hooks.
+    """Return a choice that renders ``source``.
 
-    It has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the last
-    arguments of its kernel.
+    ``arguments`` holds input buffers by name. ``values`` and ``config`` are variables of the template. The choice has a
+    ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the last arguments of
+    its kernel.
     """
     template = _Template(name, source, dict(arguments), layout, {**values, **config})
     made = CppTemplate.generate(template)

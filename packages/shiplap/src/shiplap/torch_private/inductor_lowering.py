@@ -109,7 +109,7 @@ def shared(nodes: Sequence[Any]) -> str:
 
 
 def memory(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
-    """Sizes, strides and storage offset of a node in elements, as Inductor's expressions."""
+    """Return sizes, strides and storage offset of a node in elements, as Inductor's expressions."""
     layout = node.get_layout()
     return tuple(layout.size), tuple(layout.stride), layout.offset
 

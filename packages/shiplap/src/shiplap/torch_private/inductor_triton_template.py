@@ -73,13 +73,13 @@ def choice(
     layout: Any,
     config: Mapping[str, Any],
 ) -> Any:
-    """A choice that renders ``source`` for these inputs and this config.
+    """Return a choice that renders ``source`` for these inputs and this config.
 
-    It has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the last
-    arguments of its kernel.
+    The choice has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the
+    last arguments of its kernel.
 
-    ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template names are global to the
-    process and asserted unique, so ``name`` must stand for this source.
+    ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template names are global to the process
+    and asserted unique, so ``name`` must stand for this source.
 
     Raises:
         NotImplementedError: in torch's words, when the template cannot serve these inputs.

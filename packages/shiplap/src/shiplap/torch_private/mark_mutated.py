@@ -1,4 +1,4 @@
-"""What a call has written to: told to autograd, and counted."""
+"""Report to autograd which arguments a call has written to, and read torch's counts of writes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def writing(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., An
 
 
 def version_of(tensor: Tensor) -> int:
-    """The number of writes to ``tensor`` that torch has counted. One made in inference mode has no count: 0."""
+    """Return the number of writes to ``tensor`` that torch has counted. A tensor made in inference mode has no count:
+    0.
+    """
     return 0 if tensor.is_inference() else tensor._version
 
 
 @contextmanager
 def counting_writes() -> Iterator[None]:
-    """Let torch count writes within, as it does in eager code. Below a compiled graph it does not."""
+    """Make torch count writes within the block, as in eager code. Below a compiled graph torch does not count them."""
     if not _is_off(_COUNTS):
         yield
         return

@@ -20,7 +20,7 @@ def is_number(held: Any) -> bool:
 
 
 def hint(size: int | torch.SymInt) -> int | None:
-    """The value of a size in the call for which a graph is made. None for one that depends on data."""
+    """Return the value of a size in the call for which a graph is made. None for a size that depends on data."""
     if isinstance(size, int):
         return size
     known = size.node.hint
@@ -46,14 +46,14 @@ def new_size() -> torch.SymInt:
 
 
 def in_trace() -> bool:
-    """Whether fakes run for Dynamo or AOTAutograd, which make a graph of what they see."""
+    """Return whether fakes run for Dynamo or AOTAutograd, which make a graph of the calls."""
     return torch._guards.TracingContext.try_get() is not None
 
 
 def in_graph(number: int) -> int | torch.SymInt:
-    """``number`` as a size that a graph can hold, for a fake implementation whose only result is an integer.
+    """Return ``number`` as a size that a graph can hold, for a fake implementation whose only result is an integer.
 
-    Dynamo stops at an op that returns an integer, and takes a symbol. The dispatcher turns a symbol of a known value
+    Dynamo stops at an op that returns an integer, and accepts a symbol. The dispatcher turns a symbol of a known value
     into an integer again, so the value of this one is left open.
     """
     known = in_trace() and getattr(torch.library.get_ctx(), "_shape_env", None) is not None

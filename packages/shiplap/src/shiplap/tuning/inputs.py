@@ -151,7 +151,7 @@ def _small(samples: Samples, recipe: Recipe) -> Case | None:
 
 
 def _edges(op: Op, recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """The ends of the bucket of a recipe: its smallest sizes, and some just below the largest ones."""
+    """Yield the ends of the bucket of a recipe: its smallest sizes, and some just below the largest ones."""
     sizes, kinds = dict(recipe.sizes), dict(op.rule.kinds)
     free = [n for n, v in sizes.items() if kinds.get(n) == "pow2" and type(v) is int and v > 2]
     top = {n: 1 << (sizes[n] - 1).bit_length() for n in free}

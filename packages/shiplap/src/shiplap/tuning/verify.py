@@ -1,5 +1,6 @@
-"""A candidate against the reference, before anything is timed: in poisoned memory, on two draws, on a small one, and at
-the edges of the bucket that it may be chosen for.
+"""Verify a candidate against the reference before it is timed.
+
+The candidate runs in poisoned memory, on two draws, on a small one, and at the edges of the bucket of the choice.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class Outcome:
 
 
 def cases_of(inputs: Inputs, candidate: Candidate) -> list[Case]:
-    """Two draws at the sizes of the call, then a small odd one and the edges of the bucket, unless the candidate serves
-    none but those sizes."""
+    """Return two draws at the sizes of the call, then a small odd one and the edges of the bucket.
+
+    A candidate that supports only the sizes of the call gets the two draws alone.
+    """
     if candidate.fixed:
         return [*inputs.real]
     return [*inputs.real, *([inputs.small] if inputs.small else []), *inputs.edges]
