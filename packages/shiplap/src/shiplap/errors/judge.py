@@ -6,7 +6,7 @@ from shiplap.errors.base import ShiplapError, register
 
 
 class JudgeError(ShiplapError, ValueError):
-    """A test that does not name the thing to judge (SL312)."""
+    """A test does not say what to judge (SL312)."""
 
 
 register(

@@ -27,8 +27,8 @@ class GraphOperators:
 
     Attributes:
         names: the operators that are in the graph.
-        traced_later: whether the graph is one of Dynamo's, ahead of autograd, so that the compiled code may contain further
-            operators.
+        traced_later: whether the graph is one of Dynamo's, ahead of autograd, so that the compiled code may contain
+            further operators.
         others: whether tensor subclasses or functions in such a graph may call operators.
     """
 
