@@ -44,6 +44,7 @@ class Verbs(TyperGroup):
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             verbs = sorted(self.list_commands(ctx))
             close = difflib.get_close_matches(args[0], verbs, n=1, cutoff=0.75)
+            # The cutoff is high, as verbs are short words, and a lower one would suggest unrelated verbs.
             meant = f"did you mean {close[0]!r}? " if close else ""
             raise error("SL614", where="shiplap", got=args[0], expected=f"{meant}One of {', '.join(verbs)}")
         return super().resolve_command(ctx, args)
@@ -63,8 +64,10 @@ class Verbs(TyperGroup):
                 console.emit_failure(what=usage.format_message())
             raise  # click prints it
         except Exception as failure:
+            # An ended reader is no failure of the verb. main() turns this exception into the exit status of SIGPIPE.
             if isinstance(failure, BrokenPipeError) and console.nobody_reads():
                 raise
+            # Both libraries end a program by exceptions of their own, which are no failures.
             if ctx.params.get("traceback") or type(failure).__module__.split(".")[0] in ("click", "typer"):
                 raise  # Exit and Abort have their own way out
             # A full disk is the one failure of any verb that the user can correct without knowing the code.

@@ -129,6 +129,7 @@ def command(
     seed = secrets.randbelow(2**31) if seed is None else seed
     if require not in (None, "full", "asked"):
         raise typer.BadParameter("'full' or 'asked'", param_hint="--require")
+    # With --check the user wants the answer of some checks, and a measurement takes time of its own.
     measured = not check if cost is None else cost
     with console.own_stdout():
         for file in (html, statement):
@@ -139,6 +140,7 @@ def command(
     from shiplap.audit import CHECKS
     from shiplap.render import exit_code, facts
 
+    # A verdict on checks that were not run would always be incomplete, so those of --check suffice by default.
     required = CHECKS if require == "full" or not check else tuple(check)
     results.judge(ops, required)
     if statement is not None:
@@ -186,6 +188,7 @@ def _audit(ops: Sequence[Op], asked: _Asked, jobs: int, *, quiet: bool) -> _Resu
     extra = [f"sanitizer:{tool}" for tool in asked.tools]
     for name in (*(asked.checks or ()), *extra):
         load(name)  # an unknown name fails before the first op is run
+    # Each check reports one finding, so the number of steps is known before the audit.
     total = len(ops) * (len(asked.checks or CHECKS) + len(extra))
     results = _Results()
     # Threads suffice: each op is checked in processes of its own, for which a thread only waits.
@@ -216,6 +219,7 @@ def _one(op: Op, asked: _Asked, advance: Callable[[Finding], None]) -> _Results:
                 looked=looked,
             )
         except ShiplapError as e:
+            # SL502 concerns the declaration of this op alone. Any other error would stop the audit of every op.
             if e.id != "SL502":
                 raise
             results.findings.append(_unsampled(op, e))  # the other ops are audited all the same

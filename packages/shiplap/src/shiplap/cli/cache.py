@@ -100,6 +100,7 @@ def _state(entry: Stored) -> list[str]:
     if entry.problem or entry.key is None:
         return [entry.problem]
     device = entry.key["device"]
+    # The fields of a machine without the device cannot be computed, so there is nothing to compare.
     if device == "cuda" and not torch.cuda.is_available():
         return ["device: no CUDA device here"]
     differing = differences(entry.key.as_dict(), environment(device), (*MACHINE, *VERSIONS))
@@ -211,6 +212,7 @@ def _import(store: Store, what: str) -> Result:
     from shiplap.tuning.frozen_table import read
 
     entries = read(Path(what))
+    # Entries are written one by one: those that could be written before a failure stay valid.
     kept = sum(store.put(key, value) for key, value in entries)
     if kept < len(entries):
         raise error(
@@ -244,6 +246,7 @@ def _gc(store: Store, what: str) -> Result:
     broken = [Path(b["file"]) for b in _compiled(store) if b["problem"]] if not what else []
     rubbish = [*broken, *cache.stale(root)] if not what else []
     stuck = [str(path) for path in rubbish if not cache.remove(path)]
+    # Bindings are evicted by age and size as well, as a process does that builds one.
     gone = len(rubbish) - len(stuck) + (len(cache.evict(root)) if not what else 0)
     result, lines, status = _removed(store, [*stale, *store.rubbish()])
     lines += [f"removed {gone} from {root}"] if gone else []

@@ -41,6 +41,7 @@ def _console(*, stderr: bool) -> Console:
     from rich.segment import Segment
 
     class Plain(Console):
+        # Control characters are replaced in segments, after rich has made its own styles, which must stay.
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else _CONTROL.sub("\ufffd", text), style, control)
@@ -115,6 +116,7 @@ def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
         if value:
             style = "green" if label == "fix" else ""
             text.append(f"  {label:<9}", style="dim").append(value.replace("\n", "\n" + " " * 11) + "\n", style=style)
+    # The text goes to stderr also with --json, so that a person who redirects stdout reads the error.
     err().print(text, end="")
     if as_json:
         emit_failure(**{name: value or "" for name, value in rows}, what=failure.what, id=failure.id)
@@ -150,6 +152,7 @@ def require_directory(path: Path) -> None:
     """Create ``path`` now. SL602 is raised before the work and not after it."""
     with writing(path, "the directory", "a writable directory"):
         path.mkdir(parents=True, exist_ok=True)
+        # A directory that exists need not be writable, and its mode does not decide that for every file system.
         (path / ".shiplap").touch()
         (path / ".shiplap").unlink()
 
@@ -161,5 +164,6 @@ def require_device(device: str) -> None:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as e:
+        # torch appends advice of several sentences, which does not apply to a command line.
         reason = str(e).splitlines()[0].split(". ")[0]
         raise error("SL605", where=f"--device {device}", got=reason, expected="a device of this machine") from None

@@ -90,6 +90,7 @@ def _compiler() -> str | None:
     if path is None:
         return None
     try:
+        # A wrapper of a compiler may wait for a server. The report must not wait with it.
         shown = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.SubprocessError):
         return path
@@ -113,6 +114,7 @@ def devices() -> list[dict[str, Any]]:
                 "runtime": torch.version.cuda or torch.version.hip,
             }
         )
+    # CUDA devices are listed above, with more details than torch.accelerator has.
     other = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if other is not None and other.type != "cuda":
         listed += [{"device": f"{other.type}:{i}", "name": other.type} for i in range(torch.accelerator.device_count())]
@@ -135,6 +137,7 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
     for kernel in (k for op in ops for kernels in op.kernels.values() for k in kernels):
         # The library of a generated binding is built when it is needed, so its absence is no defect.
         if (form := kernel.native) is not None and not form.generated:
+            # Several kernels of an op, and several ops, usually are in one library.
             entry = libraries.setdefault(str(form.library), _located(family, form.library))
             _count(entry, form)
     return list(libraries.values())

@@ -67,6 +67,7 @@ def command(
 
     with console.own_stdout():
         _, called, args = load_model(function, inputs)
+        # torch.compile gets positional arguments here, so a function with keywords is wrapped.
         if isinstance(args, dict):
             called, args = by_name(called, args)
         options: dict[str, Any] = {k: v for k, v in (("mode", mode), ("dynamic", dynamic)) if v}

@@ -35,6 +35,7 @@ class Family:
         spec = importlib.util.find_spec(self.module)
         if spec is None or spec.origin is None:
             return None
+        # An installed wheel has no sources, so only a source tree has a header to write.
         folder = Path(spec.origin).parent / "csrc"
         return folder / f"{self.name}.h" if folder.is_dir() else None
 

@@ -66,6 +66,7 @@ def command(
     """
     _check(source, package, record, namespace or [], arguments or [])
     to_stdout = str(file) == "-"
+    # The user fills in a draft by hand, so that overwriting one would lose work.
     if not to_stdout and file.exists() and not force:
         raise error(
             "SL602",
@@ -155,6 +156,7 @@ def draft(source: str) -> Draft:
     assert module is not None
     own = module.__name__.startswith(OWN_NAME)  # a file that no import statement reaches
     call = "" if own else f"{module.__name__}.{name}"
+    # The prefix is in the name of a module that was imported from a file, and is of no use to the user.
     namespace = module.__name__.removeprefix(OWN_NAME).split(".")[0].strip("_")
     return Draft(source, namespace, "op", of_function(fn, source), "" if own else f"import {module.__name__}\n", call)
 

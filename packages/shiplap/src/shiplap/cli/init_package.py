@@ -106,11 +106,13 @@ def _run(script: Path, arguments: Sequence[str], recorder: Recorder) -> str:
         try:
             with recorder.mode():
                 runpy.run_path(str(script), run_name="__main__")
+        # Scripts commonly end by sys.exit(main()), which is no failure if the status is 0 or None.
         except SystemExit as e:
             return "" if e.code in (None, 0) else f"it exited with {e.code}"
         except KeyboardInterrupt:
             return "it was interrupted"
         except BaseException as e:  # somebody else's program
+            # The innermost frame of the script is the line that its author can correct.
             last = e.__traceback__
             while last is not None and last.tb_next is not None and script.name not in last.tb_frame.f_code.co_filename:
                 last = last.tb_next

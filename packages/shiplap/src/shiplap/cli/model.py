@@ -29,6 +29,7 @@ def _callable(module: ModuleType, name: str, where: str) -> Any:
     value = getattr(module, name or DEFAULT, None)
     if callable(value):
         return value
+    # Only the error text needs the names, so they are listed after the look-up has failed.
     names = _callables(module)
     got = name or f"no name, and no {DEFAULT!r} in it"
     raise error(

@@ -66,6 +66,7 @@ def command(
         from shiplap.packaging import Extras, Request, package
 
         extras = Extras(tuned, tuple(cubins or ()), calls)
+        # All wheels share the options, so that one command serves the wheels of several platforms.
         requests = [Request(wheel, output, tuple(ops or ()), platform, extras) for wheel in wheels]
         packed = [package(request, console.note) for request in requests]
     if json:

@@ -86,6 +86,7 @@ def _rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
     if not targets:
         from shiplap.rewrite.shipped import everything
 
+        # A rewrite of the model's module replaces one that ships under the same name.
         return list({r.name: r for r in (*everything, *_of(module))}.values())
     rewrites: list[Rewrite] = []
     for target in targets:

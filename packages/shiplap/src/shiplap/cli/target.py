@@ -72,6 +72,7 @@ def _registered(name: str) -> Op:
     """Return an op by its qualified name: declared already, or by a family that we ship."""
     from shiplap.dispatch import registry
 
+    # Importing all families takes time, so they are imported only for a name that is not declared yet.
     if registry.find(name) is None:
         load_families()
     op = registry.find(name)
@@ -127,6 +128,7 @@ def ops_of(module: ModuleType) -> list[Op]:
     """Return the ops that ``module`` or its submodules declare, without imported ones, in order of declaration."""
     from shiplap.dispatch import Op, registry
 
+    # Only modules that are imported are searched: an import of every submodule could have side effects.
     inside = [m for n, m in sorted(sys.modules.items()) if _within(n, module.__name__) and isinstance(m, ModuleType)]
     attributes = (v for m in inside for v in list(vars(m).values()) if isinstance(v, Op))
     ops = {op.spec.name: op for op in (*attributes, *registry.ops()) if _within(op.__module__, module.__name__)}
@@ -237,6 +239,7 @@ def _frames(e: BaseException) -> list[str]:
     """Return ``file:line`` of the user's frames, innermost last."""
     import traceback
 
+    # Frames of the import system and of this file say nothing about the user's module.
     ours = (importlib.__file__, __file__)
     return [
         f"{f.filename}:{f.lineno}"

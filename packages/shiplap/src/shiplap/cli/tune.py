@@ -80,6 +80,7 @@ def command(
     if merge or output is not None:
         others = [n for n, v in (("--profile", profile), ("--sizes", sizes), ("--device", device)) if v]
         return _merge(targets or [], output, others if merge else ["no --merge"], json=json)
+    # Exactly one of both sources of calls is needed.
     if (profile is None) == (not sizes):
         raise error(
             "SL613",
@@ -137,6 +138,7 @@ def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
             f"{missing} of {len(choices)} calls are left out: the budget of {budget} was spent. "
             "The same command goes on with them."
         )
+    # A wrong candidate takes precedence over missing time: only one of both needs a change of code.
     if any(f.verdict == "fail" for c in choices for f in c.findings):
         return console.FAILED
     return OUT_OF_TIME if missing else 0
@@ -196,6 +198,7 @@ def _profiled(targets: Sequence[str], profile: Path, device: str | None) -> list
     from shiplap.tuning.recorded_calls import read_calls
 
     calls = read_calls(profile)
+    # Names are compared, as a profile may hold calls of ops that cannot be imported here.
     only = {op.spec.name for op in resolve(targets)} if targets else None
     requests = [(_op(call), call.parsed, device or call.device) for call in calls if only is None or call.op in only]
     if not requests:

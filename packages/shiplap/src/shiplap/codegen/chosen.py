@@ -31,6 +31,7 @@ def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
             continue
         if source is None:
             return []
+        # The order of entries is that of the table, which Python fills by the same rule.
         key.append(f"rounded({source})" if kind == "pow2" else source)
     # Without a tensor that is always there, the dtype of a class cannot be read at this place.
     if any(c not in dtypes for c in rule.classes):

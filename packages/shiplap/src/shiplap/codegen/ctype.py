@@ -60,6 +60,7 @@ def prototype(spec: OpSpec) -> tuple[CParameter, ...]:
     outputs = [CParameter("DLTensor*", o.name, "output", o.name) for o in spec.outputs]
     scalars = [p for a in spec.scalars for p in _scalar(spec, a)]
     extents = [CParameter("int64_t*", dim, "extent", dim) for dim in spec.dynamic]
+    # Names are reserved in the order of the parameters, so that a header is the same each time it is generated.
     taken = set(_RESERVED)
     return tuple(_renamed(p, taken) for p in (*inputs, *outputs, *scalars, *extents))
 

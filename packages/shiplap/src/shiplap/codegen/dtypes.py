@@ -18,6 +18,7 @@ def main(arguments: list[str]) -> str:
     """Write the header, or compare it with ``--check``. Return the difference as text, empty if there is none."""
     if arguments not in ([], ["--check"]):
         return "usage: python -m shiplap.codegen.dtypes [--check]"
+    # The header is committed, because C++ code that includes it is compiled without Python.
     path, text = include_dir() / "shiplap" / "dtypes.h", header()
     if not arguments:
         path.write_text(text)

@@ -154,6 +154,7 @@ def launcher_source(
     numbers = count()
     described = [_step(step, configs, known, numbers) for step in program.steps]
     tensors = {p.source: p.name for p in parameters if p.role in ("input", "output")}
+    # The template reads the device of a call from the first tensor that is always there.
     always = [a.name for a in spec.tensors if not a.optional] + [o.name for o in spec.outputs]
     return render(
         "launcher.cpp.jinja",
@@ -218,6 +219,7 @@ class _Facts:
             return "List", f"List({self.cpp[name]}, {self.cpp[name]} + {self.lengths[name]})"
         if name in self.cpp:
             return "int64_t", self.cpp[name]
+        # Any tensor with the dim serves, as the checks of the call have compared all of them.
         tensor, axis = next(axes for dim, axes in _axes(self.spec) if dim == name)
         return "int64_t", f"{self.cpp[tensor]}->shape[{axis}]"
 
@@ -243,6 +245,7 @@ def _step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iterator[i
 
 
 def _launch(launch: Launch, configs: Sequence[str], facts: _Facts) -> dict[str, Any]:
+    # A config of a choice table reaches the kernel through the call frame, in the order of its names.
     constants: dict[str, str] = {name: f"ctx->config[{i}]" for i, name in enumerate(configs)}
     constants |= {
         p.name: f"int64_t{{{int(p.value)}}}"

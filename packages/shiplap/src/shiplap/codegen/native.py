@@ -210,11 +210,13 @@ def _out_call(op: Native) -> list[dict[str, Any]]:
 
 def _unfit(op: Native) -> str:
     spec = op.spec
+    # Without a static default config, the kernel has no values to run with before a choice exists.
     if op.space is not None and (op.space.static is None or not lookup_key(spec, op.rule)):
         return "a config that C++ cannot look up"
     if optional := [a.name for a in spec.args if a.mutated and a.optional]:
         return f"{optional[0]}, which may be absent and is written to"
     tensors = [t for t in (*(a.tensor for a in spec.tensors), *(o.tensor for o in spec.outputs)) if t is not None]
+    # The generated code works with a fixed number of dims, for which it reserves memory.
     for kind in tensors:
         if kind.variadic or len(kind.dims) > _MAX_RANK:
             return f"{kind}, whose rank is not fixed" if kind.variadic else f"{kind}, of more than {_MAX_RANK} dims"
@@ -227,6 +229,7 @@ def _unfit(op: Native) -> str:
         if expr.names & real and any(c in expr.source for c in "/%("):
             return f"{expr}, which is not of integers"
     try:
+        # quote() refuses characters that C++ cannot hold in a literal.
         for text in [schema(spec), *(str(k) for k in tensors), *(e.source for e in exprs)]:
             quote(text)
         lines(CallPlan(spec).arguments)

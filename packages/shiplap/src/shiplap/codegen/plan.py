@@ -32,6 +32,7 @@ def _lines(step: Step) -> list[str]:
             return check(rule)
         case Meet(variable, type, term, origin, rules):
             first = f"{variable} = {_known(term.cpp)}; from_{variable} = {quote(_plain(origin))};"
+            # The first tensor with a dim sets its size, and each later one is compared with it.
             others = [line for rule in rules for line in check(rule)]
             return [f"if ({type.is_unset(variable)}) {{ {first} }} else {{", *_inside(others), "}"]
         case Allocate(at, sizes, dtype):
@@ -49,6 +50,7 @@ def _inside(text: Iterable[str]) -> list[str]:
 
 
 def _known(cpp: str) -> str:
+    # A step without a C++ form has an empty text, so that Python can still run it.
     if not cpp:
         raise NoCpp("an expression or a dim that C++ cannot compute")
     return cpp

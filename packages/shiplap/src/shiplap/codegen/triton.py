@@ -87,6 +87,7 @@ def render(
     helpers = {n: getattr(writer, n) for n in ("def_kernel", "size", "stride", "load_input", "store_output")}
     known = {**known, "INDEX_DTYPE": f"tl.int{64 if wide else 32}"}
     body = _template(triton_source(source, ranks)).render(**known, **helpers)
+    # Parameters that the text does not use are left out: Triton specialises a kernel on each parameter.
     words = set(WORD.findall(body))
     values = [f"    {n}: tl.constexpr = {_literal(n, v)}" for n, v in known.items() if n in words]
     tensors = tuple(n for n in ranks if n in words)

@@ -48,6 +48,7 @@ def narrowed_steps(
         at, steps = Place(spec.name, arg.name), list[Step]()
         if dtypes and not arg.tensor.concrete:
             steps.append(Check(DtypeAmong(at, f"kernel {symbol}", dtypes)))
+        # The native binding copies such a tensor. A tvm-ffi function makes no copies, so it refuses the call.
         if arg.name not in strided and not arg.contiguous:
             steps.append(Check(Contiguous(at)))
         if align > 1:

@@ -170,6 +170,7 @@ def _operators(group: Group) -> tuple[str, ...]:
 
     The registered name of an op that was declared again with another schema ends in a number.
     """
+    # The part below autograd is the overload that appears in a compiled graph.
     known = {_name(op.raw): op.spec.name for op in registry.ops()}
     return tuple(dict.fromkeys(known.get(o.operator, o.operator) for o in group.origins))
 

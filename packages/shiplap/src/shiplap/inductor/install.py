@@ -67,6 +67,7 @@ def _register(op: Op) -> None:
     from shiplap.inductor.lower import lower
     from shiplap.torch_private import cache_reuse, inductor_lowering
 
+    # A graph holds either overload: the outer one if nothing was recorded, the inner one below autograd.
     for overload in {op.overload, op.raw}:
         inductor_lowering.register(overload, partial(lower, op, op.raw))
     _installed.update((op.overload, op.raw))

@@ -47,6 +47,7 @@ def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
             # way again.
             with inductor_lowering.no_autotuning():
                 return fallback(call, overload, args, kwargs)
+        # The candidates are cached in the call, so that the chosen one is the object that was proven.
         valid, _ = candidates(call)
         return next(c for c in valid if c.label == wanted).node(in_force(op).fusion)
 
@@ -78,6 +79,7 @@ def _select(call: Call) -> FusionChoice:
     valid = [c for c in valid if switch.only in c.label]
     if not valid:
         return _fusion_choice(call, REFERENCE, "no template takes this call", verdicts)
+    # A worker process compiles only to get candidates, and measures them after this compilation.
     if collect(call, valid):
         return _fusion_choice(call, REFERENCE, "candidates were collected", verdicts)
     if call.sizes.problem:

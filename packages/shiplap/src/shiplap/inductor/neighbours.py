@@ -37,6 +37,7 @@ class Surroundings:
                 len(inside) <= LIMIT
                 and other is not node
                 and _fusible(other)
+                # Nodes are in topological order, so one pass finds all that depend on the call through others.
                 and inside.keys() & set(other.all_input_nodes)
             ):
                 inside[other] = None

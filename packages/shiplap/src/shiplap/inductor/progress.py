@@ -60,6 +60,7 @@ class Progress:
 def started(total: int, graph: Any) -> Progress:
     """Return the progress of ``graph``. It ends with the last call, or with the graph if its lowering fails."""
     progress = Progress(total)
+    # Lowering may fail before the last call, and a status line would stay on the terminal.
     weakref.finalize(graph, progress.end)
     return progress
 

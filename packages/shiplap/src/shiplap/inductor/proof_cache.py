@@ -35,6 +35,7 @@ def known(candidate: TemplateCandidate) -> Verdict | None:
     if key is None:
         return None
     verdict = _here.get((settings().cache_dir, key))
+    # The memory is searched first, since reading an entry of the store checks the folders on its way.
     if verdict is None and _store().get(key) is not None:
         shown = candidate.call.sizes.text
         verdict = _here[settings().cache_dir, key] = Verdict(candidate.label, "ok", f"for {shown}" if shown else "")

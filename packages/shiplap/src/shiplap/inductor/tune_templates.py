@@ -113,6 +113,7 @@ def _compiled(asked: Request, drawn: Inputs) -> str:
     token = _request.set(asked)
     try:
         compile_alone(asked.op, drawn)
+    # An error of the catalogue names something that the user can correct, so it is not turned into a finding.
     except ShiplapError:
         raise
     except Exception as e:  # of Inductor, or of the compiler that it calls

@@ -53,6 +53,7 @@ def build_wheel(
         ShippingError: SL308 for a table ``[tool.shiplap.package]`` that is missing or wrong.
     """
     asked = _asked()
+    # The other backend runs first and unchanged, so a project builds with its own settings.
     name = _backend(asked).build_wheel(wheel_directory, config_settings, metadata_directory)
     tuned, calls = (Path(asked[key]) if key in asked else None for key in ("tuned", "calls"))
     extras = Extras(tuned, tuple(asked.get("cubins", ())), calls)
@@ -67,6 +68,7 @@ def build_wheel(
 def __getattr__(name: str) -> Any:
     """Return one of the other hooks, if the backend has it. A frontend looks for hooks by name."""
     if name not in HOOKS:
+        # PEP 517 regards a missing attribute as a hook that the backend does not offer.
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(_backend(_asked()), name)
 

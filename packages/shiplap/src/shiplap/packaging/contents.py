@@ -119,6 +119,7 @@ def _imported(name: str, within: Path) -> str:
         raise error("SL601", where=name, got=f"{type(e).__name__}: {e}", expected="a module of the wheel") from e
     package = name.partition(".")[0]
     roots = [Path(root).resolve() for root in getattr(sys.modules[package], "__path__", ())]
+    # A module of one file has no folder for the libraries.
     if not roots:
         raise error(
             "SL308",
@@ -143,6 +144,7 @@ def _top(op: Op) -> str:
 
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: Extras) -> Contents:
+    # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
     libraries = sorted({_inside(op, form, root) for op in ops for form in _forms(op) if not form.generated})
     folder = root / FOLDER
@@ -154,6 +156,7 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: Extras) -> 
         try:
             plan = make_plan(op)
         except ShiplapError as e:
+            # SL404 is the one error that means "this op stays with Python". Others are defects of the package.
             if e.id != "SL404":
                 raise
             left_out.append((op.spec.name, e.got))

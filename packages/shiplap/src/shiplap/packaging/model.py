@@ -109,7 +109,9 @@ def _refuse_broken(package: Path, target: Path) -> None:
     with zipfile.ZipFile(package) as archive:
         if all(_shares_the_runtime(archive.read(name)) for name in _models(archive)):
             return
+    # A load in this process would end this process.
     done = subprocess.run([sys.executable, "-P", "-c", _LOAD, str(package)], capture_output=True, check=False)
+    # A negative status is a signal. An ordinary error of the load has causes that are not the compiler's.
     if done.returncode < 0:
         name = os.environ.get("CXX") or "the default compiler"
         ended = signal.Signals(-done.returncode).name
@@ -215,6 +217,8 @@ def _carrying(package: Path, ops: Deployed, first: Op, scratch: Path) -> Path:
         for name in models:
             inner = Path(scratch) / PurePosixPath(name).name
             inner.write_bytes(source.read(name))
+            # The model keeps its content and gets another name, because a loader opens the first library by the old
+            # one.
             _add(target, f"{name}.model", inner.read_bytes())
             _add(target, name, _front(inner, ops.name, first).read_bytes())
     return made
@@ -238,6 +242,7 @@ def _front(model: Path, ops: str, first: Op) -> Path:
     include = [f"-isystem{home / folder}" for folder in ("include", "include/torch/csrc/api/include")]
     link = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl"]
     flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"]
+    # The ABI of std::string has to be that of torch's own libraries, or the functions are not found.
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
     command = [*compiler(first), *flags, *include, "-o", str(made), str(source), *link]
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")

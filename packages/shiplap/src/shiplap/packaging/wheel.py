@@ -113,6 +113,7 @@ def package(request: Request, say: Callable[[str], None] = lambda line: None) ->
         target = (request.output or request.wheel.parent) / f"{name['stem']}-{name['python']}-{name['abi']}-{tag}.whl"
         say(f"writing {target}")
         _write(target, unpacked, files, f"{name['python']}-{name['abi']}-{tag}")
+    # pip would otherwise choose between two wheels of one version by their tags.
     if target.parent.resolve() == request.wheel.parent.resolve() and target.name != request.wheel.name:
         request.wheel.unlink()
     return Packed(target, tuple(contents), warning)
@@ -211,6 +212,7 @@ def _write(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag
             target.parent.mkdir(parents=True, exist_ok=True)
             scratch.unlink(missing_ok=True)
             with zipfile.ZipFile(scratch, "x", zipfile.ZIP_DEFLATED) as archive:  # a link of that name is not followed
+                # RECORD lists the digest of every other file, so it is written last.
                 for name in [*(n for n in files if n != record), *new]:
                     content = (folder / name).read_bytes()
                     archive.writestr(files.get(name) or _entry(name), content, zipfile.ZIP_DEFLATED)

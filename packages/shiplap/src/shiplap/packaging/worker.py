@@ -36,6 +36,7 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: Extras = NO_EXTRA
     command = [sys.executable, "-P", "-m", "shiplap.packaging.worker"]  # -P: no module of the current folder
     with tempfile.TemporaryDirectory() as folder:
         answer, order, errors = (Path(folder) / name for name in ("answer.json", "order.json", "stderr"))
+        # The worker may have another working folder, so paths are made absolute.
         more = {"tuned": _absolute(extras.tuned), "calls": _absolute(extras.calls), "cubins": extras.cubins}
         order.write_text(json.dumps([str(unpacked), str(answer), more, *modules]))
         with errors.open("wb") as stderr:  # no pipes: a process that an import leaves behind would hold them open
@@ -77,6 +78,7 @@ def _main(order: str) -> None:
         tuned, calls = (Path(asked[name]) if asked[name] else None for name in ("tuned", "calls"))
         extras = Extras(tuned, tuple(asked["cubins"]), calls)
         content = [asdict(each) for each in fill(modules, Path(unpacked), extras)]
+    # Only errors of the catalogue are data. Any other exception ends the process, and its traceback is on stderr.
     except ShiplapError as e:
         content = {part: getattr(e, part) for part in PARTS}
     Path(answer).write_text(json.dumps(content))

@@ -28,6 +28,7 @@ def facts(**more: object) -> dict[str, str]:
 def driver() -> str:
     """Return the version of NVIDIA's kernel driver, if the operating system reports it."""
     try:
+        # The file names the module and its build as well. The first number with a point is the version.
         match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text())
     except OSError:
         match = None

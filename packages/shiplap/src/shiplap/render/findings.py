@@ -170,6 +170,7 @@ def print_costs(costs: Sequence[CostCard], console: Console | None = None, no_co
         times = [in_ns(t) for t in (c.raw_ns, c.eager_ns, c.compiled_ns, c.captured_ns)]
         table.add_row(Text(c.subject), Text(c.binding), *times)
     console.print(table)
+    # Many ops share the reason for an empty column, which is printed once.
     for note in dict.fromkeys(n for c in costs for n in c.notes):
         console.print(Text(f"  {note}", "dim"), soft_wrap=True)
     console.print()

@@ -33,6 +33,7 @@ def graph_svg(boxes: Sequence[Box]) -> str:
     for name, layer in layers.items():
         rows.setdefault(layer, []).append(name)
     widest = max((len(r) for r in rows.values()), default=0)
+    # Every layer is centred within the width of the widest one.
     full = widest * (WIDTH + GAP)
     at = {
         name: (round((full - len(row) * (WIDTH + GAP)) / 2) + i * (WIDTH + GAP) + GAP // 2, layer * (HEIGHT + RISE) + 4)

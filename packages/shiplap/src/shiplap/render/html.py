@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 def _environment(package: str) -> Environment:
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+    # A template of a family may extend the base page of this package, so both folders are searched.
     loaders = [PackageLoader(package)] + ([] if package == "shiplap.render" else [PackageLoader("shiplap.render")])
     return Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

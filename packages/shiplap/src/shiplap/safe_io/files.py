@@ -115,6 +115,7 @@ def _walk(path: str | os.PathLike[str], rule: Rule, *, folder: bool, create: boo
     text = os.fspath(path)
     if not text or "\0" in text:
         raise OSError(errno.EINVAL, "an empty path or one with a NUL", text.replace("\0", "\\0"))
+    # The walk begins at the root, as a folder above the working folder may belong to another user.
     start = text if os.path.isabs(text) else os.path.join(os.getcwd(), text)
     names = [n for n in start.split("/") if n not in ("", ".")]
     here, at, links = os.open("/", _FOLDER), Path("/"), 0

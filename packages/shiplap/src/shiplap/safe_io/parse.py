@@ -44,6 +44,7 @@ def parse_json(content: bytes, limits: Limits = JSON) -> Data:
     if len(content) > limits.size:
         raise ValueError(f"longer than {limits.size} bytes")
     _check_brackets(content, limits.depth)
+    # A cheap upper bound of the number of values, before any of them is allocated.
     if content.count(b",") + content.count(b":") >= limits.nodes:
         raise ValueError(f"more than {limits.nodes} values and names")
     try:

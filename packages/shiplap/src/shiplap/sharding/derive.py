@@ -63,6 +63,7 @@ def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
         return op.shardings
     if unknown(op):
         return ()
+    # The identity is part of the key, so that an op that is declared again gets new rules.
     key = (op.identity, *(_form(op, a, v) for a, v in zip(op.spec.args, args, strict=True)))
     rules = _known.get(key)
     if rules is None:
@@ -180,6 +181,7 @@ def _candidates(op: Op, case: Case) -> Iterator[ShardingRule]:
     bound = {name for name, _ in related} | {n for _, e in related for n in e.names} | {a.name for a in spec.scalars}
     outs = [axes_of(o.tensor, (0,) * _ndim(o.tensor, env)) for o in spec.outputs]
     for label in dict.fromkeys(label for axes in labels.values() for label in axes if label and label not in bound):
+        # A cut of a dim that stands twice in one tensor would have to cut two axes at once.
         if any(axes.count(label) > 1 for axes in (*labels.values(), *outs)):
             continue
         inputs: list[tuple[str, Part]] = [(n, _place(axes, label)) for n, axes in labels.items()]
@@ -199,6 +201,7 @@ def _variants(op: Op, rule: ShardingRule, case: Case) -> Iterable[ShardingRule]:
     sum.
     """
     free = [i for i, part in enumerate(rule.outputs) if part == "whole"]
+    # The number of combinations grows with a power of the outputs, and each needs runs of the reference.
     for choice in product(LEFT_OUT, repeat=len(free)) if len(free) < 3 else ():
         outputs = list(rule.outputs)
         for i, part in zip(free, choice, strict=True):

@@ -20,6 +20,7 @@ _registered: dict[str, tuple[object, ...]] = {}
 
 def register(op: Op) -> bool:
     """Register ``op`` with DTensor. False if this edition of it is registered already."""
+    # A call may reach DTensor above or below autograd, by either of both overloads.
     overloads = tuple({id(o): o for o in (op.overload, op.raw)}.values())
     if _registered.get(op.spec.name) == overloads:
         return False

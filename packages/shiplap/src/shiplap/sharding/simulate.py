@@ -51,6 +51,7 @@ def cut_size(op: Op, rule: ShardingRule, args: tuple[Any, ...]) -> int | None:
     """Return the size of the dim that is cut. None if no dim is, or if two arguments disagree."""
     parts = dict(rule.inputs)
     pairs = [(v, parts.get(a.name)) for a, v in zip(op.spec.args, args, strict=True) if isinstance(v, Tensor)]
+    # All cut tensors of a call have the same size along the cut, or the rule does not fit this call.
     sizes = {v.shape[p] for v, p in pairs if isinstance(p, int) and p < v.dim()}
     return sizes.pop() if len(sizes) == 1 else None
 

@@ -179,6 +179,7 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
             if isinstance(metadata, dict):
                 emit(metadata, getattr(record, "payload", None) or "")
 
+    # The trace logger is torch's interface for log files. A handler gets the same records without a file.
     logger, handler = logging.getLogger("torch.__trace"), Handler(logging.DEBUG)
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
@@ -197,6 +198,7 @@ def abandon_capture(device: int, pool: Any) -> None:
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         with suppress(RuntimeError, AttributeError):  # torch got this far by itself
             getattr(torch._C, name)(device, pool)
+    # A generator that still counts as captured would raise at every later draw of random numbers.
     generator = torch.cuda.default_generators[device]
     generator.graphsafe_set_state(generator.clone_state())  # a copy does not take itself for captured
 

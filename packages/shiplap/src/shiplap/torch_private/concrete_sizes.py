@@ -22,6 +22,7 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     symbols = sorted({s for size in sizes for s in size.node.expr.free_symbols}, key=str)
     known = {size.node.expr: size.node.hint for size in sizes if size.node.expr in symbols}
     hints = [known.get(symbol) or ALIGNED for symbol in symbols]
+    # Triton compiles a form of its own for multiples of 16, so both kinds of sizes are needed.
     variants = product(*[(-(-hint // ALIGNED) * ALIGNED, max(3, hint | 1)) for hint in hints])
     for values in islice(dict.fromkeys([tuple(hints), *islice(variants, MOST)]), MOST):
         yield tuple([_concrete(a, dict(zip(symbols, values, strict=True))) for a in args])

@@ -17,5 +17,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         from torch._decomp import core_aten_decompositions
 
         return dict(core_aten_decompositions())
+    # The table is private. Without it, callers go without decompositions.
     except (ImportError, AttributeError, RuntimeError):
         return {}

@@ -20,6 +20,7 @@ UNKNOWN, MIXED = "does not have a sharding strategy registered", "got mixed torc
 
 def is_dtensor(value: Any) -> bool:
     """Return whether a value is a DTensor. Without an import of DTensor by the program, no value is."""
+    # The module takes long to import, and no DTensor exists before its import.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 

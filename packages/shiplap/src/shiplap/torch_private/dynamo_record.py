@@ -79,6 +79,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         name = str(getattr(func, "__name__", ""))
+        # Recorded graphs are functional. A write would need the aliases of the tensor, which are not tracked here.
         writes = (name.endswith("_") and not name.endswith("__")) or "out" in named or named.get("inplace")
         if writes:
             raise _Unusual(f"{name} writes")

@@ -55,6 +55,7 @@ def hint(size: Any) -> int:
 
 def carry_over(new: Node, old: Node) -> None:
     """Copy source line, module, pass and the partitioner's tags from ``old`` to ``new``, which replaces it."""
+    # Without these, error messages and profiles would not show the user's line for the new node.
     for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "partitioner_tag", "custom"):
         if key in old.meta:
             new.meta.setdefault(key, old.meta[key])

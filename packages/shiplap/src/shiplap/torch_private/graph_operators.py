@@ -46,6 +46,7 @@ def operator_of(node: Node) -> Any:
         namespace, _, name = packet._qualified_op_name.partition("::")
         return _plain(name) if namespace == "aten" else f"{namespace}::{name}"
     name = getattr(target, "__name__", "")
+    # A function of the same name from elsewhere is not torch's operator, so identity decides.
     own = getattr(operator, name, None) is target or any(getattr(home, name, None) is target for home in HOMES)
     return _plain(name) if name and own else target
 

@@ -57,6 +57,7 @@ def calling(overload: Any, *, known: bool = True) -> Callable[..., Any]:
         result = plain(*args, **kwargs)
         for node in graph.operations[before:]:
             if type(node) is ir.FallbackKernel and node.op_overload is overload:
+                # The node exists already. Its class is changed, as Inductor offers no hook for the name in its code.
                 node.__class__ = _Named
         return result
 

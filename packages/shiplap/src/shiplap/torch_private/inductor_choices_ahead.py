@@ -112,6 +112,7 @@ def _workers() -> bool:
     """Return whether there are worker processes, after they had time to start."""
     if get_compile_threads() < 2:
         return False
+    # Inductor starts its workers in the background, so the first graph may be lowered before they are ready.
     end = time.monotonic() + PATIENCE
     while not AsyncCompile.use_process_pool():
         if time.monotonic() > end:

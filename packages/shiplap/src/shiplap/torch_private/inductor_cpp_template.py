@@ -53,6 +53,7 @@ class _Template(CppTemplate):
         **_: Any,
     ) -> str:
         self.alone = self.alone or kernel
+        # The scheduler passes the buffer in its second rendering only.
         raw = self.output_node if template_buffer_node is None else template_buffer_node
         store = _Store(kernel, raw, list(epilogue_nodes or []), bool(flag_template_buffer_has_other_users))
 

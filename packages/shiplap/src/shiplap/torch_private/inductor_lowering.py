@@ -273,6 +273,7 @@ def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[
         is_backward=outer.is_backward,
         name="shiplap_trial",
     )
+    # Both settings would time kernels during a trial that is itself about to be timed.
     quiet = {"benchmark_fusion": False, "pipeline_max_autotune_gemm": False}
     with V.set_graph_handler(nested), config.patch({k: v for k, v in quiet.items() if hasattr(config, k)}):
         nested.run(*values)

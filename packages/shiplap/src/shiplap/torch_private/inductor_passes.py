@@ -108,6 +108,7 @@ def _enter(place: str, level: str, make: Callable[[str, Any], Pass]) -> Pass:
 def _leave(place: str, entered: Pass) -> None:
     with _lock:
         entered.users -= 1
+        # Other code may have put its own pass here meanwhile, which must not be removed.
         if not entered.users and getattr(config, place) is entered:
             before = entered.inner
             setattr(config, place, list(before) if len(before) > 1 else before[0] if before else None)
@@ -215,6 +216,7 @@ def capture(
     """
     from torch._dynamo import config as dynamo
 
+    # The roles are read ahead of autograd, where placeholders still have Dynamo's names.
     order: list[int | str] = []
     seen: list[Graph] = []
     symbols = () if isinstance(dynamic, bool) else dynamic

@@ -119,6 +119,7 @@ def _listening(name: str, receive: Callable[[logging.LogRecord], None]) -> Itera
     level, propagate, shown = logger.level, logger.propagate, logger.isEnabledFor(logging.DEBUG)
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
+    # The level of the logger is lowered here, and the user's log would otherwise fill with its records.
     logger.propagate = propagate and shown
     try:
         yield

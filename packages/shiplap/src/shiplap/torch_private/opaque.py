@@ -24,6 +24,7 @@ except ImportError as e:
 
 def register(cls: type[Any], fields: Sequence[str]) -> str:
     """Return the name of ``cls`` in a schema. Compiled code is guarded on the attributes ``fields`` of an object."""
+    # A class is registered once for the whole process.
     if not is_opaque_type(cls):
         members = dict.fromkeys(fields, MemberType.USE_REAL)
 

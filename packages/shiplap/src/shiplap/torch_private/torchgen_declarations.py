@@ -104,6 +104,7 @@ def _declaration(f: Any, group: Any, indices: Any) -> Declaration:
     from torchgen.api.types import NativeSignature
     from torchgen.context import native_function_manager
 
+    # torchgen reports errors with the function that is being processed, which this context sets.
     with native_function_manager(f):
         signature = NativeSignature(f.func, symint=False)
         structured = (

@@ -120,6 +120,7 @@ def start() -> None:
     active: Any = driver
     active.set_active(Target())
     config: Any = inductor
+    # Worker processes would not have these replacements, so everything is compiled in this process.
     config.cpu_backend, config.compile_threads, config.force_disable_caches = "triton", 1, True
     for kind in ("template", "pointwise", "reduction", "persistent_reduction", "user_autotune"):
         setattr(heuristics, kind, _decorator(kind))

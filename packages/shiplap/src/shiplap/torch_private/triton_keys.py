@@ -26,6 +26,7 @@ def _settle(kernel: Any, begun: set[int]) -> None:
     settled = isinstance(known, str) and not known.startswith("recursion:")  # which is: another thread is at it
     if settled or id(kernel) in begun or not isinstance(function, FunctionType):
         return
+    # Functions may call each other in a circle.
     begun.add(id(kernel))
     for called in _called(function):
         _settle(called, begun)

@@ -88,6 +88,7 @@ def tune_all(
     rank, count = ranks()
     if count == 1:
         return work()
+    # Rank 0 keeps its own choices, whose findings are not sent.
     mine: list[Choice] = []
 
     def tell() -> list[dict[str, Any]]:
