@@ -266,6 +266,7 @@ def _show(results: _Results, json: bool, html: Path | None, about: dict[str, str
     findings, costs = results.findings, results.costs
     for reason in results.unmeasured:
         console.note(f"no cost of {reason}")
+    # An empty table of costs would look like a defect, so its reason is always printed.
     why = "; ".join(results.unmeasured) if measured else "not measured: only some checks were asked for, or --no-cost"
     if html is not None:
         console.write_text(html, findings_html(findings, about, costs=costs, no_costs=why, verdicts=results.verdicts))

@@ -227,6 +227,7 @@ def _import(store: Store, what: str) -> Result:
 
 def _rm(store: Store, what: str) -> Result:
     gone, stuck = _without_proofs(stale=False) if what in ("all", PROOFS) else (0, [])
+    # 'all' removes the proofs as well, but not the bindings, which cost a compiler's run each.
     paths = [] if what == PROOFS else [e.path for e in store.entries("" if what == "all" else _named(what))]
     return _with_proofs(_removed(store, paths), gone, stuck)
 
@@ -246,7 +247,7 @@ def _gc(store: Store, what: str) -> Result:
     broken = [Path(b["file"]) for b in _compiled(store) if b["problem"]] if not what else []
     rubbish = [*broken, *cache.stale(root)] if not what else []
     stuck = [str(path) for path in rubbish if not cache.remove(path)]
-    # Bindings are evicted by age and size as well, as a process does that builds one.
+    # Bindings are evicted as well if they take too much space together, those unused for longest first.
     gone = len(rubbish) - len(stuck) + (len(cache.evict(root)) if not what else 0)
     result, lines, status = _removed(store, [*stale, *store.rubbish()])
     lines += [f"removed {gone} from {root}"] if gone else []

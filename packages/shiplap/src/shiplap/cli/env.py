@@ -35,6 +35,7 @@ ABSENT = {
     "compiler": "none: torch.compile raises InvalidCxxCompiler for the CPU, and Python serves C kernels whose package "
     "brings no binding along (SL405)",
 }
+# These packages change behaviour or results. Others are in the user's own list of packages.
 PACKAGES = ("torch", "triton", "numpy", "jaxtyping", "typer", "rich", "Jinja2", "msgspec")
 
 
@@ -79,6 +80,7 @@ def versions() -> dict[str, str | None]:
     for package in PACKAGES:
         try:
             by_package[package.lower()] = importlib.metadata.version(package)
+        # Optional packages may be missing, and a bug report has to show that.
         except importlib.metadata.PackageNotFoundError:
             by_package[package.lower()] = None
     return {**by_package, "platform": platform.platform(), "compiler": _compiler()}

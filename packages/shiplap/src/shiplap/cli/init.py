@@ -117,6 +117,7 @@ def _check(source: str, package: str, record: Path | None, namespaces: list[str]
             expected="--from SOURCE, or --package NAME with or without --record SCRIPT",
             fix="pass one of the two; 'shiplap init --help' has examples",
         )
+    # The script is checked before the package is imported, which may take long.
     if record is not None and not record.is_file():
         raise error("SL602", where=str(record), what="the script cannot be read", got="no such file", expected="a file")
 

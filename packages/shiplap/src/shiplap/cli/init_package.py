@@ -125,6 +125,7 @@ def _run(script: Path, arguments: Sequence[str], recorder: Recorder) -> str:
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
     """Set ``sys.argv`` and ``sys.path`` as Python sets them for a script."""
     argv, path = list(sys.argv), list(sys.path)
+    # The lists are changed in place, because other modules may hold references to them.
     sys.argv[:] = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:

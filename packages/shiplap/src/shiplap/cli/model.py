@@ -62,6 +62,7 @@ def _arguments(module: ModuleType, name: str, where: str) -> tuple[Any, ...] | d
             expected=f"def {name}(): return the arguments to compile for, a tuple or a dict of names",
             fix="define the function, or name another one with --inputs",
         )
+    # The function is called once, so that its random values are the same for all runs.
     arguments = made()
     if isinstance(arguments, dict):
         return arguments

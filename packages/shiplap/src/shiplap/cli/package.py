@@ -105,5 +105,6 @@ def _print(packed: Packed) -> None:
             screen.print(f"  choices   {each.choices}", markup=False)
         for op, reason in each.left_out:
             screen.print(f"  left out  {op}: {reason}", markup=False)
+    # The wheel itself is usable, so this is a note and no failure.
     if packed.warning:
         console.note(f"package indexes will refuse this wheel: {packed.warning}")

@@ -27,6 +27,7 @@ def split(target: str) -> tuple[str, str]:
     """Return ``(home, name)``, of which either may be empty. SL501 when ``target`` has none of the forms."""
     if _QUALIFIED.match(target):
         return "", target
+    # A name may contain "::", so a plain split at the colon would cut it.
     match = _FORM.match(target)
     if match is None:
         raise error(

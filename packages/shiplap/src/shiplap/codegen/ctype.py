@@ -59,6 +59,7 @@ def prototype(spec: OpSpec) -> tuple[CParameter, ...]:
     inputs = [CParameter(_tensor(spec, a), a.name, "input", a.name) for a in spec.tensors]
     outputs = [CParameter("DLTensor*", o.name, "output", o.name) for o in spec.outputs]
     scalars = [p for a in spec.scalars for p in _scalar(spec, a)]
+    # A data-dependent size is known only to the kernel, which writes it through this pointer.
     extents = [CParameter("int64_t*", dim, "extent", dim) for dim in spec.dynamic]
     # Names are reserved in the order of the parameters, so that a header is the same each time it is generated.
     taken = set(_RESERVED)

@@ -16,6 +16,7 @@ def _environment(package: str) -> Environment:
     # Jinja2 is imported late: most processes find all their code in the cache. Code is not escaped, as it is no HTML.
     return Environment(
         loader=PackageLoader(package),
+        # A misspelt name would otherwise render as an empty text, which often is valid C++.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -151,6 +151,7 @@ def launcher_source(
     """
     parameters = prototype(spec)
     known = _Facts(spec, parameters, dict(program.values))
+    # Launches are numbered over the whole program, as compiled forms refer to them by number.
     numbers = count()
     described = [_step(step, configs, known, numbers) for step in program.steps]
     tensors = {p.source: p.name for p in parameters if p.role in ("input", "output")}

@@ -84,6 +84,7 @@ def render(
         jinja2.TemplateError, KeyError, ValueError: the template uses an undefined name.
     """
     writer = _Writer(dict(ranks), out_rank, wide)
+    # The helpers have the names and parameters of Inductor's own, so that one source serves both renderers.
     helpers = {n: getattr(writer, n) for n in ("def_kernel", "size", "stride", "load_input", "store_output")}
     known = {**known, "INDEX_DTYPE": f"tl.int{64 if wide else 32}"}
     body = _template(triton_source(source, ranks)).render(**known, **helpers)

@@ -64,6 +64,7 @@ class Call:
         named: Any = torch.fx.map_arg(node.kwargs, lambda n: n.meta["val"])
         rest = op.spec.args[len(args) :]
         values = op.spec.complete(fakes, named)
+        # Arguments that the graph does not pass have their defaults.
         nodes = (*args, *(kwargs.get(a.name, a.default) for a in rest))
         return Call(op, nodes, values, op.bind(values).env, node.meta["val"], node)
 

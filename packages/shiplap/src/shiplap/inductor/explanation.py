@@ -203,6 +203,7 @@ def _reason(graph: Graph, first: Group, second: Group) -> str:
     later.
     """
     logged = ""
+    # Inductor tries pairs several times while it fuses. The last reason is the one that held at the end.
     for (a, b), reason in graph.refused.items():
         if _parts(a) <= set(first.ops) and _parts(b) <= set(second.ops):
             logged = reason
@@ -215,6 +216,7 @@ def _parts(name: str) -> set[str]:
 
 
 def _meaning(reason: str, other: Group) -> str:
+    # Inductor gives this reason for several causes, of which a reduction is the one that can be seen here.
     if reason.startswith("template epilogue not satisfied"):
         return REDUCTION if other.reduces else "the template's store does not admit it"
     return next((text for start, text in MEANING.items() if reason.startswith(start)), "")

@@ -84,6 +84,7 @@ def _select(call: Call) -> FusionChoice:
         return _fusion_choice(call, REFERENCE, "candidates were collected", verdicts)
     if call.sizes.problem:
         return _unproven(call, call.sizes.problem, verdicts)
+    # The user named one candidate for an experiment, so neither the store nor a measurement may replace it.
     if switch.only:
         return _first_proven(call, valid, verdicts, f"only {switch.only!r} may be chosen")
     selection = Selection.of(call)
@@ -196,6 +197,7 @@ def _warn(op: Op, verdict: Verdict) -> None:
 
 
 def _fusion_choice(call: Call, chosen: str, reason: str, verdicts: list[Verdict]) -> FusionChoice:
+    # The numbers are those of the call at hand, also where the graph serves a range of sizes.
     sizes = ", ".join(f"{k}={v}" for k, v in call.hints.items())
     sizes += f"; any {call.sizes.text}" if call.sizes.text and chosen != REFERENCE else ""
     dtypes = ", ".join(f"{k} {str(v).removeprefix('torch.')}" for k, v in call.dtypes.items())

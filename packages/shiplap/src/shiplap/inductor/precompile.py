@@ -39,6 +39,7 @@ def look_ahead(call: Call, likely: Likely) -> Progress:
         behind = _behind(call)
         _graphs[graph] = progress = started(1 + len(behind), graph)
         kinds: set[Any] = set()
+        # A single call gains nothing: its own proof starts the compiler at once.
         for op, node in [(call.op, call.node), *behind] if behind else ():
             _compile(op, node, likely, kinds)
     return progress

@@ -31,6 +31,7 @@ class Progress:
         """Report that the next call is being lowered."""
         self.done += 1
         seconds = time.monotonic() - self.began
+        # Most compilations end sooner, and a line for each of them would be noise.
         if seconds < PATIENCE or not _wanted():
             return
         text = f"torch.compile: {op}, kernel {self.done} of {self.total}, {seconds:.0f} s"

@@ -47,6 +47,7 @@ def remember(candidate: TemplateCandidate, verdict: Verdict) -> None:
     key = _key(candidate)
     if key is None:
         return
+    # The oldest verdict is dropped first, as a dictionary keeps the order of insertion.
     while len(_here) >= MOST:
         _here.pop(next(iter(_here)), None)
     _here[settings().cache_dir, key] = verdict

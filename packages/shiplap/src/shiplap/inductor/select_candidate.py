@@ -206,6 +206,7 @@ atexit.register(_isolation.stop)
 
 def _bench(task: Task, call: Call, isolation: Isolation | None) -> Bench:
     """Return a bench in another process if that can draw the same call: static sizes, and layouts that have a name."""
+    # A recipe names layouts, so the worker can draw only those that have a name.
     named = dict(task.inputs.recipe.layouts)
     known = all(name in named or t.is_contiguous() for name, t in call.tensors.items())
     if call.static and known and isolation is not None:
@@ -218,6 +219,7 @@ def _bench(task: Task, call: Call, isolation: Isolation | None) -> Bench:
 def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
     """Return the choice, and the times of the candidates that were raced with their surroundings."""
     order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
+    # A compilation with the surroundings takes seconds for each finalist, so only the best few are tried.
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
     ambient = _tuned_there(selection.call, listed, alone)
     near += [i for i in order if i not in near and (i == 0 or i in ambient)]
@@ -231,6 +233,7 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
         order = [i for i in order if i in near or i == 0]
     finalists = list(near)
     if 0 in ambient:
+        # The untuned fallback gets the index behind all candidates, and takes part in this race only.
         finalists.append(len(listed))
         listed.append(FallbackCandidate(selection.call, UNTUNED))
     around: dict[int, Timing] = {}
@@ -347,6 +350,7 @@ def _race(
     """
     around = selection.surroundings
     clock = clock_for(str(selection.call.device))
+    # All finalists get the same arguments, so that values do not decide which of them is faster.
     args = around.arguments(selection.inputs.real[0].fresh())
     written: dict[int, Callable[[], Callable[..., Any]]] = {}
     for index in finalists:

@@ -33,6 +33,7 @@ def print_explanation(explanation: Explanation, console: Console | None = None, 
     from rich.console import Console
 
     console = console or Console(highlight=False)
+    # Choices are compared by identity, as two equal calls of one op have equal choices.
     shown: set[int] = set()
     for number, kernel in enumerate(explanation.kernels, 1):
         _print_kernel(number, kernel, console, explanation.graphs > 1)

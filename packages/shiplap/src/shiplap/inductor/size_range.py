@@ -204,6 +204,7 @@ def _ended(call: SizedCall, free: SizeRange) -> SizeRange:
     """Return ``free`` with an end for each size: its own end if that can be proven, else one that a guard sets."""
     faster = 1 if call.device.type == "cpu" else FASTER
     ended, guarded, problem = list(free.symbols), list[SizeSymbol](), ""
+    # The cost of a size is computed with at most 64 for the others, so that the order of the symbols does not matter.
     for place, s in enumerate(free.symbols):
 
         def cost(size: int, s: SizeSymbol = s) -> int:

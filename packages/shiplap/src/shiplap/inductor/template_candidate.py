@@ -211,6 +211,7 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
         )
     if shared := inductor_lowering.shared(list(buffers.values())):
         raise NotImplementedError(f"two arguments are views of buffer {shared}")
+    # The name appears in profiles and in generated code, so it begins with that of the op.
     name = f"{call.op.spec.namespace}_{call.op.spec.opname}_{template.name}"
     if template.language == "cpp":
         from shiplap.torch_private import inductor_cpp_template
@@ -250,6 +251,7 @@ def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any
 def _poison(out: Tensor) -> None:
     """Fill an output with values that no kernel computes by accident."""
     if out.is_floating_point():
+        # NaN in one element that the kernel does not write makes the comparison fail.
         out.fill_(float("nan"))
     elif out.numel():
         out.reshape(-1).view(torch.uint8).fill_(0x7B)

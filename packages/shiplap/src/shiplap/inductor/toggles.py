@@ -37,6 +37,7 @@ def switches(
     The switches are part of every compile cache key. A comparison therefore never gets the code that it is compared
     with from the cache.
     """
+    # Switches may be nested, so the earlier ones are restored and not deleted.
     before = in_force(op)
     given: dict[str, Any] = {"templates": templates, "fusion": fusion, "only": only}
     _force[op.spec.name] = replace(before, **{k: v for k, v in given.items() if v is not None})

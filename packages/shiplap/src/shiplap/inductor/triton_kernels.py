@@ -42,6 +42,7 @@ def _launched(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if len(kernels) != 1 or not isinstance(kernels[0], LaunchedKernel):
         return None
     launch = kernels[0].plain_launch(op.bind(values))
+    # An empty grid launches nothing. Such a call goes through the op.
     if launch is None or 0 in launch.grid:
         return None
     nodes = (*args, *(kwargs.get(a.name, a.default) for a in op.spec.args[len(args) :]))

@@ -64,6 +64,7 @@ def answered(call: Call) -> bool:
     request.key = selection.key
     valid, refused = candidates(call)
     request.findings += [_skipped(call.op, f"{name}: {why}", selection.inputs.recipe) for name, why in refused.items()]
+    # Frozen choices are used even with remeasure, since nothing is measured beside them.
     request.choice = None if request.options.remeasure and not tuned_choices.frozen else known(selection)
     if request.choice is None and tuned_choices.frozen:
         request.choice = _default(selection, valid)

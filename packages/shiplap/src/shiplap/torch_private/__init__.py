@@ -40,6 +40,7 @@ class Capability:
         return short(torch.__version__) in self.verified
 
 
+# The suite checks each of these on every release of `versions.RELEASES`, and `shiplap env` prints them.
 CAPABILITIES = (
     Capability("autocast rules", "torch._C._ExcludeDispatchKeyGuard, Autocast dispatch keys"),
     Capability(

@@ -21,5 +21,6 @@ def prepare() -> None:
     triton_assembler.use_torchs()
     marked = config.unsafe_marked_cacheable_functions
     major, minor = torch.__version__.split(".")[:2]
+    # Torch leaves out of its cache each graph with a function that it does not know to be safe.
     if _CHECK not in marked and (int(major), int(minor)) < _CACHES_CHECKS:
         config.unsafe_marked_cacheable_functions = {**marked, _CHECK: torch.__version__}

@@ -48,6 +48,7 @@ def instantiate(
     scope[name] = type(name, (TestCase,), {check.__name__: method, "__module__": scope["__name__"]})
     instantiate_device_type_tests(scope[name], scope, only_for=("privateuse1",))
     made: type[unittest.TestCase] | None = scope.get(f"{name}PRIVATEUSE1")
+    # The test package reads the list of devices once, when it is imported, and makes no class for a later one.
     if made is None:
         raise RuntimeError("torch's tests know no PrivateUse1 device: load it before they are imported")
     return made

@@ -30,6 +30,7 @@ def folded(node: Node) -> bool:
     """
     from torch._inductor import config
 
+    # Inductor freezes parameters only for inference.
     if not config.freezing or torch.is_grad_enabled():
         return False
     return node.op == "get_attr" or (node.op.startswith("call") and all(map(folded, node.all_input_nodes)))

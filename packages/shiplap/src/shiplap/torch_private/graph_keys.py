@@ -47,12 +47,14 @@ def install(key: Key) -> None:
 
     Called before compile caches are read, at each trace of an op. Torch has the modules loaded by then.
     """
+    # copyreg holds one function a class, so a second registration would replace the first.
     if _keys:
         return
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
     from torch._inductor.codecache import FxGraphHashDetails
 
     _keys.append(key)
+    # Both caches are keyed separately, and a graph may be found in either of them.
     copyreg.pickle(AOTAutogradCacheDetails, _reduce)
     copyreg.pickle(FxGraphHashDetails, _reduce)
 

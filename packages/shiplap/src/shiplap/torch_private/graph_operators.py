@@ -101,6 +101,7 @@ def _of_schema(overload: Any) -> Signature:
 
 
 def _fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    # Keyword-only arguments can never take a positional value.
     positional = [a for a in overload._schema.arguments if not a.kwarg_only]
     names = {"input" if a.name == "self" else a.name for a in overload._schema.arguments}
     if len(args) > len(positional) or not {NUMPY_NAMES.get(k, k) for k in kwargs} <= names:

@@ -65,6 +65,7 @@ def inductor(device: str) -> dict[str, Any]:
     from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
 
     common.register_device_op_overrides(device, CpuDeviceOpOverrides())
+    # Inductor looks a device up under either spelling, with and without its index.
     for name in (device, f"{device}:0"):
         register_interface_for_device(name, CpuInterface)
     return {

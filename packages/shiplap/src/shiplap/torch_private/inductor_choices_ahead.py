@@ -46,6 +46,7 @@ def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 @contextmanager
 def at(node: torch.fx.Node) -> Iterator[None]:
     """Make ``node`` the node being lowered, within this context."""
+    # Lowerings read the current node, for example to find the fakes of their arguments.
     before = V.graph.current_node
     V.graph.current_node = node
     try:
@@ -90,6 +91,7 @@ def compile_apart(choice: Any) -> bool:
     waits.
     """
     name = _name(choice)
+    # A name stays in the table after its result was taken, so that no kernel is compiled twice.
     if name in _futures:
         return True
     if not _is_triton(choice):

@@ -31,6 +31,7 @@ def register(overload: Any, lower: Callable[..., Any]) -> None:
         lowering.user_lowerings.pop(overload, None)
         if overload._schema.returns:
             lowering.user_lowerings[overload] = lower
+    # An earlier registration, such as torch's own fallback for the op, is removed first.
     lowering.lowerings.pop(overload, None)
     lowering.register_lowering(overload, type_promotion_kind=None)(lower)
 
@@ -174,6 +175,7 @@ def layout_key(node: Any) -> tuple[str, ...]:
 
     Speed depends on this order and on the sizes.
     """
+    # The layout of such a node is not decided yet, so it must not be part of a key.
     if node.maybe_get_stride() is None:
         return ()
     strides = [_hint(s) for s in node.get_stride()]
@@ -201,6 +203,7 @@ def trace(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    # The fakes belong to this mode. Tensors made under another one cannot be combined with them.
     with V.fake_mode, torch.no_grad():
         return make_fx(torch.func.functionalize(fn), select_decomp_table(), tracing_mode="real")(*values)
 

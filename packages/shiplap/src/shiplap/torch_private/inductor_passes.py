@@ -97,6 +97,7 @@ def installed(make: Callable[[str, Any], Pass]) -> Iterator[None]:
 
 def _enter(place: str, level: str, make: Callable[[str, Any], Pass]) -> Pass:
     with _lock:
+        # The look-up and the installation are one step under the lock, as two threads may enter at once.
         there = getattr(config, place)
         if not (isinstance(there, Pass) and there.users):
             there = make(level, there)

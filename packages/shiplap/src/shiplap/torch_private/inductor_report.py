@@ -83,6 +83,7 @@ def observe() -> Iterator[list[Graph]]:
     pending: dict[tuple[str, str], str] = {}
 
     def after_fusion(nodes: list[Any]) -> list[Any]:
+        # Trials compile graphs of their own inside the compilation that is observed.
         if not _trial():
             graphs.append(Graph(_groups(nodes), dict(pending)))
             pending.clear()

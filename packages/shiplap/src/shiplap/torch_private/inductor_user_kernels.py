@@ -48,6 +48,7 @@ def node(
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
     name, fake = output
+    # The kernel writes into a buffer of the graph, so that Inductor can plan its memory.
     out = empty_strided(list(fake.shape), list(fake.stride()), dtype=fake.dtype, device=fake.device)
     given = {
         parameter: ir.ExternKernel.require_exact_strides(value, list(like.stride()))

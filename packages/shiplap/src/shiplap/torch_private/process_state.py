@@ -90,6 +90,7 @@ def altered(before: Mapping[str, Any], own: Callable[[Any], bool]) -> list[str]:
     """
     now = overloads_of_torch()
     gone = [name for name in before if now.get(name) is not before[name]]
+    # Torch fills its namespaces when names are first used, with builtin functions.
     new = [name for name in now.keys() - before.keys() if type(now[name]) is not BuiltinFunctionType]
     return [f"torch.ops.{name}" for name in (*gone, *new) if not own(now.get(name))]
 

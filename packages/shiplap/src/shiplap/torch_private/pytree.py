@@ -60,6 +60,7 @@ def register_constant(cls: type) -> Callable[[], None]:
     Returns a function that undoes it. A class that is registered already stays as it is.
     """
     if cls in _pytree.SUPPORTED_NODES:
+        # The class was registered by other code, which must not be undone here.
         return lambda: None
     _pytree.register_constant(cls)
 

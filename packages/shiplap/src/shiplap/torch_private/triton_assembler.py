@@ -25,6 +25,7 @@ def use_torchs() -> None:
     """
     if torch.version.cuda is None or _CHOSEN in os.environ:
         return
+    # Wheels of torch for CUDA contain the assembler. A build from source need not.
     assembler = Path(torch.__file__).absolute().parent / "bin" / "ptxas"
     if assembler.is_file() and os.access(assembler, os.X_OK):
         os.environ[_CHOSEN] = str(assembler)

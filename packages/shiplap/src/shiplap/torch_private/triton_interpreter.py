@@ -49,6 +49,7 @@ class Kernel:
         """Launch the kernel once. bfloat16 is refused: the interpreter multiplies its bit patterns."""
         if any(isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in args):
             raise NotImplementedError("bf16 is wrong in Triton's interpreter")
+        # Launches that only measure are no launches of the program.
         if not benchmark_run:
             launches.append(self.fn.fn.__name__)
         if self.kind == "template":  # the last three arguments are the grid

@@ -222,6 +222,7 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
     dims = free_dims(op.spec)
     scalars = {a.name: a for a in op.spec.scalars}
     repeated = {n: values[n] for n in op.spec.broadcasts if n in values}
+    # All three kinds of errors are collected, so that one message names everything that has to be corrected.
     unknown = [n for n in values if n not in dims and n not in scalars and n not in repeated]
     missing = [n for n in dims if n not in values]
     strange = [n for n, kind in dims.items() if n in values and not _is_size(values[n], kind)]

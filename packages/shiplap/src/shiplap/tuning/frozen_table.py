@@ -67,6 +67,7 @@ def environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
 def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
     """Write a table of choices, whole or not at all. SL602 when the table cannot be written."""
     body = {"format": FORMAT, "entries": [seal(key, value) for key, value in entries]}
+    # Indented, so that tables of two machines can be compared line by line.
     text = json.dumps({**body, "sha256": checksum(body)}, indent=1) + "\n"
     with writing(path):
         safe_io.write_whole(Path(path), text.encode())
@@ -132,6 +133,7 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     exact = {entry_of(choice, key["source"]).call for key, choice, differs in taken if not differs}
     taken = [each for each in taken if not each[2] or entry_of(each[1], each[0]["source"]).call not in exact]
     older = [text for _, _, differs in taken for text in differs]
+    # In strict mode a program must not run with choices that were measured on other versions.
     if older and settings().strict:
         raise error("SL609", where=str(path), got=", ".join(sorted(set(older))), expected="the versions it was made on")
     for what, fields in (("of another machine are left out", other), ("of other versions are used", older)):

@@ -116,6 +116,7 @@ class Inputs:
 
 def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:
     """Return arguments for ``recipe``. SL606 for integer tensors without a builder, SL502 or SL610 for a bad recipe."""
+    # Random integers are rarely valid indices, and a kernel may read out of bounds with them.
     if needs_builder(op):
         names = ", ".join(a.name for a in op.spec.tensors if a.tensor and all("int" in n for n in a.tensor.dtypes))
         raise error(

@@ -56,6 +56,7 @@ class Recorder:
         self._held: list[NativeForm] = []
 
     def __call__(self, op: OpState, call: Binding) -> None:
+        # Building a recipe takes longer than a small call, so it is done once for each new key.
         key = (op.spec.name, str(call.device), op.rule.key(call), tuple(call.env.items()).__repr__())
         with self._lock:
             self._counts[key] = self._counts.get(key, 0) + 1

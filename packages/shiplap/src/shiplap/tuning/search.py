@@ -84,6 +84,7 @@ class _Search:
         fix = "" if skipped else "correct the kernel, or leave this config out"
         evidence = f"{label(self.candidates[index])}: {why}"
         self.ranking.dropped.add(index)
+        # A candidate may be dropped after its race, when a confirmation rejects it.
         self.ranking.timings.pop(index, None)
         self.ranking.findings.append(
             Finding(check, "skip" if skipped else "fail", self.op.spec.name, evidence, str(self.inputs.recipe), fix)

@@ -183,6 +183,7 @@ def _select(task: Task, ranking: Ranking) -> Choice:
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]
     second = order[1] if len(order) > 1 else None
+    # The declared default is always among the candidates, so its time shows the gain of the choice.
     default = _index(listed, default_of(task.op, drawn.call, drawn.device))
     times = {i: t.median for i, t in ranking.timings.items()}
     return Choice(

@@ -87,6 +87,7 @@ class Store:
             os.close(safe_io.open_folder(path.parent, create=True))
             safe_io.write_whole(path, text.encode(), private=True)
         except OSError as e:
+            # The code is part of the notice's key: a full disk and a missing permission are each reported once.
             code = errno.errorcode.get(e.errno or 0, type(e).__name__)
             message = (
                 f"{self.what} cannot be kept in {self.root} ({code}: {e.strerror or e}): they serve this process only"

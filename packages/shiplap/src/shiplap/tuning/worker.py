@@ -67,6 +67,8 @@ class Worker:
     def _open(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         op = find(asked)
         if op.identity != asked["identity"]:
+            # A kernel that was attached by the caller's own code is missing here, and its times would be those of
+            # another op.
             return {"error": f"{op.spec.name} differs there: kernels attached elsewhere, or changed files"}
         torch.set_num_threads(asked["threads"])
         drawn = inputs(op, Recipe.parse(asked["recipe"]), asked["device"])
