@@ -24,7 +24,7 @@ from shiplap.cli import console, families
 from shiplap.errors import ShiplapError, error
 
 ASKED = "shiplap.json"  # whether the verb was called with --json
-UNREAD = 128 + SIGPIPE  # what a shell reports for a tool that wrote to a pipe without a reader
+UNREAD = 128 + SIGPIPE  # the status that a shell reports for SIGPIPE
 USAGE: type[Any] = typer.BadParameter.__mro__[1]  # click's UsageError, of the click that typer has
 
 

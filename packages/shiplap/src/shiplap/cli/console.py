@@ -21,7 +21,7 @@ FAILED, ERROR = 1, 2
 STDOUT, STDERR = 1, 2  # the descriptors, whatever sys.stdout and sys.stderr are at the moment
 
 
-# A terminal acts on these, or shows what follows them elsewhere: a file of somebody else may have them in its texts.
+# A terminal executes these, or reorders the text behind them. Texts from foreign files may contain them.
 _CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

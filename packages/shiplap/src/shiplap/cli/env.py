@@ -30,7 +30,7 @@ Exit status:
   0  always, also when a library is missing: this verb describes, it does not judge
   2  an unexpected failure"""
 
-# What nobody has to install for an import, and what does not work without.
+# Programs that an import does not need, and the features that need them.
 ABSENT = {
     "compiler": "none: torch.compile raises InvalidCxxCompiler for the CPU, and Python serves C kernels whose package "
     "brings no binding along (SL405)",
@@ -153,7 +153,7 @@ def bindings() -> list[dict[str, str]]:
     for family in families():
         try:
             ops = ops_of(importlib.import_module(family.module))
-        except Exception:  # libraries() says what is wrong
+        except Exception:  # libraries() reports the error
             continue
         for op in ops:
             kind, why = binding.state(op)

@@ -111,7 +111,7 @@ def _run(script: Path, arguments: Sequence[str], recorder: Recorder) -> str:
             return "" if e.code in (None, 0) else f"it exited with {e.code}"
         except KeyboardInterrupt:
             return "it was interrupted"
-        except BaseException as e:  # somebody else's program
+        except BaseException as e:  # the user's program may raise anything
             # The innermost frame of the script is the line that its author can correct.
             last = e.__traceback__
             while last is not None and last.tb_next is not None and script.name not in last.tb_frame.f_code.co_filename:

@@ -246,7 +246,7 @@ def _deferrals(op: Native, plan: CallPlan) -> Iterable[str]:
         kind = arg.tensor
         if kind is None:
             continue
-        if not arg.optional:  # None first, of which no other condition can be asked
+        if not arg.optional:  # an absent tensor has nothing else to check
             rules = (r for r in undecided if isinstance(r, OfTensor) and r.at.arg == arg.name)
             yield from filter(None, (r.defers(index) for r in rules))
         yield from _misaligned(op, index, [arg.optional])

@@ -16,7 +16,7 @@ from shiplap.torch_private import reset_compiler
 if TYPE_CHECKING:
     from shiplap.torch_private.inductor_report import Graph, Group
 
-# Inductor's words (the start of them) -> what that means for a template's author. Seen on torch 2.11, 2.13 and 2.15.
+# The start of Inductor's text -> its meaning for a template's author. Seen on torch 2.11, 2.13 and 2.15.
 MEANING = {
     "memory deps did not match": "it reads other elements than the one it writes: a transpose, a broadcast, a shift",
     "no shared data": "it reads other elements than the one it writes: a transpose, a broadcast, a shift",

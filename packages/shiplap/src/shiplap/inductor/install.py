@@ -12,7 +12,7 @@ from shiplap.dispatch import Op, compile_cache_key, registry
 from shiplap.dispatch.state import OpState
 
 _installed: set[Any] = set()
-_seen: set[Any] = set()  # asked whether they have a kernel that Inductor could see
+_seen: set[Any] = set()  # checked for a kernel that Inductor could see
 _offsets: list[bool] = []  # whether Inductor has been taught the offsets of mutated views
 # The rooms whose code decides how templates are lowered.
 LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch", "sampling")

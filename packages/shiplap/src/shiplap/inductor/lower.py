@@ -169,7 +169,7 @@ def _first_proven(call: Call, valid: list[TemplateCandidate], verdicts: list[Ver
 
 def fallback(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the node of an op without a template: a call of its own kernel, or its reference traced into the graph."""
-    if call.op.own(call.device.type):  # a template that runs by itself is what was refused here
+    if call.op.own(call.device.type):  # without the eager form of a template, which was refused here
         return _opaque(call, overload, args, kwargs)
     try:
         graph = inductor_lowering.trace(call.reference, list(call.tensors.values()))

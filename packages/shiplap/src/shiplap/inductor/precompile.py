@@ -24,7 +24,7 @@ from shiplap.torch_private import inductor_choices_ahead
 from shiplap.torch_private.graph_nodes import overload_of
 
 log = logging.getLogger(__name__)
-Likely = Callable[[Call], TemplateCandidate | None]  # what will be proven first for a call, as far as can be said
+Likely = Callable[[Call], TemplateCandidate | None]  # the candidate that will probably be proven first for a call
 # The graph is the key, so that its progress is freed with it, also when its lowering fails.
 _graphs: weakref.WeakKeyDictionary[Any, Progress] = weakref.WeakKeyDictionary()
 
@@ -66,7 +66,7 @@ def _compile(op: Op, node: torch.fx.Node, likely: Likely, kinds: set[Any]) -> No
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: nodes.get(n.name, values[n.name]))
             with Call.bind(op, args, kwargs) as call:
                 _start(likely(call))
-    except Exception:  # what cannot be rendered or compiled here says so when its turn comes
+    except Exception:  # the error is raised again in the proof
         log.debug("not looked at ahead: %s", node, exc_info=True)
 
 

@@ -78,7 +78,7 @@ def _store() -> Store:
 def _key(candidate: TemplateCandidate) -> Key | None:
     try:
         rendered = candidate.digest
-    except Exception:  # the proof says why
+    except Exception:  # the proof reports the reason
         return None
     call = candidate.call
     sampler = call.op.sampler

@@ -50,10 +50,10 @@ from shiplap.tuning.worker_process import Isolation
 
 FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
 NEAR = 1.3
-TUNED = 3.0  # times the best alone: what PyTorch code may take that Inductor has not tuned yet
+TUNED = 3.0  # times the best alone: the limit for PyTorch code that Inductor has not tuned yet
 SURE = 0.98  # of the time of the fallback as it would be tuned, below which it is better untuned: two trials differ
 SECONDS = 60.0  # per call, with the compilation of its candidates
-UNTUNED = Config.of({"tuned": False})  # of the fallback: what Inductor compiles for it where it tunes nothing
+UNTUNED = Config.of({"tuned": False})  # the fallback as Inductor compiles it without tuning
 
 _forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
 
@@ -223,7 +223,7 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
     ambient = _tuned_there(selection.call, listed, alone)
     near += [i for i in order if i not in near and (i == 0 or i in ambient)]
-    if not here:  # what was proven in the other process is proven again as it was rendered in this one
+    if not here:  # proven in the other process, and again as rendered in this one
         check = LocalBench(selection.inputs, listed)
         check.compile(near)
         near = [i for i in near if i == 0 or check.verify(i).ok]

@@ -39,7 +39,7 @@ from shiplap.torch_private.concrete_sizes import concrete_calls
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
 
 MODELS = "/data/aotinductor/"  # where an archive has its models
-ALIGNMENT = 64  # bytes. As torch aligns what it may map
+ALIGNMENT = 64  # bytes, as in torch's own archives, whose files may be mapped
 _NONE: Mapping[str, object] = {}
 _LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 
@@ -184,7 +184,7 @@ def _bound(op: Op, node: Any) -> Any:
     try:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
         return op.bind(op.spec.complete(args, kwargs))
-    except (TypeError, ShiplapError):  # torch says more where it compiles the call
+    except (TypeError, ShiplapError):  # torch reports more when it compiles the call
         return None
 
 

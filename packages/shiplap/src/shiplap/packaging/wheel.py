@@ -155,7 +155,7 @@ def _unpack(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
             files = {name: info for name, info in files.items() if FOLDER not in PurePosixPath(name).parts}
             for name in files:
                 archive.extract(name, folder)
-    # Of zipfile: RuntimeError for what is encrypted, NotImplementedError for another compression.
+    # zipfile raises RuntimeError for encrypted files, NotImplementedError for other compressions.
     except (OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError) as e:
         if isinstance(e, ShiplapError):
             raise

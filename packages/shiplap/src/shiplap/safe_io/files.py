@@ -41,9 +41,9 @@ class Rule:
     private: bool = False
 
 
-CODE = Rule()  # what is loaded, and what is believed because it lies in our cache
+CODE = Rule()  # files that are loaded as code, and files of our cache
 OWN = Rule(private=True)  # a folder that we make and fill
-NAMED = Rule(owned=False, group=True)  # what the user, or a program of his, has named
+NAMED = Rule(owned=False, group=True)  # paths that the user, or the user's program, has named
 
 
 def open_folder(path: str | os.PathLike[str], rule: Rule = CODE, *, create: bool = False) -> int:
@@ -147,7 +147,7 @@ def _link(here: int, name: str, at: Path, rule: Rule, above: os.stat_result) -> 
     try:
         target = os.readlink(name, dir_fd=here)
     except OSError:
-        return None  # no link, or nothing: opening it will tell
+        return None  # no link, or no such name: opening it raises the error
     about = os.stat(name, dir_fd=here, follow_symlinks=False)
     if about.st_uid not in (os.geteuid(), 0) and (rule.owned or _open_to_all(above)):
         raise Distrusted(errno.EPERM, f"a link that belongs to another user (uid {about.st_uid})", str(at / name))
@@ -201,7 +201,7 @@ def _judge(
     if about.st_uid not in mine and (rule.owned or shared):
         raise Distrusted(errno.EPERM, f"it belongs to another user (uid {about.st_uid})", str(at))
     writers = stat.S_IWOTH | (0 if rule.group else stat.S_IWGRP)
-    sticky = not last and bool(mode & stat.S_ISVTX)  # others may add to it, not exchange what is ours
+    sticky = not last and bool(mode & stat.S_ISVTX)  # others may add files to it, but not replace ours
     if mode & writers and not sticky:
         why = f"it can be written by others (mode {mode:o}); what it holds may be theirs"
         raise Distrusted(errno.EPERM, why, str(at))

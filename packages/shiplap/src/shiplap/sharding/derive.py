@@ -33,7 +33,7 @@ SEED = 20_261
 LARGEST = 1 << 20  # elements of a sample: a scalar of the call may be a size
 KEPT = 4096  # calls whose rules are kept
 WORLDS = (2, 3)
-LEFT_OUT: tuple[Part, ...] = ("sum", "max", "min")  # what an output without the dim may be, tried in order
+LEFT_OUT: tuple[Part, ...] = ("sum", "max", "min")  # the possible parts of an output without the dim, in this order
 
 _known: dict[tuple[object, ...], tuple[ShardingRule, ...]] = {}
 

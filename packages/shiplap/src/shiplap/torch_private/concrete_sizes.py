@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-ALIGNED = 16  # what compilers of kernels ask of sizes
+ALIGNED = 16  # the multiple for which compilers of kernels specialise
 MOST = 16  # calls
 
 

@@ -22,7 +22,7 @@ Refusal: TypeAlias = Callable[[Exception], Exception | None]
 Check: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]  # of the arguments of a call, which may raise
 
 
-_kept: list[Registrations] = []  # torch would free what is registered while another thread is calling it
+_kept: list[Registrations] = []  # torch would free registrations while another thread calls them
 _COMPUTE = ("/CPU", "/CUDA", "Autograd", "AutogradCPU", "AutogradCUDA", "ImplicitAutograd", "ExplicitAutograd")
 _editions: dict[tuple[str, str], int] = {}
 

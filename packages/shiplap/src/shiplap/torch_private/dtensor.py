@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shiplap.torch_private.dispatcher_library import Overload
 
-Placements = tuple[list[Any], list[Any]]  # of the outputs, and of the arguments; None for what is no tensor
+Placements = tuple[list[Any], list[Any]]  # of the outputs, and of the arguments; None for other values than tensors
 UNKNOWN, MIXED = "does not have a sharding strategy registered", "got mixed torch.Tensor and DTensor"
 
 

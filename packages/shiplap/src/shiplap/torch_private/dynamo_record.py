@@ -22,7 +22,7 @@ from shiplap.torch_private.pytree import leaves
 FACTS = frozenset({"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "__len__"})
 FACTS |= {"is_contiguous", "is_floating_point", "is_complex"}
 FACTORIES = frozenset({"full", "zeros", "ones", "empty", "arange"})
-VIEWS = frozenset({"T", "mT"})  # what is read as an attribute and is a tensor
+VIEWS = frozenset({"T", "mT"})  # attributes that are tensors
 OPERATORS = {"__eq__": operator.eq, "__ne__": operator.ne, "__or__": operator.or_, "__and__": operator.and_}
 REFLECTED = {"__rsub__": operator.sub, "__rtruediv__": operator.truediv, "__rdiv__": operator.truediv}
 PLAIN = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))

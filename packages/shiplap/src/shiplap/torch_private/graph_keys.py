@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import GraphModule
 
-# Namespaces of torch's own operators: nobody else may declare one there, and these call no operator of others.
+# Namespaces of torch's own operators, which call no operators of other libraries.
 TORCHS_OWN = frozenset(("_c10d_functional", "aten", "c10d", "higher_order", "inductor", "prim", "prims", "quantized"))
 SAFE = ("_operator", "builtins", "einops", "math", "operator", "torch")  # modules whose functions call none
 
@@ -69,7 +69,7 @@ def _reduce(details: Any) -> Any:
 
 
 def _with_text(text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return text, details  # only its name is in a key: nobody unpickles one
+    return text, details  # only its name is in a key, which is never unpickled
 
 
 def operators_of(details: Any) -> GraphOperators:

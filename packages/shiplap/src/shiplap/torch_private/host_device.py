@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-# What Inductor asks a device's module for, at the first compilation that meets the device.
+# The names that Inductor looks up in a device's module, at the first compilation for the device.
 INDUCTOR = ("CppWrapperCodegen", "PythonWrapperCodegen", "Scheduling", "WrapperFxCodegen")
 
 

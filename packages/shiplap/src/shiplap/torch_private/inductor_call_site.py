@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from torch._inductor import ir, lowering
 from torch._inductor.virtualized import V
 
-_names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each wrapper, by what torch writes
+_names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each wrapper, by torch's text
 
 
 class _Named(ir.FallbackKernel):

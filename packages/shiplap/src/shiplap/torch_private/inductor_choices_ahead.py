@@ -28,7 +28,7 @@ from shiplap.torch_private.size_ranges import evaluate
 log = logging.getLogger(__name__)
 PATIENCE = 60.0  # seconds for the worker processes to start
 _futures: dict[str, Any] = {}  # futures; None once it is done
-_loaded: set[str] = set()  # of those, what a worker process has compiled
+_loaded: set[str] = set()  # of those, the kernels that a worker process has compiled
 
 
 def graph() -> Any:
@@ -166,6 +166,6 @@ def _result(name: str) -> Any:
     _futures[name] = None
     try:
         return future.result()
-    except Exception:  # what went wrong there goes wrong again here, with its reason
+    except Exception:  # compiling here raises the same error again
         log.debug("not compiled apart: %s", name, exc_info=True)
         return None

@@ -51,7 +51,7 @@ def call_below(overload: Any, raw: Any) -> None:
 def lower_storage_offsets() -> None:
     """Register a lowering of ``aten.sym_storage_offset``, for which torch has none up to 2.13 at least.
 
-    A graph of dynamic sizes asks a mutated view for its offset. Inductor's fallback answers 0, so that the op would
+    A graph of dynamic sizes reads the offset of a mutated view. Inductor's fallback answers 0, so that the op would
     write to the beginning of the tensor instead.
     """
     overload = torch.ops.aten.sym_storage_offset.default

@@ -32,7 +32,7 @@ PLACES = {
     "post-grad": "post_grad_custom_pre_pass",
 }
 
-# One that is told whether the graph is for inference; since 2.13, and a graph pass before.
+# The class of passes with an argument for inference, since torch 2.13.
 _INFORMED = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
 
 
@@ -163,7 +163,7 @@ def preserving_state() -> Iterator[None]:
     """
     from torch._dynamo.convert_frame import compile_lock
 
-    elsewhere = torch.get_default_device().type != "cpu"  # what is drawn here says where it lies, or is the CPU's
+    elsewhere = torch.get_default_device().type != "cpu"  # samples name their device, or are on the CPU
     with compile_lock, torch.device("cpu") if elsewhere else nullcontext(), _as_it_was():
         yield
 
@@ -258,14 +258,14 @@ def noted(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Captured |
     from torch._dynamo import config as dynamo
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with dynamo.patch(fake_tensor_cache_enabled=False):  # a mode reads it once; what is met once costs less computed
+    with dynamo.patch(fake_tensor_cache_enabled=False):  # a mode reads it once; a cache of shapes met once costs more
         mode = FakeTensorMode()
     fakes = [mode.from_tensor(t) for t in tensors]
     with preserving_state(), mode, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             graph = recorded(fn, fakes)
-        except Exception:  # what is wrong with it, Dynamo says
+        except Exception:  # Dynamo reports the error of the function
             return None
     if graph is None:
         return None

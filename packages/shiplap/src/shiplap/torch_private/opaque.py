@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["BASE", "REASON", "read", "real", "register"]
 
-BASE: Any  # what classes of such objects derive from
+BASE: Any  # the base of classes of such objects
 try:
     from torch._library.fake_class_registry import FakeScriptObject
     from torch._library.opaque_object import MemberType, get_opaque_type_name, is_opaque_type, register_opaque_type

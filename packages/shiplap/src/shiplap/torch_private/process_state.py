@@ -13,7 +13,7 @@ from torch.nn.modules import module as modules
 
 deterministic: Any = torch.utils.deterministic  # torch gives it no types
 
-_SHOWN = "aten::_cast_Byte"  # an operator that nobody has reason to register anything for
+_SHOWN = "aten::_cast_Byte"  # an operator for which no library has reason to register anything
 _HOOKS = tuple(name for name in sorted(vars(modules)) if name.startswith("_global_"))
 _PYTHON = re.compile(r"registered at (\S+\.py):\d+")
 

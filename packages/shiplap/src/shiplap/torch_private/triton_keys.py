@@ -32,7 +32,7 @@ def _settle(kernel: Any, begun: set[int]) -> None:
         _settle(called, begun)
         try:
             _ = called.cache_key
-        except Exception:  # Triton will say so if the kernel really calls it
+        except Exception:  # Triton raises the error if the kernel really calls it
             with suppress(AttributeError):
                 called.hash = None
 

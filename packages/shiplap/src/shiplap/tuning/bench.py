@@ -102,7 +102,7 @@ class LocalBench:
             return 0
         if torch.device(self.inputs.device).type != "cpu":  # where the clock does not see compilers that go on
             for index in able:
-                with suppress(Exception):  # of a rendering, which says so when its turn comes
+                with suppress(Exception):  # an error of a rendering is raised again in verify()
                     self.candidates[index].compile_apart()
         for index in able:
             cases_of(self.inputs, self.candidates[index])  # drawn once, here
@@ -168,4 +168,4 @@ class LocalBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, Belief]:
-        return dict.fromkeys(claims, Belief())  # what runs here shares this process with whoever would confirm it
+        return dict.fromkeys(claims, Belief())  # candidates share this process, which cannot check them

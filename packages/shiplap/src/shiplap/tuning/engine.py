@@ -209,7 +209,7 @@ def _request(op: Op, sample: Any, device: str | None) -> Request:
         raise _no_sample(op, type(sample).__name__, f"the {len(op.spec.args)} arguments of a call")
     args = tuple(sample)
     # `bind` raises an error of its own that names the argument that does not fit.
-    bound = op.bind(args)  # says what is wrong with them
+    bound = op.bind(args)  # raises the error of bad arguments
     return op, recipe_of(op, args), str(bound.device)
 
 

@@ -21,7 +21,7 @@ from shiplap.tuning.store import Store, checksum, seal, unseal
 FORMAT = "shiplap-tuned/1"
 LIMIT = 1 << 24  # bytes of a table
 
-_made: dict[str, tuple[Key, Choice]] = {}  # what this process chose or received, also where no store takes it
+_made: dict[str, tuple[Key, Choice]] = {}  # choices of this process, also without a writable store
 
 
 def keep(key: Key, choice: Choice) -> None:

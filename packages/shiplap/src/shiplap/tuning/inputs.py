@@ -59,9 +59,10 @@ class Inputs:
 
     @cached_property
     def edges(self) -> tuple[Case, ...]:
-        """Draws at the smallest and at odd large sizes of the bucket, all of whose calls a choice is for.
+        """Draws at the smallest and at odd large sizes of the bucket, since a choice is for all calls of the bucket.
 
-        A bucket whose calls all have the sizes of this one has none, nor has one whose large sizes take too long.
+        The list is empty for a bucket whose calls all have the sizes of this one, and for one whose large sizes take
+        too long.
         """
         samples, made = Samples(self.op, self.seed, self.device), list[Case]()
         for sizes in _edges(self.op, self.recipe):
@@ -184,7 +185,7 @@ def layout_name(t: Tensor) -> str:
     if t.is_contiguous():
         return ""
     code = layout_of([t])
-    # Strides up to a permutation are what names a layout, so a tensor of at most 3 elements a dim is enough to compare.
+    # The name of a layout depends on the order of strides only, so small dims are enough to compare.
     shape = torch.zeros([min(s, 3) for s in t.shape])
     return next(
         (n for n in LAYOUTS if shape.dim() >= LAYOUTS[n][0] and layout_of([apply_layout(shape, n)]) == code), ""

@@ -73,7 +73,7 @@ class CudaClock:
         if self.capture == "never":
             return run
         stream = torch.cuda.Stream(self.device)
-        for _ in range(2):  # what is done at a first call must not be done in a capture
+        for _ in range(2):  # the work of a first call must not be captured
             with self._on(stream):
                 run()
         torch.cuda.synchronize(self.device)
@@ -116,7 +116,7 @@ class CudaClock:
         torch.cuda.synchronize(self.device)
         if failure:
             raise Uncapturable(failure)
-        self._kept.append((graph, outs, run))  # a graph holds addresses: what run holds must stay
+        self._kept.append((graph, outs, run))  # a graph holds addresses, so the tensors of run must stay
 
         def replay() -> Any:
             graph.replay()
@@ -126,7 +126,7 @@ class CudaClock:
 
     def sample(self, run: Run, repeats: int) -> float:
         _count()
-        for _ in range(3):  # the device is busy while the host gets ahead: what it launches next waits in the queue
+        for _ in range(3):  # the device is busy while the host gets ahead, so that the next launches queue up
             self._flush.zero_()
         events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         for _ in range(repeats):
@@ -180,7 +180,7 @@ def race(
     samples: dict[int, list[float]] = {}
     repeats: dict[int, int] = {}
     live: list[int] = []
-    for index, run in runs.items():  # the first, cold sample only says how often to repeat, and who is far off
+    for index, run in runs.items():  # the first, cold sample only gives the repeats, and the hopeless runs
         at(index)
         run()
         first = clock.sample(run, 1)

@@ -92,7 +92,7 @@ class Recorder:
         text = "".join(json.dumps(vars(c)) + "\n" for c in calls)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Nothing waits here: a FIFO that nobody reads is an error.
+            # Nothing waits here: a FIFO without a reader is an error.
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
             try:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -111,7 +111,7 @@ def _append(handle: int, content: bytes) -> None:
         while written < len(content):
             written += os.write(handle, content[written:])
     except OSError:
-        if os.fstat(handle).st_size == start + written:  # nobody has appended since
+        if os.fstat(handle).st_size == start + written:  # no other process has appended since
             os.ftruncate(handle, start)
         raise
 
@@ -184,7 +184,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
         ) from None
     counts: dict[Call, int] = {}
     for number, line in enumerate(lines, 1):
-        if not line.strip() or number == len(lines):  # what has no newline was cut short
+        if not line.strip() or number == len(lines):  # a line without a newline was cut short
             continue
         try:
             call = msgspec.json.decode(line, type=Call)

@@ -24,11 +24,11 @@ SHARE = 0.6  # of the time of a bucket, after which no more candidates are verif
 NEAR = 1.5  # times the time of the best, by the clocks of candidates
 BESIDE = 3  # of those at once
 DUEL = 2.0  # times that, by the clock of this process
-FALSE = 3.0  # times its claim: more than what new values cost that are in no cache
-TIE = 0.99  # of the reference's time: what takes longer is no gain, and the reference needs nobody's trust
+FALSE = 3.0  # times its claim: more than the cost of new values, which are in no cache
+TIE = 0.99  # of the reference's time: a slower candidate is no gain, and the reference is always correct
 CLIMBS = 3  # how often the neighbourhood of a new winner is looked at
 
-Report = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
+Report = Callable[[str, int, int], None]  # the current step as text, steps done, steps in all
 
 
 @dataclass
@@ -92,7 +92,7 @@ class _Search:
 
     def race(self, indices: Sequence[int], plan: Plan) -> None:
         self.report(f"race {len(indices)} candidates", 0, 1)
-        # A race may take as long again as it is told to, and getting ready comes first.
+        # A race may take twice its time, and preparing the runs comes before it.
         timings, failed = self.bench.race(indices, replace(plan, seconds=max(0.2, min(plan.seconds, self.left / 3))))
         self.ranking.timings.update(timings)
         for index, why in failed.items():
@@ -166,7 +166,7 @@ def _confirm(work: _Search, plan: Plan) -> None:
             kernel = work.candidates[index].kernel
             factors[kernel] = factors.get(kernel, 1.0) * belief.factor
             for other in _configs(work, kernel):
-                _correct(ranking, other, belief.factor)  # what it claims too low with one config, it does with all
+                _correct(ranking, other, belief.factor)  # the error of its clock is the same for all configs
 
 
 def _looking(work: _Search) -> float:

@@ -154,7 +154,7 @@ def main() -> None:
         # stdin.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what kernels print is not for the parent
+    os.dup2(2, 1)  # prints of kernels must not mix with replies
     worker = Worker(mmap.mmap(int(sys.argv[1]), BEAT.size))
     for line in sys.stdin:
         reply = worker.answer(json.loads(line))

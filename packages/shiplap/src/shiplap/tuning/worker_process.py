@@ -88,7 +88,7 @@ class Isolation:
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         self.stop()
-        # A worker is not locked in, and what runs there could reach other processes of the user.
+        # A worker is not sandboxed, and its candidates could reach other processes of the user.
         if failure is None and not self._closed and not self.started and not self.hosts.doubted:
             self.hosts.close()
             standby.leave(self.launcher)
@@ -270,7 +270,7 @@ class RemoteBench:
 
     def quiet(self) -> None:
         if self._compiling:
-            with suppress(Died):  # then nobody does
+            with suppress(Died):  # a dead worker compiles nothing
                 self._ask({"do": "quiet"})
             self._begun = 0
 

@@ -39,7 +39,7 @@ from shiplap.tuning.verify import Outcome, cases_of
 POISON = (0xFF, 0x55, 0xAA)
 DUELS = 6  # rounds
 LARGE = 4 << 20  # bytes of arguments that deserve more than one thread here
-CLAIM, EXCHANGE = 0.3, 5e-3  # share of this process's clock that is believed at least, beyond seconds of a message
+CLAIM, EXCHANGE = 0.3, 5e-3  # least share of this process's clock that a claim may have, after the seconds of a message
 
 
 def serves(inputs: Inputs) -> bool:
@@ -116,7 +116,7 @@ class JudgedBench:
         self, hosts: Hosts, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: Mapping[str, Any]
     ) -> None:
         self.hosts, self.op, self.candidates, self.opening = hosts, op, candidates, opening
-        self.inputs = replace(drawn, seed=secrets.randbits(40))  # nobody else knows these values
+        self.inputs = replace(drawn, seed=secrets.randbits(40))  # no candidate can predict these values
         self._expected: dict[int, Expected] = {}
         self._drawn: Drawn | None = None
         self._broken = ""  # why the reference does not run
@@ -143,7 +143,7 @@ class JudgedBench:
         drawn, over = Drawn(self.op, self.inputs), Event()
 
         def draw() -> None:
-            with suppress(Exception):  # whoever needs the next one is told the reason
+            with suppress(Exception):  # the next draw raises the same error
                 drawn.ahead(over.is_set)
 
         thread = Thread(target=draw, daemon=True)

@@ -35,10 +35,10 @@ ROUNDS, ATTEMPTS = 3, 3
 PATIENCE = 4  # times as many rounds on a busy machine
 LONG = 2e-3  # seconds that the calls of a batch should take
 TIMES, SLACK, COLD = 4.0, 10e-6, 10e9  # of the claim; seconds; bytes in a second of arguments that are in no cache
-NEARLY = 1.1  # times its claim: what takes no longer is not measured again because others had the processors
+NEARLY = 1.1  # times its claim: such a time is accepted even if other processes had the processors
 LEAST = 200e-9  # seconds: no call from Python takes less
 BATCHES = 4  # of calls of a small size
-LATER, PAUSE, LONGEST = 500, 15e-3, 0.1  # calls that nobody looks at, their seconds, and those of small ones at most
+LATER, PAUSE, LONGEST = 500, 15e-3, 0.1  # calls without a comparison, their seconds, and at most those of small ones
 FIRST = 2  # batches of other inputs that are tried however long they take
 
 
@@ -125,7 +125,7 @@ class Spells:
     def _is_known(self, index: int) -> bool:
         """Return whether a candidate had a processor for a whole batch, or is no slower than it reported."""
         claimed = self.claims.get(index, 0.0)
-        if index >= 0 and self._least(index) <= 0.0:  # what computes nothing was held up, and took longer
+        if index >= 0 and self._least(index) <= 0.0:  # the empty batch was held up, and took longer
             return False
         return any(t.undisturbed for t in self._took[index]) or self._least(index) <= NEARLY * claimed
 
