@@ -1,5 +1,5 @@
-"""``shiplap``: one verb a file. Verbs import torch only when they run.
+"""The command line ``shiplap``: one verb a file. Verbs import torch only when they run.
 
-Installed distributions bring verbs of their own, whose modules import ``shiplap.cli.console``: so this package does not
-import its ``app``, which imports them.
+Installed distributions add verbs, whose modules import ``shiplap.cli.console``. This package therefore does not import
+its ``app``, which imports those modules.
 """

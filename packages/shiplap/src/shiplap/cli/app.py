@@ -1,6 +1,6 @@
-"""The command line: the verbs, and how every failure leaves it - an id, what, got, expected, one fix, exit status 2.
+"""The command line: the verbs, and the form of every failure: an id, what, got, expected, one fix, exit status 2.
 
-A module of this folder that defines ``command`` and ``EPILOG`` is a verb of that name. Nothing else lists the verbs.
+A module of this folder that defines ``command`` and ``EPILOG`` is a verb of that name. There is no other list of verbs.
 """
 
 from __future__ import annotations
@@ -24,22 +24,27 @@ from shiplap.cli import console, families
 from shiplap.errors import ShiplapError, error
 
 ASKED = "shiplap.json"  # whether the verb was called with --json
-UNREAD = 128 + SIGPIPE  # what a shell reports for a tool that wrote to a pipe without a reader
+UNREAD = 128 + SIGPIPE  # the status that a shell reports for SIGPIPE
 USAGE: type[Any] = typer.BadParameter.__mro__[1]  # click's UsageError, of the click that typer has
 
 
 class Verbs(TyperGroup):
-    """Runs a verb; a failure becomes text on stderr, and with ``--json`` one value on stdout, too.
+    """The group of verbs. A failure of a verb becomes text on stderr, and with ``--json`` one value on stdout as well.
 
-    With ``--traceback`` it is raised.
+    With ``--traceback`` the failure is raised.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb that ``args`` begin with; SL614 says which there are, since distributions add verbs of theirs."""
+        """Return the verb that ``args`` begin with. SL614 lists all verbs, including those of installed
+        distributions.
+        """
+        # The option is searched for in the raw arguments, since a verb whose arguments are wrong never gets its parsed
+        # ones.
         ctx.meta[ASKED] = "--json" in (args[: args.index("--")] if "--" in args else args)
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             verbs = sorted(self.list_commands(ctx))
             close = difflib.get_close_matches(args[0], verbs, n=1, cutoff=0.75)
+            # The cutoff is high, as verbs are short words, and a lower one would suggest unrelated verbs.
             meant = f"did you mean {close[0]!r}? " if close else ""
             raise error("SL614", where="shiplap", got=args[0], expected=f"{meant}One of {', '.join(verbs)}")
         return super().resolve_command(ctx, args)
@@ -51,6 +56,7 @@ class Verbs(TyperGroup):
         except ShiplapError as failure:
             if ctx.params.get("traceback"):
                 raise
+            # The catalogue writes VERB where a fix depends on the verb that was called.
             failure.fix = failure.fix.replace("VERB", str(ctx.invoked_subcommand))
             console.show_error(failure, as_json=ctx.meta.get(ASKED, False))
         except USAGE as usage:
@@ -58,10 +64,13 @@ class Verbs(TyperGroup):
                 console.emit_failure(what=usage.format_message())
             raise  # click prints it
         except Exception as failure:
+            # An ended reader is no failure of the verb. main() turns this exception into the exit status of SIGPIPE.
             if isinstance(failure, BrokenPipeError) and console.nobody_reads():
                 raise
+            # Both libraries end a program by exceptions of their own, which are no failures.
             if ctx.params.get("traceback") or type(failure).__module__.split(".")[0] in ("click", "typer"):
                 raise  # Exit and Abort have their own way out
+            # A full disk is the one failure of any verb that the user can correct without knowing the code.
             if isinstance(failure, OSError) and failure.errno == ENOSPC:
                 words = {"where": str(failure.filename or "stdout"), "what": "the output cannot be written"}
                 full = error("SL602", **words, got=failure.strerror or failure, expected="a disk with room")
@@ -103,7 +112,7 @@ def _options(
 
 
 def _own_verbs() -> Iterator[tuple[str, ModuleType]]:
-    """The modules beside this one that are verbs, by name."""
+    """Yield the modules beside this one that are verbs, by name."""
     for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if file.name not in ("__main__", "app"):
             module = import_module(f"shiplap.cli.{file.name}")
@@ -122,7 +131,9 @@ for name, module in families.verbs():
 
 
 def main() -> None:
-    """The console script. It ends quietly when the reader of its output has, as of ``shiplap env | head -1``."""
+    """Run the console script. It ends quietly when the reader of its output has ended, as with ``shiplap env | head
+    -1``.
+    """
     try:
         try:
             app(prog_name="shiplap")

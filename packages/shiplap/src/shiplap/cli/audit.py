@@ -1,4 +1,4 @@
-"""``shiplap audit``: run the checks, print the findings, leave an exit status that CI can use."""
+"""``shiplap audit``: run the checks, print the findings, return an exit status for CI."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ Required = Annotated[
 
 @dataclass
 class _Results:
-    """What an audit of some ops came to."""
+    """The results of an audit of some ops."""
 
     findings: list[Finding] = field(default_factory=list)
     costs: list[CostCard] = field(default_factory=list)
@@ -88,14 +88,14 @@ class _Results:
     verdicts: list[Judgement] = field(default_factory=list)
 
     def add(self, part: _Results) -> None:
-        """The results of one more op."""
+        """Add the results of one more op."""
         self.findings += part.findings
         self.costs += part.costs
         self.unmeasured += part.unmeasured
         self.samples |= part.samples
 
     def judge(self, ops: Sequence[Op], required: Sequence[str]) -> None:
-        """The verdict on each op."""
+        """Compute the verdict on each op."""
         from shiplap.audit import judge
 
         self.verdicts = [judge(self.findings, op.spec.name, required) for op in ops]
@@ -125,9 +125,11 @@ def command(
     console.require_device(device)
     with console.own_stdout():
         ops = resolve(targets)
+    # A new seed in each run finds more than a fixed one, and the findings name the seed for a repetition.
     seed = secrets.randbelow(2**31) if seed is None else seed
     if require not in (None, "full", "asked"):
         raise typer.BadParameter("'full' or 'asked'", param_hint="--require")
+    # With --check the user wants the answer of some checks, and a measurement takes time of its own.
     measured = not check if cost is None else cost
     with console.own_stdout():
         for file in (html, statement):
@@ -138,6 +140,7 @@ def command(
     from shiplap.audit import CHECKS
     from shiplap.render import exit_code, facts
 
+    # A verdict on checks that were not run would always be incomplete, so those of --check suffice by default.
     required = CHECKS if require == "full" or not check else tuple(check)
     results.judge(ops, required)
     if statement is not None:
@@ -155,7 +158,7 @@ def command(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What of each op was asked for."""
+    """The options of an audit, which are the same for each op."""
 
     checks: list[str] | None
     tools: list[str]
@@ -166,22 +169,29 @@ class _Asked:
 
     @property
     def runs(self) -> Iterator[tuple[list[str] | None, float]]:
-        """A sanitizer takes minutes of its own: each has a budget of its own."""
+        """The runs of one op: the checks, and then each sanitizer, with its budget in seconds.
+
+        A sanitizer takes minutes, so that each has a budget of its own.
+        """
         yield self.checks, self.budget_s
         for tool in self.tools:
             yield [f"sanitizer:{tool}"], 600.0
 
 
 def _audit(ops: Sequence[Op], asked: _Asked, jobs: int, *, quiet: bool) -> _Results:
-    """Findings of all ops, in the order of ``ops`` and checks; a cost card of each that has samples."""
+    """Return the findings of all ops, in the order of ``ops`` and checks, and a cost card of each op that has
+    samples.
+    """
     from shiplap.audit import CHECKS
     from shiplap.audit.checks import load
 
     extra = [f"sanitizer:{tool}" for tool in asked.tools]
     for name in (*(asked.checks or ()), *extra):
         load(name)  # an unknown name fails before the first op is run
+    # Each check reports one finding, so the number of steps is known before the audit.
     total = len(ops) * (len(asked.checks or CHECKS) + len(extra))
     results = _Results()
+    # Threads suffice: each op is checked in processes of its own, for which a thread only waits.
     with _progress(total, quiet) as advance, ThreadPoolExecutor(jobs) as pool:
         for part in (
             pool.map(lambda op: _one(op, asked, advance), ops) if jobs > 1 else (_one(op, asked, advance) for op in ops)
@@ -191,7 +201,7 @@ def _audit(ops: Sequence[Op], asked: _Asked, jobs: int, *, quiet: bool) -> _Resu
 
 
 def _one(op: Op, asked: _Asked, advance: Callable[[Finding], None]) -> _Results:
-    """All of one op; what it does to the process that runs it stays there."""
+    """Return all results of one op. Its checks run in processes of their own, so this process stays unchanged."""
     from shiplap.audit import audit
     from shiplap.audit.statement import SampleCollector
 
@@ -209,6 +219,7 @@ def _one(op: Op, asked: _Asked, advance: Callable[[Finding], None]) -> _Results:
                 looked=looked,
             )
         except ShiplapError as e:
+            # SL502 concerns the declaration of this op alone. Any other error would stop the audit of every op.
             if e.id != "SL502":
                 raise
             results.findings.append(_unsampled(op, e))  # the other ops are audited all the same
@@ -219,7 +230,7 @@ def _one(op: Op, asked: _Asked, advance: Callable[[Finding], None]) -> _Results:
 
 
 def _measure(op: Op, device: str, results: _Results) -> None:
-    """Add the op's card; one that cannot be called has none, and its findings say why."""
+    """Add the op's card. An op that cannot be called has none, and its findings state the reason."""
     from shiplap.audit import card_of, cost
 
     card = card_of(op, device, cost)
@@ -237,7 +248,7 @@ def _unsampled(op: Op, e: ShiplapError) -> Finding:
 
 @contextlib.contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[Finding], None]]:
-    """A bar on stderr while someone is watching; nothing stays of it."""
+    """Show a bar on stderr if it is a terminal, and remove the bar at the end."""
     if quiet or not sys.stderr.isatty():
         yield lambda finding: None
         return
@@ -255,6 +266,7 @@ def _show(results: _Results, json: bool, html: Path | None, about: dict[str, str
     findings, costs = results.findings, results.costs
     for reason in results.unmeasured:
         console.note(f"no cost of {reason}")
+    # An empty table of costs would look like a defect, so its reason is always printed.
     why = "; ".join(results.unmeasured) if measured else "not measured: only some checks were asked for, or --no-cost"
     if html is not None:
         console.write_text(html, findings_html(findings, about, costs=costs, no_costs=why, verdicts=results.verdicts))

@@ -1,5 +1,7 @@
-"""``shiplap cache``: what the store of choices holds, why an entry does not serve, moving entries between machines; and
-the compiled bindings and proofs of rewrites and templates beside it."""
+"""``shiplap cache``: list the store of choices, explain why an entry cannot be used, move entries between machines.
+
+The verb also manages the compiled bindings and the proofs of rewrites and templates beside the store.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +64,7 @@ def command(
     """
     if not what and action not in (Action.ls, Action.gc):
         expected = "a file" if action in (Action.export, Action.import_) else "an op, or 'all' for rm"
+        # The check precedes the imports, so that a wrong command fails at once.
         raise error("SL613", where=f"shiplap cache {action}", got="no argument", expected=expected)
     with console.own_stdout():
         from shiplap.tuning.store import Store
@@ -88,7 +91,7 @@ Result = tuple[Any, list[str], int]
 
 
 def _state(entry: Stored) -> list[str]:
-    """Why an entry does not serve here and now; empty when it does."""
+    """Return the reasons why an entry cannot be used here and now; empty if it can."""
     import torch
 
     from shiplap.dispatch import registry
@@ -97,10 +100,12 @@ def _state(entry: Stored) -> list[str]:
     if entry.problem or entry.key is None:
         return [entry.problem]
     device = entry.key["device"]
+    # The fields of a machine without the device cannot be computed, so there is nothing to compare.
     if device == "cuda" and not torch.cuda.is_available():
         return ["device: no CUDA device here"]
     differing = differences(entry.key.as_dict(), environment(device), (*MACHINE, *VERSIONS))
     op = registry.find(entry.key["op"])
+    # An op that is not declared in this process cannot be compared. Its entry counts as usable.
     if op is not None and op.identity != entry.key["source"]:
         differing.insert(0, f"source: {entry.key['source']} → {op.identity} (the op or one of its kernels has changed)")
     return differing
@@ -137,7 +142,7 @@ def _ls(store: Store, what: str) -> Result:
 
 
 def _proofs() -> Result:
-    """The kept proofs of rewrites and templates, and why one serves no process like this."""
+    """Return the kept proofs of rewrites and templates, with the reason why a process like this one cannot use one."""
     rows = [
         {"file": str(entry.path), "rewrite": entry.key["op"] if entry.key else "", "problem": problem}
         for _, entry, problem in _kept()
@@ -147,14 +152,16 @@ def _proofs() -> Result:
 
 
 def _without_proofs(*, stale: bool) -> tuple[int, list[str]]:
-    """How many proofs were removed, of all or of those that serve no process like this; and what could not be."""
+    """Remove all proofs, or those that no process like this one can use. Return their number, and the files that
+    remain.
+    """
     removable = [(remove, entry) for remove, entry, problem in _kept() if problem or not stale]
     stuck = [str(entry.path) for remove, entry in removable if not remove(entry)]
     return len(removable) - len(stuck), stuck
 
 
 def _kept() -> list[tuple[Callable[[Stored], bool], Stored, str]]:
-    """For each kept proof what removes it, the proof, and why it serves no process like this."""
+    """Return for each kept proof a function that removes it, the proof, and the reason why it cannot be used, or ""."""
     from shiplap.inductor import proof_cache as templates
     from shiplap.rewrite import proof_cache as rewrites
 
@@ -163,7 +170,7 @@ def _kept() -> list[tuple[Callable[[Stored], bool], Stored, str]]:
 
 
 def _compiled(store: Store) -> list[dict[str, Any]]:
-    """The compiled bindings, and why one will not be loaded."""
+    """Return the compiled bindings, each with the reason why it will not be loaded, or ""."""
     from shiplap.kernels.native import cache
 
     bindings = cache.artefacts(store.root.parent / "native")
@@ -171,7 +178,7 @@ def _compiled(store: Store) -> list[dict[str, Any]]:
 
 
 def _named(what: str) -> str:
-    """The name of an op; a target with a home is imported, so that its kernels can be compared."""
+    """Return the name of an op. A target with a home is imported, so that its kernels can be compared."""
     from shiplap.cli.target import resolve, split
 
     if not what:
@@ -184,6 +191,7 @@ def _why(store: Store, what: str) -> Result:
     name = _named(what)
     entries = list(store.entries(name))
     lines = [_line(e) for e in entries] or [f"nothing is stored for {name} in {store.root}: tune it"]
+    # Entries of several machines and versions lie side by side, of which one is enough.
     serves = any(not _state(e) for e in entries)
     if entries and not serves:
         fields = sorted({d.partition(":")[0] for e in entries if not e.problem for d in _state(e)})
@@ -204,6 +212,7 @@ def _import(store: Store, what: str) -> Result:
     from shiplap.tuning.frozen_table import read
 
     entries = read(Path(what))
+    # Entries are written one by one: those that could be written before a failure stay valid.
     kept = sum(store.put(key, value) for key, value in entries)
     if kept < len(entries):
         raise error(
@@ -218,12 +227,13 @@ def _import(store: Store, what: str) -> Result:
 
 def _rm(store: Store, what: str) -> Result:
     gone, stuck = _without_proofs(stale=False) if what in ("all", PROOFS) else (0, [])
+    # 'all' removes the proofs as well, but not the bindings, which cost a compiler's run each.
     paths = [] if what == PROOFS else [e.path for e in store.entries("" if what == "all" else _named(what))]
     return _with_proofs(_removed(store, paths), gone, stuck)
 
 
 def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
-    """``done``, and the proofs that were removed as well."""
+    """Return ``done`` with the proofs that were removed as well."""
     result, lines, status = done
     lines = [*lines, *([f"removed {gone} proofs"] if gone else []), *(f"cannot remove {path}" for path in stuck)]
     return {**result, "proofs": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
@@ -237,6 +247,7 @@ def _gc(store: Store, what: str) -> Result:
     broken = [Path(b["file"]) for b in _compiled(store) if b["problem"]] if not what else []
     rubbish = [*broken, *cache.stale(root)] if not what else []
     stuck = [str(path) for path in rubbish if not cache.remove(path)]
+    # Bindings are evicted as well if they take too much space together, those unused for longest first.
     gone = len(rubbish) - len(stuck) + (len(cache.evict(root)) if not what else 0)
     result, lines, status = _removed(store, [*stale, *store.rubbish()])
     lines += [f"removed {gone} from {root}"] if gone else []

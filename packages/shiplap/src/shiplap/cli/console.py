@@ -1,4 +1,4 @@
-"""What all verbs share: where text goes, one JSON value on stdout, errors as id/what/got/expected/fix."""
+"""The output of all verbs: where text goes, one JSON value on stdout, errors as id/what/got/expected/fix."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ FAILED, ERROR = 1, 2
 STDOUT, STDERR = 1, 2  # the descriptors, whatever sys.stdout and sys.stderr are at the moment
 
 
-# A terminal acts on these, or shows what follows them elsewhere: a file of somebody else may have them in its texts.
+# A terminal executes these, or reorders the text behind them. Texts from foreign files may contain them.
 _CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def out() -> Console:
-    """Stdout: results, never wrapped in the middle of a path."""
+    """Return the console of stdout: results, never wrapped in the middle of a path."""
     return _console(stderr=False)
 
 
 def err() -> Console:
-    """Stderr: progress, notes and errors."""
+    """Return the console of stderr: progress, notes and errors."""
     return _console(stderr=True)
 
 
 def _console(*, stderr: bool) -> Console:
-    """A console whose styles are ours alone: control characters in what it prints are shown as U+FFFD."""
+    """Return a console that prints only our own styles: control characters in its texts are shown as U+FFFD."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     class Plain(Console):
+        # Control characters are replaced in segments, after rich has made its own styles, which must stay.
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else _CONTROL.sub("\ufffd", text), style, control)
@@ -49,12 +50,13 @@ def _console(*, stderr: bool) -> Console:
 
 
 def note(message: str) -> None:
-    """One line for the person in front of the terminal; stdout stays clean."""
+    """Print one line for the user on stderr, so that stdout holds only results."""
     err().print(message, markup=False)
 
 
 def nobody_reads() -> bool:
-    """Whether stdout or stderr is a pipe whose reader has ended."""
+    """Return whether stdout or stderr is a pipe whose reader has ended."""
+    # Polling reports an ended reader without a write, which would raise the same error again.
     poll = select.poll()
     for stream in (STDOUT, STDERR):
         poll.register(stream, 0)
@@ -65,21 +67,22 @@ _answered = False  # whether the verb that runs has written its JSON value
 
 
 def begin() -> None:
-    """Another verb runs, which has written nothing yet."""
+    """Reset the module for a verb that has written nothing yet."""
     global _answered
     _answered = False
 
 
 def emit_json(value: Any) -> None:
-    """The one JSON value that ``--json`` promises."""
+    """Print the one JSON value that ``--json`` promises."""
     global _answered
     _answered = True
     sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str) + "\n")
+    # A reader of the pipe gets the value even if the process ends abnormally afterwards.
     sys.stdout.flush()
 
 
 def _finite(value: Any) -> Any:
-    """``value`` with null for infinities and NaN, which JSON has not and most of its readers refuse."""
+    """Return ``value`` with null for infinities and NaN, which JSON does not have and most of its readers refuse."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -89,7 +92,7 @@ def _finite(value: Any) -> Any:
 
 @contextlib.contextmanager
 def own_stdout(active: bool = True) -> Iterator[None]:
-    """Send what other people's code prints to stderr, so that stdout holds our answer only."""
+    """Redirect the output of other code to stderr, so that stdout holds the answer of the verb only."""
     with contextlib.redirect_stdout(sys.stderr) if active else contextlib.nullcontext():
         yield
 
@@ -97,13 +100,13 @@ def own_stdout(active: bool = True) -> Iterator[None]:
 def emit_failure(
     *, what: str, id: str | None = None, where: str = "", got: str = "", expected: str = "", fix: str = ""
 ) -> None:
-    """The JSON value of a verb that failed; nothing if it failed after it had written its value."""
+    """Print the JSON value of a verb that failed, unless the verb had already printed its value."""
     if not _answered:
         emit_json({"error": {"id": id, "what": what, "where": where, "got": got, "expected": expected, "fix": fix}})
 
 
 def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
-    """A catalogue error, a field a line; multi-line values stay aligned. With ``as_json`` on stdout as well."""
+    """Print a catalogue error, a field a line, with multi-line values aligned. With ``as_json`` on stdout as well."""
     from rich.text import Text
 
     text = Text()
@@ -113,13 +116,14 @@ def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
         if value:
             style = "green" if label == "fix" else ""
             text.append(f"  {label:<9}", style="dim").append(value.replace("\n", "\n" + " " * 11) + "\n", style=style)
+    # The text goes to stderr also with --json, so that a person who redirects stdout reads the error.
     err().print(text, end="")
     if as_json:
         emit_failure(**{name: value or "" for name, value in rows}, what=failure.what, id=failure.id)
 
 
 def show_defect(failure: Exception, *, as_json: bool = False) -> None:
-    """An exception that nobody foresaw: say so in one line, and how to see more."""
+    """Print an unexpected exception in one line, with the way to see its traceback."""
     what, fix = f"unexpected {type(failure).__name__}: {failure}", "run again as 'shiplap --traceback ...' to see where"
     note(f"{what}\n  {fix}")
     if as_json:
@@ -127,12 +131,14 @@ def show_defect(failure: Exception, *, as_json: bool = False) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``path``; SL602 says why it cannot be."""
+    """Write ``path``. SL602 states why it cannot be written."""
     _open(path, "w", text)
 
 
 def require_file(path: Path) -> None:
-    """SL602 before the work rather than after it; what ``path`` holds stays until there is something new."""
+    """Raise SL602 if ``path`` cannot be written, before the work and not after it. An existing file keeps its
+    content.
+    """
     _open(path, "a", "")
 
 
@@ -143,19 +149,21 @@ def _open(path: Path, mode: str, text: str) -> None:
 
 
 def require_directory(path: Path) -> None:
-    """Create ``path`` now; SL602 before the work rather than after it."""
+    """Create ``path`` now. SL602 is raised before the work and not after it."""
     with writing(path, "the directory", "a writable directory"):
         path.mkdir(parents=True, exist_ok=True)
+        # A directory that exists need not be writable, and its mode does not decide that for every file system.
         (path / ".shiplap").touch()
         (path / ".shiplap").unlink()
 
 
 def require_device(device: str) -> None:
-    """SL605 unless torch can allocate on ``device``."""
+    """Raise SL605 unless torch can allocate on ``device``."""
     import torch
 
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as e:
+        # torch appends advice of several sentences, which does not apply to a command line.
         reason = str(e).splitlines()[0].split(". ")[0]
         raise error("SL605", where=f"--device {device}", got=reason, expected="a device of this machine") from None

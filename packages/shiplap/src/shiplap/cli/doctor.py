@@ -1,4 +1,4 @@
-"""``shiplap doctor``: run a program, name its graph breaks, leave an exit status that CI can use."""
+"""``shiplap doctor``: run a program, name its graph breaks, return an exit status for CI."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ def command(
 
     if html is not None:
         console.require_file(html)
+    # The program inherits the descriptor, so its prints go to stderr without a pipe in between.
     diagnosis = examine(program, stdout=console.STDERR if json else None)
     if not diagnosis.compiled:
+        # A program that fails early may not have reached its compiled code, which is then the first thing to correct.
         status = f"; the program failed with exit status {diagnosis.exit_code}" if diagnosis.exit_code else ""
         raise error(
             "SL702",

@@ -1,4 +1,4 @@
-"""``shiplap env``: what is installed, what this torch can do, which kernel libraries would be loaded."""
+"""``shiplap env``: the installed versions, the capabilities of this torch, and the kernel libraries."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ Exit status:
   0  always, also when a library is missing: this verb describes, it does not judge
   2  an unexpected failure"""
 
-# What nobody has to install for an import, and what does not work without.
+# Programs that an import does not need, and the features that need them.
 ABSENT = {
     "compiler": "none: torch.compile raises InvalidCxxCompiler for the CPU, and Python serves C kernels whose package "
     "brings no binding along (SL405)",
 }
+# These packages change behaviour or results. Others are in the user's own list of packages.
 PACKAGES = ("torch", "triton", "numpy", "jaxtyping", "typer", "rich", "Jinja2", "msgspec")
 
 
@@ -54,7 +55,7 @@ def command(
 
 
 def report() -> dict[str, Any]:
-    """Everything as plain data, the same for text and JSON."""
+    """Return the environment as plain data, the same for text and JSON."""
     from shiplap import torch_private
     from shiplap.settings import describe
 
@@ -72,24 +73,26 @@ def report() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions by name; None for what is not installed. Reads metadata, imports nothing."""
+    """Return versions by name, None for missing packages. Reads metadata, imports nothing."""
     from shiplap import __version__
 
     by_package: dict[str, str | None] = {"shiplap": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
             by_package[package.lower()] = importlib.metadata.version(package)
+        # Optional packages may be missing, and a bug report has to show that.
         except importlib.metadata.PackageNotFoundError:
             by_package[package.lower()] = None
     return {**by_package, "platform": platform.platform(), "compiler": _compiler()}
 
 
 def _compiler() -> str | None:
-    """First line of ``$CXX --version``."""
+    """Return the first line of ``$CXX --version``."""
     path = shutil.which(os.environ.get("CXX") or "c++")
     if path is None:
         return None
     try:
+        # A wrapper of a compiler may wait for a server. The report must not wait with it.
         shown = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.SubprocessError):
         return path
@@ -97,7 +100,7 @@ def _compiler() -> str | None:
 
 
 def devices() -> list[dict[str, Any]]:
-    """The CPU and every accelerator that torch sees, with the runtime it was built for."""
+    """Return the CPU and every accelerator of torch, with the runtime it was built for."""
     import torch
 
     cpu = {"device": "cpu", "name": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
@@ -113,6 +116,7 @@ def devices() -> list[dict[str, Any]]:
                 "runtime": torch.version.cuda or torch.version.hip,
             }
         )
+    # CUDA devices are listed above, with more details than torch.accelerator has.
     other = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if other is not None and other.type != "cuda":
         listed += [{"device": f"{other.type}:{i}", "name": other.type} for i in range(torch.accelerator.device_count())]
@@ -120,7 +124,9 @@ def devices() -> list[dict[str, Any]]:
 
 
 def libraries() -> list[dict[str, Any]]:
-    """The C ABI libraries behind the shipped ops: where, whether the loader takes them, whether signatures agree."""
+    """Return the C ABI libraries of the shipped ops: where they are, and whether they load and their signatures
+    agree.
+    """
     return [entry for family in families() for entry in _libraries_of(family.module)]
 
 
@@ -131,21 +137,23 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
         return [_entry(family, "", f"cannot be imported: {type(e).__name__}: {e}")]
     libraries: dict[str, dict[str, Any]] = {}
     for kernel in (k for op in ops for kernels in op.kernels.values() for k in kernels):
+        # The library of a generated binding is built when it is needed, so its absence is no defect.
         if (form := kernel.native) is not None and not form.generated:
+            # Several kernels of an op, and several ops, usually are in one library.
             entry = libraries.setdefault(str(form.library), _located(family, form.library))
             _count(entry, form)
     return list(libraries.values())
 
 
 def bindings() -> list[dict[str, str]]:
-    """Which binding serves the C ABI kernel of each shipped op in a process like this one, and why."""
+    """Return for each shipped op the binding that calls its C ABI kernel in a process like this one, and the reason."""
     from shiplap.kernels.native import binding
 
     rows = []
     for family in families():
         try:
             ops = ops_of(importlib.import_module(family.module))
-        except Exception:  # libraries() says what is wrong
+        except Exception:  # libraries() reports the error
             continue
         for op in ops:
             kind, why = binding.state(op)
@@ -167,7 +175,7 @@ def _located(family: str, library: Any) -> dict[str, Any]:
 
 
 def _count(entry: dict[str, Any], form: NativeForm) -> None:
-    """Load one symbol and count it; the first problem is kept."""
+    """Load one symbol and count it. The first problem is kept."""
     from shiplap.kernels.c.library import load_symbol
 
     entry["symbols"] += 1
@@ -198,7 +206,7 @@ def _print(environment: dict[str, Any]) -> None:
 
 
 def _pad(rows: list[tuple[str, ...]], row: tuple[str, ...]) -> list[str]:
-    """Columns as wide as their widest cell, the last as it is."""
+    """Return a row with cells as wide as the widest of their column, except the last cell."""
     return [*(cell.ljust(max(len(r[i]) for r in rows)) for i, cell in enumerate(row[:-1])), row[-1]]
 
 

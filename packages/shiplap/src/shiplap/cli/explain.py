@@ -1,6 +1,6 @@
 """``shiplap explain``: compile a function and show its kernels, their candidates, and what was not fused.
 
-With the id of an error, such as SL202, it shows what the catalogue says of that error.
+With the id of an error, such as SL202, it shows the entry of the catalogue.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def command(
 
     with console.own_stdout():
         _, called, args = load_model(function, inputs)
+        # torch.compile gets positional arguments here, so a function with keywords is wrapped.
         if isinstance(args, dict):
             called, args = by_name(called, args)
         options: dict[str, Any] = {k: v for k, v in (("mode", mode), ("dynamic", dynamic)) if v}
@@ -77,7 +78,8 @@ def command(
 
 
 def _entry(id: str) -> Entry:
-    """The entry of the catalogue; SL613 where no installed package has it."""
+    """Return the entry of the catalogue. SL613 if no installed package has it."""
+    # Families register errors of their own when they are imported, which takes time that most ids do not need.
     if id not in CATALOGUE:
         load_families()
     if id in CATALOGUE:

@@ -1,4 +1,4 @@
-"""What installed distributions add to the command line, found through entry points.
+"""Verbs and ops of installed distributions, found through entry points.
 
 A distribution of kernels names itself in two groups of its ``pyproject.toml``::
 
@@ -35,12 +35,13 @@ class Family:
         spec = importlib.util.find_spec(self.module)
         if spec is None or spec.origin is None:
             return None
+        # An installed wheel has no sources, so only a source tree has a header to write.
         folder = Path(spec.origin).parent / "csrc"
         return folder / f"{self.name}.h" if folder.is_dir() else None
 
 
 def families() -> tuple[Family, ...]:
-    """The installed families, by name."""
+    """Return the installed families, by name."""
     return tuple(Family(e.name, e.value) for e in _installed("shiplap.families"))
 
 
@@ -51,11 +52,13 @@ def load_families() -> None:
 
 
 def verbs() -> list[tuple[str, ModuleType]]:
-    """The verbs of installed distributions: the name, and the module that holds ``command`` or ``group``."""
+    """Return the verbs of installed distributions: the name, and the module that holds ``command`` or ``group``."""
     return [(e.name, importlib.import_module(e.value)) for e in _installed("shiplap.verbs")]
 
 
 def _installed(group: str) -> Sequence[EntryPoint]:
-    """Entry points of ``group``, each once: an editable install may be listed beside the wheel that it replaced."""
+    """Return the entry points of ``group``, each once: an editable install may be listed beside the wheel that it
+    replaced.
+    """
     installed = {e.name: e for e in entry_points(group=group)}
     return [installed[name] for name in sorted(installed)]

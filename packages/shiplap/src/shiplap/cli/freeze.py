@@ -1,4 +1,4 @@
-"""``shiplap freeze``: the choices that hold on this machine as one file."""
+"""``shiplap freeze``: write the choices that are valid on this machine to one file."""
 
 from __future__ import annotations
 

@@ -71,8 +71,9 @@ Job = tuple[str, str, Path | None]
 
 
 def _jobs(target: str, output: Path | None, check: bool) -> list[Job]:
-    """``(target, header, file)`` for each header asked for."""
+    """Return ``(target, header, file)`` for each header to write or check."""
     if target:
+        # Without a target, the headers of the families are found by their location.
         if check and output is None:
             raise typer.BadParameter("with a TARGET it needs -o FILE, the file to compare with", param_hint="--check")
         return [(target, generate(target, resolve([target])), output)]
@@ -83,7 +84,7 @@ def _jobs(target: str, output: Path | None, check: bool) -> list[Job]:
 
 
 def generate(target: str, ops: Sequence[Op]) -> str:
-    """The header of the C kernels bound to ``ops``; SL501 when there is none."""
+    """Return the header of the C kernels bound to ``ops``. SL501 if there is none."""
     from shiplap.kernels.c.header import bound_symbols, config_names, header
 
     symbols = bound_symbols(ops)
@@ -118,6 +119,7 @@ def _check(target: str, text: str, path: Path | None) -> dict[str, Any]:
             got=getattr(e, "strerror", None) or e,
             expected="the header to compare with",
         ) from None
+    # The committed file is the old side, so that the lines with + are those that a new header would add.
     diff = difflib.unified_diff(
         committed.splitlines(keepends=True), text.splitlines(keepends=True), str(path), f"shiplap header {target}"
     )

@@ -1,4 +1,4 @@
-"""``shiplap init``: a declaration draft from what already exists."""
+"""``shiplap init``: draft declarations of existing functions, ops and packages."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def command(
     """
     _check(source, package, record, namespace or [], arguments or [])
     to_stdout = str(file) == "-"
+    # The user fills in a draft by hand, so that overwriting one would lose work.
     if not to_stdout and file.exists() and not force:
         raise error(
             "SL602",
@@ -99,7 +100,7 @@ def command(
 
 
 def _check(source: str, package: str, record: Path | None, namespaces: list[str], arguments: list[str]) -> None:
-    """SL501 for options that say nothing together."""
+    """Raise SL501 for options that contradict each other or say too little."""
     got = ""
     if bool(source) == bool(package):
         got = "both --from and --package" if source else "neither --from nor --package"
@@ -116,12 +117,13 @@ def _check(source: str, package: str, record: Path | None, namespaces: list[str]
             expected="--from SOURCE, or --package NAME with or without --record SCRIPT",
             fix="pass one of the two; 'shiplap init --help' has examples",
         )
+    # The script is checked before the package is imported, which may take long.
     if record is not None and not record.is_file():
         raise error("SL602", where=str(record), what="the script cannot be read", got="no such file", expected="a file")
 
 
 def _give(file: Path, drafts: PackageDraft, *, json: bool) -> None:
-    """Write the module and say what is in it."""
+    """Write the module and print a summary of it."""
     to_stdout = str(file) == "-"
     if not to_stdout:
         console.write_text(file, drafts.text)
@@ -141,7 +143,7 @@ def _tell(file: Path, fills: list[dict[str, object]]) -> None:
 
 
 def draft(source: str) -> Draft:
-    """What ``source`` says about itself."""
+    """Return the draft of a declaration, from the signature of ``source``."""
     home, name = split(source)
     if home and not name:
         raise error("SL501", where=source, what="the target names no function", got=source, expected="module:function")
@@ -155,12 +157,13 @@ def draft(source: str) -> Draft:
     assert module is not None
     own = module.__name__.startswith(OWN_NAME)  # a file that no import statement reaches
     call = "" if own else f"{module.__name__}.{name}"
+    # The prefix is in the name of a module that was imported from a file, and is of no use to the user.
     namespace = module.__name__.removeprefix(OWN_NAME).split(".")[0].strip("_")
     return Draft(source, namespace, "op", of_function(fn, source), "" if own else f"import {module.__name__}\n", call)
 
 
 def _adopted(name: str, module: Any) -> Draft:
-    """A registered op. Without a module given, the package of the namespace's name is tried."""
+    """Return the draft of a registered op. Without a module, the package of the namespace's name is tried."""
     import torch
 
     namespace, _, opname = name.partition("::")

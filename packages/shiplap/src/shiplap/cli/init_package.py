@@ -21,7 +21,7 @@ from shiplap.tuning.engine import shown
 
 @dataclass
 class PackageDraft:
-    """The module of a package's ops. ``failure`` says how the recorded script ended, if not well."""
+    """The module of a package's ops. ``failure`` states how the recorded script failed, or is empty."""
 
     package: str
     drafted: Drafted
@@ -32,7 +32,7 @@ class PackageDraft:
     counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        """What ``--json`` says."""
+        """Return the value for ``--json``."""
         ops = [
             {
                 "op": e.form.name,
@@ -52,7 +52,7 @@ class PackageDraft:
         }
 
     def notes(self, file: str) -> Iterator[str]:
-        """What a person is told."""
+        """Yield the lines for the user."""
         if self.failure:
             yield f"{self.script} failed: {self.failure}"
             yield "  the draft is of the calls before that; mend the script and run again with --force for the others"
@@ -75,7 +75,7 @@ def _bare(where: str) -> bool:
 def draft_package(
     package: str, namespaces: Sequence[str], script: Path | None, arguments: Sequence[str]
 ) -> PackageDraft:
-    """Draft all ops of ``package``, with what the calls of ``script`` tell.
+    """Draft all ops of ``package``, with facts from the calls of ``script``.
 
     Raises:
         ShiplapError: SL501 if there is no such package, or no op in it; SL601 if it cannot be imported.
@@ -101,16 +101,18 @@ def draft_package(
 
 
 def _run(script: Path, arguments: Sequence[str], recorder: Recorder) -> str:
-    """Run ``script`` as Python would; how it failed, or empty. What it did until then is recorded."""
+    """Run ``script`` as Python would, and return how it failed, or "". The calls until then are recorded."""
     with _as_main(script, arguments):
         try:
             with recorder.mode():
                 runpy.run_path(str(script), run_name="__main__")
+        # Scripts commonly end by sys.exit(main()), which is no failure if the status is 0 or None.
         except SystemExit as e:
             return "" if e.code in (None, 0) else f"it exited with {e.code}"
         except KeyboardInterrupt:
             return "it was interrupted"
-        except BaseException as e:  # somebody else's program
+        except BaseException as e:  # the user's program may raise anything
+            # The innermost frame of the script is the line that its author can correct.
             last = e.__traceback__
             while last is not None and last.tb_next is not None and script.name not in last.tb_frame.f_code.co_filename:
                 last = last.tb_next
@@ -121,8 +123,9 @@ def _run(script: Path, arguments: Sequence[str], recorder: Recorder) -> str:
 
 @contextmanager
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """``sys.argv`` and ``sys.path`` as a script has them."""
+    """Set ``sys.argv`` and ``sys.path`` as Python sets them for a script."""
     argv, path = list(sys.argv), list(sys.path)
+    # The lists are changed in place, because other modules may hold references to them.
     sys.argv[:] = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:

@@ -1,4 +1,4 @@
-"""``shiplap judge``: a verdict on a kernel that nobody trusts, and how much faster it is."""
+"""``shiplap judge``: a verdict on a kernel that is not trusted, and its speed-up."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def command(
     """
     if seconds <= 0 or rounds < 1 or tolerance < 0:
         raise error("SL613", where="shiplap judge", got="a number that is not positive", expected="positive numbers")
+    # All that can fail early is checked before the candidate starts, because a judgement may take a minute.
     console.require_device(device)
     for file in (html, statement):
         if file is not None:

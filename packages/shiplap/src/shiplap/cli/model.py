@@ -1,4 +1,4 @@
-"""What ``explain`` and ``rewrite`` compile: a function or a model of a file, and the arguments of its call."""
+"""The function or model that ``explain`` and ``rewrite`` compile, and the arguments of its call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ DEFAULT = "model"  # the name that is looked for where the target has none
 
 
 def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ...] | dict[str, Any]]:
-    """The module of ``target``, the function or model that it names there, and what the function ``inputs`` returns.
+    """Return the module of ``target``, the function or model that it names there, and the result of the function
+    ``inputs``.
 
     ``target`` is ``module[:name]`` or ``path/to/file.py[:name]``. Arguments by name are a dict, others a tuple.
 
@@ -28,6 +29,7 @@ def _callable(module: ModuleType, name: str, where: str) -> Any:
     value = getattr(module, name or DEFAULT, None)
     if callable(value):
         return value
+    # Only the error text needs the names, so they are listed after the look-up has failed.
     names = _callables(module)
     got = name or f"no name, and no {DEFAULT!r} in it"
     raise error(
@@ -41,7 +43,7 @@ def _callable(module: ModuleType, name: str, where: str) -> Any:
 
 
 def _callables(module: ModuleType) -> list[str]:
-    """The functions and the models that ``module`` defines, by name; a model may be of a class from elsewhere."""
+    """Return the names of functions and models that ``module`` defines. A model may be of a class from elsewhere."""
     from torch.nn import Module
 
     own = {n: v for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__}
@@ -50,7 +52,7 @@ def _callables(module: ModuleType) -> list[str]:
 
 
 def _arguments(module: ModuleType, name: str, where: str) -> tuple[Any, ...] | dict[str, Any]:
-    """What ``name()`` of the module returns; a single value is the only argument."""
+    """Return the result of ``name()`` of the module. A single value is the only argument."""
     made = getattr(module, name, None)
     if not callable(made):
         raise error(
@@ -60,6 +62,7 @@ def _arguments(module: ModuleType, name: str, where: str) -> tuple[Any, ...] | d
             expected=f"def {name}(): return the arguments to compile for, a tuple or a dict of names",
             fix="define the function, or name another one with --inputs",
         )
+    # The function is called once, so that its random values are the same for all runs.
     arguments = made()
     if isinstance(arguments, dict):
         return arguments

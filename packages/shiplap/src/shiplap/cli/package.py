@@ -66,6 +66,7 @@ def command(
         from shiplap.packaging import Extras, Request, package
 
         extras = Extras(tuned, tuple(cubins or ()), calls)
+        # All wheels share the options, so that one command serves the wheels of several platforms.
         requests = [Request(wheel, output, tuple(ops or ()), platform, extras) for wheel in wheels]
         packed = [package(request, console.note) for request in requests]
     if json:
@@ -104,5 +105,6 @@ def _print(packed: Packed) -> None:
             screen.print(f"  choices   {each.choices}", markup=False)
         for op, reason in each.left_out:
             screen.print(f"  left out  {op}: {reason}", markup=False)
+    # The wheel itself is usable, so this is a note and no failure.
     if packed.warning:
         console.note(f"package indexes will refuse this wheel: {packed.warning}")

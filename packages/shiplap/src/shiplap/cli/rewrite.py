@@ -77,15 +77,17 @@ def command(
         console.write_text(html, survey_html(surveyed, about))
         console.note(f"written: {html}")
     _show(surveyed, json, graphs, about)
+    # A rewrite that no longer matches usually is a regression, so that CI can find it by the status.
     if not surveyed.matches:
         raise typer.Exit(console.FAILED)
 
 
 def _rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
-    """Those that ``targets`` name; else those of the model's own module, and those that ship."""
+    """Return the rewrites that ``targets`` name, or else those of the model's own module and those that ship."""
     if not targets:
         from shiplap.rewrite.shipped import everything
 
+        # A rewrite of the model's module replaces one that ships under the same name.
         return list({r.name: r for r in (*everything, *_of(module))}.values())
     rewrites: list[Rewrite] = []
     for target in targets:

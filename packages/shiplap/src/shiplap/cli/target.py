@@ -24,9 +24,10 @@ _QUALIFIED = re.compile(r"^\w+::\w+$")
 
 
 def split(target: str) -> tuple[str, str]:
-    """``(home, name)``: either may be empty; SL501 when ``target`` has none of the forms."""
+    """Return ``(home, name)``, of which either may be empty. SL501 when ``target`` has none of the forms."""
     if _QUALIFIED.match(target):
         return "", target
+    # A name may contain "::", so a plain split at the colon would cut it.
     match = _FORM.match(target)
     if match is None:
         raise error(
@@ -40,7 +41,7 @@ def split(target: str) -> tuple[str, str]:
 
 
 def resolve(targets: Iterable[str]) -> list[Op]:
-    """All ops that ``targets`` name, each once, in order; SL501 with a suggestion when one names none."""
+    """Return all ops that ``targets`` name, each once, in order. SL501 with a suggestion for a target without an op."""
     ops: dict[str, Op] = {}
     for target in targets:
         for op in _resolve(target):
@@ -69,9 +70,10 @@ def _resolve(target: str) -> list[Op]:
 
 
 def _registered(name: str) -> Op:
-    """An op by its qualified name: declared already, or by a family that we ship."""
+    """Return an op by its qualified name: declared already, or by a family that we ship."""
     from shiplap.dispatch import registry
 
+    # Importing all families takes time, so they are imported only for a name that is not declared yet.
     if registry.find(name) is None:
         load_families()
     op = registry.find(name)
@@ -116,7 +118,7 @@ def _refuse_drafts(values: Iterable[Any]) -> None:
 
 
 def near_miss(wanted: str, names: Sequence[str]) -> str:
-    """What was probably meant, or what there is."""
+    """Return the name that was probably meant, or the names that exist, as a sentence."""
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
@@ -124,9 +126,10 @@ def near_miss(wanted: str, names: Sequence[str]) -> str:
 
 
 def ops_of(module: ModuleType) -> list[Op]:
-    """The ops that ``module`` or its submodules declare, not those they import; in order of declaration."""
+    """Return the ops that ``module`` or its submodules declare, without imported ones, in order of declaration."""
     from shiplap.dispatch import Op, registry
 
+    # Only modules that are imported are searched: an import of every submodule could have side effects.
     inside = [m for n, m in sorted(sys.modules.items()) if _within(n, module.__name__) and isinstance(m, ModuleType)]
     attributes = (v for m in inside for v in list(vars(m).values()) if isinstance(v, Op))
     ops = {op.spec.name: op for op in (*attributes, *registry.ops()) if _within(op.__module__, module.__name__)}
@@ -134,7 +137,7 @@ def ops_of(module: ModuleType) -> list[Op]:
 
 
 def _position(op: Op) -> tuple[str, int]:
-    """Module and line of a declaration."""
+    """Return module and line of a declaration."""
     code = getattr(op.reference, "__code__", None)
     return op.__module__, code.co_firstlineno if code else 0
 
@@ -144,7 +147,7 @@ def _within(name: str, package: str) -> bool:
 
 
 def import_home(home: str) -> ModuleType:
-    """The module or file; SL501 when it is not there, SL601 when it raises."""
+    """Return the module or file. SL501 if it does not exist, SL601 if importing it raises."""
     is_file = home.endswith(".py")
     if not is_file:
         _look_in(Path.cwd())
@@ -155,6 +158,7 @@ def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
+        # A module that exists may import another one that does not. That is an error of the module, not of the target.
         if e.name is None or not _within(name, e.name):
             raise _not_imported(name, e) from None
         if Path(name).is_file():
@@ -182,10 +186,12 @@ def _import_file(path: Path) -> ModuleType:
     name, spec = _module_of(path.resolve())
     if spec is None:
         return _import_module(name)
+    # The module is entered before it runs, as dataclasses and pickle look their module up by name.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException as e:
+        # A second import would otherwise find the half-initialised module.
         del sys.modules[name]
         if isinstance(e, (ShiplapError, KeyboardInterrupt)):
             raise
@@ -194,7 +200,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _module_of(path: Path) -> tuple[str, Any]:
-    """The name under which Python would import ``path``; a spec too where only a name of our own is free."""
+    """Return the name under which Python would import ``path``, and a spec if that name is not free."""
     parts, root = [path.stem], path.parent
     while (root / "__init__.py").is_file():
         parts.insert(0, root.name)
@@ -206,6 +212,7 @@ def _module_of(path: Path) -> tuple[str, Any]:
     else:
         _look_in(root)
     name = ".".join(parts)
+    # The directory may be new in `sys.path`, or the file newer than Python's cache of the directory.
     importlib.invalidate_caches()
     try:
         spec = importlib.util.find_spec(name)
@@ -218,7 +225,7 @@ def _module_of(path: Path) -> tuple[str, Any]:
 
 
 def _look_in(directory: Path) -> None:
-    """Look for modules in ``directory`` first, from now on, as ``python file.py`` does."""
+    """Put ``directory`` first in the search path of modules, as ``python file.py`` does."""
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
 
@@ -230,9 +237,10 @@ def _not_imported(where: str, e: BaseException) -> ShiplapError:
 
 
 def _frames(e: BaseException) -> list[str]:
-    """``file:line`` of the user's frames, innermost last."""
+    """Return ``file:line`` of the user's frames, innermost last."""
     import traceback
 
+    # Frames of the import system and of this file say nothing about the user's module.
     ours = (importlib.__file__, __file__)
     return [
         f"{f.filename}:{f.lineno}"

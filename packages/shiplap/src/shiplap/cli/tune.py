@@ -80,6 +80,7 @@ def command(
     if merge or output is not None:
         others = [n for n, v in (("--profile", profile), ("--sizes", sizes), ("--device", device)) if v]
         return _merge(targets or [], output, others if merge else ["no --merge"], json=json)
+    # Exactly one of both sources of calls is needed.
     if (profile is None) == (not sizes):
         raise error(
             "SL613",
@@ -103,7 +104,9 @@ def command(
 
 
 def _merge(tables: Sequence[str], output: Path | None, others: Sequence[str], *, json: bool) -> None:
-    """Write one table from several, and say what it holds and which entries lost. SL613 for a command that is none."""
+    """Write one table from several, and print its size and the conflicts. SL613 for options that do not fit
+    together.
+    """
     if others or not tables or output is None:
         missing = [*others, *([] if tables else ["no tables"]), *([] if output else ["no -o FILE"])]
         expected = "--merge TABLE... -o FILE"
@@ -123,7 +126,7 @@ def _merge(tables: Sequence[str], output: Path | None, others: Sequence[str], *,
 
 
 def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
-    """Print ``choices`` and what is wrong with them; the exit status."""
+    """Print ``choices`` and their errors, and return the exit status."""
     missing = sum(c.origin == "left out" for c in choices)
     if json:
         console.emit_json({"choices": [c.as_json() for c in choices], "left_out": missing})
@@ -135,6 +138,7 @@ def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
             f"{missing} of {len(choices)} calls are left out: the budget of {budget} was spent. "
             "The same command goes on with them."
         )
+    # A wrong candidate takes precedence over missing time: only one of both needs a change of code.
     if any(f.verdict == "fail" for c in choices for f in c.findings):
         return console.FAILED
     return OUT_OF_TIME if missing else 0
@@ -156,7 +160,7 @@ def _tune(
 
 
 def show(choice: Choice) -> None:
-    """A choice as text: the call, what runs, why, what was dropped."""
+    """Print a choice as text: the call, the candidate, the reason, the dropped candidates."""
     screen = console.out()
     place = "  in compiled code" if choice.compiled else ""
     screen.print(f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}{place}", markup=False, style="bold")
@@ -176,10 +180,11 @@ def _sized(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str
 
 
 def values_of(text: str) -> dict[str, Any]:
-    """``n=4096,kernel=[3,3,3]`` → names and literals."""
+    """Return names and literals of a text such as ``n=4096,kernel=[3,3,3]``."""
     import ast
 
     try:
+        # The text has the syntax of keyword arguments. Python parses it, and only literals are evaluated.
         call: Any = ast.parse(f"f({text})", mode="eval").body
         if call.args or any(k.arg is None for k in call.keywords):
             raise ValueError
@@ -189,10 +194,11 @@ def values_of(text: str) -> dict[str, Any]:
 
 
 def _profiled(targets: Sequence[str], profile: Path, device: str | None) -> list[Request]:
-    """The recorded calls, of ``targets`` only if there are any."""
+    """Return the recorded calls as requests. If there are ``targets``, only their calls."""
     from shiplap.tuning.recorded_calls import read_calls
 
     calls = read_calls(profile)
+    # Names are compared, as a profile may hold calls of ops that cannot be imported here.
     only = {op.spec.name for op in resolve(targets)} if targets else None
     requests = [(_op(call), call.parsed, device or call.device) for call in calls if only is None or call.op in only]
     if not requests:
@@ -201,10 +207,11 @@ def _profiled(targets: Sequence[str], profile: Path, device: str | None) -> list
 
 
 def _op(call: Call) -> Op:
-    """The op of a recorded call, imported from where it was declared."""
+    """Return the op of a recorded call, imported from where it was declared."""
     from shiplap.dispatch import registry
 
     if registry.find(call.op) is None:
+        # A script and a file loaded by a target have no module name under which another process could import them.
         home = call.file if call.module == "__main__" or call.module.startswith(OWN_NAME) else call.module
         try:
             import_home(home)

@@ -8,16 +8,18 @@ from shiplap.declare.spec import OpSpec
 
 
 def config_values(space: Space | None) -> list[int]:
-    """The values of the declared default config, in the order of the names. Empty for a kernel without configs."""
+    """Return the values of the declared default config, in the order of the names. Empty for a kernel without
+    configs.
+    """
     static = space.static if space is not None else None
     return [int(value) for _, value in static.items] if static is not None else []
 
 
 def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
-    """C++ for each number of the key: bucket, dtypes, presence of optional tensors. Empty if only Python can look it
-    up.
+    """Return C++ for each number of the key: bucket, dtypes, presence of optional tensors. Empty if C++ cannot compute
+    it.
 
-    The key has no layout: the table holds choices for contiguous tensors, and Python serves other calls.
+    The key has no layout: the table holds choices for contiguous tensors, and Python handles other calls.
     """
     if rule is None:
         return []
@@ -29,7 +31,9 @@ def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
             continue
         if source is None:
             return []
+        # The order of entries is that of the table, which Python fills by the same rule.
         key.append(f"rounded({source})" if kind == "pow2" else source)
+    # Without a tensor that is always there, the dtype of a class cannot be read at this place.
     if any(c not in dtypes for c in rule.classes):
         return []
     optional = [i for i, a in enumerate(spec.args) if a.tensor is not None and a.optional]
@@ -37,13 +41,14 @@ def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
 
 
 def _sources(spec: OpSpec) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """The C++ expressions for sizes, scalars and dtypes, read from arguments that are never None."""
+    """Return the C++ expressions for sizes, scalars and dtypes, read from arguments that are never None."""
     sizes: dict[str, str] = {}
     scalars: dict[str, str] = {}
     dtypes: dict[str, str] = {}
     for index, arg in enumerate(spec.args):
         if arg.scalar in ("int", "bool") and not arg.optional:
             scalars[arg.name] = f"peek_{arg.scalar}(values[{index}])"
+        # An absent tensor has no sizes, and the key is computed before the checks of the call.
         if arg.tensor is None or arg.optional or arg.many:
             continue
         for axis, dim in enumerate(arg.tensor.dims):

@@ -10,6 +10,7 @@ from shiplap.errors import error
 
 Role = Literal["input", "output", "scalar", "list", "length", "extent"]
 
+# A bool is passed as int32_t because the size of C's own bool is not fixed by the standard.
 _SCALAR = {"int": "int64_t", "float": "double", "bool": "int32_t", "str": "const char*"}
 _ELEMENT = {"list[int]": "int64_t", "list[float]": "double"}
 
@@ -32,7 +33,7 @@ _RESERVED = frozenset((*_WORDS.split(), *_MACROS.split()))
 
 @dataclass(frozen=True)
 class CParameter:
-    """One C parameter and the argument, output or dim it stands for."""
+    """One C parameter and the argument, output or dim that it stands for."""
 
     ctype: str
     name: str
@@ -44,7 +45,9 @@ class CParameter:
 
 
 def prototype(spec: OpSpec) -> tuple[CParameter, ...]:
-    """Parameters after ``ctx``: input tensors, outputs, scalars, extents. SL404 for what C cannot carry."""
+    """Return the parameters after ``ctx``: input tensors, outputs, scalars, extents. SL404 for types that C cannot
+    express.
+    """
     if spec.traced:
         raise error(
             "SL404",
@@ -56,13 +59,15 @@ def prototype(spec: OpSpec) -> tuple[CParameter, ...]:
     inputs = [CParameter(_tensor(spec, a), a.name, "input", a.name) for a in spec.tensors]
     outputs = [CParameter("DLTensor*", o.name, "output", o.name) for o in spec.outputs]
     scalars = [p for a in spec.scalars for p in _scalar(spec, a)]
+    # A data-dependent size is known only to the kernel, which writes it through this pointer.
     extents = [CParameter("int64_t*", dim, "extent", dim) for dim in spec.dynamic]
+    # Names are reserved in the order of the parameters, so that a header is the same each time it is generated.
     taken = set(_RESERVED)
     return tuple(_renamed(p, taken) for p in (*inputs, *outputs, *scalars, *extents))
 
 
 def _renamed(p: CParameter, taken: set[str]) -> CParameter:
-    """``p`` under a name that is neither a keyword of C or C++ nor the name of another parameter."""
+    """Return ``p`` under a name that is neither a keyword of C or C++ nor the name of another parameter."""
     name = p.name
     while name in taken:
         name += "_"
@@ -78,6 +83,7 @@ def _tensor(spec: OpSpec, arg: Arg) -> str:
 
 def _scalar(spec: OpSpec, arg: Arg) -> list[CParameter]:
     kind = str(arg.scalar)
+    # A C scalar has no value for None, other than a number that a caller might also pass.
     if arg.optional or kind not in (*_SCALAR, *_ELEMENT):
         got = f"{arg.kind} | None" if arg.optional else arg.kind
         raise error(

@@ -10,14 +10,15 @@ from shiplap_headers import include_dir
 
 
 def header() -> str:
-    """The text of the header."""
+    """Return the text of the header."""
     return render("dtypes.h.jinja", dtypes=sorted(DTYPES.values(), key=lambda row: row.number))
 
 
 def main(arguments: list[str]) -> str:
-    """Write the header, or compare it with ``--check``. Returns the difference as text, empty if there is none."""
+    """Write the header, or compare it with ``--check``. Return the difference as text, empty if there is none."""
     if arguments not in ([], ["--check"]):
         return "usage: python -m shiplap.codegen.dtypes [--check]"
+    # The header is committed, because C++ code that includes it is compiled without Python.
     path, text = include_dir() / "shiplap" / "dtypes.h", header()
     if not arguments:
         path.write_text(text)

@@ -1,4 +1,4 @@
-"""Render templates, which are data files of a package. A name missing from the context is an error."""
+"""Rendering of templates, which are data files of a package. A name missing from the context is an error."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 def _environment(package: str) -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    # Jinja2 is imported late: most processes find all their code in the cache. Code is not escaped, as it is no HTML.
     return Environment(
         loader=PackageLoader(package),
+        # A misspelt name would otherwise render as an empty text, which often is valid C++.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -24,5 +26,5 @@ def _environment(package: str) -> Environment:
 
 
 def render(template: str, *, package: str = "shiplap.codegen", **context: Any) -> str:
-    """Source text from ``<package>/templates/<template>``."""
+    """Return source text from ``<package>/templates/<template>``."""
     return _environment(package).get_template(template).render(**context)

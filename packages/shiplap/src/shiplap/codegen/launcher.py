@@ -1,8 +1,8 @@
-"""A program of launches → C++: a function of the C ABI that computes grids and arguments and asks the driver.
+"""A program of launches → C++: a function of the C ABI that computes grids and arguments and calls the driver.
 
-What a kernel is compiled for is a *key*: a list of integers that the generated code and
-``kernels/triton/specialize.py`` compute alike. An entry stands for a value of a config or another compile-time
-parameter, a tensor's dtype and alignment, or what Triton specialises an integer on.
+A kernel is compiled for a *key*: a list of integers that the generated code and ``kernels/triton/specialize.py``
+compute alike. An entry stands for a value of a config or another compile-time parameter, a tensor's dtype and
+alignment, or the value on which Triton specialises an integer.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ FACT = re.compile(r"(?:(numel)_(\w+)|(size|stride)_(\w+)_(\d+))")  # of a tensor
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a Triton kernel, and where its value comes from.
+    """One parameter of a Triton kernel, and the source of its value.
 
     Attributes:
-        name: in the kernel's signature.
+        name: the name in the kernel's signature.
         kind: ``constant``: ``value``, known now. ``config``: the value of that name. ``computed``: ``expr`` at compile
             time. The others are arguments at run time.
         source: the tensor argument or output, or the float scalar, that is passed.
         expr: the integer that is passed, or the offset into the workspace in bytes.
-        value: of a constant.
+        value: the value of a constant.
         type: Triton's type where the kernel or the declaration fixes it.
-        specialises: whether Triton compiles special forms for some values at all, and ``aligns`` for multiples of 16.
+        specialises: whether Triton compiles special forms for some values at all.
+        aligns: whether Triton compiles a special form for multiples of 16.
     """
 
     name: str
@@ -61,13 +62,13 @@ class Launch:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """All that has to be evaluated before the launch."""
+        """All expressions that have to be evaluated before the launch."""
         return (*self.grid, *(p.expr for p in self.parameters if p.expr is not None))
 
 
 @dataclass(frozen=True)
 class Fill:
-    """``size`` bytes of the workspace from ``offset`` on become ``byte``."""
+    """A step that sets ``size`` bytes of the workspace from ``offset`` on to ``byte``."""
 
     offset: Expr
     size: Expr
@@ -83,7 +84,7 @@ class Fill:
 class Sort:
     """A stable ascending sort by torch of ``count`` integers of ``bits``, all in the workspace, at offsets in bytes.
 
-    The sorted ``keys`` go to ``values``, and where each was, as int64, to ``rows``.
+    The sorted ``keys`` are written to ``values``, and their original positions, as int64, to ``rows``.
     """
 
     bits: Expr
@@ -108,7 +109,7 @@ class Program:
     Attributes:
         values: integers by name, each in terms of those before it, and of sizes and scalars.
         late: whether kernels report errors late, in the word of the device.
-        messages: what they report: code, op, text.
+        messages: the errors that they report: code, op, text.
     """
 
     steps: tuple[Step, ...]
@@ -123,7 +124,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled form: of which launch, for which architecture (90) and key, and what a launch of it takes."""
+    """A compiled form of a launch, its architecture (90) and key, and the facts that a launch of it needs."""
 
     launch: int
     architecture: int
@@ -135,7 +136,7 @@ class Cubin:
 
 
 def fact_of(name: str) -> tuple[str, str, int] | None:
-    """``("stride", "x", 1)`` for ``stride_x_1``; None for another name."""
+    """Return ``("stride", "x", 1)`` for ``stride_x_1``, None for another name."""
     match = FACT.fullmatch(name)
     if match is None:
         return None
@@ -145,12 +146,16 @@ def fact_of(name: str) -> tuple[str, str, int] | None:
 def launcher_source(
     spec: OpSpec, symbol: str, program: Program, configs: Sequence[str] = (), cubins: Iterable[Cubin] = ()
 ) -> str:
-    """The C++ of the function ``symbol`` with the prototype of ``spec``; ``configs`` are the names of its config."""
+    """Return the C++ of the function ``symbol`` with the prototype of ``spec``. ``configs`` are the names of its
+    config.
+    """
     parameters = prototype(spec)
     known = _Facts(spec, parameters, dict(program.values))
+    # Launches are numbered over the whole program, as compiled forms refer to them by number.
     numbers = count()
     described = [_step(step, configs, known, numbers) for step in program.steps]
     tensors = {p.source: p.name for p in parameters if p.role in ("input", "output")}
+    # The template reads the device of a call from the first tensor that is always there.
     always = [a.name for a in spec.tensors if not a.optional] + [o.name for o in spec.outputs]
     return render(
         "launcher.cpp.jinja",
@@ -191,9 +196,10 @@ class _Facts:
         self._known: set[str] = {WORD}  # which the template declares
 
     def __call__(self, name: str) -> str:
-        """The C++ variable for a dim, a scalar or a fact of a tensor."""
+        """Return the C++ variable for a dim, a scalar or a fact of a tensor."""
         if name not in self._known:
             self._known.add(name)
+            # The value is computed first: it may append the statements of other numbers, on which this one depends.
             type, value = self._value(name)
             self.lines.append(f"[[maybe_unused]] const {type} n_{name} = {value};")
         return f"n_{name}"
@@ -214,12 +220,13 @@ class _Facts:
             return "List", f"List({self.cpp[name]}, {self.cpp[name]} + {self.lengths[name]})"
         if name in self.cpp:
             return "int64_t", self.cpp[name]
+        # Any tensor with the dim serves, as the checks of the call have compared all of them.
         tensor, axis = next(axes for dim, axes in _axes(self.spec) if dim == name)
         return "int64_t", f"{self.cpp[tensor]}->shape[{axis}]"
 
 
 def _axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Dims, each with a tensor that is always there and the axis along which it lies."""
+    """Yield dims, each with a tensor that is always present and its axis there."""
     tensors = [(a.name, a.tensor) for a in spec.tensors if not a.optional]
     for name, kind in [*tensors, *((o.name, o.tensor) for o in spec.outputs)]:
         if kind is not None and not kind.variadic:
@@ -227,7 +234,7 @@ def _axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def _step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iterator[int]) -> dict[str, Any]:
-    """What the template prints of a step; ``numbers`` counts the launches."""
+    """Return the values that the template prints for a step. ``numbers`` counts the launches."""
     made: dict[str, Any] = {"when": to_cpp(step.when, facts) if step.when is not None else "", "fill": "", "sort": ""}
     match step:
         case Launch():
@@ -239,6 +246,7 @@ def _step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iterator[i
 
 
 def _launch(launch: Launch, configs: Sequence[str], facts: _Facts) -> dict[str, Any]:
+    # A config of a choice table reaches the kernel through the call frame, in the order of its names.
     constants: dict[str, str] = {name: f"ctx->config[{i}]" for i, name in enumerate(configs)}
     constants |= {
         p.name: f"int64_t{{{int(p.value)}}}"
@@ -265,9 +273,10 @@ def _launch(launch: Launch, configs: Sequence[str], facts: _Facts) -> dict[str, 
 
 
 def _line(p: Parameter, tensors: Mapping[str, str], variable: Any) -> str:
-    """The statement that adds one parameter to the launch and to its key."""
+    """Return the statement that adds one parameter to the launch and to its key."""
     aligns = "true" if p.specialises and p.aligns else "false"
     value = to_cpp(p.expr, variable) if p.expr is not None else tensors.get(p.source, "")
+    # Constants are the same in every call, and the values of a config have been added before.
     match p.kind:
         case "constant" | "config" | "absent":
             return ""

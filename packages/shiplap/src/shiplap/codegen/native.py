@@ -1,7 +1,8 @@
 """``OpSpec`` → C++ source of its native binding: the checks, allocations and views around one C ABI call.
 
-The checks are those of the call plan, in the same order and words as in Python. What C++ cannot decide (a dtype the
-kernel does not take, a mutated tensor with gaps) it hands to ``<op>__python`` before it has taken any argument.
+The checks are those of the call plan, in the same order and words as in Python. Calls that C++ cannot decide (a dtype
+that the kernel does not take, a mutated tensor with gaps) are passed to ``<op>__python`` before any argument is taken
+over.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Native:
 
 
 def native_source(ops: Sequence[Native]) -> str:
-    """One translation unit for ``ops``. SL404 for a declaration that has to stay with the Python binding."""
+    """Return one translation unit for ``ops``. SL404 for a declaration that has to stay with the Python binding."""
     return render(
         "native.cpp.jinja",
         scalar_types=SCALAR,
@@ -91,8 +92,10 @@ def native_source(ops: Sequence[Native]) -> str:
 
 
 def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, dict[str, str]]]:
-    """The schemas by namespace, each with the C++ namespace of the ``returning`` that implements it, or an empty text.
-    An op for two devices contributes its schemas once."""
+    """Return the schemas by namespace, each with the C++ namespace of the ``returning`` that implements it, or "".
+
+    An op for two devices contributes its schemas once.
+    """
     by_namespace: dict[str, dict[str, str]] = {}
     for index, op in enumerate(ops):
         schemas = by_namespace.setdefault(op.spec.namespace, {})
@@ -104,7 +107,7 @@ def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, dict[str, str]]]:
 
 
 def describe(op: Native, id: str) -> dict[str, Any]:
-    """The values that the template prints for one op."""
+    """Return the values that the template prints for one op."""
     return {"id": id, **op.described}
 
 
@@ -146,7 +149,7 @@ def _described(op: Native) -> dict[str, Any]:
 
 
 def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
-    """The steps of a call's plan as the template prints them."""
+    """Return the steps of a call's plan as the template prints them."""
     spec, outputs = op.spec, plan.outputs
     return {
         "deferrals": list(_deferrals(op, plan)),
@@ -166,24 +169,27 @@ def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
 
 
 def _named(op: Native, role: str) -> str:
-    """The torch name of a helper op that belongs to this op."""
+    """Return the torch name of a helper op that belongs to this op."""
     return numbered(f"{op.spec.stem}__{role}", op.edition)
 
 
 def _schemas(op: Native) -> list[str]:
-    """The schema of every torch op that the code implements, for a process without shiplap."""
+    """Return the schema of every torch op that the code implements, for a process without shiplap."""
     out = [quote(out_schema(op.spec, _named(op, "out")))] if op.out else []
     return [*(quote(schema(op.spec, name)) for name in op.names), *out]
 
 
 def _returning_schema(op: Native) -> str:
-    """The schema of an op that returns arguments, which is made of the op that writes."""
+    """Return the schema of an op that returns arguments, which calls the op that writes."""
     return quote(public_schema(op.spec, numbered(op.spec.opname, op.edition)))
 
 
 def _returning(op: Native) -> dict[str, Any]:
-    """How an op that returns arguments is made of the op that writes: that op's name and overload, and for each result
-    the number of the argument that it is, or -1. Empty for other ops."""
+    """Return the parts of an op that returns arguments and calls the op that writes.
+
+    The parts are the name and overload of the op that writes, and for each result the number of the argument that it
+    is, or -1. Empty for other ops.
+    """
     if not op.spec.returned:
         return {}
     places = {a.name: i for i, a in enumerate(op.spec.args)}
@@ -193,7 +199,7 @@ def _returning(op: Native) -> dict[str, Any]:
 
 
 def _functions(op: Native) -> list[tuple[str, str]]:
-    """Each torch op and the C++ function behind it."""
+    """Return each torch op with the C++ function behind it."""
     return [*((name, "call") for name in op.names), *([(_named(op, "out"), "call_out")] if op.out else [])]
 
 
@@ -204,22 +210,26 @@ def _out_call(op: Native) -> list[dict[str, Any]]:
 
 def _unfit(op: Native) -> str:
     spec = op.spec
+    # Without a static default config, the kernel has no values to run with before a choice exists.
     if op.space is not None and (op.space.static is None or not lookup_key(spec, op.rule)):
         return "a config that C++ cannot look up"
     if optional := [a.name for a in spec.args if a.mutated and a.optional]:
         return f"{optional[0]}, which may be absent and is written to"
     tensors = [t for t in (*(a.tensor for a in spec.tensors), *(o.tensor for o in spec.outputs)) if t is not None]
+    # The generated code works with a fixed number of dims, for which it reserves memory.
     for kind in tensors:
         if kind.variadic or len(kind.dims) > _MAX_RANK:
             return f"{kind}, whose rank is not fixed" if kind.variadic else f"{kind}, of more than {_MAX_RANK} dims"
         if kind.concrete and dtypes.number(kind.dtypes[0]) < 0:
             return f"{kind.dtypes[0]}, which torch's stable ABI does not name"
+    # Division, remainders and calls on floats are not sure to agree in C++ and in Python.
     real = {a.name for a in spec.scalars if "float" in str(a.scalar)}
     exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires) + ([op.workspace] if op.workspace else [])
     for expr in exprs:
         if expr.names & real and any(c in expr.source for c in "/%("):
             return f"{expr}, which is not of integers"
     try:
+        # quote() refuses characters that C++ cannot hold in a literal.
         for text in [schema(spec), *(str(k) for k in tensors), *(e.source for e in exprs)]:
             quote(text)
         lines(CallPlan(spec).arguments)
@@ -229,14 +239,14 @@ def _unfit(op: Native) -> str:
 
 
 def _deferrals(op: Native, plan: CallPlan) -> Iterable[str]:
-    """Conditions on arguments not yet taken under which Python serves the call."""
+    """Yield conditions under which Python serves the call, on arguments that are not taken over yet."""
     classes: set[str] = set()
     undecided = [step.rule for step in plan.arguments if isinstance(step, Check)]
     for index, arg in enumerate(op.spec.args):
         kind = arg.tensor
         if kind is None:
             continue
-        if not arg.optional:  # None first, of which no other condition can be asked
+        if not arg.optional:  # an absent tensor has nothing else to check
             rules = (r for r in undecided if isinstance(r, OfTensor) and r.at.arg == arg.name)
             yield from filter(None, (r.defers(index) for r in rules))
         yield from _misaligned(op, index, [arg.optional])
@@ -244,19 +254,20 @@ def _deferrals(op: Native, plan: CallPlan) -> Iterable[str]:
             continue
         if not kind.concrete and kind.dtype_class not in classes:
             classes.add(kind.dtype_class)
+            # One test a class is enough: the plan checks that the other tensors of the class have the same dtype.
             taken = dtypes.mask(op.dtypes or kind.dtypes or dtypes.DTYPES)
             yield f"!among(peek_dtype(values[{index}]), {taken})"
 
 
 def _out_deferrals(op: Native, plan: CallPlan) -> list[str]:
-    """The same conditions for the tensors that an out-variant writes to."""
+    """Return the same conditions for the tensors that an out-variant writes to."""
     first, count = len(op.spec.args), len(op.spec.outputs)
     absent = [undefined(index) for index in range(first, first + count)]
     return [*absent, *_misaligned(op, first, [False] * count), plan.outputs.no_gradient.defers(0)]
 
 
 def _misaligned(op: Native, first: int, optional: Sequence[bool]) -> Iterable[str]:
-    """Conditions under which a tensor from number ``first`` on is not aligned as the kernel requires."""
+    """Yield conditions under which a tensor from number ``first`` on is not aligned as the kernel requires."""
     for index, may_be_absent in enumerate(optional, first) if op.align > 1 else ():
         yield f"!peek_aligned{'_or_absent' if may_be_absent else ''}(values[{index}], {op.align})"
 
@@ -266,14 +277,14 @@ def _peek_contiguous(index: int, arg: Arg) -> str:
 
 
 def _workspace(op: Native, names: Names) -> list[str]:
-    """Statements that compute ``needed``, the size of the workspace in bytes."""
+    """Return statements that compute ``needed``, the size of the workspace in bytes."""
     assert op.workspace is not None
     steps, term = tried(op.spec, names, "v_workspace", Type.SIZE, op.workspace)
     return lines((*steps, Let("needed", Type.SIZE, term)))
 
 
 def _widest(spec: OpSpec) -> str:
-    """The dtypes among which ``itemsize`` looks: those of the classes, else of the tensors that are there."""
+    """Return the dtypes among which ``itemsize`` looks: those of the classes, else of the tensors that are present."""
     classes = dict.fromkeys(a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete)
     always = [f"type_{a.name}" for a in spec.tensors if not a.optional]
     return "{" + ", ".join([f"dtype_{c}" for c in classes] or always) + "}"

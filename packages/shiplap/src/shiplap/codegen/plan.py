@@ -11,11 +11,11 @@ from shiplap.plan.steps import Allocate, Check, Each, Evaluate, Let, Meet, Pack,
 
 
 class NoCpp(ValueError):
-    """A step that has no C++ form. The text says which."""
+    """Raised for a step that has no C++ form, which the text names."""
 
 
 def lines(steps: Iterable[Step]) -> list[str]:
-    """C++ statements; raises NoCpp."""
+    """Return C++ statements. Raises NoCpp."""
     return [line for step in steps for line in _lines(step)]
 
 
@@ -32,6 +32,7 @@ def _lines(step: Step) -> list[str]:
             return check(rule)
         case Meet(variable, type, term, origin, rules):
             first = f"{variable} = {_known(term.cpp)}; from_{variable} = {quote(_plain(origin))};"
+            # The first tensor with a dim sets its size, and each later one is compared with it.
             others = [line for rule in rules for line in check(rule)]
             return [f"if ({type.is_unset(variable)}) {{ {first} }} else {{", *_inside(others), "}"]
         case Allocate(at, sizes, dtype):
@@ -49,13 +50,15 @@ def _inside(text: Iterable[str]) -> list[str]:
 
 
 def _known(cpp: str) -> str:
+    # A step without a C++ form has an empty text, so that Python can still run it.
     if not cpp:
         raise NoCpp("an expression or a dim that C++ cannot compute")
     return cpp
 
 
 def check(rule: Rule) -> list[str]:
-    """The check of one rule. No line for a rule that is checked elsewhere."""
+    """Return the check of one rule. No line for a rule that is checked elsewhere."""
+    # A condition that is always true would only cost time in each call.
     return [] if rule.holds().cpp == TRUE.cpp else [f"if (!({condition(rule)})) [[unlikely]] {refusal(rule)}"]
 
 
@@ -64,7 +67,7 @@ def condition(rule: Rule) -> str:
 
 
 def refusal(rule: Rule) -> str:
-    """The statement that raises the error for a call which breaks ``rule``."""
+    """Return the statement that raises the error for a call which breaks ``rule``."""
     texts = (rule.where(), rule.got(), rule.expected())
     messages = ", ".join(quote(braced(text)) for text in texts)
     values = ", ".join(_known(part.shown[1]) for text in texts for part in text if isinstance(part, Term))
@@ -72,7 +75,7 @@ def refusal(rule: Rule) -> str:
 
 
 def braced(text: Text) -> str:
-    """``n = {}``: what ``refuse`` puts values into."""
+    """Return a text with ``{}`` for each value, such as ``n = {}``, into which ``refuse`` puts the values."""
     return "".join(part.replace("{", "{{") if isinstance(part, str) else "{}" for part in text)
 
 

@@ -1,7 +1,7 @@
-"""Triton templates as text: what they may write, and a renderer that turns one into a plain Triton kernel.
+"""Triton templates as text: their helpers, and a renderer that turns a template into a plain Triton kernel.
 
-Inductor renders the same sources in compiled graphs, with neighbours inside (``fuse``); here nothing is fused, and
-sizes and strides are arguments of the kernel, so that one kernel serves them all.
+Inductor renders the same sources in compiled graphs, with fused neighbours (``shiplap.inductor``). Here nothing is
+fused, and sizes and strides are arguments of the kernel, so that one kernel serves them all.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ DESCRIBED = re.compile(r"make_tensor_descriptor\(\s*(\w+)")
 
 
 def triton_source(source: str, arguments: Iterable[str]) -> str:
-    """The source with ``def_kernel()`` naming the arguments that are present, in declared order, then tables."""
+    """Return the source with ``def_kernel()`` naming the arguments that are present, in declared order, then tables."""
     named = ", ".join(f'"{name}"' for name in arguments)
     return PRELUDE.strip() + "\n" + source.replace("def_kernel()", f"def_kernel({named})")
 
 
 def constants(spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] = lambda v: v) -> dict[str, Any]:
-    """What a template may know of one call: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals.
+    """Return the constants of one call for a template: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals.
 
-    ``values`` are the arguments in schema order; ``plain`` makes numbers of symbols.
+    ``values`` are the arguments in schema order. ``plain`` converts symbols to numbers.
     """
     facts: dict[str, Any] = {}
     for arg, value in zip(spec.args, values, strict=True):
@@ -59,8 +59,11 @@ def constants(spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] =
 
 @dataclass(frozen=True)
 class Rendered:
-    """A Triton function ``name`` as ``text``. It takes ``tensors``, the output, then ``numbers``: each is
-    ``("size" | "stride", tensor, axis)``, the output being ``None``. Of ``described`` it makes tensor descriptors."""
+    """A Triton function ``name`` as ``text``.
+
+    Its parameters are ``tensors``, the output, then ``numbers``: each is ``("size" | "stride", tensor, axis)``, the
+    output being ``None``. The function makes tensor descriptors of ``described``.
+    """
 
     name: str
     text: str = field(repr=False)
@@ -72,17 +75,20 @@ class Rendered:
 def render(
     source: str, name: str, ranks: Mapping[str, int], out_rank: int, known: Mapping[str, Any], wide: bool
 ) -> Rendered:
-    """The kernel of ``source`` for tensors of these ranks. Those that its text does not mention are no parameters.
+    """Return the kernel of ``source`` for tensors of these ranks. Tensors that its text does not mention are no
+    parameters.
 
-    ``known`` are configs, facts and scalars; ``wide`` asks for 64-bit offsets.
+    ``known`` are configs, facts and scalars. ``wide`` requests 64-bit offsets.
 
     Raises:
-        jinja2.TemplateError, KeyError, ValueError: the template uses what is not there.
+        jinja2.TemplateError, KeyError, ValueError: the template uses an undefined name.
     """
     writer = _Writer(dict(ranks), out_rank, wide)
+    # The helpers have the names and parameters of Inductor's own, so that one source serves both renderers.
     helpers = {n: getattr(writer, n) for n in ("def_kernel", "size", "stride", "load_input", "store_output")}
     known = {**known, "INDEX_DTYPE": f"tl.int{64 if wide else 32}"}
     body = _template(triton_source(source, ranks)).render(**known, **helpers)
+    # Parameters that the text does not use are left out: Triton specialises a kernel on each parameter.
     words = set(WORD.findall(body))
     values = [f"    {n}: tl.constexpr = {_literal(n, v)}" for n, v in known.items() if n in words]
     tensors = tuple(n for n in ranks if n in words)
@@ -94,14 +100,14 @@ def render(
 
 @cache
 def _template(source: str) -> Template:
-    """Parsed as Inductor parses it: a name that nobody has given is an error."""
+    """Parse a template as Inductor does: an undefined name is an error."""
     from jinja2 import Environment, StrictUndefined
 
     return Environment(undefined=StrictUndefined, autoescape=False).from_string(source)
 
 
 class _Writer:
-    """The helpers of one rendering; ``numbers`` collects the sizes and strides that it asks for."""
+    """The helpers of one rendering. ``numbers`` collects the sizes and strides that the template uses."""
 
     def __init__(self, ranks: dict[str, int], out_rank: int, wide: bool) -> None:
         self.ranks: dict[str | None, int] = {None: out_rank}
@@ -122,7 +128,9 @@ class _Writer:
         return self._wide(self._number("stride", name, index))
 
     def _named(self, name: str | None) -> str | None:
-        """The output is ``out`` as in C++, unless an input has this name, or None as in Inductor."""
+        """Return None for the output, which is ``out`` as in C++, unless an input has this name, or None as in
+        Inductor.
+        """
         return None if name == "out" and name not in self.ranks else name
 
     def load_input(
@@ -150,7 +158,7 @@ class _Writer:
         return f"tl.store(out_ptr + {self._offset(None, indices, val_shape)}, {value}, mask={mask})"
 
     def _offset(self, name: str | None, indices: Sequence[str], shape: Sequence[str] | None) -> str:
-        """Of the elements at ``indices``, as wide as the tensors need it."""
+        """Return the offset of the elements at ``indices``, as wide as the tensors require."""
         if len(indices) != self.ranks[name]:
             raise ValueError(f"{len(indices)} indices for {self.ranks[name]} dims of {name or 'the output'}")
         terms = []
@@ -165,6 +173,7 @@ class _Writer:
 
     def _number(self, kind: str, name: str | None, axis: int) -> str:
         number = (kind, name, range(self.ranks[name])[axis])
+        # A dict keeps the order of first use, which is the order of the parameters.
         self.numbers[number] = None
         return _parameter(*number)
 
@@ -180,4 +189,5 @@ def _broadcast(value: str, shape: Sequence[str] | None) -> str:
 def _literal(name: str, value: Any) -> str:
     if name == "INDEX_DTYPE":
         return str(value)
+    # Python prints infinities and NaN as names that no Triton function defines.
     return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)

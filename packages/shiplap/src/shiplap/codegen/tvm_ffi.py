@@ -23,7 +23,9 @@ from shiplap.plan.steps import Check, Step
 
 
 def tvm_ffi_source(op: Native, library: Path) -> str:
-    """One translation unit that exports ``op`` and ``set_num_threads``. SL404 for what C++ cannot check."""
+    """Return one translation unit that exports ``op`` and ``set_num_threads``. SL404 for checks that C++ cannot
+    express.
+    """
     signature = schema(op.spec)
     return render(
         "tvm_ffi.cpp.jinja",
@@ -40,12 +42,13 @@ def tvm_ffi_source(op: Native, library: Path) -> str:
 def narrowed_steps(
     spec: OpSpec, symbol: str, *, dtypes: tuple[str, ...], strided: Collection[str], align: int
 ) -> Iterable[Step]:
-    """Checks of what the kernel requires beyond the declaration: its dtypes, contiguous tensors, alignment."""
+    """Yield checks of the kernel's requirements beyond the declaration: its dtypes, contiguous tensors, alignment."""
     for arg in spec.tensors:
         assert arg.tensor is not None
         at, steps = Place(spec.name, arg.name), list[Step]()
         if dtypes and not arg.tensor.concrete:
             steps.append(Check(DtypeAmong(at, f"kernel {symbol}", dtypes)))
+        # The native binding copies such a tensor. A tvm-ffi function makes no copies, so it refuses the call.
         if arg.name not in strided and not arg.contiguous:
             steps.append(Check(Contiguous(at)))
         if align > 1:

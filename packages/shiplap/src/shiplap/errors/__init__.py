@@ -1,4 +1,4 @@
-"""The error catalogue: every failure has a stable id, and says what, got, expected, where, and one fix.
+"""The error catalogue: every failure has a stable id, and states the failure, got, expected, where, and one fix.
 
 A file here holds the errors of one kind: the exception class and its entries, as data. Packages built on shiplap add
 entries of their own with :func:`register`; an id is never given twice.

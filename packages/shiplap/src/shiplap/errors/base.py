@@ -1,4 +1,4 @@
-"""What errors are made of, and the catalogue itself: ``register`` adds to it, ``error`` reads it."""
+"""The classes of errors, and the catalogue itself: ``register`` adds to it, ``error`` reads it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import FrameType, MappingProxyType
 
 
 class ShiplapError(Exception):
-    """Base of all errors of the catalogue.
+    """The base class of all errors of the catalogue.
 
-    Made by :func:`error`. The class has no constructor of its own: ``torch.compile`` cannot follow the making of such
-    an exception, and would report that in place of the error.
+    :func:`error` makes them. The class has no constructor of its own: ``torch.compile`` cannot trace the construction
+    of such an exception, and would report that in place of the error.
 
     Attributes: ``id`` (``"SL202"``), ``what``, ``got``, ``expected``, ``where`` (op, argument or file), ``fix``.
     """
@@ -27,12 +27,12 @@ class ShiplapError(Exception):
 
 
 class ShiplapNotice(UserWarning):
-    """Said once per process and reason: a slower or narrower path is in force."""
+    """A warning that a slower or narrower path is used. It is given once per process and reason."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One catalogue line: what it means, why it is an error, and the usual fix."""
+    """One entry of the catalogue: the meaning of an error, its reason, and the usual fix."""
 
     id: str
     kind: type[ShiplapError]
@@ -47,10 +47,10 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(_entries)
 
 
 def register(kind: type[ShiplapError], rows: Iterable[tuple[str, str, str, str]]) -> None:
-    """Add entries ``(id, title, why, fix)`` to the catalogue; :func:`error` then raises them as ``kind``.
+    """Add entries ``(id, title, why, fix)`` to the catalogue, which :func:`error` then raises as ``kind``.
 
-    A family of kernels declares its own errors so, in a module of its own that is imported with the family. An id
-    stands for one failure, whichever packages are installed: ValueError for one that is taken, and nothing is added.
+    A family of kernels declares its own errors in this way, in a module that is imported with the family. An id stands
+    for one failure, whichever packages are installed. If an id is taken, ValueError is raised and nothing is added.
     """
     entries = [Entry(id, kind, title, why, fix) for id, title, why, fix in rows]
     seen: dict[str, Entry] = dict(_entries)
@@ -65,7 +65,7 @@ def register(kind: type[ShiplapError], rows: Iterable[tuple[str, str, str, str]]
 def error(
     id: str, *, where: str, got: object = "", expected: object = "", what: str = "", fix: str = ""
 ) -> ShiplapError:
-    """The catalogue error ``id`` with its particulars; ``what`` and ``fix`` default to the entry's own."""
+    """Return the catalogue error ``id`` with its particulars. ``what`` and ``fix`` default to the entry's own."""
     entry = CATALOGUE[id]
     what, fix = what or entry.title, fix or entry.fix
     text = f"{id}: {what}"
@@ -81,7 +81,7 @@ _announced: set[str] = set()
 
 
 def notice(key: str, message: str) -> None:
-    """Warn once per process about ``key``: every slow or narrow path says so, none repeats itself."""
+    """Warn once per process about ``key``. Every slow or narrow path calls this function."""
     if key not in _announced:
         _announced.add(key)
         frame = _of_the_user(sys._getframe(1))
@@ -90,10 +90,10 @@ def notice(key: str, message: str) -> None:
 
 
 def _of_the_user(frame: FrameType) -> FrameType:
-    """The innermost frame at or around ``frame`` that is neither Shiplap's nor torch's; else the outermost.
+    """Return the innermost frame at or around ``frame`` outside Shiplap and torch, else the outermost.
 
     A call of an op passes through torch's dispatcher and generated functions, so that no fixed number of frames lies
-    between a notice and the line that it is about. Generated functions have no module.
+    between a notice and the line of the user. Generated functions have no module.
     """
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -138,10 +138,10 @@ register(
 def writing(
     path: str | PathLike[str], what: str = "the file", expected: str = "a path in a writable directory"
 ) -> Iterator[None]:
-    """Report what prevents a file from being written.
+    """Raise SL602 if the body fails to write a file.
 
     Args:
-        path: What is written. The error names it.
+        path: The file that is written. The error names it.
         what: The kind of file, for the title of the error.
         expected: Which paths can be written.
 

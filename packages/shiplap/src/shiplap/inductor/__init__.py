@@ -1,4 +1,6 @@
-"""Fuse: Inductor lowers templates of declared ops and fuses neighbours into them. Every choice is verified."""
+"""Lowering of templates of declared ops by Inductor, which fuses their neighbours into them. Every choice is
+verified.
+"""
 
 from shiplap.inductor.explanation import Explanation, explain
 from shiplap.inductor.fusion_choice import FusionChoice, fusion_choices

@@ -24,8 +24,11 @@ from shiplap.tuning.inputs import layout_name
 
 @dataclass(frozen=True)
 class Call:
-    """``values`` are fakes and scalars in schema order; ``env`` maps dims and scalars to sizes, symbolic or not;
-    ``node`` is the FX node."""
+    """One call of an op in the graph that is being lowered.
+
+    ``values`` are fakes and scalars in schema order. ``env`` maps dims and scalars to sizes, symbolic or not. ``node``
+    is the FX node.
+    """
 
     op: Op
     args: tuple[Any, ...]
@@ -40,24 +43,28 @@ class Call:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of memory and of candidates, which refer to the call in turn."""
+        """Release memory and candidates. The candidates refer to the call in turn, so reference counting would not free
+        them.
+        """
         self._scratch.clear()
         self.memo.clear()
 
     def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Memory that is made at the first request. All candidates of this call use it in turn."""
+        """Return memory that is allocated at the first request. All candidates of this call use it in turn."""
         if name not in self._scratch:
             self._scratch[name] = make(*args)
         return self._scratch[name]
 
     @staticmethod
     def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """The call being lowered: ``args`` hold IR nodes where its FX node holds fakes."""
+        """Return the call being lowered. ``args`` hold IR nodes where its FX node holds fakes."""
+        # Inductor replaces the arguments by IR nodes, which have no values. The fakes are found through the FX node.
         node = inductor_lowering.current_node()
         fakes: Any = torch.fx.map_arg(node.args, lambda n: n.meta["val"])  # also in lists: sizes may be symbols
         named: Any = torch.fx.map_arg(node.kwargs, lambda n: n.meta["val"])
         rest = op.spec.args[len(args) :]
         values = op.spec.complete(fakes, named)
+        # Arguments that the graph does not pass have their defaults.
         nodes = (*args, *(kwargs.get(a.name, a.default) for a in rest))
         return Call(op, nodes, values, op.bind(values).env, node.meta["val"], node)
 
@@ -67,15 +74,15 @@ class Call:
 
     @cached_property
     def identity(self) -> str:
-        """The digest of the op with all of its kernels, which is computed each time that it is asked for."""
+        """The digest of the op with all of its kernels, cached because ``Op.identity`` computes it at every access."""
         return self.op.identity
 
     def reference(self, *tensors: Any) -> Any:
-        """The reference on the tensors that are present, everything else as in this call."""
+        """Run the reference on the tensors that are present, with all other arguments as in this call."""
         return self.op.run_reference(self._all(tensors))
 
     def of(self, function: Traced) -> Callable[..., Any]:
-        """``function``, which takes all arguments of the op, as one of the tensors that are present."""
+        """Return ``function``, which takes all arguments of the op, as a function of the tensors that are present."""
 
         def run(*tensors: Any) -> Any:
             positional, named = self.op.spec.split(self._all(tensors))
@@ -108,7 +115,7 @@ class Call:
         return self.numbers({})
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
-        """``env`` as numbers, where symbols have the values in ``sizes``, and other ones those of the call."""
+        """Return ``env`` as numbers. Symbols have the values in ``sizes``, and other symbols those of the call."""
         return {k: _plain(v, sizes) for k, v in self.env.items()}
 
     @cached_property
@@ -132,14 +139,19 @@ class Call:
         )
 
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
-        """``K_ALIGN`` is a power of two that always divides the size. ``A_INNER`` is the axis with stride 1, or -1."""
+        """Return alignments and inner axes as constants for a template.
+
+        ``K_ALIGN`` is a power of two that always divides the size. ``A_INNER`` is the axis with stride 1, or -1.
+        """
         alignments = {f"{k.upper()}_ALIGN": inductor_lowering.alignment(v) for k, v in self.env.items() if is_size(v)}
         return alignments | {
             f"{name.upper()}_INNER": inductor_lowering.inner_axis(node) for name, node in buffers.items()
         }
 
     def buffers(self, template: Template) -> dict[str, Any]:
-        """The input buffers in schema order, then the template's tables, laid out as the template wants them."""
+        """Return the input buffers in schema order, then the template's tables, in the layouts that the template
+        requires.
+        """
         wanted, layouts = dict(template.innermost), {}
         for arg, node in zip(self.op.spec.args, self.args, strict=True):
             if arg.tensor is None or node is None:
@@ -162,7 +174,7 @@ class Call:
         return self.recipe_at({})
 
     def recipe_at(self, at: Sizes) -> Recipe:
-        """The recipe of a sample like this call, where symbols have the values in ``at``."""
+        """Return the recipe of a sample like this call, where symbols have the values in ``at``."""
         spec, hints = self.op.spec, self.numbers(at)
         dims = free_dims(spec)
         sizes = {k: v for k, v in hints.items() if k in dims} | ones(spec, hints)
@@ -176,7 +188,7 @@ class Call:
         return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes, layouts=self._layouts())
 
     def _layouts(self) -> dict[str, str]:
-        """Names of the layouts that we know and arguments have."""
+        """Return the names of the layouts of the arguments, without arguments whose layout has no name."""
         layouts = {}
         for name, value in self.tensors.items():
             sizes, strides = ([inductor_lowering.hint(s) for s in of] for of in (value.shape, value.stride()))

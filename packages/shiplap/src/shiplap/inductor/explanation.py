@@ -16,7 +16,7 @@ from shiplap.torch_private import reset_compiler
 if TYPE_CHECKING:
     from shiplap.torch_private.inductor_report import Graph, Group
 
-# Inductor's words (the start of them) -> what that means for a template's author. Seen on torch 2.11, 2.13 and 2.15.
+# The start of Inductor's text -> its meaning for a template's author. Seen on torch 2.11, 2.13 and 2.15.
 MEANING = {
     "memory deps did not match": "it reads other elements than the one it writes: a transpose, a broadcast, a shift",
     "no shared data": "it reads other elements than the one it writes: a transpose, a broadcast, a shift",
@@ -56,13 +56,14 @@ class Kernel:
     """One kernel of a compiled graph, in the order in which they run.
 
     Attributes:
-        name: as in the generated code. Empty for what calls none (a view, a constant).
+        name: the name in the generated code. Empty for nodes that call no kernel (a view, a constant).
         kind: ``"template"``, ``"extern"`` (a library or an opaque op) or ``"generated"`` (Inductor's own loops).
         operators: declared ops (``ns::name``) and ATen operators inside, in graph order, each once.
-        nodes: nodes of the traced graph inside. ``where``: lines of source that they come from.
+        nodes: nodes of the traced graph inside.
+        where: lines of source that the nodes come from.
         graph: number of the compiled graph.
-        fusion_choices: for each declared op with templates inside, how its candidate was chosen.
-        unfused: neighbours of a template that stayed outside, and why.
+        fusion_choices: the choice of a candidate for each declared op with templates inside.
+        unfused: neighbours of a template that were not fused, and the reasons.
     """
 
     name: str
@@ -77,9 +78,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A function as it was compiled. ``source`` holds the generated code, one text a graph.
+    """The description of a function as it was compiled. ``source`` holds the generated code, one text for each graph.
 
-    ``fusion_choices`` are all that were made, also those of calls that no kernel is left of.
+    ``fusion_choices`` holds all choices, also those of calls that have no kernel any more.
     """
 
     target: str
@@ -98,7 +99,7 @@ class Explanation:
 
     @property
     def summary(self) -> str:
-        """``2 kernels in 1 graph: 1 template, 1 generated``."""
+        """One line such as ``2 kernels in 1 graph: 1 template, 1 generated``."""
         kinds = [k.kind for k in self.kernels]
         listed = ", ".join(f"{kinds.count(k)} {k}" for k in ("template", "extern", "generated") if k in kinds)
         return f"{_count(len(kinds), 'kernel')} in {_count(self.graphs, 'graph')}" + (f": {listed}" if listed else "")
@@ -125,6 +126,7 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
     """
     from shiplap.torch_private.inductor_report import observe
 
+    # A function that is compiled already would run its cached code, and nothing would be observed.
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)
     target = getattr(fn, "__qualname__", type(fn).__name__)
     reset_compiler()
@@ -133,6 +135,7 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
         try:
             torch.compile(fn, **options)(*args)
         finally:
+            # The code was compiled while it was observed, with caches off. A later call of the user compiles normally.
             reset_compiler()
     if not graphs:
         raise error(
@@ -163,7 +166,11 @@ def _kernels(number: int, graph: Graph, made: Sequence[FusionChoice]) -> Iterato
 
 
 def _operators(group: Group) -> tuple[str, ...]:
-    """Names as the user knows them: torch has a number behind that of an op which was declared with another schema."""
+    """Return the names of operators as the user declared them.
+
+    The registered name of an op that was declared again with another schema ends in a number.
+    """
+    # The part below autograd is the overload that appears in a compiled graph.
     known = {_name(op.raw): op.spec.name for op in registry.ops()}
     return tuple(dict.fromkeys(known.get(o.operator, o.operator) for o in group.origins))
 
@@ -192,8 +199,11 @@ def _neighbours(graph: Graph, groups: Sequence[Group], template: Group) -> Itera
 
 
 def _reason(graph: Graph, first: Group, second: Group) -> str:
-    """Inductor's last word on fusing any part of the one with any part of the other, in the order in which they run."""
+    """Return Inductor's last reason for not fusing any part of ``first`` with any part of ``second``, which runs
+    later.
+    """
     logged = ""
+    # Inductor tries pairs several times while it fuses. The last reason is the one that held at the end.
     for (a, b), reason in graph.refused.items():
         if _parts(a) <= set(first.ops) and _parts(b) <= set(second.ops):
             logged = reason
@@ -201,11 +211,12 @@ def _reason(graph: Graph, first: Group, second: Group) -> str:
 
 
 def _parts(name: str) -> set[str]:
-    """``op0_op1``: Inductor's name of a node that was fused from two."""
+    """Return the parts of a fused node, which Inductor names ``op0_op1``."""
     return set(name.split("_"))
 
 
 def _meaning(reason: str, other: Group) -> str:
+    # Inductor gives this reason for several causes, of which a reduction is the one that can be seen here.
     if reason.startswith("template epilogue not satisfied"):
         return REDUCTION if other.reduces else "the template's store does not admit it"
     return next((text for start, text in MEANING.items() if reason.startswith(start)), "")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+# Bounded, since a process that compiles for weeks makes choices without end.
 _recent: deque[FusionChoice] = deque(maxlen=1000)
 _watchers: list[Callable[[FusionChoice], None]] = []
 
@@ -55,7 +56,8 @@ def watch(watcher: Callable[[FusionChoice], None]) -> Iterator[None]:
 
 
 def fusion_choices(op: str = "") -> tuple[FusionChoice, ...]:
-    """The choices of this process, oldest first, or those of one op. Code from a cache made its choice in another
-    process.
+    """Return the choices of this process, oldest first, or those of one op.
+
+    Code from a cache has no choice here, because another process made the choice.
     """
     return tuple(d for d in _recent if not op or d.op == op)

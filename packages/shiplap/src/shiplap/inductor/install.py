@@ -1,4 +1,6 @@
-"""The generic lowering, registered with Inductor at the first trace of an op with templates: import does nothing."""
+"""The generic lowering, registered with Inductor at the first trace of an op with templates. The import does
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,18 @@ from shiplap.dispatch import Op, compile_cache_key, registry
 from shiplap.dispatch.state import OpState
 
 _installed: set[Any] = set()
-_seen: set[Any] = set()  # asked whether they have a kernel that Inductor could see
+_seen: set[Any] = set()  # checked for a kernel that Inductor could see
 _offsets: list[bool] = []  # whether Inductor has been taught the offsets of mutated views
 # The rooms whose code decides how templates are lowered.
 LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch", "sampling")
 
 
 def install() -> None:
-    """Register the lowering of every op that has templates, and of every op with a part below autograd, and none yet.
+    """Register the lowering of every op that has templates, and of every op with a part below autograd, unless
+    registered.
 
-    The latter waits for somebody to load Inductor, which traces each graph itself before it lowers it.
+    An op of the second kind is registered only after the program has loaded Inductor, which lowers the graph that this
+    trace makes.
     """
     loaded = "torch._inductor.lowering" in sys.modules
     if loaded and not _offsets and any(op.spec.mutated for op in registry.ops()):
@@ -46,7 +50,7 @@ def _lower_below(op: Op) -> None:
 
 
 def _let_see(op: Op) -> None:
-    """Let Inductor see the Triton kernel of an op, where torch's flag says that it fuses into such kernels."""
+    """Make the Triton kernel of an op visible to Inductor, where torch's flag for fusion into such kernels is on."""
     from shiplap.torch_private import inductor_lowering, inductor_user_kernels
 
     if not inductor_user_kernels.fuses():
@@ -63,6 +67,7 @@ def _register(op: Op) -> None:
     from shiplap.inductor.lower import lower
     from shiplap.torch_private import cache_reuse, inductor_lowering
 
+    # A graph holds either overload: the outer one if nothing was recorded, the inner one below autograd.
     for overload in {op.overload, op.raw}:
         inductor_lowering.register(overload, partial(lower, op, op.raw))
     _installed.update((op.overload, op.raw))
@@ -74,7 +79,7 @@ _PLAIN = "4"
 
 
 def _part_of_key(op: OpState) -> str:
-    """How an op is lowered, in the keys of graphs that have it: of templates, the code that does it."""
+    """Return the part of a graph's cache key for an op: for templates, the code that lowers them."""
     if not op.templates:
         return _PLAIN
     from shiplap.tuning.key import code_of

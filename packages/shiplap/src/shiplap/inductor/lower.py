@@ -1,7 +1,7 @@
 """The one lowering of every op that has templates: call → verified candidates → choice → node of the graph.
 
-A candidate that was not proven is never submitted, whoever proposes it; if no candidate is proven, the fallback runs:
-the op's own kernel as an opaque call, or the reference inlined, for Inductor to fuse as it does any PyTorch code.
+A candidate is used only after it has been proven. If no candidate is proven, the fallback runs: the op's own kernel as
+an opaque call, or the reference inlined, for Inductor to fuse as it does any PyTorch code.
 """
 
 from __future__ import annotations
@@ -43,27 +43,32 @@ def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
         if wanted == REFERENCE:
             return fallback(call, overload, args, kwargs)
         if wanted == UNTUNED_REFERENCE:
+            # The fallback took part in the race as Inductor compiles it without tuning, so it has to be compiled that
+            # way again.
             with inductor_lowering.no_autotuning():
                 return fallback(call, overload, args, kwargs)
+        # The candidates are cached in the call, so that the chosen one is the object that was proven.
         valid, _ = candidates(call)
         return next(c for c in valid if c.label == wanted).node(in_force(op).fusion)
 
 
 def _limited(call: Call, choice: FusionChoice) -> FusionChoice:
-    """``choice``, after the graph is guarded against sizes for which its template is not proven; else the fallback."""
+    """Guard the graph against sizes for which the template is not proven, and return ``choice``, else the fallback."""
     if choice.chosen in (REFERENCE, UNTUNED_REFERENCE) or call.sizes.limit_graph():
         return choice
     return _unproven(call, f"no guard can hold the graph to {call.sizes.text}", list(choice.verdicts))
 
 
 def _unproven(call: Call, why: str, verdicts: list[Verdict]) -> FusionChoice:
-    """The fallback for a call whose templates cannot be proven for all sizes of the graph."""
+    """Return the fallback for a call whose templates cannot be proven for all sizes of the graph."""
     notice(f"sizes {call.op.identity} {why}", f"{call.op.spec.name}: no template is used: {why}")
     return _fusion_choice(call, REFERENCE, why, verdicts)
 
 
 def _select(call: Call) -> FusionChoice:
-    """The candidate for a call, by what was stored, by measurement if the user asked for it, or the first proven."""
+    """Return the candidate for a call: the stored one, a measured one if the user requested that, or the first proven
+    one.
+    """
     if answered(call):
         return _fusion_choice(call, REFERENCE, "its candidates are tuned", [])
     switch = in_force(call.op)
@@ -74,10 +79,12 @@ def _select(call: Call) -> FusionChoice:
     valid = [c for c in valid if switch.only in c.label]
     if not valid:
         return _fusion_choice(call, REFERENCE, "no template takes this call", verdicts)
+    # A worker process compiles only to get candidates, and measures them after this compilation.
     if collect(call, valid):
         return _fusion_choice(call, REFERENCE, "candidates were collected", verdicts)
     if call.sizes.problem:
         return _unproven(call, call.sizes.problem, verdicts)
+    # The user named one candidate for an experiment, so neither the store nor a measurement may replace it.
     if switch.only:
         return _first_proven(call, valid, verdicts, f"only {switch.only!r} may be chosen")
     selection = Selection.of(call)
@@ -94,7 +101,7 @@ def _select(call: Call) -> FusionChoice:
 
 
 def _likely(call: Call) -> TemplateCandidate | None:
-    """What is proven first for a call, where nothing is measured; None where nothing has to be."""
+    """Return the candidate that will probably be proven first for a call, or None if no proof is needed."""
     switch = in_force(call.op)
     valid = [c for c in candidates(call)[0] if switch.only in c.label] if switch.templates else []
     if call.sizes.problem:
@@ -115,13 +122,19 @@ def _likely(call: Call) -> TemplateCandidate | None:
 
 
 def _in_order(valid: list[TemplateCandidate], first: str) -> list[TemplateCandidate]:
-    """Those that are tried without a measurement, beginning with the one named ``first`` if there is one."""
+    """Return the candidates that are tried without a measurement, beginning with the one named ``first`` if there is
+    one.
+    """
     taken = [c for c in valid if c.template.default or c.label == first]
     return sorted(taken, key=lambda c: c.label != first) if any(c.label == first for c in taken) else taken
 
 
 def _stored(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], choice: Choice) -> FusionChoice:
-    """A stored choice was verified when it was measured, of this very source on this machine; another one is proven."""
+    """Return the choice for a call that has a stored or installed choice.
+
+    A stored choice was verified when it was measured, with this very source on this machine. Another one is proven
+    here.
+    """
     if choice.origin != "stored":
         return _by_default(call, valid, verdicts, f"{choice.origin}: {choice.reason}", choice.label)
     if choice.kernel == REFERENCE or any(c.label == choice.label for c in valid):
@@ -132,7 +145,7 @@ def _stored(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict],
 def _by_default(
     call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], reason: str, first: str = ""
 ) -> FusionChoice:
-    """The choice where nothing is measured. ``first``: what was chosen for the call without its neighbours."""
+    """Return the choice where nothing is measured. ``first`` is the choice for the call without its neighbours."""
     if first in (REFERENCE, UNTUNED_REFERENCE):
         return _fusion_choice(call, first, f"the choice of sl.tune; {reason}", verdicts)
     taken = _in_order(valid, first)
@@ -155,8 +168,8 @@ def _first_proven(call: Call, valid: list[TemplateCandidate], verdicts: list[Ver
 
 
 def fallback(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The node of an op without a template: a call of its own kernel, or its reference traced into the graph."""
-    if call.op.own(call.device.type):  # a template that runs by itself is what was refused here
+    """Return the node of an op without a template: a call of its own kernel, or its reference traced into the graph."""
+    if call.op.own(call.device.type):  # without the eager form of a template, which was refused here
         return _opaque(call, overload, args, kwargs)
     try:
         graph = inductor_lowering.trace(call.reference, list(call.tensors.values()))
@@ -168,7 +181,7 @@ def fallback(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def _opaque(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The op as a call of itself. SL307 in a package, where Python would run it."""
+    """Return a call of the op itself. SL307 in a package, where a call of the op would need Python."""
     if aot_packages.packaging():
         kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
         dtypes = {kinds[name].dtype_class: dtype for name, dtype in call.dtypes.items() if name in kinds}
@@ -184,6 +197,7 @@ def _warn(op: Op, verdict: Verdict) -> None:
 
 
 def _fusion_choice(call: Call, chosen: str, reason: str, verdicts: list[Verdict]) -> FusionChoice:
+    # The numbers are those of the call at hand, also where the graph serves a range of sizes.
     sizes = ", ".join(f"{k}={v}" for k, v in call.hints.items())
     sizes += f"; any {call.sizes.text}" if call.sizes.text and chosen != REFERENCE else ""
     dtypes = ", ".join(f"{k} {str(v).removeprefix('torch.')}" for k, v in call.dtypes.items())

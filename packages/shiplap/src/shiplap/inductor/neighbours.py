@@ -20,7 +20,9 @@ CASTS = frozenset({"convert_element_type", "_to_copy"})
 
 @dataclass(frozen=True)
 class Surroundings:
-    """``nodes``: pointwise operations and views that depend on the call's result, in graph order."""
+    """The surroundings of a call. ``nodes`` are pointwise operations and views that depend on its result, in graph
+    order.
+    """
 
     call: Call
     node: fx.Node
@@ -35,6 +37,7 @@ class Surroundings:
                 len(inside) <= LIMIT
                 and other is not node
                 and _fusible(other)
+                # Nodes are in topological order, so one pass finds all that depend on the call through others.
                 and inside.keys() & set(other.all_input_nodes)
             ):
                 inside[other] = None
@@ -42,7 +45,7 @@ class Surroundings:
 
     @property
     def text(self) -> str:
-        """``add, gelu``: part of the key of a choice."""
+        """The names of the operations, such as ``add, gelu``: part of the key of a choice."""
         return ", ".join(_name(n) for n in self.nodes)
 
     @cached_property
@@ -53,13 +56,14 @@ class Surroundings:
         return tuple(dict.fromkeys(read))
 
     def graph(self) -> fx.GraphModule:
-        """The call and its surroundings, sizes fixed to those at hand, with the fakes that lowerings read."""
+        """Return the call and its surroundings as a graph with fixed sizes, with the fakes that lowerings read."""
         graph, made = fx.Graph(), {}
         for node in self._inputs:
             made[node] = graph.placeholder(node.name)
         for node in (self.node, *self.nodes):
             made[node] = graph.node_copy(node, lambda n: made[n])
         inside = {self.node, *self.nodes}
+        # A result that the rest of the graph reads has to be an output, or Inductor would remove its computation.
         leaves = [n for n in (self.node, *self.nodes) if not n.users or any(u not in inside for u in n.users)]
         graph.output(tuple(made[n] for n in leaves))
         return inductor_lowering.with_values(fx.GraphModule(torch.nn.Module(), graph), self.fakes())
@@ -68,7 +72,9 @@ class Surroundings:
         return [inductor_lowering.fixed_fake(n.meta["val"]) for n in self._inputs]
 
     def arguments(self, args: tuple[Any, ...]) -> list[Any]:
-        """Real tensors for :meth:`graph`: the op's own arguments from ``args``, normal numbers for the others."""
+        """Return real tensors for :meth:`graph`: the op's own arguments from ``args``, normal numbers for the
+        others.
+        """
         given = dict(zip(self.node.all_input_nodes, [a for a in args if isinstance(a, Tensor)], strict=False))
         return [inductor_lowering.like(n.meta["val"], given.get(n)) for n in self._inputs]
 

@@ -1,9 +1,9 @@
-"""Look ahead in the graph that is being lowered: what later calls will be proven with is compiled beside each other.
+"""Compile in parallel the kernels that later calls in the graph will probably need.
 
-Inductor lowers one node after the other, so that the compiler of each kernel would wait for the proof of the one
-before it. At the first call of a graph the kernels that are likely to be proven for all of its calls go to the worker
-processes of Inductor, each kind once. What was guessed wrong costs time and nothing else: the proof of a call renders
-its own candidate, and finds its kernel in Triton's cache or has it compiled.
+Inductor lowers one node after the other, so that the compiler of each kernel would wait for the proof of the one before
+it. At the first call of a graph, the kernels that will probably be proven for all of its calls are therefore sent to
+the worker processes of Inductor, each kind once. A wrong guess costs time and nothing else: the proof of a call renders
+its own candidate, and finds its kernel in Triton's cache or compiles it.
 """
 
 from __future__ import annotations
@@ -24,34 +24,39 @@ from shiplap.torch_private import inductor_choices_ahead
 from shiplap.torch_private.graph_nodes import overload_of
 
 log = logging.getLogger(__name__)
-Likely = Callable[[Call], TemplateCandidate | None]  # what will be proven first for a call, as far as can be said
+Likely = Callable[[Call], TemplateCandidate | None]  # the candidate that will probably be proven first for a call
+# The graph is the key, so that its progress is freed with it, also when its lowering fails.
 _graphs: weakref.WeakKeyDictionary[Any, Progress] = weakref.WeakKeyDictionary()
 
 
 def look_ahead(call: Call, likely: Likely) -> Progress:
-    """The progress of the graph that ``call`` is in. For its first call, compilers for those behind it are started."""
+    """Return the progress of the graph that contains ``call``. At its first call, start the compilers of the later
+    calls.
+    """
     graph = inductor_choices_ahead.graph()
     progress = _graphs.get(graph)
     if progress is None:
         behind = _behind(call)
         _graphs[graph] = progress = started(1 + len(behind), graph)
         kinds: set[Any] = set()
+        # A single call gains nothing: its own proof starts the compiler at once.
         for op, node in [(call.op, call.node), *behind] if behind else ():
             _compile(op, node, likely, kinds)
     return progress
 
 
 def _behind(call: Call) -> list[tuple[Op, torch.fx.Node]]:
-    """The calls of ops with templates behind ``call``, in the order in which they are lowered."""
+    """Return the calls of ops with templates behind ``call``, in the order in which they are lowered."""
     ops: dict[Any, Op] = {overload: op for op in registry.ops() if op.templates for overload in (op.overload, op.raw)}
     listed = [(ops.get(overload_of(n)), n) for n in inductor_choices_ahead.nodes_behind(call.node)]
     return [(op, n) for op, n in listed if op is not None and call.device.type in op.templates]
 
 
 def _compile(op: Op, node: torch.fx.Node, likely: Likely, kinds: set[Any]) -> None:
-    """Have the likely candidate of a node compiled, unless one like it is."""
+    """Start to compile the likely candidate of a node, unless that of an equal node was started."""
     values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
     rest = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, torch.fx.Node)]
+    # Equal layers of a network have equal kernels, of which one compilation is enough.
     kind = op.spec.name, *map(_described, values.values()), str(rest)
     if kind in kinds:
         return
@@ -61,7 +66,7 @@ def _compile(op: Op, node: torch.fx.Node, likely: Likely, kinds: set[Any]) -> No
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: nodes.get(n.name, values[n.name]))
             with Call.bind(op, args, kwargs) as call:
                 _start(likely(call))
-    except Exception:  # what cannot be rendered or compiled here says so when its turn comes
+    except Exception:  # the error is raised again in the proof
         log.debug("not looked at ahead: %s", node, exc_info=True)
 
 

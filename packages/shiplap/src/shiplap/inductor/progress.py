@@ -1,4 +1,4 @@
-"""What a compilation is at, on stderr, after it has taken a few seconds: on a terminal, or where SHIPLAP_PROGRESS=1."""
+"""The progress of a compilation on stderr, after a few seconds: on a terminal, or where SHIPLAP_PROGRESS=1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EACH = 5.0  # seconds from one line to the next, where lines stay
 
 @dataclass
 class Progress:
-    """How many of the ``total`` calls of a graph have their kernel."""
+    """The number of calls of a graph that have their kernel, of ``total``."""
 
     total: int
     done: int = 0
@@ -28,9 +28,10 @@ class Progress:
     _status: Status | None = None
 
     def step(self, op: str) -> None:
-        """The next call is looked at."""
+        """Report that the next call is being lowered."""
         self.done += 1
         seconds = time.monotonic() - self.began
+        # Most compilations end sooner, and a line for each of them would be noise.
         if seconds < PATIENCE or not _wanted():
             return
         text = f"torch.compile: {op}, kernel {self.done} of {self.total}, {seconds:.0f} s"
@@ -51,15 +52,16 @@ class Progress:
         self._status.update(text)
 
     def end(self) -> None:
-        """Nothing is left on a terminal."""
+        """Remove the line from a terminal."""
         if self._status is not None:
             self._status.stop()
             self._status = None
 
 
 def started(total: int, graph: Any) -> Progress:
-    """The progress of ``graph``, which ends with its last call, or with the graph if its lowering fails."""
+    """Return the progress of ``graph``. It ends with the last call, or with the graph if its lowering fails."""
     progress = Progress(total)
+    # Lowering may fail before the last call, and a status line would stay on the terminal.
     weakref.finalize(graph, progress.end)
     return progress
 

@@ -1,9 +1,9 @@
-"""Proofs of candidates that are kept: equal layers of a network are proven once, also by the next process.
+"""A cache of proofs of candidates: equal layers of a network are proven once, also for later processes.
 
-A proof is found again by everything that it was about: the op and the code of all its kernels, the candidate and the
-text of the kernel as it was rendered, the sizes, dtypes, scalars and memory of the call, the range of its sizes,
-Shiplap's own code that renders, draws and compares, the device, its driver and the versions of the libraries. A proof
-that failed is remembered by this process only.
+The key of a proof covers everything that the proof depends on: the op and the code of all its kernels, the candidate
+and the text of the kernel as it was rendered, the sizes, dtypes, scalars and memory of the call, the range of its
+sizes, Shiplap's own code that renders, draws and compares, the device, its driver and the versions of the libraries. A
+failed proof is kept only in this process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ _here: dict[tuple[str, Key], Verdict] = {}
 
 
 def known(candidate: TemplateCandidate) -> Verdict | None:
-    """The verdict on an equal candidate for an equal call. None where there is none, or it cannot be rendered."""
+    """Return the verdict on an equal candidate for an equal call. None if there is none, or if it cannot be
+    rendered.
+    """
     key = _key(candidate)
     if key is None:
         return None
     verdict = _here.get((settings().cache_dir, key))
+    # The memory is searched first, since reading an entry of the store checks the folders on its way.
     if verdict is None and _store().get(key) is not None:
         shown = candidate.call.sizes.text
         verdict = _here[settings().cache_dir, key] = Verdict(candidate.label, "ok", f"for {shown}" if shown else "")
@@ -40,19 +43,21 @@ def known(candidate: TemplateCandidate) -> Verdict | None:
 
 
 def remember(candidate: TemplateCandidate, verdict: Verdict) -> None:
-    """Keep the verdict of a proof: for this process, and if it is good on disk."""
+    """Keep the verdict of a proof in this process, and on disk if the verdict is ``ok``."""
     key = _key(candidate)
     if key is None:
         return
+    # The oldest verdict is dropped first, as a dictionary keeps the order of insertion.
     while len(_here) >= MOST:
         _here.pop(next(iter(_here)), None)
     _here[settings().cache_dir, key] = verdict
+    # A failure may have a cause outside the key, such as a full device, so it must not outlive the process.
     if verdict.status == "ok":
         _store().put(key, {"verdict": "ok"})
 
 
 def entries() -> list[tuple[Stored, str]]:
-    """The kept proofs, each with the reason why it serves no process like this one; empty where it may."""
+    """Return the kept proofs, each with the reason why no process like this one can use it, or ""."""
     listed = []
     for entry in _store().entries():
         held = entry.key.as_dict() if entry.key is not None else {}
@@ -62,7 +67,7 @@ def entries() -> list[tuple[Stored, str]]:
 
 
 def remove(entry: Stored) -> bool:
-    """Delete one proof; whether it is gone."""
+    """Delete one proof, and return whether it is gone."""
     return _store().remove(entry.path)
 
 
@@ -73,7 +78,7 @@ def _store() -> Store:
 def _key(candidate: TemplateCandidate) -> Key | None:
     try:
         rendered = candidate.digest
-    except Exception:  # the proof says why
+    except Exception:  # the proof reports the reason
         return None
     call = candidate.call
     sampler = call.op.sampler
@@ -95,6 +100,6 @@ def _key(candidate: TemplateCandidate) -> Key | None:
 
 
 def _modes() -> str:
-    """What the reference computes differently by."""
+    """Return the modes of torch that change the results of the reference."""
     words = torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     return " ".join(map(str, (*words, torch.are_deterministic_algorithms_enabled())))

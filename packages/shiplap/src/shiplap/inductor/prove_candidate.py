@@ -29,15 +29,16 @@ LEAST = 2  # sizes beside that of the call, fewer of which are no proof of a ran
 
 
 def sample(call: Call, seed: int = SEED) -> Case:
-    """Arguments with the sizes, scalars and dtypes of ``call``, drawn from the declaration."""
+    """Return arguments with the sizes, scalars and dtypes of ``call``, drawn from the declaration."""
     return Samples(call.op, seed, str(call.device)).build(call.recipe)
 
 
 def prove(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> Verdict:
-    """``ok`` if the candidate computes what the reference does, on non-degenerate inputs and into poisoned outputs.
+    """Return the verdict on a candidate: ``ok`` if it agrees with the reference on all samples.
 
-    It does so at the sizes of the call, over the range of sizes that the graph serves, and again at those of the call
-    after it was called for others. An equal candidate for an equal call has the same verdict.
+    The inputs are not degenerate, and the outputs are poisoned before. The samples have the sizes of the call, sizes
+    over the range that the graph serves, and again the sizes of the call after other sizes. An equal candidate for an
+    equal call has the same verdict.
     """
     verdict = proof_cache.known(candidate)
     if verdict is None:
@@ -51,6 +52,7 @@ def _proven(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Verdict:
     if needs_builder(call.op):
         return Verdict(candidate.label, "refused", "integers that mean something, and no @op.samples to draw them")
     with torch.no_grad(), warnings.catch_warnings():
+        # The user did not write the calls of a proof, so their warnings would only confuse.
         warnings.simplefilter("ignore")
         cases = _Cases(candidate, seeds)
         for case, sizes in cases:
@@ -98,7 +100,9 @@ class _Cases:
         yield sample(call, self.seeds[0]), {}
 
     def _at_values(self, values: str) -> Iterator[Case]:
-        """Draws of numbers that stand in the code, as many as small samples take to have each of them everywhere."""
+        """Yield draws of numbers that stand in the code, as many small samples as are needed to use each number
+        everywhere.
+        """
         recipe = self.call.recipe.but(values=values)
         count, seed = 1, self.seeds[-1]
         while count <= MOST:

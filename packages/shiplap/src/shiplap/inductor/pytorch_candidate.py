@@ -1,7 +1,7 @@
 """The candidates of a call, and PyTorch code as one of them: it computes a call with other operations, in the graph.
 
-Inductor tunes and fuses it there as it does the user's own code. So whatever Inductor would have made of a library's
-call takes part in the choice, beside the kernels of an op and its fallback.
+Inductor tunes and fuses it there as it does the user's own code. The kernels that Inductor would have generated or
+called therefore take part in the choice, beside the kernels of an op and its fallback.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from shiplap.torch_private import inductor_lowering
 
 @dataclass(frozen=True)
 class Alone:
-    """A function of a call's tensors, compiled by itself and without tuning; it takes the layouts of the call."""
+    """A function of a call's tensors, compiled by itself and without tuning. Its arguments have the layouts of the
+    call.
+    """
 
     run: Callable[..., Any]
     like: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # sizes and strides of each tensor
@@ -39,7 +41,7 @@ class Alone:
         return Alone(compiled, tuple((tuple(v.shape), tuple(v.stride())) for v in values))
 
     def on(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """The compiled function on copies of the tensors among ``args``."""
+        """Return the compiled function on copies of the tensors among ``args``."""
         tensors = [a for a in args if isinstance(a, Tensor)]
         laid = [_laid(t, *like) for t, like in zip(tensors, self.like, strict=True)]
         return partial(run_graph, self.run, laid)
@@ -47,13 +49,13 @@ class Alone:
 
 @dataclass
 class TracedCandidate(TemplateCandidate):
-    """A template that is a function. Alone it is compiled without tuning; in the graph Inductor may tune it."""
+    """A template that is a function. Alone it is compiled without tuning. In the graph Inductor may tune it."""
 
     compiles = False
     _alone: Alone | None = field(default=None, repr=False)
 
     def render(self) -> Alone:
-        """The function compiled by itself. Raises what its operations raise for such arguments."""
+        """Return the function compiled by itself. Raises the errors of its operations for such arguments."""
         if self._alone is None:
             self._alone = Alone.of(self.call, self._function)
         return self._alone
@@ -65,13 +67,13 @@ class TracedCandidate(TemplateCandidate):
 
     @property
     def digest(self) -> str:
-        """Of the function, the libraries that it calls and the memory that it reads."""
+        """The digest of the function, of the libraries that it calls, and of the memory that it reads."""
         memory = [(list(v.shape), list(v.stride())) for v in self.call.tensors.values()]
         text = f"{self.template.identity}|{memory}|{torch.version.git_version}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
-        """Nothing is compiled apart: there is no kernel before the graph."""
+        """Return False: there is no kernel before the graph is compiled."""
         return False
 
     def precompile(self, args: tuple[Any, ...]) -> None:
@@ -81,13 +83,13 @@ class TracedCandidate(TemplateCandidate):
         return self.render().on(args)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """The function as it stands: at other sizes of one graph, its operations are the same."""
+        """Return the compiled function on ``args``. At other sizes of one graph its operations are the same."""
         assert self.template.function is not None
         positional, named = split(self.call.op.spec, args)
         return lambda: outputs(self.template.function(*positional, **named))  # type: ignore[misc]
 
     def state(self) -> str:
-        """Nothing: the operations of PyTorch keep nothing."""
+        """Return an empty text: the operations of PyTorch keep no values from call to call."""
         return ""
 
     def node(self, fusion: bool = True) -> Any:
@@ -97,9 +99,9 @@ class TracedCandidate(TemplateCandidate):
 
 
 def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """The candidates of the op's templates for this call, and a reason for each template that cannot be used.
+    """Return the candidates of the op's templates for this call, and a reason for each template that cannot be used.
 
-    One that has been rendered for the call is not rendered again.
+    A candidate that has been rendered for the call is not rendered again.
     """
     if "candidates" not in call.memo:
         call.memo["candidates"] = _listed(call)
@@ -126,5 +128,5 @@ def _laid(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> T
 
 
 def run_graph(compiled: Callable[..., Any], args: list[Any]) -> tuple[Tensor, ...]:
-    """What a compiled graph, which takes and returns lists, makes of ``args``."""
+    """Return the results of a compiled graph, which takes and returns lists, on ``args``."""
     return tuple(compiled(*args))

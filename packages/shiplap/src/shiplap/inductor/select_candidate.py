@@ -3,9 +3,9 @@
 A kernel that is slower alone may be faster with a fused epilogue, and the reverse. The last step therefore times graphs
 that are compiled as they will run. The choice is stored under the op, the machine and the operations around the call.
 
-Inductor would tune the fallback in the graph to come (``mode="max-autotune"``), and what it picks is not always faster
-than the library. The fallback then takes part twice: as Inductor tunes it, and with the library's own kernel. A
-template has to beat both, and every template that is PyTorch code, which Inductor tunes too.
+Inductor would tune the fallback in the final graph (``mode="max-autotune"``), and its choice is not always faster than
+the library. The fallback then takes part twice: as Inductor tunes it, and with the library's own kernel. A template has
+to beat both, and every template that is PyTorch code, which Inductor tunes too.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from shiplap.tuning.worker_process import Isolation
 
 FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
 NEAR = 1.3
-TUNED = 3.0  # times the best alone: what PyTorch code may take that Inductor has not tuned yet
+TUNED = 3.0  # times the best alone: the limit for PyTorch code that Inductor has not tuned yet
 SURE = 0.98  # of the time of the fallback as it would be tuned, below which it is better untuned: two trials differ
 SECONDS = 60.0  # per call, with the compilation of its candidates
-UNTUNED = Config.of({"tuned": False})  # of the fallback: what Inductor compiles for it where it tunes nothing
+UNTUNED = Config.of({"tuned": False})  # the fallback as Inductor compiles it without tuning
 
 _forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
 
 
 def forced(op: str) -> str | None:
-    """The candidate that a trial compilation has to take, or None."""
+    """Return the candidate that a trial compilation has to use, or None."""
     return _forced.get({}).get(op)
 
 
@@ -98,7 +98,9 @@ class FallbackCandidate(Candidate):
 
 @dataclass(frozen=True)
 class Selection:
-    """The store key of one call, and the parts to measure for it. ``alone``: the key with nothing around the call."""
+    """The store key of one call, and the objects needed to measure it. ``alone`` is the key of the call without
+    neighbours.
+    """
 
     call: Call
     surroundings: Surroundings
@@ -117,7 +119,10 @@ class Selection:
 
 
 def known(selection: Selection, key: Key | None = None) -> Choice | None:
-    """The choice for this call and what is around it, or for ``key``: stored or in force. A frozen one stands alone."""
+    """Return the choice for this call and its surroundings, or for ``key``: stored or installed.
+
+    A frozen table is the only source if there is one.
+    """
     op, key = selection.call.op, key or selection.key
     drawn = selection.inputs
     blank = Choice(op.spec.name, key["device"], drawn.bucket, drawn.dtypes, drawn.layout, "", place=place_of(key))
@@ -126,9 +131,9 @@ def known(selection: Selection, key: Key | None = None) -> Choice | None:
 
 
 def preferred(selection: Selection, names: Sequence[str]) -> str:
-    """The candidate to try first where nothing was measured with these neighbours, or an empty text.
+    """Return the candidate to try first where nothing was measured with these neighbours, or an empty text.
 
-    It is the one that was chosen for the call alone, in compiled code or, of ``names``, for eager calls.
+    The result is the choice for the call alone, in compiled code or, if it is one of ``names``, for eager calls.
     """
     alone = known(selection, selection.alone)
     if alone is not None:
@@ -138,7 +143,7 @@ def preferred(selection: Selection, names: Sequence[str]) -> str:
 
 
 def blocked() -> str:
-    """The reason why a measurement is not allowed now, or an empty text."""
+    """Return the reason why a measurement is not allowed now, or an empty text."""
     if in_backward():
         return "a backward pass is waiting"
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -155,8 +160,8 @@ def measure(
 ) -> tuple[Choice, list[Verdict]]:
     """Verify and time the fallback and ``candidates``; store the choice, and return it with a verdict per candidate.
 
-    ``options`` and ``report`` come from whoever tunes, and ``within`` is the worker process that a tuning has; without
-    a worker it runs the candidates here. A compilation that measures for itself gives none of the three.
+    A tuning passes ``options`` and ``report``, and its worker process as ``within``. Without a worker the candidates
+    run in this process. A compilation that measures for itself passes none of the three.
     """
     call, own = selection.call, options is None
     options = options or Options(seconds=SECONDS)
@@ -173,7 +178,7 @@ def measure(
 
 
 def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: Mapping[int, Timing]) -> list[Verdict]:
-    """The measured ones, the fastest alone first, then what was dropped."""
+    """Return the verdicts of the measured candidates, the fastest alone first, and then of the dropped ones."""
     around = selection.surroundings.text
     together = {i: f"with {around}: {show_time(t.median)}" for i, t in raced.items()}
     timed = [(i, round(ranking.timings[i].median * 1e6, 3)) for i in ranking.order]
@@ -185,7 +190,7 @@ def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: 
 
 
 def rendered(call: Call, candidates: Sequence[TemplateCandidate]) -> list[Any]:
-    """The fallback and ``candidates``, rendered here. Verification reports a candidate whose rendering fails."""
+    """Return the fallback and ``candidates``, rendered here. Verification reports a candidate whose rendering fails."""
     listed: list[Any] = [FallbackCandidate(call), *candidates]
     for candidate in listed:  # needs the graph at hand, which is this thread's
         with suppress(Exception):
@@ -194,11 +199,14 @@ def rendered(call: Call, candidates: Sequence[TemplateCandidate]) -> list[Any]:
 
 
 _isolation = Isolation()
+# One worker serves all compilations of this process. Starting one for each graph would cost an import of torch each
+# time.
 atexit.register(_isolation.stop)
 
 
 def _bench(task: Task, call: Call, isolation: Isolation | None) -> Bench:
-    """A process of its own where that can draw the same call: static sizes, and layouts that have a name."""
+    """Return a bench in another process if that can draw the same call: static sizes, and layouts that have a name."""
+    # A recipe names layouts, so the worker can draw only those that have a name.
     named = dict(task.inputs.recipe.layouts)
     known = all(name in named or t.is_contiguous() for name, t in call.tensors.items())
     if call.static and known and isolation is not None:
@@ -209,12 +217,13 @@ def _bench(task: Task, call: Call, isolation: Isolation | None) -> Bench:
 
 
 def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
-    """The choice, and the times of the candidates that were raced with their surroundings."""
+    """Return the choice, and the times of the candidates that were raced with their surroundings."""
     order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
+    # A compilation with the surroundings takes seconds for each finalist, so only the best few are tried.
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
     ambient = _tuned_there(selection.call, listed, alone)
     near += [i for i in order if i not in near and (i == 0 or i in ambient)]
-    if not here:  # what was proven in the other process is proven again as it was rendered in this one
+    if not here:  # proven in the other process, and again as rendered in this one
         check = LocalBench(selection.inputs, listed)
         check.compile(near)
         near = [i for i in near if i == 0 or check.verify(i).ok]
@@ -224,6 +233,7 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
         order = [i for i in order if i in near or i == 0]
     finalists = list(near)
     if 0 in ambient:
+        # The untuned fallback gets the index behind all candidates, and takes part in this race only.
         finalists.append(len(listed))
         listed.append(FallbackCandidate(selection.call, UNTUNED))
     around: dict[int, Timing] = {}
@@ -240,7 +250,7 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
 
 
 def _proven(ranking: Ranking, candidate: TemplateCandidate) -> bool:
-    """Whether a candidate is right at all sizes of its graph; a finding says why if it is not."""
+    """Return whether a candidate is correct at all sizes of its graph. A finding states the reason if it is not."""
     verdict = prove(candidate)
     if verdict.status != "ok":
         op, evidence = candidate.call.op, f"{label(candidate)}: {verdict.detail}"
@@ -250,7 +260,7 @@ def _proven(ranking: Ranking, candidate: TemplateCandidate) -> bool:
 
 
 def _settled(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:
-    """The fallback once, where both ways to compile it are about as fast: as it is without any choice of ours."""
+    """Return the times without the untuned fallback, unless it is clearly faster than the tuned one."""
     untuned = next((i for i in around if listed[i].config == UNTUNED and listed[i].kernel == REFERENCE), None)
     if untuned is None or 0 not in around or around[untuned].median < SURE * around[0].median:
         return dict(around)
@@ -258,14 +268,19 @@ def _settled(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timin
 
 
 def _cost(candidate: Candidate, timing: Timing) -> float:
-    """A template that is no faster than the fallback by more than the clock can tell is no gain."""
+    """Return the time by which candidates are ranked.
+
+    The time of the fallback is reduced by the resolution of the clock: an equally fast template is no gain.
+    """
     return timing.median * (TIE if candidate.kernel == REFERENCE else 1.0)
 
 
 def _tuned_there(call: Call, listed: list[Any], alone: Mapping[int, Timing]) -> set[int]:
-    """The fallback and what is PyTorch code as well, where Inductor will tune it: it can win then if it is not far off.
+    """Return the candidates that Inductor will tune in the graph, and that may therefore become faster than they were
+    alone.
 
-    A fallback that is an own kernel is called as it stands, and a library's call is what Inductor begins with.
+    These are templates that are PyTorch code, and the fallback. A fallback that is an own kernel is called unchanged. A
+    library's call is always in the result, because Inductor's tuning begins with it.
     """
     if not inductor_lowering.autotuning() or not alone:
         return set()
@@ -278,14 +293,14 @@ def _tuned_there(call: Call, listed: list[Any], alone: Mapping[int, Timing]) -> 
 
 
 def _tunable(candidate: Candidate) -> bool:
-    """Whether it is PyTorch code, which Inductor tunes where the mode asks for it."""
+    """Return whether a candidate is PyTorch code, which Inductor tunes if the mode requests it."""
     return isinstance(candidate, TracedCandidate) or (candidate.kernel == REFERENCE and candidate.config != UNTUNED)
 
 
 def _chosen(
     selection: Selection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
 ) -> Choice:
-    """``times``: by candidate, the best one first."""
+    """Return the choice that follows from ``times``, which hold the seconds of each candidate, the best one first."""
     ranked = list(times) or [0]
     best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
     return Choice(
@@ -327,13 +342,15 @@ def _fallback(candidate: Candidate) -> str:
 def _race(
     selection: Selection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
 ) -> dict[int, Timing]:
-    """The finalists compiled with their surroundings; one that cannot be is left out.
+    """Time the finalists, compiled with their surroundings. A candidate that cannot be compiled is left out.
 
-    All are compiled as the mode of this compilation asks for, so that kernels beside a template are those of the graph
-    to come, and are not tuned again for it. PyTorch code that is not in ``ambient`` would be tuned in vain.
+    All are compiled in the mode of this compilation, so that kernels beside a template are those of the final graph,
+    and are not tuned again for it. PyTorch code that is not in ``ambient`` is compiled without tuning, which would be
+    in vain.
     """
     around = selection.surroundings
     clock = clock_for(str(selection.call.device))
+    # All finalists get the same arguments, so that values do not decide which of them is faster.
     args = around.arguments(selection.inputs.real[0].fresh())
     written: dict[int, Callable[[], Callable[..., Any]]] = {}
     for index in finalists:
@@ -341,6 +358,7 @@ def _race(
         mode = inductor_lowering.no_autotuning() if vain else nullcontext()
         with suppress(Exception), mode, trial(selection.call.op.spec.name, label(listed[index])):
             written[index] = inductor_lowering.write_graph(around.graph(), around.fakes())
+    # Lowering needs this thread, but the compilers that load the written code are processes, which can run in parallel.
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         loading = {index: pool.submit(load) for index, load in written.items()}
     runs: dict[int, Any] = {}

@@ -18,10 +18,13 @@ STYLES = {"ok": "green", "wrong": "red", "broken": "red", "dropped": "red", "ref
 
 
 def explanation_json(explanation: Explanation, facts: Mapping[str, str], source: bool = False) -> dict[str, object]:
-    """One JSON-ready object: facts, the explanation field by field, its summary. The generated code if asked for."""
+    """Return one JSON-ready object: facts, the fields of the explanation, its summary, and on request the generated
+    code.
+    """
     value = asdict(explanation) | {"ok": explanation.ok, "summary": explanation.summary, "graphs": explanation.graphs}
     if not source:
         del value["source"]
+    # Tuples become lists here already, so that the object equals its own text when that is read again.
     return {"facts": dict(facts), **json.loads(json.dumps(value))}
 
 
@@ -30,6 +33,7 @@ def print_explanation(explanation: Explanation, console: Console | None = None, 
     from rich.console import Console
 
     console = console or Console(highlight=False)
+    # Choices are compared by identity, as two equal calls of one op have equal choices.
     shown: set[int] = set()
     for number, kernel in enumerate(explanation.kernels, 1):
         _print_kernel(number, kernel, console, explanation.graphs > 1)
@@ -76,7 +80,7 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def _near(where: str) -> str:
-    """A line as short as it stays findable."""
+    """Return a line of source, relative to the current directory if it is inside."""
     try:
         return str(Path(where).relative_to(Path.cwd()))
     except ValueError:

@@ -1,10 +1,10 @@
 """The range of sizes that a compiled graph serves, and the sizes at which a candidate is proven for it.
 
-A graph of symbolic sizes runs one kernel at many sizes. A proof at one of them says little of the others: a kernel may
-forget the last incomplete tile, or branch on a size. So a candidate is run at the edges of its tiles, next to each
-number to which code or a guard compares a size, at the ends of the range, and at sizes like those of the call. The
-range ends where a proof would take too long, and the graph is guarded against sizes beyond, for which torch compiles
-another graph, with a proof of its own.
+A graph of symbolic sizes runs one kernel at many sizes. A proof at one size shows little about others: a kernel may
+omit the last incomplete tile, or branch on a size. A candidate is therefore run at the edges of its tiles, next to each
+number with which code or a guard compares a size, at the ends of the range, and at sizes like those of the call. The
+range ends where a proof would take too long. The graph is guarded against sizes beyond, for which torch compiles
+another graph with a proof of its own.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ class SizedCall(Protocol):
 
 @dataclass(frozen=True)
 class SizeRange:
-    """The sizes of one call in a graph. ``problem`` says why a template cannot be proven for all of them, if so.
+    """The sizes of one call in a graph. ``problem`` states why a template cannot be proven for all of them, or is
+    empty.
 
     Attributes:
-        symbols: of the sizes of the call; ``upper`` is the end of the range that is proven.
+        symbols: the symbols of the sizes of the call; ``upper`` is the end of the range that is proven.
         guarded: the symbols at whose end the graph needs a guard, since it might run beyond. They may be symbols of
             other sizes, which limit one of the call.
         text: the range for people, and for keys; empty for a call of fixed sizes.
-        others: symbols of strides alone.
-        conditions: what the graph demands of its sizes.
-        work: about how many operations a sample of given sizes takes.
+        others: symbols that occur in strides only.
+        conditions: the conditions of the graph on its sizes.
+        work: a function from sizes to the approximate number of operations of a sample.
         interpreted: whether Triton's interpreter runs the kernels.
     """
 
@@ -77,11 +78,13 @@ class SizeRange:
     interpreted: bool = False
 
     def limit_graph(self) -> bool:
-        """Guard the graph that is being lowered against sizes beyond the range; whether it is guarded."""
+        """Guard the graph that is being lowered against sizes beyond the range, and return whether it is guarded."""
         return all(size_ranges.limit_size(s.symbol, s.upper or 0) for s in self.guarded)
 
     def points(self, mined: Mined, tiles: Sequence[int] = ()) -> Iterator[Sizes]:
-        """Sizes at which a candidate is run, whose code has the constants ``mined`` and whose config has ``tiles``."""
+        """Yield the sizes at which a candidate is run. Its code has the constants ``mined``, and its config has
+        ``tiles``.
+        """
         seen: list[Sizes] = []
         for together in (*self._ends(), *self._edges(mined, tiles)):
             for sizes in [together] if self._admits(together) else filter(self._admits, self._single(together)):
@@ -93,16 +96,16 @@ class SizeRange:
         return size_ranges.admits(self.conditions, self._strided(sizes))
 
     def _strided(self, sizes: Sizes) -> Sizes:
-        """``sizes``, and strides in which they fit."""
+        """Return ``sizes`` with values for the symbols of strides, which are large enough for the sizes."""
         return {**sizes, **{s.symbol: max(s.hint, 2 * max(sizes.values())) for s in self.others}}
 
     def _single(self, sizes: Sizes) -> Iterator[Sizes]:
-        """Each of the sizes alone, at which the others are those of the call."""
+        """Yield each of the sizes alone, with the other sizes as in the call."""
         for s in self.symbols:
             yield {o.symbol: sizes[o.symbol] if o is s else o.hint for o in self.symbols}
 
     def _ends(self) -> Iterator[Sizes]:
-        """One size after the other at both of its ends, then all of them as large as a sample may be."""
+        """Yield one size after the other at both of its ends, then all of them as large as a sample may be."""
         if not self.symbols:
             return
         for s in self.symbols:
@@ -114,7 +117,7 @@ class SizeRange:
         yield together
 
     def _edges(self, mined: Mined, tiles: Sequence[int]) -> Iterator[Sizes]:
-        """Each size at all edges, at which the others are at some of theirs, too, as far as the sample stays small."""
+        """Yield each size at all its edges, with other sizes at edges as well, as far as the sample stays small."""
         limit = max(self._small, TALL * self.work(self._beside({}, 0)))  # where other sizes are fixed, and large
         left = {s.symbol: self._values(s, mined, tiles, limit) for s in self.symbols}
         spent = 0
@@ -131,7 +134,9 @@ class SizeRange:
             yield sizes
 
     def _values(self, s: SizeSymbol, mined: Mined, tiles: Sequence[int], limit: int) -> list[int]:
-        """Sizes of one symbol that take no longer than ``limit``, those that tell most first."""
+        """Return sizes of one symbol that take no longer than ``limit``, those that most probably reveal an error
+        first.
+        """
         upper = s.upper if s.upper is not None else s.hint
         compared, divisors = size_ranges.edges_of(self.conditions, s.symbol)
         first = [v + step for v in (*tiles, *sorted(compared)) for step in (1, -1, 0)]
@@ -144,7 +149,7 @@ class SizeRange:
         return [v for v in fitting if self.work(self._beside({s.symbol: v}, 0)) <= limit]
 
     def _beside(self, sizes: Sizes, turn: int) -> Sizes:
-        """``sizes``, with small ones for the symbols that have none: another one each turn."""
+        """Return ``sizes`` with small sizes for the other symbols, which differ from turn to turn."""
         small = [5, 17, 3, 33, 2, 9]
         whole = dict(sizes)
         for place, s in enumerate(self.symbols):
@@ -167,7 +172,7 @@ class SizeRange:
 
 
 def size_range(call: SizedCall) -> SizeRange:
-    """The range of sizes that the graph of ``call`` may serve, as far as it can be proven."""
+    """Return the range of sizes that the graph of ``call`` may serve, as far as it can be proven."""
     sizes = [n for value in call.env.values() for n in (value if isinstance(value, (list, tuple)) else [value])]
     symbols = size_ranges.symbols_of([n for n in sizes if isinstance(n, torch.SymInt)])
     if not symbols:
@@ -182,7 +187,7 @@ def size_range(call: SizedCall) -> SizeRange:
 
 
 def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
-    """About how many operations a sample of these sizes takes."""
+    """Return a function from sizes to the approximate number of operations of a sample."""
 
     def work(sizes: Sizes) -> int:
         env = call.numbers(sizes)
@@ -196,9 +201,10 @@ def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
 
 
 def _ended(call: SizedCall, free: SizeRange) -> SizeRange:
-    """``free`` with an end for each size: its own where that can be proven, else one that a guard sets."""
+    """Return ``free`` with an end for each size: its own end if that can be proven, else one that a guard sets."""
     faster = 1 if call.device.type == "cpu" else FASTER
     ended, guarded, problem = list(free.symbols), list[SizeSymbol](), ""
+    # The cost of a size is computed with at most 64 for the others, so that the order of the symbols does not matter.
     for place, s in enumerate(free.symbols):
 
         def cost(size: int, s: SizeSymbol = s) -> int:
@@ -220,7 +226,9 @@ def _ended(call: SizedCall, free: SizeRange) -> SizeRange:
 
 
 def _affordable(s: SizeSymbol, cost: Callable[[int], int], limit: int) -> int:
-    """An end for a size that has none: far beyond the call, unless that takes too long, and at least twice its size."""
+    """Return an end for a size that has none: at least twice the size of the call, and more if the proof stays
+    short.
+    """
     least = 1 << (2 * s.hint - 1).bit_length() if s.hint > 0 else 1
     upper = max(FAR, least)
     while upper > least and cost(upper) > limit:
@@ -229,7 +237,7 @@ def _affordable(s: SizeSymbol, cost: Callable[[int], int], limit: int) -> int:
 
 
 def _bound(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list[SizeSymbol]]:
-    """The end of a size that no guard can look at, and the ends of the sizes from which it follows."""
+    """Return the end of a size that no guard can check, and the ends of the sizes from which it follows."""
     if s.upper is not None or aot_packages.packaging():
         return s.upper, []
     for bound in size_ranges.bounds_of(free.conditions, s.symbol):
@@ -254,7 +262,7 @@ def _unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> str:
 
 
 def _name(call: SizedCall, s: SizeSymbol) -> str:
-    """The dim of the op that a symbol stands for, or one that it takes part in."""
+    """Return the dim of the op that a symbol stands for, or one that contains it."""
     named = [(k, v) for k, v in call.env.items() if isinstance(v, torch.SymInt)]
     exact = next((k for k, v in named if v.node.expr == s.symbol), None)
     part = next((f"part of {k}" for k, v in named if s.symbol in v.node.expr.free_symbols), None)
@@ -262,6 +270,6 @@ def _name(call: SizedCall, s: SizeSymbol) -> str:
 
 
 def _text(call: SizedCall, free: SizeRange) -> str:
-    """``m 2..1024, n 2..4096``."""
+    """Return the range as text, such as ``m 2..1024, n 2..4096``."""
     shown: Sequence[tuple[str, SizeSymbol]] = [(_name(call, s), s) for s in free.symbols]
     return ", ".join(f"{name} {s.lower}..{'' if s.upper is None else s.upper}" for name, s in shown)

@@ -32,8 +32,8 @@ TORCHS = {"at", "c10", "torch", "std"}  # namespaces whose variables are not a t
 
 @dataclass
 class TemplateCandidate(Candidate):
-    """``config`` of ``template`` for ``call``. It is rendered while Inductor lowers the graph, and can be run
-    afterwards.
+    """``config`` of ``template`` for ``call``, rendered while Inductor lowers the graph, and run at that time or
+    later.
     """
 
     call: Call
@@ -54,13 +54,13 @@ class TemplateCandidate(Candidate):
         return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
     def refuses(self) -> str:
-        """The reason why the template cannot be used for this call, or an empty text."""
+        """Return the reason why the template cannot be used for this call, or an empty text."""
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def render(self) -> Any:
-        """The candidate as an Inductor choice. Raises the error of a failed rendering."""
+        """Return the candidate as an Inductor choice. Raises the error of a failed rendering."""
         if self._choice is None:
             buffers = self.call.buffers(self.template)
             self._slots = tuple((name, inductor_lowering.memory(node)) for name, node in buffers.items())
@@ -69,26 +69,28 @@ class TemplateCandidate(Candidate):
 
     @property
     def digest(self) -> str:
-        """Of the kernel as it is rendered for this call, alone, and of the memory that it reads."""
+        """The digest of the kernel as it is rendered for this call, alone, and of the memory that it reads."""
         text = inductor_choices_ahead.source(self.render())
         memory = [(name, _memory(expressions, {})) for name, expressions in self._slots]
         return hashlib.sha256(f"{text}|{self._slots}|{memory}|{self.split_k}".encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
-        """Start compiling the kernel beside this thread, after it has been rendered; whether that is done."""
+        """Start compiling the kernel in another process, after it has been rendered, and return whether it was
+        started.
+        """
         return inductor_choices_ahead.compile_apart(self.render())
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile the kernel alone, after it has been rendered. Any thread may do so."""
+        """Compile the kernel alone, after it has been rendered. Any thread may call this method."""
         inductor_choices_ahead.precompile(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output.
 
-        The candidates of one call share inputs and output, and each ``prepare`` fills them anew.
+        The candidates of one call share inputs and output, and each ``prepare`` fills them again.
 
         Raises:
-            Exception: whatever the compiler of the kernel raises.
+            Exception: any error of the compiler of the kernel.
         """
         self.render()
         inputs, out = self._inputs(args, {}, self.call.scratch), self.call.scratch(f"out {self.split_k}", self._output)
@@ -99,7 +101,9 @@ class TemplateCandidate(Candidate):
         return self._launched(self._run, inputs, out)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """The same kernel on ``args`` of other sizes, as the compiled graph may call it, in memory of their own."""
+        """Return a run of the same kernel on ``args`` of other sizes, as the compiled graph may call it, in memory of
+        their own.
+        """
         self.render()
         if self._run is None:
             self.precompile(args)
@@ -115,7 +119,7 @@ class TemplateCandidate(Candidate):
         return call
 
     def state(self) -> str:
-        """What the compiled kernel keeps from one call to the next, in variables of its own. Empty without any."""
+        """Return the variables in which the compiled kernel keeps values from call to call, or an empty text."""
         choice = self.render()
         library = inductor_choices_ahead.library(choice)
         if library is None:
@@ -124,7 +128,7 @@ class TemplateCandidate(Candidate):
         return ", ".join(str(symbol) for symbol in state_of(library).symbols if _is_named(symbol.name, words))
 
     def _inputs(self, args: tuple[Any, ...], sizes: Sizes, room: Callable[..., Tensor]) -> list[Tensor]:
-        """Memory with the strides of the buffers that the kernel was rendered for, filled with ``args``."""
+        """Return memory with the strides of the buffers that the kernel was rendered for, filled with ``args``."""
         given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
         tables = dict(self.template.tables)
         tensors = []
@@ -144,9 +148,10 @@ class TemplateCandidate(Candidate):
         return torch.empty(shape, dtype=self.call.output.dtype, device=self.call.device)
 
     def node(self, fusion: bool = True) -> Any:
-        """The kernel as the lowered result. With ``fusion``, Inductor may put neighbours into it, if that pays.
+        """Return the kernel as the lowered result. With ``fusion``, Inductor may fuse neighbours into it, if that pays.
 
-        A pointwise operation after the kernel adds partial sums. Inductor then fuses neighbours into that operation.
+        With split-K, a pointwise operation after the kernel adds partial sums. Inductor then fuses neighbours into that
+        operation.
         """
         pays = self.template.fuses is None or self.template.fuses(self.call.hints)
         node = inductor_lowering.choice_node(self.render(), fusion and pays)
@@ -165,7 +170,7 @@ class TemplateCandidate(Candidate):
 
 
 def _is_named(symbol: str, words: set[str]) -> bool:
-    """Whether the source of a kernel has the name of a variable, or of a function that the variable is in.
+    """Return whether the source of a kernel has the name of a variable, or of a function that contains the variable.
 
     The headers of torch have constants that are variables in code that no compiler optimises. No template names them.
     """
@@ -178,7 +183,7 @@ def _is_named(symbol: str, words: set[str]) -> bool:
 
 
 class Fixed(Mapping[str, Any]):
-    """Sizes as numbers, of which each that is looked at becomes part of the compiled code."""
+    """Sizes as numbers. Each size that is read becomes a constant of the compiled code."""
 
     def __init__(self, env: Mapping[str, Any]) -> None:
         self.env = env
@@ -206,6 +211,7 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
         )
     if shared := inductor_lowering.shared(list(buffers.values())):
         raise NotImplementedError(f"two arguments are views of buffer {shared}")
+    # The name appears in profiles and in generated code, so it begins with that of the op.
     name = f"{call.op.spec.namespace}_{call.op.spec.opname}_{template.name}"
     if template.language == "cpp":
         from shiplap.torch_private import inductor_cpp_template
@@ -215,6 +221,7 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
 
     assert template.grid is not None
     source = triton_source(template.source, buffers)
+    # Inductor caches templates by name, so the name has to change with the source and with the grid.
     unique = f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}_{code_digest(template.grid)[:8]}"
     sizes = {k: v for k, v in call.env.items() if isinstance(v, (int, torch.SymInt))}
     grid = _grid(template, tuple(sizes))
@@ -230,7 +237,7 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
 
 
 def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any, Any, Any]]:
-    """``template.grid`` as Inductor calls it: sizes by position, then the config."""
+    """Return ``template.grid`` in the form that Inductor calls: sizes by position, then the config."""
     assert template.grid is not None
     declared = template.grid
 
@@ -242,26 +249,27 @@ def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any
 
 
 def _poison(out: Tensor) -> None:
-    """Fill an output with what no kernel computes by accident."""
+    """Fill an output with values that no kernel computes by accident."""
     if out.is_floating_point():
+        # NaN in one element that the kernel does not write makes the comparison fail.
         out.fill_(float("nan"))
     elif out.numel():
         out.reshape(-1).view(torch.uint8).fill_(0x7B)
 
 
 def _memory(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
-    """Sizes, strides and offset as numbers."""
+    """Return sizes, strides and offset as numbers."""
     shape, strides, offset = expressions
     return tuple(evaluate(n, sizes) for n in shape), tuple(evaluate(n, sizes) for n in strides), evaluate(offset, sizes)
 
 
 def _anew(name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Memory that no other run has had the addresses of."""
+    """Return memory at addresses that no other run has used."""
     return make(*args)
 
 
 def _room(memory: Memory, value: Tensor) -> Tensor:
-    """Memory that starts where a buffer of these sizes, strides and offset starts."""
+    """Return memory that starts where a buffer of these sizes, strides and offset starts."""
     sizes, strides, offset = memory
     length = offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1 if value.numel() else 0
     return torch.empty(length, dtype=value.dtype, device=value.device)

@@ -12,7 +12,9 @@ from shiplap.dispatch import Op, compile_cache_key
 
 @dataclass(frozen=True)
 class Switches:
-    """``templates``: whether templates are candidates; ``fusion``: whether neighbours are fused into them."""
+    """The switches of one op. ``templates``: whether templates are candidates. ``fusion``: whether neighbours are
+    fused.
+    """
 
     templates: bool = True
     fusion: bool = True
@@ -32,8 +34,10 @@ def switches(
 ) -> Iterator[None]:
     """Within this context code is compiled with ``op``'s templates off, without fusion, or with one candidate only.
 
-    Part of every compile cache key, so that a control is never served from the cache of what it controls.
+    The switches are part of every compile cache key. A comparison therefore never gets the code that it is compared
+    with from the cache.
     """
+    # Switches may be nested, so the earlier ones are restored and not deleted.
     before = in_force(op)
     given: dict[str, Any] = {"templates": templates, "fusion": fusion, "only": only}
     _force[op.spec.name] = replace(before, **{k: v for k, v in given.items() if v is not None})

@@ -1,7 +1,7 @@
-"""Ops of ``sl.triton`` as kernels that Inductor may fuse what follows into, where torch's flag for that is on.
+"""Ops of ``sl.triton`` as kernels into which Inductor may fuse later operations, where torch's flag for that is on.
 
 The flag is torch's own and off by default: ``torch._inductor.config.epilogue_fusion_user_defined_triton_kernel``, since
-2.13. Everywhere else, and for what this does not cover, Inductor's code calls the op.
+2.13. Without it, and for calls that this module does not cover, Inductor's code calls the op.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shiplap.torch_private import inductor_lowering, inductor_user_kernels
 
 
 def can_be_seen(op: Op) -> bool:
-    """Whether some call of ``op`` is one launch of a Triton kernel, whatever a choice table says."""
+    """Return whether some call of ``op`` is one launch of a Triton kernel, whatever a choice table contains."""
     return any(len(kernels) == 1 and isinstance(kernels[0], LaunchedKernel) for kernels in op.kernels.values())
 
 
 def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """One call of ``op``: the kernel itself if that is wanted and possible, else a call."""
+    """Lower one call of ``op``: to the kernel itself if that is enabled and possible, else to a call."""
     if inductor_user_kernels.fuses() and inductor_user_kernels.compiling_code():
         made = _launched(op, args, kwargs)
         if made is not None:
@@ -42,6 +42,7 @@ def _launched(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if len(kernels) != 1 or not isinstance(kernels[0], LaunchedKernel):
         return None
     launch = kernels[0].plain_launch(op.bind(values))
+    # An empty grid launches nothing. Such a call goes through the op.
     if launch is None or 0 in launch.grid:
         return None
     nodes = (*args, *(kwargs.get(a.name, a.default) for a in op.spec.args[len(args) :]))
@@ -51,7 +52,9 @@ def _launched(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _node(op: Op, launch: PlainLaunch, given: Mapping[str, tuple[Any, Any]], output: Tensor) -> Any:
-    """``given``: by argument its node and its value, which is a fake for tensors."""
+    """Return the node of a launch, or None. ``given`` maps an argument to its node and its value, a fake for
+    tensors.
+    """
     target, inputs = "", {}
     for parameter, tensor in launch.tensors.items():
         if tensor not in given:
@@ -59,6 +62,7 @@ def _node(op: Op, launch: PlainLaunch, given: Mapping[str, tuple[Any, Any]], out
             continue
         value, fake = given[tensor]
         inputs[parameter] = value, fake if tensor in launch.strided else fake.contiguous()
+    # The kernel writes its output contiguously. Where the graph expects another layout, the op is called.
     contiguous = torch.empty(output.shape, dtype=output.dtype, device="meta").stride()
     if not target or output.stride() != contiguous:
         return None

@@ -1,7 +1,7 @@
 """Templates in ``sl.tune``: the op is compiled alone, and the candidates of this compilation are measured.
 
-The choice is stored under the key that such a compilation looks up. Where an op is compiled with other operations
-around it, and nobody has measured it there, the choice says which candidate is tried first.
+The choice is stored under the key that such a compilation looks up. If an op is compiled with other operations around
+it, and no choice was measured there, this choice is the first candidate that is tried.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shiplap.tuning.worker_process import Isolation
 
 @dataclass
 class Request:
-    """What :func:`tune_templates` wants to know of the call that it compiles."""
+    """The request of :func:`tune_templates` to the lowering of the call that it compiles, and the result."""
 
     op: Op
     options: Options
@@ -46,11 +46,12 @@ class Request:
     findings: list[Finding] = field(default_factory=list)
 
 
+# A context variable, because Inductor calls the lowering: no argument of ours reaches it.
 _request: ContextVar[Request | None] = ContextVar("shiplap_tuned_call", default=None)
 
 
 def asked() -> bool:
-    """Whether :func:`tune_templates` compiles."""
+    """Return whether :func:`tune_templates` is compiling."""
     return _request.get() is not None
 
 
@@ -63,6 +64,7 @@ def answered(call: Call) -> bool:
     request.key = selection.key
     valid, refused = candidates(call)
     request.findings += [_skipped(call.op, f"{name}: {why}", selection.inputs.recipe) for name, why in refused.items()]
+    # Frozen choices are used even with remeasure, since nothing is measured beside them.
     request.choice = None if request.options.remeasure and not tuned_choices.frozen else known(selection)
     if request.choice is None and tuned_choices.frozen:
         request.choice = _default(selection, valid)
@@ -74,7 +76,8 @@ def answered(call: Call) -> bool:
 def tune_templates(
     op: Op, recipe: Recipe, device: str, options: Options, report: Report, isolation: Isolation | None
 ) -> Choice:
-    """The choice among the templates of ``op`` in compiled code, for calls like ``recipe``: stored, and put into force.
+    """Return the choice among the templates of ``op`` in compiled code, for calls like ``recipe``: stored, and
+    installed.
 
     Raises:
         ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608
@@ -107,10 +110,11 @@ def tune_templates(
 
 
 def _compiled(asked: Request, drawn: Inputs) -> str:
-    """Compile the op alone, which answers ``asked``; the reason where that fails."""
+    """Compile the op alone, which fills in ``asked``, and return the reason if that fails."""
     token = _request.set(asked)
     try:
         compile_alone(asked.op, drawn)
+    # An error of the catalogue names something that the user can correct, so it is not turned into a finding.
     except ShiplapError:
         raise
     except Exception as e:  # of Inductor, or of the compiler that it calls
@@ -121,7 +125,7 @@ def _compiled(asked: Request, drawn: Inputs) -> str:
 
 
 def _default(selection: Selection, valid: list[TemplateCandidate]) -> Choice:
-    """What runs where choices are frozen and none is for this call."""
+    """Return the declared default of a call for which a frozen table has no entry."""
     blank = _reference(selection.call.op, selection.inputs, selection.key, "")
     taken = next((c for c in valid if c.template.default), None)
     blank = blank.but(reason=f"declared default: not in {tuned_choices.frozen}", origin="default")

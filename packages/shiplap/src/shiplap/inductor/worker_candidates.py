@@ -21,7 +21,11 @@ _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candida
 
 
 def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
-    """Hand the candidates of a call to :func:`provide`, if that is who compiles. The call then uses the fallback."""
+    """Append the candidates of a call to the list of :func:`provide`, if that function compiles. Return whether it
+    does.
+
+    The call then uses the fallback.
+    """
     listed = _collected.get()
     if listed is None:
         return False
@@ -32,12 +36,12 @@ def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
 
 
 def collecting() -> bool:
-    """Whether :func:`provide` compiles."""
+    """Return whether :func:`provide` is compiling."""
     return _collected.get() is not None
 
 
 def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
-    """The fallback and every template candidate for calls like ``drawn``, ready to be verified and raced."""
+    """Return the fallback and every template candidate for calls like ``drawn``, ready to be verified and raced."""
     listed: list[Any] = []
     token = _collected.set(listed)
     try:
@@ -48,7 +52,7 @@ def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
 
 
 def compile_alone(op: Op, drawn: Inputs) -> None:
-    """Compile a call of ``op`` with nothing around it, and run it. What was compiled before is not used."""
+    """Compile a call of ``op`` without other operations, and run it. No code of an earlier compilation is reused."""
     from shiplap.sampling.run import split
     from shiplap.torch_private import inductor_lowering
 

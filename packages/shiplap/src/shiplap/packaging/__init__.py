@@ -1,4 +1,4 @@
-"""What carries native code: wheels (``shiplap package`` and its build backend), and models as one ``.pt2``."""
+"""Packages with native code: wheels (``shiplap package`` and its build backend), and models as one ``.pt2``."""
 
 from shiplap.packaging.contents import Extras
 from shiplap.packaging.model import PackedModel, package_model

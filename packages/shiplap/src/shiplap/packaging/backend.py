@@ -47,12 +47,13 @@ LIMIT = 1 << 20  # bytes of pyproject.toml
 def build_wheel(
     wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
-    """The hook of PEP 517: the name of the wheel in ``wheel_directory``, with native code.
+    """Build a wheel with native code, and return its name in ``wheel_directory``. This is the hook of PEP 517.
 
     Raises:
         ShippingError: SL308 for a table ``[tool.shiplap.package]`` that is missing or wrong.
     """
     asked = _asked()
+    # The other backend runs first and unchanged, so a project builds with its own settings.
     name = _backend(asked).build_wheel(wheel_directory, config_settings, metadata_directory)
     tuned, calls = (Path(asked[key]) if key in asked else None for key in ("tuned", "calls"))
     extras = Extras(tuned, tuple(asked.get("cubins", ())), calls)
@@ -65,14 +66,15 @@ def build_wheel(
 
 
 def __getattr__(name: str) -> Any:
-    """The other hooks, where the backend has them: a frontend looks for them by name."""
+    """Return one of the other hooks, if the backend has it. A frontend looks for hooks by name."""
     if name not in HOOKS:
+        # PEP 517 regards a missing attribute as a hook that the backend does not offer.
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(_backend(_asked()), name)
 
 
 def _backend(asked: dict[str, Any]) -> Any:
-    """The backend that is asked for. SL308 where it cannot be imported."""
+    """Return the configured backend. SL308 if it cannot be imported."""
     module, _, inner = str(asked["backend"]).partition(":")
     try:
         backend = import_module(module)
@@ -86,7 +88,7 @@ def _backend(asked: dict[str, Any]) -> Any:
 
 
 def _asked() -> dict[str, Any]:
-    """The table ``[tool.shiplap.package]`` of the project in the working folder, as PEP 517 has it."""
+    """Return the table ``[tool.shiplap.package]`` of the project in the working folder, where PEP 517 runs a hook."""
     path = Path("pyproject.toml")
     try:
         asked: Any = tomllib.loads(safe_io.read_file(path, LIMIT, safe_io.NAMED).decode())

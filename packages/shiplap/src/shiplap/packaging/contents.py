@@ -1,4 +1,4 @@
-"""What goes into a package: libraries that bind its ops, with seals and manifests, choices, and Triton kernels."""
+"""The contents of a package: libraries that bind its ops, with seals and manifests, choices, and Triton kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shiplap.tuning.recorded_calls import read_calls
 
 @dataclass(frozen=True)
 class Extras:
-    """What goes along with the bindings.
+    """Further contents beside the bindings.
 
     Attributes:
         tuned: a table of choices that ``shiplap freeze`` wrote, or None.
@@ -42,7 +42,7 @@ class Extras:
 
 @dataclass(frozen=True)
 class Bound:
-    """An op that the package binds natively: for which device types, by which of its folders."""
+    """An op that the package binds natively, its device types, and the folder of the package with the binding."""
 
     op: str
     devices: tuple[str, ...]
@@ -51,7 +51,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Contents:
-    """What was put into one package.
+    """The contents that were put into one package.
 
     Attributes:
         package: the name under which the package is imported.
@@ -74,12 +74,12 @@ NO_EXTRAS = Extras()
 
 
 def fill(modules: Iterable[str], within: Path, extras: Extras = NO_EXTRAS) -> list[Contents]:
-    """Import ``modules`` and put into each of their packages what binds the ops that it declares.
+    """Import ``modules`` and put into each of their packages the bindings of the ops that it declares.
 
     Args:
         modules: the modules that declare ops, such as ``mylib.ops``.
         within: the folder from which the packages have to be imported.
-        extras: what else goes along.
+        extras: further contents.
 
     Raises:
         ShippingError: SL308 for a module outside ``within``, for modules that declare no op, for a kernel library
@@ -112,13 +112,14 @@ def fill(modules: Iterable[str], within: Path, extras: Extras = NO_EXTRAS) -> li
 
 
 def _imported(name: str, within: Path) -> str:
-    """The top package of the module ``name``, which is imported."""
+    """Import the module ``name``, and return its top package."""
     try:
         import_module(name)
     except Exception as e:
         raise error("SL601", where=name, got=f"{type(e).__name__}: {e}", expected="a module of the wheel") from e
     package = name.partition(".")[0]
     roots = [Path(root).resolve() for root in getattr(sys.modules[package], "__path__", ())]
+    # A module of one file has no folder for the libraries.
     if not roots:
         raise error(
             "SL308",
@@ -143,9 +144,11 @@ def _top(op: Op) -> str:
 
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: Extras) -> Contents:
+    # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
     libraries = sorted({_inside(op, form, root) for op in ops for form in _forms(op) if not form.generated})
     folder = root / FOLDER
+    # An earlier run may have left bindings of ops that are no longer declared.
     shutil.rmtree(folder, ignore_errors=True)
     plans: dict[str, Plan] = {}
     bound, left_out = [], []
@@ -153,6 +156,7 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: Extras) -> 
         try:
             plan = make_plan(op)
         except ShiplapError as e:
+            # SL404 is the one error that means "this op stays with Python". Others are defects of the package.
             if e.id != "SL404":
                 raise
             left_out.append((op.spec.name, e.got))
@@ -168,7 +172,7 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: Extras) -> 
 
 
 def _compile(folder: Path, ops: Sequence[Op], extras: Extras) -> list[tuple[str, int]]:
-    """The forms of ``sl.triton`` kernels that the recorded calls need, compiled into ``folder``."""
+    """Compile into ``folder`` the forms of ``sl.triton`` kernels that the recorded calls need."""
     named = {op.spec.name: op for op in ops}
     calls = read_calls(extras.calls) if extras.calls is not None and extras.cubins else []
     for call in calls:
@@ -186,7 +190,9 @@ def _forms(op: Op) -> list[NativeForm]:
 
 
 def _inside(op: Op, form: NativeForm, root: Path) -> str:
-    """The library of a kernel relative to the package, if it is part of the package and of this declaration."""
+    """Return the library of a kernel relative to the package. It has to be in the package and to fit the
+    declaration.
+    """
     path = form.library.resolve()
     if not path.is_relative_to(root):
         raise error(
@@ -202,7 +208,7 @@ def _inside(op: Op, form: NativeForm, root: Path) -> str:
 
 
 def _put(plan: Plan, folder: Path) -> None:
-    """The library of ``plan``, compiled or from the cache, with its seal and manifest."""
+    """Copy the library of ``plan``, compiled or from the cache, with its seal and manifest."""
     binding.compile_plan(plan, next(e.op for e in plan.entries.values()))
     folder.mkdir(parents=True)
     for name in (LIBRARY, SEAL):

@@ -1,9 +1,9 @@
-"""``package_model(program, path)``: one ``.pt2`` that carries the ops of the model, for torch's own loader.
+"""``package_model(program, path)``: one ``.pt2`` that contains the ops of the model, for torch's own loader.
 
-AOTInductor's package holds a model as a library, which calls ops through torch's dispatcher. Here another library
-takes its place, under its name. When a loader opens it, it loads the ops that lie beside it, then the model, and hands
-out the model's functions. So the package is loaded by one call, ``aoti_load_package`` in Python and
-``AOTIModelPackageLoader`` in C++, in a process that knows neither Shiplap nor the ops.
+AOTInductor's package holds a model as a library, which calls ops through torch's dispatcher. Here another library takes
+its place, under its name. When a loader opens it, it loads the ops beside it, then the model, and exports the model's
+functions. The package is therefore loaded by one call, ``aoti_load_package`` in Python and ``AOTIModelPackageLoader``
+in C++, in a process without Shiplap and without the ops.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from shiplap.torch_private.concrete_sizes import concrete_calls
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
 
 MODELS = "/data/aotinductor/"  # where an archive has its models
-ALIGNMENT = 64  # bytes. As torch aligns what it may map
+ALIGNMENT = 64  # bytes, as in torch's own archives, whose files may be mapped
 _NONE: Mapping[str, object] = {}
 _LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A package that was written: its path, the ops that it carries, and its libraries in bytes."""
+    """A package that was written: its path, the ops that it contains, and the size of its libraries in bytes."""
 
     path: Path
     ops: tuple[str, ...]
@@ -60,20 +60,20 @@ def package_model(
     options: Mapping[str, object] = _NONE,
     architectures: Iterable[int] = (),
 ) -> PackedModel:
-    """Compile ``program`` with AOTInductor into one file that carries the libraries of its ops.
+    """Compile ``program`` with AOTInductor into one file that contains the libraries of its ops.
 
     ``torch._inductor.aoti_load_package(path)`` and ``torch::inductor::AOTIModelPackageLoader(path)`` load the file,
-    without Shiplap and without Python. An op that the process has already, by its declaration or by another package,
-    is used as it is there.
+    without Shiplap and without Python. If the process has an op already, by its declaration or by another package, that
+    op is used.
 
     Args:
-        program: what ``torch.export.export`` returned.
+        program: the result of ``torch.export.export``.
         path: the file to write, ``model.pt2``.
         options: Inductor's settings by name, such as ``{"max_autotune": True}``.
-        architectures: the devices for which kernels of ``sl.triton`` go along, 90 for compute capability 9.0. The
+        architectures: the devices for which kernels of ``sl.triton`` are compiled, 90 for compute capability 9.0. The
             default is the current device. The forms are those that the calls of the program need with the sizes of the
             example; of a size that is a symbol also those for multiples of 16 and for odd numbers near that of the
-            example. What else the process has compiled goes along, too: see ``compile_ahead``.
+            example. Other forms that the process has compiled are added as well: see ``compile_ahead``.
 
     Raises:
         KernelError: SL307 for an op that only Python can run, before anything is compiled.
@@ -93,6 +93,7 @@ def package_model(
         if made is not None:
             plain = _carrying(plain, made, ops[0], Path(scratch))
         with writing(target, "the package"):
+            # The temporary folder may be on another file system, from which a rename is impossible.
             part = target.with_name(f".{target.name}.{os.getpid()}")
             shutil.copyfile(plain, part)
             part.replace(target)
@@ -101,14 +102,16 @@ def package_model(
 
 
 def _refuse_broken(package: Path, target: Path) -> None:
-    """SL408 where torch's own package has a C++ runtime beside that of torch, and ends a process that loads it.
+    """Raise SL408 if torch's own package has a second C++ runtime, and ends a process that loads it.
 
     Some compilers link the C++ runtime into every library. Only such a package is loaded, in a process of its own.
     """
     with zipfile.ZipFile(package) as archive:
         if all(_shares_the_runtime(archive.read(name)) for name in _models(archive)):
             return
+    # A load in this process would end this process.
     done = subprocess.run([sys.executable, "-P", "-c", _LOAD, str(package)], capture_output=True, check=False)
+    # A negative status is a signal. An ordinary error of the load has causes that are not the compiler's.
     if done.returncode < 0:
         name = os.environ.get("CXX") or "the default compiler"
         ended = signal.Signals(-done.returncode).name
@@ -122,7 +125,7 @@ def _refuse_broken(package: Path, target: Path) -> None:
 
 
 def _shares_the_runtime(library: bytes) -> bool:
-    """Whether a library asks the loader for a C++ runtime, as opposed to having its own."""
+    """Return whether a library loads a C++ runtime, instead of containing one."""
     sections = ELFFile(io.BytesIO(library)).iter_sections()
     tags = [
         tag for section in sections if isinstance(section, DynamicSection) for tag in section.iter_tags("DT_NEEDED")
@@ -131,12 +134,12 @@ def _shares_the_runtime(library: bytes) -> bool:
 
 
 def _models(archive: zipfile.ZipFile) -> list[str]:
-    """The names of the models in a package."""
+    """Return the names of the models in a package."""
     return [name for name in archive.namelist() if MODELS in f"/{name}" and name.endswith(".so")]
 
 
 def _ops(program: torch.export.ExportedProgram) -> list[Op]:
-    """The ops of the program that its package has to carry. SL307 for one that only Python can run."""
+    """Return the ops of the program that its package has to contain. SL307 for an op that only Python can run."""
     needed: dict[str, Op] = {}
     for op, node in _calls(program):
         call = _bound(op, node)
@@ -149,7 +152,7 @@ def _ops(program: torch.export.ExportedProgram) -> list[Op]:
 
 
 def _here() -> tuple[int, ...]:
-    """The architecture of the current device, if there is one."""
+    """Return the architecture of the current device, if there is one."""
     if not torch.cuda.is_available():
         return ()
     major, minor = torch.cuda.get_device_capability()
@@ -157,7 +160,7 @@ def _here() -> tuple[int, ...]:
 
 
 def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[int, ...]) -> None:
-    """Compile what kernels of ``sl.triton`` need for the calls of the program."""
+    """Compile the kernels of ``sl.triton`` for the calls of the program."""
     for op, node in _calls(program) if architectures else ():
         if not launched(op):
             continue
@@ -168,7 +171,7 @@ def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[i
 
 
 def _calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]:
-    """The calls of declared ops, those in branches and loops included."""
+    """Yield the calls of declared ops, those in branches and loops included."""
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             op = registry.find(operator_name(node.target)) if overload_of(node) is not None else None
@@ -177,16 +180,16 @@ def _calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]:
 
 
 def _bound(op: Op, node: Any) -> Any:
-    """The call with the program's own stand-ins for tensors; None if they do not tell."""
+    """Return the call with the program's own fake tensors, or None if they do not fit the declaration."""
     try:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
         return op.bind(op.spec.complete(args, kwargs))
-    except (TypeError, ShiplapError):  # torch says more where it compiles the call
+    except (TypeError, ShiplapError):  # torch reports more when it compiles the call
         return None
 
 
 def _unbindable(op: Op) -> bool:
-    """Whether generated C++ cannot bind the op, so that its template alone goes along, inside the model."""
+    """Return whether generated C++ cannot bind the op. Its template is then packaged alone, inside the model."""
     try:
         make_plan(op)
     except ShiplapError:
@@ -198,7 +201,7 @@ def _unbindable(op: Op) -> bool:
 
 
 def _carrying(package: Path, ops: Deployed, first: Op, scratch: Path) -> Path:
-    """``package`` with ``ops`` beside each of its models."""
+    """Return ``package`` with ``ops`` beside each of its models."""
     made = scratch / f"carrying-{package.name}"
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
         if not (models := _models(source)):
@@ -214,28 +217,32 @@ def _carrying(package: Path, ops: Deployed, first: Op, scratch: Path) -> Path:
         for name in models:
             inner = Path(scratch) / PurePosixPath(name).name
             inner.write_bytes(source.read(name))
+            # The model keeps its content and gets another name, because a loader opens the first library by the old
+            # one.
             _add(target, f"{name}.model", inner.read_bytes())
             _add(target, name, _front(inner, ops.name, first).read_bytes())
     return made
 
 
 def _add(target: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """Uncompressed, and aligned as torch's own writer aligns: a reader may map it."""
+    """Add a file uncompressed, and aligned as torch's own writer aligns, because a reader may map it."""
     info = zipfile.ZipInfo(name)
     start = (target.fp.tell() if target.fp is not None else 0) + 30 + len(name.encode()) + 4
+    # Readers skip extra fields that they do not know, so the padding may stand in one.
     padding = -start % ALIGNMENT
     info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
     target.writestr(info, content)
 
 
 def _front(model: Path, ops: str, first: Op) -> Path:
-    """The library that stands in front of ``model``, with a function for each that the model exports."""
+    """Compile the library that replaces ``model``, with a function for each that the model exports."""
     source, made = model.with_suffix(".front.cpp"), model.with_suffix(".front")
     source.write_text(render("package.cpp.jinja", ops=ops, model=f"{model.name}.model", functions=_exported(model)))
     home = Path(torch.__file__).parent
     include = [f"-isystem{home / folder}" for folder in ("include", "include/torch/csrc/api/include")]
     link = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl"]
     flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"]
+    # The ABI of std::string has to be that of torch's own libraries, or the functions are not found.
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
     command = [*compiler(first), *flags, *include, "-o", str(made), str(source), *link]
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
@@ -245,7 +252,7 @@ def _front(model: Path, ops: str, first: Op) -> Path:
 
 
 def _exported(library: Path) -> list[str]:
-    """The C functions of a model that a loader may ask for."""
+    """Return the C functions of a model that a loader may look up."""
     with library.open("rb") as file:
         tables = [s for s in ELFFile(file).iter_sections() if isinstance(s, SymbolTableSection)]
         names = {symbol.name for table in tables if table.name == ".dynsym" for symbol in _functions(table)}

@@ -1,4 +1,4 @@
-"""The platform that a wheel with libraries is for, as far as it shows in the libraries: ``manylinux_2_28_x86_64``."""
+"""The platform tag of a wheel with libraries, as far as the libraries show it: ``manylinux_2_28_x86_64``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
-# What every Linux with the C library of a manylinux tag has, and what torch brings along.
+# Libraries that every Linux with the C library of a manylinux tag has, and those of torch.
 COMMON = re.compile(
     r"(libc|libm|libdl|libpthread|librt|libstdc\+\+|libgcc_s|libgomp|ld-linux[\w-]*|libtorch(_\w+)?|libc10(_\w+)?)\.so"
 )
@@ -21,9 +21,9 @@ CXX = ((19, 17), (24, 28), (28, 31), (29, 34), (30, 35), (33, 39))
 
 
 def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
-    """``(tag, reason)``: the oldest manylinux that has all that ``libraries`` need.
+    """Return ``(tag, reason)``: the oldest manylinux that provides everything that ``libraries`` need.
 
-    It is ``linux_<machine>``, which package indexes refuse, with the reason, where a library needs something else.
+    The tag is ``linux_<machine>``, which package indexes refuse, with the reason, if a library needs something else.
     """
     minor = 17
     for path in libraries:
@@ -42,7 +42,7 @@ def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
 
 
 def _read(path: Path) -> tuple[list[str], list[str]]:
-    """The libraries that ``path`` needs, and the versions of their symbols."""
+    """Return the libraries that ``path`` needs, and the versions of their symbols."""
     needed, versions = [], []
     with path.open("rb") as file:
         for section in ELFFile(file).iter_sections():
@@ -54,12 +54,14 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _shown(name: str) -> str:
-    """A name out of a wheel: nothing in it controls the terminal."""
+    """Return a name from a wheel without characters that control the terminal."""
     return name if name.isprintable() else ascii(name)
 
 
 def _minor(version: str) -> int:
-    """The C library 2.M that comes with a version such as ``GLIBCXX_3.4.30``. ValueError for one that is too new."""
+    """Return M of the C library 2.M that comes with a version such as ``GLIBCXX_3.4.30``. ValueError for a newer
+    version.
+    """
     if match := re.match(r"GLIBC_2\.(\d+)", version):
         return int(match[1])
     if match := re.match(r"GLIBCXX_3\.4\.(\d+)", version):

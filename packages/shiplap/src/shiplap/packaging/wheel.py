@@ -38,7 +38,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Request:
-    """A wheel to add native bindings to, and how.
+    """A wheel to add native bindings to, and the options for it.
 
     Attributes:
         wheel: the path of the wheel.
@@ -47,7 +47,7 @@ class Request:
             If it has none, the top-level packages of the wheel.
         platform: the platform tag of the new wheel. By default the tag of ``wheel``. If that tag is ``any``, Shiplap
             derives a tag from the libraries.
-        extras: a table of choices and compiled Triton kernels, if they go along.
+        extras: a table of choices and compiled Triton kernels, if they are to be added.
     """
 
     wheel: Path
@@ -79,13 +79,13 @@ def package(request: Request, say: Callable[[str], None] = lambda line: None) ->
     old wheel is removed.
 
     Args:
-        request: the wheel, and what to do with it.
+        request: the wheel, and the options for it.
         say: called with one line of text before each step that takes long.
 
     Raises:
         ShippingError: SL308 for a package that bindings cannot be added to, SL310 for a file that is not a wheel.
         CommandError: SL601 if a module cannot be imported, SL602 if the new wheel cannot be written.
-        LibraryError: what :func:`shiplap.packaging.contents.fill` raises.
+        LibraryError: the errors of :func:`shiplap.packaging.contents.fill`.
     """
     if not request.wheel.exists():
         fix = "pass the path of a wheel, such as one that 'python -m build' wrote to dist/"
@@ -113,13 +113,14 @@ def package(request: Request, say: Callable[[str], None] = lambda line: None) ->
         target = (request.output or request.wheel.parent) / f"{name['stem']}-{name['python']}-{name['abi']}-{tag}.whl"
         say(f"writing {target}")
         _write(target, unpacked, files, f"{name['python']}-{name['abi']}-{tag}")
+    # pip would otherwise choose between two wheels of one version by their tags.
     if target.parent.resolve() == request.wheel.parent.resolve() and target.name != request.wheel.name:
         request.wheel.unlink()
     return Packed(target, tuple(contents), warning)
 
 
 def _check_extras(request: Request) -> None:
-    """SL308 for architectures without calls, or the other way round, and for numbers that are no architecture."""
+    """Raise SL308 for architectures without calls or calls without architectures, and for an invalid architecture."""
     extras, got, fix = request.extras, "", "pass --cubins 90 together with --calls calls.jsonl"
     if bool(extras.cubins) != (extras.calls is not None):
         got = "calls without an architecture" if extras.calls is not None else "architectures without calls"
@@ -140,11 +141,13 @@ def _platform(request: Request, now: str, libraries: Iterable[Path]) -> tuple[st
 
 
 def _unpack(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
-    """Its files by name, without those of an earlier run. SL310 for what is no wheel."""
+    """Unpack a wheel, and return its files by name, without those of an earlier run. SL310 for another kind of file."""
     try:
         with os.fdopen(safe_io.open_file(wheel, safe_io.NAMED), "rb") as file, zipfile.ZipFile(file) as archive:
             files = {info.filename: info for info in archive.infolist() if not info.is_dir()}
             strange = next((n for n in files if PurePosixPath(n).is_absolute() or ".." in PurePosixPath(n).parts), "")
+            # The sum of the declared sizes is checked before anything is extracted, against archives that expand
+            # without end.
             if strange or sum(info.file_size for info in files.values()) > LIMIT:
                 raise _unfit(wheel, f"the name {strange!r} in it" if strange else f"more than {LIMIT} bytes")
             if len(files) > FILES:
@@ -152,7 +155,7 @@ def _unpack(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
             files = {name: info for name, info in files.items() if FOLDER not in PurePosixPath(name).parts}
             for name in files:
                 archive.extract(name, folder)
-    # Of zipfile: RuntimeError for what is encrypted, NotImplementedError for another compression.
+    # zipfile raises RuntimeError for encrypted files, NotImplementedError for other compressions.
     except (OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError) as e:
         if isinstance(e, ShiplapError):
             raise
@@ -163,7 +166,7 @@ def _unpack(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
 
 
 def _text(wheel: Path, file: Path) -> str:
-    """A file about the wheel. SL310 unless it is UTF-8."""
+    """Return the text of a metadata file. SL310 unless it is UTF-8."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as e:
@@ -175,12 +178,12 @@ def _unfit(wheel: Path, got: str) -> Exception:
 
 
 def _info(files: Iterable[str], name: str) -> str:
-    """The file ``name`` of the folder ``*.dist-info``, or nothing."""
+    """Return the path of the file ``name`` in the folder ``*.dist-info``, or an empty text."""
     return next((f for f in files if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(name)}", f)), "")
 
 
 def _modules(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str]:
-    """The modules that a wheel names as families, else its top packages. SL310 for names that cannot be read."""
+    """Yield the modules that a wheel names as families, else its top packages. SL310 for names that cannot be read."""
     listed = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     if entry_points := _info(files, "entry_points.txt"):
         try:
@@ -198,7 +201,7 @@ def _modules(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder: Path) ->
 
 
 def _write(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag: str) -> None:
-    """The files of the old wheel and all new ones under their packages' folders, whole or not at all."""
+    """Write the files of the old wheel and all new ones under their packages' folders, whole or not at all."""
     about, record = _info(files, "WHEEL"), _info(files, "RECORD") or _info(files, "WHEEL").replace("WHEEL", "RECORD")
     (folder / about).write_text(_tagged(_text(target, folder / about), tag), encoding="utf-8")
     new = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if _is_new(p, folder, files))
@@ -209,6 +212,7 @@ def _write(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag
             target.parent.mkdir(parents=True, exist_ok=True)
             scratch.unlink(missing_ok=True)
             with zipfile.ZipFile(scratch, "x", zipfile.ZIP_DEFLATED) as archive:  # a link of that name is not followed
+                # RECORD lists the digest of every other file, so it is written last.
                 for name in [*(n for n in files if n != record), *new]:
                     content = (folder / name).read_bytes()
                     archive.writestr(files.get(name) or _entry(name), content, zipfile.ZIP_DEFLATED)
@@ -221,13 +225,13 @@ def _write(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag
 
 
 def _is_new(path: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo]) -> bool:
-    """What was put there: Python's own caches were not, though the import has made them."""
+    """Return whether a file was added here. Python's own caches, which the import has made, are not."""
     parts = path.relative_to(folder).parts
     return path.is_file() and FOLDER in parts and "/".join(parts) not in files
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    """A file that any user may read, with the time that SOURCE_DATE_EPOCH asks for."""
+    """Return the header of a file that any user may read, with the time of SOURCE_DATE_EPOCH."""
     asked = os.environ.get("SOURCE_DATE_EPOCH", "")
     seconds = min(max(int(asked) if asked.isdecimal() else EPOCH[0], EPOCH[0]), EPOCH[1])
     entry = zipfile.ZipInfo(name, time.gmtime(seconds)[:6])
@@ -242,7 +246,7 @@ def _record(rows: Sequence[tuple[str, str, str]]) -> str:
 
 
 def _tagged(about: str, tag: str) -> str:
-    """The file WHEEL with this tag: ``py3-none-linux_x86_64``; several of a kind are joined by points."""
+    """Return the file WHEEL with this tag: ``py3-none-linux_x86_64``. Several of a kind are joined by points."""
     python, abi, platform = (part.split(".") for part in tag.split("-"))
     kept = [line for line in about.splitlines() if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))]
     tags = [f"Tag: {py}-{a}-{p}" for py in python for a in abi for p in platform]

@@ -1,6 +1,6 @@
 """``python -m shiplap.packaging.worker``: fill the packages of an unpacked wheel, in a process of its own.
 
-The packages are imported from the wheel and from nowhere else, whatever the process that asks has imported.
+The packages are imported from the wheel only, whatever modules the calling process has imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ PARTS = ("id", "what", "where", "got", "expected", "fix")  # of an error
 
 
 def fill_apart(modules: Sequence[str], unpacked: Path, extras: Extras = NO_EXTRAS) -> list[Contents]:
-    """``contents.fill`` in a process of its own; raises what it raises, and SL601 for more or other than names."""
+    """Call ``contents.fill`` in a process of its own, and raise its errors. SL601 for too many modules or invalid
+    names.
+    """
     named = (name for name in modules if len(name) > LONGEST or not all(map(str.isidentifier, name.split("."))))
     strange = next(named, None)
     if strange is not None or len(modules) > MODULES:
@@ -34,6 +36,7 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: Extras = NO_EXTRA
     command = [sys.executable, "-P", "-m", "shiplap.packaging.worker"]  # -P: no module of the current folder
     with tempfile.TemporaryDirectory() as folder:
         answer, order, errors = (Path(folder) / name for name in ("answer.json", "order.json", "stderr"))
+        # The worker may have another working folder, so paths are made absolute.
         more = {"tuned": _absolute(extras.tuned), "calls": _absolute(extras.calls), "cubins": extras.cubins}
         order.write_text(json.dumps([str(unpacked), str(answer), more, *modules]))
         with errors.open("wb") as stderr:  # no pipes: a process that an import leaves behind would hold them open
@@ -48,7 +51,9 @@ def _absolute(path: Path | None) -> str:
 
 
 def read_answer(path: Path, modules: Sequence[str], how: str) -> list[Contents]:
-    """What the worker wrote; raises what it raised, and SL308 with ``how`` it ended for what is no answer."""
+    """Return the result of the worker, or raise its error. SL308, with ``how`` it ended, if there is no valid
+    result.
+    """
     try:
         content = safe_io.parse_json(safe_io.read_file(path, safe_io.Limits().size, safe_io.NAMED))
         if isinstance(content, dict):
@@ -60,7 +65,7 @@ def read_answer(path: Path, modules: Sequence[str], how: str) -> list[Contents]:
 
 
 def _refused(content: dict[str, Any]) -> ShiplapError:
-    """The error that the worker had. ValueError or LookupError for what is none."""
+    """Return the error that the worker raised. ValueError or LookupError if the content is not an error."""
     parts = msgspec.convert({part: content.get(part) for part in PARTS}, dict[str, str])
     return error(parts.pop("id"), **parts)
 
@@ -73,6 +78,7 @@ def _main(order: str) -> None:
         tuned, calls = (Path(asked[name]) if asked[name] else None for name in ("tuned", "calls"))
         extras = Extras(tuned, tuple(asked["cubins"]), calls)
         content = [asdict(each) for each in fill(modules, Path(unpacked), extras)]
+    # Only errors of the catalogue are data. Any other exception ends the process, and its traceback is on stderr.
     except ShiplapError as e:
         content = {part: getattr(e, part) for part in PARTS}
     Path(answer).write_text(json.dumps(content))

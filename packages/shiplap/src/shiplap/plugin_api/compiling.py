@@ -1,10 +1,10 @@
 """Control and observe Dynamo in this process.
 
-``compile_counts()`` counts what was compiled since ``reset_compiler()``. ``mark_dynamic`` declares, before the first
-call, which sizes vary from call to call. ``assert_in_graph`` adds a check that the graph makes each time it runs.
-``allows_tf32()`` is ``torch.backends.cuda.matmul.allow_tf32``, at a third of what Dynamo takes for that.
+``compile_counts()`` counts graphs, breaks and recompiles since ``reset_compiler()``. ``mark_dynamic`` declares, before
+the first call, which sizes vary from call to call. ``assert_in_graph`` adds a check that the graph makes each time it
+runs. ``allows_tf32()`` is ``torch.backends.cuda.matmul.allow_tf32``, at a third of the time that Dynamo takes for that.
 ``constant_result`` marks a function whose result a graph takes as a constant, without an import of Dynamo.
-``checkpoints_keep_objects()`` says whether a function that a graph checkpoints may return objects that hold tensors.
+``checkpoints_keep_objects()`` returns whether a function that a graph checkpoints may return objects that hold tensors.
 """
 
 from shiplap.torch_private import CompileCounts, compile_counts, mark_dynamic, reset_compiler

@@ -1,10 +1,10 @@
 """Containers of tensors that torch looks into: pytrees, and the walkers of ``torch.distributed``.
 
-``register_constant`` is for classes that hold none: a graph takes their objects as they are. ``leaves`` are what torch
-finds in an object, in order; objects of the classes that it is given are not taken apart.
+``register_constant`` is for classes that hold no tensors: a graph takes their objects as constants. ``leaves`` returns
+the tensors and values inside an object, in order. Objects of the classes that are passed to it are not taken apart.
 
-Torch knows tuples, lists and dicts. An object of any other class is one leaf to it: ``DistributedDataParallel`` finds
-no tensor in what such a module returns, and with ``static_graph=True`` it trains wrongly, without an error.
+Torch supports tuples, lists and dicts. An object of any other class is one leaf: ``DistributedDataParallel`` finds no
+tensor in such a result of a module, and with ``static_graph=True`` it trains wrongly, without an error.
 """
 
 from __future__ import annotations

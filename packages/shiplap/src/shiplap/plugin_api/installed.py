@@ -1,4 +1,4 @@
-"""The families that are installed, found through entry points: ``families()`` imports none, ``load_families()`` all."""
+"""The installed families, found through entry points. ``families()`` imports none of them, ``load_families()`` all."""
 
 from shiplap.cli.families import Family, families, load_families
 

@@ -1,7 +1,7 @@
-"""Triton kernels and templates without a GPU: Triton's interpreter runs what Inductor would launch on one.
+"""Triton kernels and templates without a GPU: Triton's interpreter runs the launches that Inductor would make on one.
 
 ``interpret()`` is the first call of a process of its own. After it ``run_interpreted(fn, *args)`` compiles ``fn``, runs
-the generated kernels on CPU tensors, and compares them with eager torch: an ``Interpreted``.
+the generated kernels on CPU tensors, and compares them with eager torch. It returns an ``Interpreted``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Interpreted", "interpret", "run_interpreted"]
 
 @dataclass(frozen=True)
 class Interpreted:
-    """One interpreted run.
+    """The result of one interpreted run.
 
     Attributes:
         results: the tensors that the compiled function returned.

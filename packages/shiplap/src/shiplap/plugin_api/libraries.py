@@ -1,4 +1,4 @@
-"""Where the compiled libraries of a family are looked for."""
+"""The locations of the compiled libraries of a family."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["find_library", "library_folder"]
 
 
 def find_library(path: str | os.PathLike[str]) -> Path:
-    """The path of a kernel library: a file of its name in ``SHIPLAP_LIBRARY_PATH`` if there is one, else ``path``
-    itself.
+    """Return the path of a kernel library: a file of its name in ``SHIPLAP_LIBRARY_PATH`` if there is one, else
+    ``path``.
 
     ``sl.cabi`` calls this function. A family that opens a library on its own, for example with ctypes, calls it as
     well, so that the user's setting applies.
@@ -25,6 +25,8 @@ def find_library(path: str | os.PathLike[str]) -> Path:
 
 
 def library_folder() -> Path | None:
-    """The folder that ``SHIPLAP_LIBRARY_PATH`` names. Libraries of vendors are looked for in this folder first."""
+    """Return the folder that ``SHIPLAP_LIBRARY_PATH`` names. Libraries of vendors are looked for in this folder
+    first.
+    """
     named = settings().library_path
     return Path(named).absolute() if named else None

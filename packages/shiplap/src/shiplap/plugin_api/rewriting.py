@@ -1,9 +1,9 @@
-"""What rewrites are made of, beside ``sl.rewrite``: sample programs, folded norms, and rewrites that ship.
+"""The parts of rewrites, beside ``sl.rewrite``: sample programs, folded norms, and rewrites that ship.
 
 ``Rewrite``
-    the base class of a pass of one's own; ``PatternRewrite`` is what ``sl.rewrite`` returns.
+    the base class of custom passes; ``PatternRewrite`` is the class of the results of ``sl.rewrite``.
 ``Program``
-    a function with arguments in which a rewrite has to fire, and which has to compute the same afterwards.
+    a function with arguments in which a rewrite has to match, and which has to compute the same afterwards.
 ``FoldedNorm``
     folds an evaluated batch norm into the convolution before it, whatever op computes that; ``conv_norm`` is the one
     for ``torch.nn.functional.conv2d``, whose programs serve others as well, and ``norm_statistics`` draws the mean,

@@ -19,7 +19,8 @@ LEAST, MOST = 5, 25  # samples of each function
 
 
 def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[[str, int, int], None]]:
-    """A progress bar on stderr, by default when stderr is a terminal. The context yields ``report(what, done, total)``.
+    """Show a progress bar on stderr, by default when stderr is a terminal. The context yields ``report(what, done,
+    total)``.
 
     The bar is removed at the end. Without a bar the function does nothing.
     """
@@ -31,7 +32,7 @@ def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[
 def time_in_turn(
     runs: Mapping[str, Callable[[], tuple[Tensor, ...]]], *, device: str, seconds: float
 ) -> dict[str, float]:
-    """The median time of one call of each of ``runs``, in seconds.
+    """Return the median time of one call of each of ``runs``, in seconds.
 
     The functions run in turn until ``seconds`` are spent, each at least five times, so that other load on the machine
     affects all of them alike. On CUDA a function is captured into a graph where that is possible, and the L2 cache is

@@ -1,7 +1,7 @@
 """Choices among configs that a declaration cannot list, since a vendor's library offers different ones for each size.
 
 The configs of most kernels are written beside their declaration, and ``sl.tune`` chooses among them. A library such as
-cuSPARSELt numbers its algorithms for each problem, and a :class:`ConfigSource` asks the library for them. The result is
+cuSPARSELt numbers its algorithms for each problem, and a :class:`ConfigSource` reads the numbers from it. The result is
 an ordinary choice of the op (``Choice``), which ``shiplap freeze`` writes. ``Value`` is the type of a kernel parameter.
 """
 
@@ -28,13 +28,13 @@ Value = int | float | bool | str
 
 
 class ConfigSource(ABC):
-    """Lists configs of a kernel for the sizes at hand, and tunes an op with them.
+    """A source of configs of a kernel for the sizes at hand, which can tune an op with them.
 
     Candidates are verified and timed in a process of their own, which imports the source by name: make one instance at
     the top of a module.
 
     Args:
-        home: where that instance is, ``"package.module:NAME"``.
+        home: the location of that instance, ``"package.module:NAME"``.
         device_type, kernel: of the kernel that the configs are for: ``op.kernel(device_type, ..., name=kernel)``.
     """
 
@@ -43,13 +43,13 @@ class ConfigSource(ABC):
 
     @abstractmethod
     def configs(self, op: Op, device: torch.device, sizes: Mapping[str, Any]) -> Iterable[Mapping[str, Value]]:
-        """The configs to try for a call of these sizes and scalars. The config that runs untuned comes first.
+        """Return the configs to try for a call of these sizes and scalars. The config that runs untuned comes first.
 
         The same sizes must give the same configs in every process.
         """
 
     def refusal(self, op: Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
-        """The reason why the kernel cannot run ``args`` with ``config``, or an empty text.
+        """Return the reason why the kernel cannot run ``args`` with ``config``, or an empty text.
 
         One-time preparations belong here. A refused config is left out of the measurement and not reported as wrong.
         """
@@ -69,7 +69,7 @@ class ConfigSource(ABC):
         Args:
             device: the device on which candidates run.
             seconds: the time budget of one choice.
-            remeasure: measure what the store has, too.
+            remeasure: whether calls with a stored choice are measured again.
         """
         options = Options(seconds=seconds, remeasure=remeasure)
         with Isolation() as isolation:
@@ -87,7 +87,7 @@ class ConfigSource(ABC):
             ]
 
     def candidates(self, op: Op, drawn: Inputs) -> list[Candidate]:
-        """The reference, then the kernel with each config; called by the tuner, in both processes."""
+        """Return the reference, then the kernel with each config. The tuner calls this method in both processes."""
         listed = self.configs(op, torch.device(drawn.device), drawn.call.env)
         return [ReferenceCandidate(op), *(self._candidate(op, config) for config in listed)]
 

@@ -1,21 +1,21 @@
-"""What a verb of a family needs, so that it prints, writes and refuses as the verbs of ``shiplap`` itself do.
+"""The tools of a family's verbs, with which they print, write and refuse as the verbs of ``shiplap`` do.
 
 A distribution names its verbs in the entry points ``shiplap.verbs``: a module with ``command`` (a function with typer's
 annotations, whose docstring is the help) and ``EPILOG``, or with ``group``, a ``typer.Typer`` of several. An error of
 the catalogue that leaves the verb is printed, and the exit status is :data:`ERROR`.
 
 Exit statuses
-    ``FAILED`` (1): the verb did its work and found something wrong. ``ERROR`` (2): it could not do what was asked.
+    ``FAILED`` (1): the verb did its work and found something wrong. ``ERROR`` (2): it could not do its work.
 Printing
     ``out()`` for results and ``err()`` for all else are consoles of rich; ``note(text)`` is one line on stderr,
-    ``emit_json(value)`` the one value that ``--json`` promises. Within ``own_stdout()`` other people's prints go to
-    stderr.
-Files and devices, asked before the work rather than after it
+    ``emit_json(value)`` the one value that ``--json`` promises. Within ``own_stdout()`` prints of other code go
+    to stderr.
+Files and devices, checked before the work
     ``require_file``, ``require_directory`` and ``require_device`` raise SL602 and SL605; ``write_text`` writes a file.
 The command line
     ``main()`` is all of it, for a console script of the family's own: every verb under another name.
 Targets
-    ``load_target("module:name")``, and ``near_miss(wanted, names)`` for what was probably meant.
+    ``load_target("module:name")``, and ``near_miss(wanted, names)`` for a name that was probably meant.
 Pages
     ``render_html(template, package=...)`` makes one self-contained page of a template in the family's own
     ``templates/``; ``facts(...)`` is the header for it: versions, processor, date.
@@ -62,7 +62,7 @@ __all__ = [
 
 
 def load_target(target: str) -> tuple[ModuleType, str]:
-    """The imported module of ``module[:name]`` or ``path/to/file.py[:name]``, and the name, which may be empty.
+    """Return the imported module of ``module[:name]`` or ``path/to/file.py[:name]``, and the name, which may be empty.
 
     Raises:
         ShiplapError: SL501 when there is no such module or file, SL601 when it raises.

@@ -1,4 +1,6 @@
-"""Show: findings and measurements as text, JSON and one self-contained HTML file. Takes plain values, imports no op."""
+"""Findings and measurements as text, JSON and one self-contained HTML file. The room takes plain values and imports no
+op.
+"""
 
 from shiplap.render.facts import facts
 from shiplap.render.findings import exit_code, findings_html, findings_json, print_costs, print_findings

@@ -11,7 +11,8 @@ from pathlib import Path
 
 
 def facts(**more: object) -> dict[str, str]:
-    """``more`` first (seed, device, ...), then versions, processor, cores and the date in UTC."""
+    """Return ``more`` first (seed, device, ...), then versions, processor, cores and the date in UTC."""
+    # A result without its circumstances cannot be compared with another one, so every report has this header.
     known = {
         "shiplap": _version("shiplap"),
         "torch": _version("torch"),
@@ -25,8 +26,9 @@ def facts(**more: object) -> dict[str, str]:
 
 
 def driver() -> str:
-    """The version of NVIDIA's kernel driver, where the operating system reports it."""
+    """Return the version of NVIDIA's kernel driver, if the operating system reports it."""
     try:
+        # The file names the module and its build as well. The first number with a point is the version.
         match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text())
     except OSError:
         match = None
@@ -41,7 +43,7 @@ def _version(package: str) -> str:
 
 
 def _cores() -> int | None:
-    """The cores that this process may use, where the operating system reports them."""
+    """Return the number of cores that this process may use, if the operating system reports it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

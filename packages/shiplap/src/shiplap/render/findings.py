@@ -1,4 +1,4 @@
-"""Findings as text, JSON and HTML. Anything with the fields of a finding will do."""
+"""Findings as text, JSON and HTML. Any object with the fields of a finding can be printed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Judgement(Protocol):
 
 
 def exit_code(verdicts: Sequence[Judgement]) -> int:
-    """0 when every op is proven, 1 when one failed, else 3: nothing failed, and something was not looked at."""
+    """Return 0 if every op is proven, 1 if one failed, else 3: nothing failed, and some check was incomplete."""
     words = {v.word for v in verdicts}
     return 1 if "failed" in words else 3 if "incomplete" in words else 0
 
@@ -97,7 +97,7 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 
 def _verdict(verdict: Judgement) -> str:
-    """``ns::op: incomplete (compile: out of budget_s)``."""
+    """Return the verdict on an op in one line, such as ``ns::op: incomplete (compile: out of budget_s)``."""
     missing: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
     for check, reason in verdict.missing:
         missing.setdefault(reason, []).append(check)
@@ -112,7 +112,7 @@ def _verdict(verdict: Judgement) -> str:
 def print_findings(
     findings: Sequence[Finding], console: Console | None = None, verdicts: Sequence[Judgement] = ()
 ) -> None:
-    """A table per op, then each failure with its input, fix and reproducer, then the verdict on each op."""
+    """Print a table per op, then each failure with its input, fix and reproducer, then the verdict on each op."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -122,8 +122,10 @@ def print_findings(
         table = Table(title=Text(subject), title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
+        # Evidence is folded and never cut: the end of a long line is often the part that matters.
         table.add_column(overflow="fold")
         for f in group:
+            # `Text` keeps rich from reading brackets in evidence, such as those of shapes, as markup.
             table.add_row(Text(f.check), Text(f.verdict, STYLES.get(f.verdict, "")), Text(f.evidence))
         console.print(table, "")
     for f in findings:
@@ -147,7 +149,10 @@ def _print_failure(f: Finding, console: Console) -> None:
 
 
 def print_costs(costs: Sequence[CostCard], console: Console | None = None, no_costs: str = "") -> None:
-    """A row per op: nanoseconds per call, and below it why a column is empty; ``no_costs`` says why there is none."""
+    """Print a row per op with nanoseconds per call, and below the table the reasons for empty columns.
+
+    ``no_costs`` is the reason why there is no card.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -165,13 +170,14 @@ def print_costs(costs: Sequence[CostCard], console: Console | None = None, no_co
         times = [in_ns(t) for t in (c.raw_ns, c.eager_ns, c.compiled_ns, c.captured_ns)]
         table.add_row(Text(c.subject), Text(c.binding), *times)
     console.print(table)
+    # Many ops share the reason for an empty column, which is printed once.
     for note in dict.fromkeys(n for c in costs for n in c.notes):
         console.print(Text(f"  {note}", "dim"), soft_wrap=True)
     console.print()
 
 
 def in_ns(time: float | None) -> str:
-    """A time in nanoseconds for a table; a dash for one that was not measured."""
+    """Return a time in nanoseconds for a table, or a dash for a time that was not measured."""
     return "-" if time is None else f"{time:,.0f}"
 
 
@@ -182,9 +188,9 @@ def findings_json(
     no_costs: str = "",
     verdicts: Sequence[Judgement] = (),
 ) -> str:
-    """``{"facts": ..., "verdicts": {...}, "findings": [...], "costs": [...]}``. Without cards ``"no_costs"`` says why.
+    """Return ``{"facts": ..., "verdicts": {...}, "findings": [...], "costs": [...]}``, indented, with a final newline.
 
-    Two spaces deep, with a final newline.
+    Without cards, ``"no_costs"`` holds the reason.
     """
     rows = [{name: getattr(f, name) for name in FIELDS} for f in findings]
     cards = [{name: getattr(c, name) for name in COSTS} for c in costs]
@@ -211,7 +217,7 @@ def findings_html(
     no_costs: str = "",
     verdicts: Sequence[Judgement] = (),
 ) -> str:
-    """A self-contained HTML page."""
+    """Return a self-contained HTML page."""
     return render_html(
         "findings.html.jinja",
         title=title,

@@ -1,4 +1,4 @@
-"""A small graph as inline SVG: boxes in layers, what is read above what reads it."""
+"""A small graph as inline SVG: boxes in layers, with a box below the boxes that it reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH, HEIGHT, GAP, RISE = 168, 44, 18, 40  # of a box, and between boxes, in px
 
 @dataclass(frozen=True)
 class Box:
-    """A node: two lines of text, the names of those that it reads, and whether it is what the picture is about."""
+    """A node: two lines of text, the names of the nodes that it reads, and whether the node is highlighted."""
 
     name: str
     title: str
@@ -22,14 +22,18 @@ class Box:
 
 
 def graph_svg(boxes: Sequence[Box]) -> str:
-    """``<svg>`` of the boxes, given in an order in which each comes after those that it reads; all text is escaped."""
+    """Return ``<svg>`` of the boxes, which must be in an order in which each follows those that it reads. Text is
+    escaped.
+    """
     layers: dict[str, int] = {}
     for box in boxes:
+        # The longest path from an input decides the layer, so that every edge points downwards.
         layers[box.name] = 1 + max((layers[r] for r in box.reads if r in layers), default=-1)
     rows: dict[int, list[str]] = {}
     for name, layer in layers.items():
         rows.setdefault(layer, []).append(name)
     widest = max((len(r) for r in rows.values()), default=0)
+    # Every layer is centred within the width of the widest one.
     full = widest * (WIDTH + GAP)
     at = {
         name: (round((full - len(row) * (WIDTH + GAP)) / 2) + i * (WIDTH + GAP) + GAP // 2, layer * (HEIGHT + RISE) + 4)

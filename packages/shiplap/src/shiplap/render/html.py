@@ -1,4 +1,4 @@
-"""HTML: everything escaped, nothing loaded from elsewhere, one file."""
+"""HTML pages of one file: all values are escaped, and nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 def _environment(package: str) -> Environment:
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+    # A template of a family may extend the base page of this package, so both folders are searched.
     loaders = [PackageLoader(package)] + ([] if package == "shiplap.render" else [PackageLoader("shiplap.render")])
     return Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -20,9 +21,9 @@ def _environment(package: str) -> Environment:
 
 
 def render_html(template: str, *, package: str = "shiplap.render", **context: Any) -> str:
-    """A page from ``<package>/templates/<template>``, which may extend ``base.html.jinja`` of this package.
+    """Return a page from ``<package>/templates/<template>``, which may extend ``base.html.jinja`` of this package.
 
-    The base takes ``title`` and ``facts`` (a mapping, shown as a header) and has the blocks ``style``, ``summary``
-    and ``content``.
+    The base takes ``title`` and ``facts`` (a mapping, shown as a header) and has the blocks ``style``, ``summary`` and
+    ``content``.
     """
     return _environment(package).get_template(template).render(**context)

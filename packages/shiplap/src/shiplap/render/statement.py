@@ -1,7 +1,7 @@
-"""An in-toto statement: a JSON file with the digests of what was examined and with what was found.
+"""An in-toto statement: a JSON file with digests of the examined objects, and with the findings.
 
-The form is the Statement of the in-toto attestation framework, version 1. Shiplap does not sign it: the tools
-of sigstore and ``ssh-keygen -Y sign`` sign such files.
+The form is the Statement of the in-toto attestation framework, version 1. Shiplap does not sign it: the tools of
+sigstore and ``ssh-keygen -Y sign`` sign such files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str
 
     Args:
         path: the file to write.
-        subjects: the name of each thing that was examined, and its SHA-256 digest as 64 hexadecimal digits.
+        subjects: the name of each examined object, and its SHA-256 digest as 64 hexadecimal digits.
         predicate_type: the URI of the form of ``predicate``.
         predicate: the plain values that the statement says of the subjects. Infinities and NaN become null.
 

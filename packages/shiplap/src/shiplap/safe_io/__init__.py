@@ -1,4 +1,4 @@
-"""The one boundary for files that are loaded as code or believed: opening (``files``), parsing (``parse``), writing."""
+"""The one boundary for files that are loaded as code or relied upon: opening, parsing (``parse``) and writing."""
 
 from shiplap.safe_io.files import (
     CODE,

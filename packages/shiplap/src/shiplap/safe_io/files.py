@@ -1,8 +1,9 @@
 """Open a file or folder through descriptors, and refuse it if another user could have written it.
 
-Each step opens one name relative to the descriptor of the folder before it and never follows a link by itself, so what
-was checked is what is opened: nothing can be exchanged in between. A symbolic link on the way is judged like a file,
-then walked in its turn. Nothing here blocks: only regular files are opened, a FIFO or a device is refused.
+Each step opens one name relative to the descriptor of the folder before it and never follows a link by itself. The
+checked object is therefore the opened one, and nothing can be exchanged in between. A symbolic link on the way is
+checked like a file, then its target is walked in turn. Nothing here blocks: only regular files are opened, a FIFO or a
+device is refused.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Rule:
     """The users who may own and write a file and the folders on the way to it.
 
     Attributes:
-        owned: only this user or root; else anybody, but for what lies in a folder that is sticky and open to all.
-        group: whether the group may write, too. Everybody else never may.
+        owned: whether the owner has to be this user or root. Otherwise the owner may be any user, except in a folder
+            that is sticky and open to all.
+        group: whether the group may write, too. All others never may.
         private: whether the last component has to be this user's own, not even root's.
     """
 
@@ -39,13 +41,13 @@ class Rule:
     private: bool = False
 
 
-CODE = Rule()  # what is loaded, and what is believed because it lies in our cache
+CODE = Rule()  # files that are loaded as code, and files of our cache
 OWN = Rule(private=True)  # a folder that we make and fill
-NAMED = Rule(owned=False, group=True)  # what the user, or a program of his, has named
+NAMED = Rule(owned=False, group=True)  # paths that the user, or the user's program, has named
 
 
 def open_folder(path: str | os.PathLike[str], rule: Rule = CODE, *, create: bool = False) -> int:
-    """A descriptor of the folder ``path``, if ``rule`` accepts the folder and every folder above it.
+    """Return a descriptor of the folder ``path``, if ``rule`` accepts the folder and every folder above it.
 
     ``create`` makes a missing folder with mode 700.
 
@@ -57,13 +59,14 @@ def open_folder(path: str | os.PathLike[str], rule: Rule = CODE, *, create: bool
 
 
 def open_file(path: str | os.PathLike[str], rule: Rule = CODE) -> int:
-    """A descriptor of the regular file ``path``, for reading; raises what :func:`open_folder` does."""
+    """Return a descriptor of the regular file ``path``, for reading. Raises the errors of :func:`open_folder`."""
     return _walk(path, rule, folder=False)
 
 
 def read_file(path: str | os.PathLike[str], limit: int, rule: Rule = CODE) -> bytes:
-    """The content of ``path``. OSError with EFBIG when it is longer than ``limit`` bytes."""
+    """Return the content of ``path``. OSError with EFBIG when it is longer than ``limit`` bytes."""
     handle = open_file(path, rule)
+    # One byte more than the limit is read: the size in the status of a file may change before the file is read.
     with os.fdopen(handle, "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -72,13 +75,13 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: Rule = CODE) -> by
 
 
 def check_content(path: str | os.PathLike[str], rule: Rule = CODE) -> None:
-    """Refuse a folder that is to be worked in if it, or a folder in it, holds a link, a FIFO or a device.
+    """Refuse a folder for work if it, or a folder in it, holds a link, a FIFO or a device.
 
-    Who could put one there before ``rule`` kept him out would have us write where it leads, or wait for ever. Nobody
-    can add one later, unless he may write the folder.
+    Another user could have put one there before ``rule`` excluded that user. Work in the folder would then write to the
+    target of the link, or wait for ever. Only users who may write the folder can add one later.
 
     Raises:
-        Distrusted: with what it is; also for what ``rule`` refuses.
+        Distrusted: with the kind of the object; also for a folder that ``rule`` refuses.
         OSError: the path does not exist or is not a folder.
     """
     handle = open_folder(path, rule)
@@ -102,7 +105,7 @@ def _check_below(folder: int, at: Path, rule: Rule, above: os.stat_result) -> No
 
 
 def reason(e: Exception) -> str:
-    """The unsafe part of a path and the reason, in one line."""
+    """Return the unsafe part of a path and the reason, in one line."""
     if isinstance(e, OSError) and e.filename is not None:
         return f"{os.fsdecode(e.filename)}: {e.strerror}"
     return str(e)
@@ -112,6 +115,7 @@ def _walk(path: str | os.PathLike[str], rule: Rule, *, folder: bool, create: boo
     text = os.fspath(path)
     if not text or "\0" in text:
         raise OSError(errno.EINVAL, "an empty path or one with a NUL", text.replace("\0", "\\0"))
+    # The walk begins at the root, as a folder above the working folder may belong to another user.
     start = text if os.path.isabs(text) else os.path.join(os.getcwd(), text)
     names = [n for n in start.split("/") if n not in ("", ".")]
     here, at, links = os.open("/", _FOLDER), Path("/"), 0
@@ -139,11 +143,11 @@ def _walk(path: str | os.PathLike[str], rule: Rule, *, folder: bool, create: boo
 
 
 def _link(here: int, name: str, at: Path, rule: Rule, above: os.stat_result) -> str | None:
-    """Where ``name`` leads if it is a symbolic link that may be followed. None for anything else."""
+    """Return the target of ``name`` if it is a symbolic link that may be followed, else None."""
     try:
         target = os.readlink(name, dir_fd=here)
     except OSError:
-        return None  # no link, or nothing: opening it will tell
+        return None  # no link, or no such name: opening it raises the error
     about = os.stat(name, dir_fd=here, follow_symlinks=False)
     if about.st_uid not in (os.geteuid(), 0) and (rule.owned or _open_to_all(above)):
         raise Distrusted(errno.EPERM, f"a link that belongs to another user (uid {about.st_uid})", str(at / name))
@@ -151,9 +155,10 @@ def _link(here: int, name: str, at: Path, rule: Rule, above: os.stat_result) -> 
 
 
 def _step(here: int, name: str, at: Path, *, as_folder: bool, create: bool) -> int:
-    """Open ``name`` in ``here``, which is closed."""
+    """Open ``name`` in ``here``, and close ``here``."""
     if as_folder and create:
         try:
+            # The folder is opened and checked after this in any case, so that it does not matter who has made it.
             os.mkdir(name, 0o700, dir_fd=here)
         except FileExistsError:
             pass
@@ -187,7 +192,7 @@ def _open_to_all(about: os.stat_result) -> bool:
 def _judge(
     about: os.stat_result, at: Path, rule: Rule, above: os.stat_result | None, *, last: bool, regular: bool = False
 ) -> os.stat_result:
-    """``about``, if ``rule`` accepts it at the path ``at``, below a folder of which ``above`` is known."""
+    """Return ``about`` if ``rule`` accepts it at the path ``at``, in a folder with the status ``above``."""
     me, mode = os.geteuid(), stat.S_IMODE(about.st_mode)
     if regular and not stat.S_ISREG(about.st_mode):
         raise Distrusted(errno.EPERM, "it is no regular file", str(at))
@@ -196,7 +201,7 @@ def _judge(
     if about.st_uid not in mine and (rule.owned or shared):
         raise Distrusted(errno.EPERM, f"it belongs to another user (uid {about.st_uid})", str(at))
     writers = stat.S_IWOTH | (0 if rule.group else stat.S_IWGRP)
-    sticky = not last and bool(mode & stat.S_ISVTX)  # others may add to it, not exchange what is ours
+    sticky = not last and bool(mode & stat.S_ISVTX)  # others may add files to it, but not replace ours
     if mode & writers and not sticky:
         why = f"it can be written by others (mode {mode:o}); what it holds may be theirs"
         raise Distrusted(errno.EPERM, why, str(at))

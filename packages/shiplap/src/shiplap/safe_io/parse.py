@@ -21,7 +21,10 @@ Data: TypeAlias = bool | int | float | str | list["Data"] | dict[str, "Data"] | 
 
 @dataclass(frozen=True)
 class Limits:
-    """``size`` in bytes, ``depth`` of nesting, ``nodes``: values and names, with every YAML alias written out."""
+    """Limits of a document: ``size`` in bytes, ``depth`` of nesting, and ``nodes``, with every YAML alias written out.
+
+    Values and names both count as nodes.
+    """
 
     size: int = 1 << 24
     depth: int = 64
@@ -37,10 +40,11 @@ _DIGITS = 20  # of an integer of 64 bits, with its sign
 
 
 def parse_json(content: bytes, limits: Limits = JSON) -> Data:
-    """The JSON value ``content``. ValueError for anything else, and for what is beyond ``limits``."""
+    """Return the JSON value ``content``. ValueError for any other content, and beyond ``limits``."""
     if len(content) > limits.size:
         raise ValueError(f"longer than {limits.size} bytes")
     _check_brackets(content, limits.depth)
+    # A cheap upper bound of the number of values, before any of them is allocated.
     if content.count(b",") + content.count(b":") >= limits.nodes:
         raise ValueError(f"more than {limits.nodes} values and names")
     try:
@@ -58,7 +62,7 @@ def parse_json(content: bytes, limits: Limits = JSON) -> Data:
 
 
 def _check_brackets(content: bytes, depth: int) -> None:
-    """ValueError for what is nested too deep, before a recursive parser sees it."""
+    """Raise ValueError for content that is nested too deep, before a recursive parser reads it."""
     level = 0
     for bracket in _BRACKETS.finditer(_STRING.sub(b"", content)):
         level += 1 if bracket[0] in (b"[", b"{") else -1
@@ -84,6 +88,8 @@ def _constant(name: str) -> NoReturn:
 
 
 def _object(pairs: list[tuple[str, Data]]) -> Data:
+    # Parsers differ in which of two equal names they take, so a file with both could mean different things to two
+    # readers.
     content = dict(pairs)
     if len(content) != len(pairs):
         raise ValueError("the same name twice in one object")
@@ -91,7 +97,7 @@ def _object(pairs: list[tuple[str, Data]]) -> Data:
 
 
 def _check_texts(data: Data) -> None:
-    """ValueError for a NUL or half a character in a text: neither is one for a file name, C or UTF-8."""
+    """Raise ValueError for a NUL or half a surrogate pair in a text, which file names, C and UTF-8 exclude."""
     waiting = [data]
     while waiting:
         value = waiting.pop()
@@ -104,11 +110,11 @@ def _check_texts(data: Data) -> None:
 
 
 def compose_yaml(content: bytes, limits: Limits = YAML) -> yaml.Node | None:
-    """The nodes of the YAML document ``content``, which know their lines. None for an empty one.
+    """Return the nodes of the YAML document ``content``, which hold their lines. None for an empty one.
 
     Raises:
         ValueError: not UTF-8, or beyond ``limits``.
-        yaml.MarkedYAMLError: not YAML. It knows the line.
+        yaml.MarkedYAMLError: not YAML. It holds the line.
     """
     import yaml
 
@@ -129,7 +135,9 @@ def compose_yaml(content: bytes, limits: Limits = YAML) -> yaml.Node | None:
 
 
 def build_yaml(root: yaml.Node | None) -> Data:
-    """The value of composed nodes; raises what :func:`compose_yaml` does. ``<<`` is carried out in the nodes, too."""
+    """Return the value of composed nodes. Raises the errors of :func:`compose_yaml`. ``<<`` is merged in the nodes,
+    too.
+    """
     import yaml
 
     if root is None:
@@ -143,7 +151,7 @@ def build_yaml(root: yaml.Node | None) -> Data:
 
 
 def _check_events(events: Iterator[yaml.Event], limits: Limits) -> None:
-    """ValueError for what is nested too deep or too long, before a recursive composer sees it."""
+    """Raise ValueError for a document that is nested too deep or too long, before a recursive composer reads it."""
     import yaml
 
     level = 0
@@ -157,7 +165,9 @@ def _check_events(events: Iterator[yaml.Event], limits: Limits) -> None:
 
 
 def _weigh(node: yaml.Node, limits: Limits, known: dict[int, int], inside: set[int]) -> int:
-    """How many values ``node`` stands for with every alias written out. ValueError for too many, or for a circle."""
+    """Return the number of values of ``node`` with every alias written out. ValueError for too many, or for a
+    circle.
+    """
     import yaml
 
     if id(node) in known:
@@ -181,7 +191,7 @@ def _weigh(node: yaml.Node, limits: Limits, known: dict[int, int], inside: set[i
 
 
 def _check_numbers(data: Data) -> None:
-    """ValueError for a number of more than 64 bits, at most once per value: aliases share theirs."""
+    """Raise ValueError for a number of more than 64 bits. Each value is checked once, also if aliases share it."""
     waiting, seen = [data], set[int]()
     while waiting:
         value = waiting.pop()

@@ -12,13 +12,14 @@ _numbers = count()
 
 
 def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: bool = True) -> None:
-    """Write ``path`` so that it holds its old content or all of ``content``, whatever happens; raises OSError.
+    """Write ``path`` so that it holds its old content or all of ``content``, whatever happens. Raises OSError.
 
-    Whatever the umask is, others may not write the file, or it would not be believed when it is read. Of a ``private``
-    one, the group may neither read nor write it. What is not ``lasting`` is left to the system to put on the disk: it
-    outlives the process, and after a loss of power it may be missing, or empty, or old.
+    Whatever the umask is, others may not write the file, because a reader would refuse it. If it is ``private``, the
+    group may neither read nor write it. If it is not ``lasting``, it is not synced: it outlives the process, and after
+    a loss of power it may be missing, empty or old.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # The name holds machine and process, so that a later clean-up can tell whether the writer still runs.
     temporary = path.parent / f".{path.stem[:16]}@{host()}~{os.getpid()}~{next(_numbers)}.tmp"
     try:
         flags, mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600 if private else 0o664
@@ -37,7 +38,9 @@ def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: b
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make the rename last; where directories cannot be synced (some network file systems) it lasts as it is."""
+    """Sync the rename to disk. Some network file systems cannot sync directories, and the rename stays unsynced
+    there.
+    """
     with contextlib.suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -47,5 +50,5 @@ def _sync_directory(directory: Path) -> None:
 
 
 def host() -> str:
-    """The name of this machine, as a file of ours may hold it."""
+    """Return the name of this machine, in characters that a file name may hold."""
     return "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40]

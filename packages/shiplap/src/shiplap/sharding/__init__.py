@@ -1,6 +1,6 @@
-"""Sharding: rules by which a call may be cut over the ranks of a mesh, and what tells DTensor of them.
+"""Sharding: rules by which a call may be cut over the ranks of a mesh, and their registration with DTensor.
 
-An op is made known to DTensor when a call of it gets one for the first time. Nothing here runs before that.
+An op is registered with DTensor when one of its calls gets a DTensor for the first time. Nothing here runs before that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ __all__ = ["on_refused"]
 
 
 def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
-    """After a call with a DTensor has failed: make the op known, which is worth another try, or raise what is wrong.
+    """Handle the failure of a call with a DTensor: register the op and return True, or raise the error behind it.
+
+    True means that the call is worth another try.
 
     Raises:
         ArgumentError: SL216 for tensors among DTensors, SL217 where no sharding rule is known.
@@ -32,6 +34,8 @@ def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
         from shiplap.sharding.place import register  # here: the samples and DTensor take long to import
 
         return register(op)
+    # DTensor wraps errors of the op in errors of its own. The first error of the catalogue in the chain is the useful
+    # one.
     behind: BaseException | None = cause
     while behind is not None:
         if isinstance(behind, ShiplapError) and behind is not cause:

@@ -1,8 +1,9 @@
-"""Sharding rules from a declaration: its named dims say what could be cut, and its reference says what may.
+"""Sharding rules from a declaration: its named dims give the candidates, and its reference decides.
 
-A dim that an output has is cut there, too; over one that no output has, an output may be a sum, a maximum or a minimum.
-Each such candidate is tried on samples with the reference in float64. What fails on one of them is no rule, and neither
-is what no sample could have refuted: the last part of a sum, or of a maximum, has to change the result of one.
+A dim that an output has is cut there, too. Over a dim that no output has, an output may be a sum, a maximum or a
+minimum. Each such candidate is tried on samples with the reference in float64. A candidate that fails on one sample is
+no rule. A candidate that no sample could have refuted is none either: the last part of a sum, or of a maximum, has to
+change the result of a sample.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ SEED = 20_261
 LARGEST = 1 << 20  # elements of a sample: a scalar of the call may be a size
 KEPT = 4096  # calls whose rules are kept
 WORLDS = (2, 3)
-LEFT_OUT: tuple[Part, ...] = ("sum", "max", "min")  # what an output without the dim may be, tried in order
+LEFT_OUT: tuple[Part, ...] = ("sum", "max", "min")  # the possible parts of an output without the dim, in this order
 
 _known: dict[tuple[object, ...], tuple[ShardingRule, ...]] = {}
 
 
 def unknown(op: Op) -> str:
-    """Why no rule can be derived for any call of ``op``; empty if one may be."""
+    """Return the reason why no rule can be derived for any call of ``op``, or an empty text."""
     spec = op.spec
     if spec.mutated:
         return "it writes to its arguments"
@@ -54,14 +55,15 @@ def unknown(op: Op) -> str:
 
 
 def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
-    """The rules for a call like this one, of whose tensors only the number of dims is looked at.
+    """Return the rules for a call like this one. Only the number of dims of its tensors matters.
 
-    Those that ``op.sharding`` declares; else those of the declaration and the reference, which are derived once.
+    The rules are those that ``op.sharding`` declares, or else those of the declaration and the reference, derived once.
     """
     if op.shardings is not None:
         return op.shardings
     if unknown(op):
         return ()
+    # The identity is part of the key, so that an op that is declared again gets new rules.
     key = (op.identity, *(_form(op, a, v) for a, v in zip(op.spec.args, args, strict=True)))
     rules = _known.get(key)
     if rules is None:
@@ -73,8 +75,11 @@ def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
 
 
 def _form(op: Op, arg: Arg, value: Any) -> object:
-    """What of an argument rules depend on: the number of dims of a tensor, which of those that broadcast are 1, and
-    scalars that are not sizes."""
+    """Return the part of an argument on which rules depend.
+
+    For a tensor it is the number of dims, and which of those that broadcast are 1. For a scalar that is not a size it
+    is the value.
+    """
     if hasattr(value, "shape"):
         repeated = arg.tensor is not None and bool(arg.broadcasts)
         return (len(value.shape), *(size == 1 for size in value.shape)) if repeated else len(value.shape)
@@ -83,7 +88,7 @@ def _form(op: Op, arg: Arg, value: Any) -> object:
 
 
 def derive(op: Op, cases: Sequence[Case]) -> tuple[ShardingRule, ...]:
-    """The rules that hold for all of ``cases``, which differ in sizes and values only."""
+    """Return the rules that hold for all of ``cases``, which differ in sizes and values only."""
     if unknown(op) or not cases:
         return ()
     rules, wholes = [], [sample for case in cases if (sample := _Sample.of(op, case)) is not None]
@@ -96,9 +101,10 @@ def derive(op: Op, cases: Sequence[Case]) -> tuple[ShardingRule, ...]:
 
 
 def samples_like(op: Op, args: Sequence[Any]) -> list[Case]:
-    """Small samples that agree with a call in scalars, in which tensors are there and in the number of their dims.
+    """Return small samples that agree with a call in scalars, in the tensors that are present and in their number of
+    dims.
 
-    Scalars that are sizes are free. Empty where the declaration admits no such sample that was tried.
+    Scalars that are sizes are free. Empty if the declaration admits none of the samples that were tried.
     """
     spec, samples = op.spec, Samples(op, SEED)
     pairs = list(zip(spec.args, args, strict=True))
@@ -118,6 +124,7 @@ def samples_like(op: Op, args: Sequence[Any]) -> list[Case]:
         return []
     recipe = samples.base.but(sizes=admitted[0] | repeated, scalars=admitted[1] | scalars, absent=absent)
     small = {name: v for name, v in admitted[0].items() if type(v) is int and v}
+    # Odd sizes, which two ranks cannot cut evenly.
     grown = [{n: v * 2 + 1 for n, v in small.items()}]
     if any("%" in str(e) for e in spec.requires):  # sizes that are still whole tiles when they are cut in two or three
         grown.append({n: 6 * v for n, v in small.items()})
@@ -128,7 +135,7 @@ def samples_like(op: Op, args: Sequence[Any]) -> list[Case]:
 
 
 def _ones(arg: Arg, value: Any) -> Iterator[str]:
-    """The dims of an argument that broadcast and are 1."""
+    """Yield the dims of an argument that broadcast and are 1."""
     if arg.tensor is not None and value is not None and arg.broadcasts:
         fixed = [d for d in arg.tensor.dims if d.kind != "variadic"]
         labels = [label for label in axes_of(arg.tensor, value.shape) if not label.startswith("*")]
@@ -136,7 +143,9 @@ def _ones(arg: Arg, value: Any) -> Iterator[str]:
 
 
 def _numel(op: Op, recipe: Recipe) -> float:
-    """The elements of all tensors of a call, without making one; infinitely many for what is not admitted."""
+    """Return the elements of all tensors of a call, without allocating one. Infinity for a recipe that is not
+    admitted.
+    """
     spec = op.spec
     env = environment(spec, dict(recipe.sizes), dict(recipe.scalars))
     if env is None:
@@ -148,8 +157,10 @@ def _numel(op: Op, recipe: Recipe) -> float:
 
 
 def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
-    """A label for each axis: the name of its dim, ``*s[0]`` of a variadic one, and empty for what has no name and for
-    a size of 1 that broadcasts."""
+    """Return a label for each axis: the name of its dim, or ``*s[0]`` of a variadic one.
+
+    The label is empty for an axis without a name and for a size of 1 that broadcasts.
+    """
     labels: list[str] = []
     for d in tensor.dims:
         if d.kind == "variadic":
@@ -162,7 +173,7 @@ def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
 
 
 def _candidates(op: Op, case: Case) -> Iterator[ShardingRule]:
-    """One for each dim that could be cut: it stands once in a tensor, and no other size follows from it."""
+    """Yield a rule for each dim that could be cut: it stands once in a tensor, and no other size follows from it."""
     spec, env = op.spec, case.env
     given = [(a, v) for a, v in zip(spec.args, case.args, strict=True) if a.tensor is not None and v is not None]
     labels = {a.name: axes_of(a.tensor, v.shape) for a, v in given if a.tensor is not None}
@@ -170,6 +181,7 @@ def _candidates(op: Op, case: Case) -> Iterator[ShardingRule]:
     bound = {name for name, _ in related} | {n for _, e in related for n in e.names} | {a.name for a in spec.scalars}
     outs = [axes_of(o.tensor, (0,) * _ndim(o.tensor, env)) for o in spec.outputs]
     for label in dict.fromkeys(label for axes in labels.values() for label in axes if label and label not in bound):
+        # A cut of a dim that stands twice in one tensor would have to cut two axes at once.
         if any(axes.count(label) > 1 for axes in (*labels.values(), *outs)):
             continue
         inputs: list[tuple[str, Part]] = [(n, _place(axes, label)) for n, axes in labels.items()]
@@ -185,8 +197,11 @@ def _place(axes: Sequence[str], label: str) -> Part:
 
 
 def _variants(op: Op, rule: ShardingRule, case: Case) -> Iterable[ShardingRule]:
-    """``rule`` with each possible part of the outputs that lack the dim; and with one argument as a term of the sum."""
+    """Yield ``rule`` with each possible part of the outputs without the dim, and with one argument as a term of the
+    sum.
+    """
     free = [i for i, part in enumerate(rule.outputs) if part == "whole"]
+    # The number of combinations grows with a power of the outputs, and each needs runs of the reference.
     for choice in product(LEFT_OUT, repeat=len(free)) if len(free) < 3 else ():
         outputs = list(rule.outputs)
         for i, part in zip(free, choice, strict=True):
@@ -203,7 +218,7 @@ def _variants(op: Op, rule: ShardingRule, case: Case) -> Iterable[ShardingRule]:
 
 
 class _Sample:
-    """A case, and what the reference makes of it as a whole."""
+    """A case, and the result of the reference on the whole of it."""
 
     def __init__(self, op: Op, case: Case) -> None:
         self.op, self.args = op, case.args
@@ -211,14 +226,16 @@ class _Sample:
 
     @classmethod
     def of(cls, op: Op, case: Case) -> _Sample | None:
-        """None where the reference refuses the case: it is no sample then, and the call will fail by itself."""
+        """Return the sample, or None if the reference refuses the case. The call will then fail by itself."""
         try:
             return cls(op, case)
         except Exception:
             return None
 
     def agrees(self, rule: ShardingRule, sizes: Sequence[int]) -> tuple[bool, set[int]]:
-        """Whether the reference of the shards is the shard of the reference; outputs that the last shard changes."""
+        """Return whether the reference of the shards is the shard of the reference, and the outputs that the last shard
+        changes.
+        """
         try:
             parts = shards(self.op, rule, partial(reference64, self.op), self.args, sizes)
             got = merge(rule.outputs, parts)
@@ -236,7 +253,10 @@ def _floating(tensor: TensorType) -> bool:
 
 
 def _settled(rule: ShardingRule, samples: Sequence[_Sample]) -> ShardingRule | None:
-    """``rule``, less empty shards if the reference has no answer for those. None if it fails, or nothing shows it."""
+    """Return ``rule``, without empty shards if the reference has no answer for those.
+
+    None if the rule fails on a sample, or if no sample could have refuted it.
+    """
     seen, empty, shown = 0, True, set[int]()
     for sample in samples:
         size = cut_size(sample.op, rule, sample.args)
@@ -260,5 +280,6 @@ def _same(got: Tensor, wanted: Tensor) -> bool:
         return False
     if not (wanted.is_floating_point() or wanted.is_complex()) or wanted.itemsize == 1:
         return torch.equal(got.to(torch.float64), wanted.to(torch.float64))
+    # Shards are summed in another order than the whole, so the last bits of a result may differ.
     tolerance = 1e-9 if wanted.itemsize >= 8 else 1e-4 if wanted.itemsize == 4 else 2e-2
     return torch.allclose(got.to(wanted.dtype), wanted, rtol=tolerance, atol=tolerance, equal_nan=True)

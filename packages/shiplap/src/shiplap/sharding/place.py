@@ -1,4 +1,4 @@
-"""DTensor asks for the ways to cut a call of an op; this answers with the op's sharding rules."""
+"""The answers to DTensor, which calls this module for the ways to cut a call of an op."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _registered: dict[str, tuple[object, ...]] = {}
 
 
 def register(op: Op) -> bool:
-    """Tell DTensor of ``op``. False if it knows this edition of it already."""
+    """Register ``op`` with DTensor. False if this edition of it is registered already."""
+    # A call may reach DTensor above or below autograd, by either of both overloads.
     overloads = tuple({id(o): o for o in (op.overload, op.raw)}.values())
     if _registered.get(op.spec.name) == overloads:
         return False
@@ -31,7 +32,7 @@ def register(op: Op) -> bool:
 
 
 def _ways(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dtensor.Placements]:
-    """SL217 where a tensor is cut and nothing is known of the op; else the rules, and no cut at all."""
+    """Return the ways to cut a call: no cut at all, and the rules. SL217 if a tensor is cut and there is no rule."""
     from torch.distributed.tensor import Replicate
 
     args = op.spec.complete(given)
@@ -68,7 +69,7 @@ def _placement(part: Part) -> Any:
 
 
 def _admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int) -> bool:
-    """Whether the declaration admits the shards of every rank, by their sizes."""
+    """Return whether the declaration admits the shards of every rank, by their sizes."""
     blank = tuple(_blank(v) for v in args)
     size = cut_size(op, rule, blank)
     if size is None:
@@ -85,7 +86,7 @@ def _admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int) -> bo
 
 
 def _blank(value: Any) -> Any:
-    """A tensor of that shape and dtype without data."""
+    """Return a tensor of the same shape and dtype without data."""
     meta = getattr(value, "tensor_meta", None)
     if meta is None:
         return value

@@ -17,17 +17,17 @@ Run = Callable[[tuple[Any, ...]], Sequence[Tensor]]
 
 
 class NotAdmitted(Exception):
-    """The declaration does not admit a shard: its sizes break a precondition. That proves nothing against a rule."""
+    """Raised if a shard breaks a precondition of the declaration by its sizes. That proves nothing against a rule."""
 
 
 def chunks(size: int, world: int) -> list[int]:
-    """The sizes of ``torch.chunk``, as DTensor cuts; ranks behind the last chunk have 0."""
+    """Return the sizes of ``torch.chunk``, by which DTensor cuts. Ranks behind the last chunk have 0."""
     step = -(-size // world)
     return [max(0, min(step, size - rank * step)) for rank in range(world)]
 
 
 def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
-    """The arguments of each rank. ``sizes`` are those of its shard of everything that is cut."""
+    """Return the arguments of each rank. ``sizes`` are those of its shard of each cut tensor."""
     parts, starts = dict(rule.inputs), [0, *accumulate(sizes)]
     return [
         tuple(
@@ -43,19 +43,23 @@ def _local(value: Any, part: Part, rank: int, start: int, size: int) -> Any:
         return value
     if isinstance(part, int):
         return value.narrow(part, start, size)
+    # A term of a sum is added once, so the other ranks have zeros.
     return value if rank == 0 else torch.zeros_like(value)
 
 
 def cut_size(op: Op, rule: ShardingRule, args: tuple[Any, ...]) -> int | None:
-    """The size of what is cut; None where nothing is, or two arguments disagree."""
+    """Return the size of the dim that is cut. None if no dim is, or if two arguments disagree."""
     parts = dict(rule.inputs)
     pairs = [(v, parts.get(a.name)) for a, v in zip(op.spec.args, args, strict=True) if isinstance(v, Tensor)]
+    # All cut tensors of a call have the same size along the cut, or the rule does not fit this call.
     sizes = {v.shape[p] for v, p in pairs if isinstance(p, int) and p < v.dim()}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def shards(op: Op, rule: ShardingRule, run: Run, args: tuple[Any, ...], sizes: Sequence[int]) -> list[Sequence[Tensor]]:
-    """What each rank computes. NotAdmitted where a precondition of the declaration refuses the sizes of a shard."""
+    """Return the results of each rank. NotAdmitted if a precondition of the declaration refuses the sizes of a
+    shard.
+    """
     made = local_args(op, rule, args, sizes)
     for local in made:
         try:
@@ -68,7 +72,7 @@ def shards(op: Op, rule: ShardingRule, run: Run, args: tuple[Any, ...], sizes: S
 
 
 def merge(parts: Sequence[Part], results: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """The outputs of the whole call, from those of the ranks."""
+    """Return the outputs of the whole call, from those of the ranks."""
     return [_merged(part, list(column)) for part, column in zip(parts, zip(*results, strict=True), strict=True)]
 
 

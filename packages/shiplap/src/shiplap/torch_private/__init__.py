@@ -1,7 +1,8 @@
-"""The only module that touches private torch: one function per capability, with the versions it is known to work on.
+"""The only room that uses private names of torch: one function per capability, with the versions on which it was
+verified.
 
-Verified means run in our own test suite. An unknown torch is not refused: the capability says so in ``shiplap env``,
-and its caller falls back to the public path.
+A capability is verified on a version if our own test suite ran on it. An unknown torch is not refused: ``shiplap env``
+reports the capability as unknown, and its caller falls back to the public path.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ __all__ = ["CAPABILITIES", "Capability"]
 
 @dataclass(frozen=True)
 class Capability:
-    """A use of private torch: its name, and what is used."""
+    """A use of private torch: its name, and the private names that it needs."""
 
     name: str
     uses: str
 
     @property
     def verified(self) -> tuple[str, ...]:
-        """The versions of torch on which the suite has shown that it works."""
+        """The versions of torch on which the suite has shown that the capability works."""
         return tuple(short(release) for release, unverified in RELEASES.items() if self.name not in unverified)
 
     @property
     def known(self) -> bool:
-        """Whether it was verified on the installed torch."""
+        """Whether the capability was verified on the installed torch."""
         return short(torch.__version__) in self.verified
 
 
+# The suite checks each of these on every release of `versions.RELEASES`, and `shiplap env` prints them.
 CAPABILITIES = (
     Capability("autocast rules", "torch._C._ExcludeDispatchKeyGuard, Autocast dispatch keys"),
     Capability(
@@ -76,7 +78,7 @@ CAPABILITIES = (
 
 @contextmanager
 def fake_mode(symbolic: bool) -> Iterator[Any]:
-    """A FakeTensorMode. With ``symbolic``, the sizes of converted tensors become symbols."""
+    """Enter a FakeTensorMode. With ``symbolic``, the sizes of converted tensors become symbols."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -85,7 +87,7 @@ def fake_mode(symbolic: bool) -> Iterator[Any]:
 
 
 def fakify(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
-    """``tensor`` as a fake of ``mode``; ``dynamic`` gives every dim a symbol."""
+    """Return ``tensor`` as a fake of ``mode``. With ``dynamic``, every dim has a symbol."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim()) if dynamic else None
@@ -94,7 +96,7 @@ def fakify(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
 
 
 def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
-    """The number that a fake's size stands for, given the values of data-dependent symbols. None if one is missing."""
+    """Return the value of a fake's size, given the values of data-dependent symbols. None if one is missing."""
     if isinstance(size, int):
         return size
     env, expr = size.node.shape_env, size.node.expr
@@ -112,7 +114,7 @@ def _integer(value: Any) -> Any:
 
 
 def size_symbol(size: Any) -> str:
-    """The name of a size that is one data-dependent symbol, else empty."""
+    """Return the name of a size that is one data-dependent symbol, else an empty text."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     lone = not isinstance(size, int) and size.node.expr.is_Symbol and free_unbacked_symbols(size)
@@ -120,7 +122,7 @@ def size_symbol(size: Any) -> str:
 
 
 def size_constant(size: Any) -> int | None:
-    """The value to which a symbolic size has been specialised by now, or None while it may still vary."""
+    """Return the value to which a symbolic size has been specialised by now, or None while it may still vary."""
     if isinstance(size, int):
         return size
     expr = size.node.expr
@@ -128,7 +130,7 @@ def size_constant(size: Any) -> int | None:
 
 
 def size_range(size: Any) -> tuple[float, float]:
-    """Least and greatest value that a fake's size may take."""
+    """Return the least and the greatest value that a fake's size may have."""
     if isinstance(size, int):
         return size, size
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
@@ -140,13 +142,13 @@ def _number(value: Any, infinite: float) -> float:
 
 
 def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors share one storage. The tensors may be fake."""
+    """Return whether two tensors share one storage. The tensors may be fake."""
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 @contextmanager
 def data_dependent_sizes() -> Iterator[None]:
-    """Let Dynamo keep ops whose output sizes depend on data in the graph, as users of such ops do."""
+    """Keep ops whose output sizes depend on data in the graphs of Dynamo, as users of such ops do."""
     import torch._dynamo
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
@@ -154,14 +156,16 @@ def data_dependent_sizes() -> Iterator[None]:
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
-    """Tell Dynamo that ``tensor.shape[dim]`` varies, so that the first other size does not recompile."""
+    """Mark ``tensor.shape[dim]`` as varying, so that the first other size does not recompile."""
     import torch._dynamo
 
     torch._dynamo.mark_dynamic(tensor, dim)
 
 
 def graph_break_registry() -> Path | None:
-    """The file in which torch explains its graph breaks, found without importing the compiler. None if absent."""
+    """Return the file in which torch explains its graph breaks, found without importing the compiler. None if
+    absent.
+    """
     path = Path(torch.__file__).parent / "_dynamo" / "graph_break_registry.json"
     return path if path.is_file() else None
 
@@ -176,6 +180,7 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
             if isinstance(metadata, dict):
                 emit(metadata, getattr(record, "payload", None) or "")
 
+    # The trace logger is torch's interface for log files. A handler gets the same records without a file.
     logger, handler = logging.getLogger("torch.__trace"), Handler(logging.DEBUG)
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
@@ -190,10 +195,11 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
 
 
 def abandon_capture(device: int, pool: Any) -> None:
-    """After a CUDA capture that could not be ended: the allocator and the generator leave it as well."""
+    """Remove the allocator and the generator from a CUDA capture that could not be ended."""
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         with suppress(RuntimeError, AttributeError):  # torch got this far by itself
             getattr(torch._C, name)(device, pool)
+    # A generator that still counts as captured would raise at every later draw of random numbers.
     generator = torch.cuda.default_generators[device]
     generator.graphsafe_set_state(generator.clone_state())  # a copy does not take itself for captured
 
@@ -208,14 +214,14 @@ def reset_compiler() -> None:
 
 
 def forget_compile_threads() -> None:
-    """In a forked child: Inductor's threads stayed with the parent, and work that is given to their pool never runs."""
+    """Drop Inductor's thread pool in a forked child, where its threads do not exist and submitted work never runs."""
     if (compiling := sys.modules.get("torch._inductor.async_compile")) is not None:
         compiling.AsyncCompile.pool.cache_clear()
 
 
 @dataclass(frozen=True)
 class CompileCounts:
-    """What the compiler has counted since the last ``reset_compiler``."""
+    """The counts of the compiler since the last ``reset_compiler``."""
 
     graphs: int
     graph_breaks: int
@@ -224,7 +230,7 @@ class CompileCounts:
 
 
 def compile_counts() -> CompileCounts:
-    """Graphs, graph breaks and recompiles, from Dynamo's own counters and per-compile metrics."""
+    """Return graphs, graph breaks and recompiles, from Dynamo's own counters and per-compile metrics."""
     from torch._dynamo.utils import counters, get_compilation_metrics
 
     breaks = counters["graph_break"]
@@ -234,17 +240,18 @@ def compile_counts() -> CompileCounts:
     return CompileCounts(
         graphs=int(counters["stats"].get("unique_graphs", 0)),
         graph_breaks=sum(breaks.values()),
+        # A compile id is "frame/attempt": the first attempt of each frame is no recompile.
         recompiles=len({i.split("_")[0] for i in forward}) - len(first),
         break_reasons=tuple(breaks),
     )
 
 
 def cuda_driver_version() -> str:
-    """The newest CUDA version that the driver supports (``"13000"``). Empty if torch does not report it."""
+    """Return the newest CUDA version that the driver supports (``"13000"``). Empty if torch does not report it."""
     ask = getattr(torch._C, "_cuda_getDriverVersion", None)
     return str(ask()) if ask is not None else ""
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside a backward pass."""
+    """Return whether this thread is inside a backward pass."""
     return torch._C._current_graph_task_id() != -1

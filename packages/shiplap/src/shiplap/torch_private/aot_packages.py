@@ -1,4 +1,4 @@
-"""AOTInductor: graphs compiled into packages that run where there is no Python."""
+"""AOTInductor: graphs compiled into packages that run without Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def packaging() -> bool:
-    """Whether a package is being made right now. Imports nothing."""
+    """Return whether a package is being made right now. Imports nothing."""
     inductor = sys.modules.get("torch._inductor.virtualized")
     return inductor is not None and bool(inductor.V.aot_compilation)
 

@@ -1,4 +1,4 @@
-"""What lets a process find the graphs and kernels that an earlier one has left in the caches of torch and Triton."""
+"""Reuse of the graphs and kernels that an earlier process has left in the caches of torch and Triton."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ _CACHES_CHECKS = (2, 13)  # since then a graph that asserts something with torch
 
 
 def prepare() -> None:
-    """Make this process look for graphs and kernels under the keys of others. Called before compile caches are asked.
+    """Make this process look for graphs and kernels under the keys of others. Called before compile caches are read.
 
-    Triton's key holds the version of the assembler. Inductor puts torch's own into force once it compiles a kernel in
-    this process and not in a worker, which depends on what the caches have. It is put into force here instead.
+    Triton's key holds the version of the assembler. Inductor selects torch's own assembler when it compiles a kernel in
+    this process and not in a worker, which depends on the contents of the caches. The assembler is therefore selected
+    here.
     """
     triton_assembler.use_torchs()
     marked = config.unsafe_marked_cacheable_functions
     major, minor = torch.__version__.split(".")[:2]
+    # Torch leaves out of its cache each graph with a function that it does not know to be safe.
     if _CHECK not in marked and (int(major), int(minor)) < _CACHES_CHECKS:
         config.unsafe_marked_cacheable_functions = {**marked, _CHECK: torch.__version__}

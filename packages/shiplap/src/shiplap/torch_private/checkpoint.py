@@ -1,4 +1,4 @@
-"""``torch.utils.checkpoint`` in the graphs of this torch."""
+"""Whether ``torch.utils.checkpoint`` keeps objects in the graphs of this torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _KEEPS_OBJECTS = (2, 13)  # since then Dynamo makes outputs of the tensors in an
 
 @constant_result
 def checkpoints_keep_objects() -> bool:
-    """Whether a function that is checkpointed in a graph may return objects of its own that hold tensors.
+    """Return whether a function that is checkpointed in a graph may return objects of its own that hold tensors.
 
-    A constant of the graph. Releases before do what is needed if ``skip_fwd_side_effects_in_bwd_under_checkpoint`` of
-    ``torch._dynamo.config`` is set, and make a graph that does not run without it.
+    The result is a constant of the graph. Before torch 2.13 this needs
+    ``torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint``, and without it the graph does not run.
     """
     import torch._dynamo
 

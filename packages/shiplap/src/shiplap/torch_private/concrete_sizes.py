@@ -1,4 +1,4 @@
-"""Calls of an exported program with sizes that are numbers: what a compiler has to know that specialises on sizes."""
+"""Calls of an exported program with sizes as numbers, for compilers that specialise on sizes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-ALIGNED = 16  # what compilers of kernels ask of sizes
+ALIGNED = 16  # the multiple for which compilers of kernels specialise
 MOST = 16  # calls
 
 
 def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """``args``, fakes and symbols among them, with tensors without memory: first with the sizes of the example.
+    """Yield ``args``, with numbers for symbols and tensors without memory: first with the sizes of the example.
 
     Then each symbol is once a multiple of 16 and once an odd number near that of the example, in all combinations, up
     to 16 calls.
@@ -22,13 +22,14 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     symbols = sorted({s for size in sizes for s in size.node.expr.free_symbols}, key=str)
     known = {size.node.expr: size.node.hint for size in sizes if size.node.expr in symbols}
     hints = [known.get(symbol) or ALIGNED for symbol in symbols]
+    # Triton compiles a form of its own for multiples of 16, so both kinds of sizes are needed.
     variants = product(*[(-(-hint // ALIGNED) * ALIGNED, max(3, hint | 1)) for hint in hints])
     for values in islice(dict.fromkeys([tuple(hints), *islice(variants, MOST)]), MOST):
         yield tuple([_concrete(a, dict(zip(symbols, values, strict=True))) for a in args])
 
 
 def _sizes(args: Sequence[Any]) -> Iterator[Any]:
-    """The symbols of arguments, and of sizes and strides of tensors."""
+    """Yield the symbols of arguments, and of sizes and strides of tensors."""
     for arg in args:
         if isinstance(arg, torch.SymInt):
             yield arg

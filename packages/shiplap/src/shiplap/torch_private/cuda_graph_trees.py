@@ -4,16 +4,17 @@ from __future__ import annotations
 
 
 def cudagraph_skips() -> int:
-    """How often Inductor has run a region without the CUDA graph that the user requested, since ``reset_compiler``."""
+    """Return how often Inductor has run a region without the requested CUDA graph, since ``reset_compiler``."""
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"].get("cudagraph_skips", 0))
 
 
 def cudagraph_inputs() -> int:
-    """How many inputs torch copies before each replay, since ``reset_compiler``. 0 means that no graph was recorded.
+    """Return the number of inputs that torch copies before each replay, since ``reset_compiler``.
 
-    Only meaningful for a function with at least one input that is neither parameter nor buffer.
+    0 means that no graph was recorded. The number is only meaningful for a function with at least one input that is
+    neither parameter nor buffer.
     """
     from torch._dynamo.utils import counters
 

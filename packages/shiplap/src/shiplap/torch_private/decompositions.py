@@ -9,10 +9,14 @@ from typing import Any
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operator → a function that computes the same from plainer operators. Empty on a torch without the table."""
+    """Return torch's decompositions: operator → a function that computes the same from plainer operators.
+
+    The result is empty on a torch without the table.
+    """
     try:
         from torch._decomp import core_aten_decompositions
 
         return dict(core_aten_decompositions())
+    # The table is private. Without it, callers go without decompositions.
     except (ImportError, AttributeError, RuntimeError):
         return {}

@@ -1,8 +1,9 @@
-"""Modes of torch: one that sees every operator (``torch.utils._python_dispatch``), and blocks that are outside of all.
+"""Modes of torch: one that sees every operator (``torch.utils._python_dispatch``), and blocks outside all modes.
 
-What is computed once and kept, such as a table of neighbours or a packed weight, is used after the mode in which it was
-asked for has ended. A tensor made in inference mode cannot be saved for a later backward. One made under a fake mode
-has no memory. One made at a level of ``torch.func`` belongs to that level. So it is built outside of these modes.
+A value that is computed once and kept, such as a table of neighbours or a packed weight, is used after the mode in
+which it was computed has ended. A tensor made in inference mode cannot be saved for a later backward. One made under a
+fake mode has no memory. One made at a level of ``torch.func`` belongs to that level. Such values are therefore built
+outside of these modes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PLAIN = frozenset((Tensor, Parameter))
 
 
 def without_modes() -> AbstractContextManager[object]:
-    """A block in which no mode is in force: a compiler's fake tensors are not made in it."""
+    """Return a context without dispatch modes, in which a compiler's fake tensors are not made."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
@@ -38,12 +39,12 @@ def without_modes() -> AbstractContextManager[object]:
 
 @contextmanager
 def outside_modes(*owners: Tensor) -> Iterator[None]:
-    """A block for what is computed from ``owners`` and outlives the modes of this thread.
+    """Enter a block for values that are computed from ``owners`` and outlive the modes of this thread.
 
     The block is outside of inference mode, gradients, autocast, dispatch and function modes (fake tensors, traces,
-    ``with torch.device``) and the levels of ``torch.func``. Where an owner itself belongs to one of those, such as a
-    fake tensor, so does whatever is computed from it: then the block is outside of inference mode alone. A function
-    that Dynamo traces must not enter it.
+    ``with torch.device``) and the levels of ``torch.func``. If an owner itself belongs to one of those, such as a fake
+    tensor, the computed values do as well, and the block is outside of inference mode alone. A function that Dynamo
+    traces must not enter it.
     """
     inference = torch.is_inference_mode_enabled()
     with ExitStack() as stack:
@@ -71,7 +72,7 @@ def _leave_modes(stack: ExitStack, owners: Iterable[Tensor]) -> None:
 
 
 def built_outside_modes(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: ``function`` runs in :func:`outside_modes` of the tensors among its arguments.
+    """Return ``function``, decorated to run in :func:`outside_modes` of the tensors among its arguments.
 
     Objects and classes that have ``tensors``, a list, count with those. In a graph of Dynamo the function is traced.
     """
@@ -97,7 +98,7 @@ def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _belongs_to_mode(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is fake, of a subclass, wrapped by a transform, or an input of a trace that is under way."""
+    """Return whether ``tensor`` is fake, of a subclass, wrapped by a transform, or an input of a running trace."""
     if type(tensor) not in _PLAIN or torch._is_functional_tensor(tensor):
         return True
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -111,8 +112,8 @@ def _belongs_to_mode(tensor: Tensor) -> bool:
 
 
 def without_memory(t: Tensor) -> bool:
-    """Whether ``t`` stands for zeros that are nowhere in memory: forward mode makes such tangents of constants.
+    """Return whether ``t`` stands for zeros that have no memory. Forward mode makes such tangents of constants.
 
-    To compute with one below autograd ends the process (torch 2.11 to 2.13).
+    Computing with such a tensor below autograd ends the process (torch 2.11 to 2.13).
     """
     return bool(t._is_zerotensor())

@@ -1,7 +1,7 @@
 """Calls of an op without the Python that torch puts around them.
 
-Eager calls are counted in hundreds of nanoseconds, so the questions are torch's own C functions, asked one by one: a
-frame of Python costs as much as one of them.
+Eager calls are counted in hundreds of nanoseconds. The conditions are therefore torch's own C functions, called one by
+one: a frame of Python costs as much as one of them.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ _any_global_hook: Callable[[], Any] = vars(modules)["_has_any_global_hook"]
 
 
 def untouched() -> bool:
-    """Whether no mode, tracer, functionalization or profiler of this thread has to see its calls (1 us).
+    """Return whether no mode, tracer, functionalization or profiler of this thread has to see its calls (1 us).
 
-    Every one of these but the function modes and the profiler puts a dispatch key into force.
+    All of these except the function modes and the profiler set a dispatch key.
     """
     return _included().raw_repr() in _QUIET and not _function_modes() and not _profiled()
 
 
 def builtin(overload: Overload) -> Callable[..., Any]:
-    """The C function that ``overload`` calls and nothing else; ``overload`` itself where its call does more.
+    """Return the C function that a call of ``overload`` reduces to, or ``overload`` itself where its call does more.
 
-    Modes, subclasses and tracers are seen to in C++ below it. Dynamo knows ``overload`` only.
+    C++ code below that function handles modes, subclasses and tracers. Dynamo supports ``overload`` only.
     """
     if type(overload) is not torch._ops.OpOverload:
         return overload
@@ -81,7 +81,9 @@ def builtin(overload: Overload) -> Callable[..., Any]:
 
 
 def in_code(overload: Overload) -> Callable[..., Any]:
-    """What code that Inductor wrote calls for ``overload``, below autograd: that code records no gradients."""
+    """Return the function that Inductor's code calls for ``overload``, below autograd, as that code records no
+    gradients.
+    """
     if type(overload) is not torch._ops.OpOverload:
         return overload
     coded: Callable[..., Any] = getattr(overload._op, "coded", overload._op)  # torch_private/dispatcher_library.py
@@ -89,22 +91,24 @@ def in_code(overload: Overload) -> Callable[..., Any]:
 
 
 def _transformed() -> bool:
-    """Whether a trace, autocast, torch.func or forward-mode AD (a level is open) has to see this thread's calls."""
+    """Return whether a trace, autocast, torch.func or forward-mode AD (a level is open) has to see this thread's
+    calls.
+    """
     if is_dynamo_compiling() or compiler._is_compiling_flag or any_autocast() or functorch_transform() is not None:
         return True
     return bool(forward._current_level >= 0)
 
 
 def is_compiling() -> bool:
-    """Whether a trace has to see this call."""
+    """Return whether a trace has to see this call."""
     return bool(is_dynamo_compiling() or compiler._is_compiling_flag)
 
 
 def without_gradients(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Call ``overload``, which records nothing, with gradients off where no argument requires one.
 
-    Native code cannot ask a tensor whether it requires a gradient: it hands each call with gradients on to Python.
-    Lists are not looked into, so an op that takes lists of tensors is none to be called like this.
+    Native code cannot read whether a tensor requires a gradient, and passes every call with gradients on to Python.
+    Lists are not searched, so an op that takes lists of tensors must not be called like this.
     """
     if is_dynamo_compiling() or compiler._is_compiling_flag:
         overload(*args, **kwargs)
@@ -119,21 +123,25 @@ def without_gradients(overload: Overload, args: Sequence[Any], kwargs: Mapping[s
 
 
 def is_hooked(module: Module) -> bool:
-    """Whether a call of ``module`` runs more than the ``forward`` of its class: hooks, or a ``forward`` of its own."""
+    """Return whether a call of ``module`` runs more than the ``forward`` of its class: hooks, or a ``forward`` of its
+    own.
+    """
     own: Any = module
     hooks = own._forward_hooks or own._forward_pre_hooks or own._backward_hooks or own._backward_pre_hooks
     return bool(hooks or "forward" in own.__dict__ or _any_global_hook())
 
 
 def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether no gradient, autocast, transform or trace has to see this call: it may go below autograd."""
+    """Return whether no gradient, autocast, transform or trace has to see this call, so that it may go below
+    autograd.
+    """
     if _transformed():
         return False
     return not (torch.is_grad_enabled() and any_requires_grad(*args, **kwargs))
 
 
 def is_recorded_call(args: Sequence[Any]) -> bool:
-    """Whether autograd alone has to see this call of plain tensors."""
+    """Return whether autograd alone has to see this call of plain tensors."""
     if _transformed() or not untouched():
         return False
     kinds = {*map(type, args)} - _PLAIN
@@ -144,7 +152,9 @@ _CASTING = {kind: torch._C.DispatchKeySet(getattr(_KEYS, f"Autocast{kind.upper()
 
 
 def autocast_alone(args: Sequence[Any]) -> str | None:
-    """The device type whose autocast has to see this call of plain tensors, if nothing else does but autograd."""
+    """Return the device type whose autocast has to see this call of plain tensors, if nothing else does but
+    autograd.
+    """
     if is_dynamo_compiling() or compiler._is_compiling_flag or functorch_transform() is not None:
         return None
     if forward._current_level >= 0 or not _SIMPLE.issuperset(map(type, args)) or not untouched():
@@ -155,17 +165,19 @@ def autocast_alone(args: Sequence[Any]) -> str | None:
 
 
 def outside_autocast(kind: str) -> Any:
-    """A context in which autocast of the device type ``kind`` sees no call, as in what autocast itself calls."""
+    """Return a context in which autocast of the device type ``kind`` sees no call, as in the calls that autocast
+    makes.
+    """
     return torch._C._ExcludeDispatchKeyGuard(_CASTING[kind])
 
 
 class ShortCut(Generic[P, R]):
-    """The call of an op: ``direct`` where nothing but a kernel has to see it, else ``through`` whoever has to.
+    """The call of an op: ``direct`` if only a kernel has to see the call, else ``through`` the dispatcher.
 
     Attributes:
-        separable: whether ``direct`` is below autograd and autocast, so that they are asked about here.
-        recorded: calls its first argument with the others, and records that for autograd. None where it takes more.
-        overload: the torch op, which is what a graph has of a call.
+        separable: whether ``direct`` is below autograd and autocast, so that both have to be checked here.
+        recorded: calls its first argument with the others, and records that for autograd. None if more is needed.
+        overload: the torch op, which represents a call in a graph.
     """
 
     separable: bool
@@ -174,18 +186,18 @@ class ShortCut(Generic[P, R]):
     recorded: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
 
     def through(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
-        """Any other call."""
+        """Make any call that ``direct`` cannot serve."""
         raise NotImplementedError
 
     def traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
-        """A call that Dynamo traces."""
+        """Make a call that Dynamo traces."""
         result: Tensor | tuple[Tensor, ...] | None = self.overload(*args, **kwargs)
         return result
 
     def explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
-        """Raise what is wrong with a call that failed, if more can be said of it than ``cause`` does.
+        """Raise the error behind a call that failed, if it says more than ``cause`` does.
 
-        True where what was missing is there now, so that the call is to be tried once more.
+        Return True if a missing part has been added, so that the call is to be made once more.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""``torch.library`` with types: what is registered together is held, and forgotten, together."""
+"""``torch.library`` with types: ops that are registered together are held together."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Refusal: TypeAlias = Callable[[Exception], Exception | None]
 Check: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]  # of the arguments of a call, which may raise
 
 
-_kept: list[Registrations] = []  # torch would free what is registered while another thread is calling it
+_kept: list[Registrations] = []  # torch would free registrations while another thread calls them
 _COMPUTE = ("/CPU", "/CUDA", "Autograd", "AutogradCPU", "AutogradCUDA", "ImplicitAutograd", "ExplicitAutograd")
 _editions: dict[tuple[str, str], int] = {}
 
 
 def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
-    """``aten/name/key`` of torch's own operators that Python code implements anew where they compute.
+    """Return ``aten/name/key`` of torch's own operators that Python code implements again where they compute.
 
-    Torch does so itself for tensors without data, and in some versions for a few operators of a GPU: ``own`` says
+    Torch does so itself for tensors without data, and in some versions for a few operators of a GPU: ``own`` returns
     whether a file is one of those that may. Known to work on torch 2.11 to 2.15.
     """
     made = (k for k in torch.library._impls if k.startswith("aten/") and k.endswith(_COMPUTE))
@@ -38,12 +38,12 @@ def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
 
 
 def _files_of(operator: str) -> list[str]:
-    """The Python files that registered something for an operator."""
+    """Return the Python files that registered something for an operator."""
     return re.findall(r"registered at (\S+\.py):\d+", str(torch._C._dispatch_dump(f"aten::{operator}")))
 
 
 def numbered(name: str, edition: int) -> str:
-    """What torch calls ``name`` of the ``edition``-th schema that was declared for it in this process."""
+    """Return torch's name of ``name`` with the ``edition``-th schema that was declared for it in this process."""
     base, dot, overload = name.partition(".")
     return name if edition == 1 else f"{base}__{edition}{dot}{overload}"
 
@@ -51,8 +51,8 @@ def numbered(name: str, edition: int) -> str:
 class Registrations:
     """Ops of one namespace that belong together, and their implementations.
 
-    They stay until the process ends: torch does not know whether a thread is inside a call, and what it removes, it
-    frees. So the ops of another schema, the next ``edition``, have other names in torch, and
+    They stay until the process ends: torch does not record whether a thread is inside a call, and frees removed ops.
+    The ops of another schema, the next ``edition``, therefore have other names in torch, and
     ``torch.ops.<namespace>.<name>`` is always the op that was defined last.
     """
 
@@ -69,7 +69,7 @@ class Registrations:
 
     @classmethod
     def of(cls, namespace: str, name: str) -> Registrations:
-        """Those of a schema that ``name`` has not had in this process."""
+        """Return new registrations for a schema that ``name`` has not had in this process."""
         edition = _editions[namespace, name] = _editions.get((namespace, name), 0) + 1
         return cls(namespace, edition)
 
@@ -83,7 +83,9 @@ class Registrations:
         return numbered(name, self.edition)
 
     def overload(self, name: str) -> Overload:
-        """The op ``name``, or ``name.overload``. Torch looks for overloads once: all have to be defined by now."""
+        """Return the op ``name``, or ``name.overload``. Torch looks for overloads once: all have to be defined by
+        now.
+        """
         base, _, suffix = self._named(name).partition(".")
         packet: Any = getattr(getattr(torch.ops, self.namespace), base)
         overload: Overload = getattr(packet, suffix or "default")
@@ -118,13 +120,13 @@ class Registrations:
         return overload
 
     def _wrap(self, op: Any, packet: Any, function: Implementation) -> None:
-        """Calls of ``op`` are calls of ``function``."""
+        """Replace the function that calls of ``op`` run by ``function``."""
         op._op = function
         self._functions.append(function)  # TorchScript knows functions by their id
         torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
 
     def show(self, name: str, above: str) -> None:
-        """``name`` is the part of ``above`` below autograd: modes, tensor subclasses and graphs are shown ``above``."""
+        """Show ``above`` in place of ``name``, its part below autograd, to modes, tensor subclasses and graphs."""
         self._above[name] = above
 
         def shown(keys: Keys, *args: Any, **kwargs: Any) -> Any:
@@ -134,14 +136,14 @@ class Registrations:
         self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
     def tell(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
-        """Callers of ``name`` get the error that ``refusal`` knows to be behind a RuntimeError of native code.
+        """Register ``refusal``, which maps a RuntimeError of native code in ``name`` to the error that callers get.
 
-        ``check`` sees the arguments before torch converts them.
+        ``check`` gets the arguments before torch converts them.
         """
         self._refusals[name], self._checks[name] = refusal, check
 
     def publish(self) -> None:
-        """``torch.ops.<namespace>.<name>`` is the op of this edition from now on, for all that it defines."""
+        """Make ``torch.ops.<namespace>.<name>`` the op of this edition, for all ops that it defines."""
         namespace = getattr(torch.ops, self.namespace)
         for name in self._defined if self.edition > 1 else ():
             base, _, suffix = name.partition(".")
@@ -152,8 +154,11 @@ class Registrations:
                 setattr(getattr(namespace, base), suffix, getattr(packet, suffix))
 
     def renewed(self, name: str) -> Overload:
-        """The op ``name`` as another Python object of the same registration: code compiled for the one before, which
-        is guarded by identity, is not used for it. This is what torch does itself when it forgets a library."""
+        """Return the op ``name`` as another Python object of the same registration.
+
+        Compiled code is guarded by the identity of the object, so code compiled for the old object is not used for the
+        new one. Torch does the same when it forgets a library.
+        """
         namespace, base = getattr(torch.ops, self.namespace), self._named(name).partition(".")[0]
         if base in vars(namespace):
             delattr(namespace, base)
@@ -161,28 +166,28 @@ class Registrations:
         return self.overload(name)
 
     def implement(self, name: str, function: Implementation) -> None:
-        """The implementation for every device type, below autograd and autocast."""
+        """Register the implementation for every device type, below autograd and autocast."""
         self._library.impl(self._named(name), function, "CompositeExplicitAutograd")
 
     def compose(self, name: str, function: Implementation) -> None:
-        """The implementation by other ops, which every transform and trace sees in place of this one."""
+        """Register the implementation by other ops, which every transform and trace sees in place of this one."""
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), function, key)
 
     def map(self, name: str, function: Implementation) -> None:
-        """The implementation for tensors that ``torch.vmap`` maps over."""
+        """Register the implementation for tensors that ``torch.vmap`` maps over."""
         self._library.impl(self._named(name), function, "FuncTorchBatched")
 
     def fake(self, name: str, function: Implementation) -> None:
-        """The implementation for tensors without data."""
+        """Register the implementation for tensors without data."""
         torch.library.register_fake(f"{self.namespace}::{self._named(name)}", function, lib=self._library)
 
     def record(self, name: str, function: Implementation) -> None:
-        """The implementation that autograd calls: ``function(dispatch key set, *args)``."""
+        """Register the implementation that autograd calls: ``function(dispatch key set, *args)``."""
         self._library.impl(self._named(name), function, "Autograd", with_keyset=True)
 
     def skip_autograd(self, name: str) -> None:
-        """Calls go straight below autograd: the implementation sees to gradients, or there are none."""
+        """Send calls directly below autograd: the implementation handles gradients, or there are none."""
         self._library.impl(self._named(name), torch.library.fallthrough_kernel, "Autograd")
 
     def cast(self, name: str, overload: Overload, cast: Callable[[str, tuple[Any, ...]], tuple[Any, ...]]) -> None:
@@ -193,7 +198,9 @@ class Registrations:
 
 
 def _with_own_errors(plain: Implementation, refusal: Refusal, check: Check | None = None) -> Implementation:
-    """``plain``, which an op of torch calls. ``refusal`` gives the ShiplapError behind a RuntimeError of C++."""
+    """Return ``plain``, the function of an op, with errors of ours: ``refusal`` maps a RuntimeError of C++ to a
+    ShiplapError.
+    """
 
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -212,11 +219,12 @@ def _with_own_errors(plain: Implementation, refusal: Refusal, check: Check | Non
 def _below_autograd(
     plain: Implementation, refusal: Refusal, raw: Implementation, check: Check | None, *, cast: bool = False
 ) -> Implementation:
-    """As :func:`_with_own_errors`, but a call that neither autograd nor any tool of Python has to see calls ``raw``.
+    """Return ``plain`` as :func:`_with_own_errors`, with a direct call of ``raw`` where neither autograd nor a tool is
+    active.
 
-    Autograd's formula is a function of Python, and would cost more than most small kernels take. The questions are
-    those of ``calls.ShortCut``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this op, the
-    latter above autograd as well. Autocast is not asked about where it has ``cast`` the arguments.
+    Autograd's formula is a Python function, and would cost more than most small kernels take. The conditions are those
+    of ``dispatcher_calls.ShortCut``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this
+    op, the latter above autograd as well. Autocast is not checked where it has ``cast`` the arguments.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     any_autocast: Callable[[], bool] = bool if cast else torch._C._is_any_autocast_enabled
@@ -257,7 +265,7 @@ def _below_autograd(
 
 
 def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) -> Implementation:
-    """As :func:`_with_own_errors`, but a call that needs a gradient or a tangent calls ``above``.
+    """Return ``plain`` as :func:`_with_own_errors`, with a call of ``above`` where a gradient or a tangent is needed.
 
     A graph of ``torch.fx.symbolic_trace`` holds calls of ``plain``, and can be trained for this reason.
     """
@@ -280,7 +288,7 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
 
 
 def find_overload(namespace: str, name: str) -> Overload | None:
-    """The op that somebody registered. None if nobody did."""
+    """Return a registered op, or None."""
     base, _, suffix = name.partition(".")
     packet = getattr(getattr(torch.ops, namespace), base, None)
     return None if packet is None else getattr(packet, suffix or "default", None)

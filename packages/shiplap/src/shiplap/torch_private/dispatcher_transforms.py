@@ -1,4 +1,4 @@
-"""torch.func and forward-mode gradients, as the Autograd kernel of an op meets them."""
+"""torch.func and forward-mode gradients, for the Autograd kernel of an op."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Recorder(Protocol):
 
 
 def function(name: str, members: dict[str, Any]) -> Recorder:
-    """An ``autograd.Function`` of that name."""
+    """Return an ``autograd.Function`` of that name."""
     made: Any = type(name, (torch.autograd.Function,), members)
     recorder: Recorder = made
     return recorder
@@ -33,18 +33,18 @@ _AFTER_AUTOGRAD: Any = torch._C._after_autograd_keyset
 
 
 def active() -> bool:
-    """Whether torch.func or forward-mode AD is under way in this thread."""
+    """Return whether torch.func or forward-mode AD is active in this thread."""
     return _level() is not None or forward_ad._current_level >= 0
 
 
 def level() -> int:
-    """The number of the innermost level of torch.func, 0 outside of all."""
+    """Return the number of the innermost level of torch.func, 0 outside of all."""
     innermost = _level()
     return int(innermost.level()) if innermost is not None else 0
 
 
 def is_nested(own: int, tensors: Iterable[Tensor]) -> bool:
-    """Whether derivatives of what a backward computes may be asked for: ``grad(grad(f))``, or forward over reverse.
+    """Return whether derivatives of a backward's results may be needed: ``grad(grad(f))``, or forward over reverse.
 
     ``own`` is the level whose gradients the backward computes, which may be closed by now, as in ``jacrev``: the
     wrappers of ``tensors``, those of the backward, are dead then.
@@ -58,7 +58,7 @@ def is_nested(own: int, tensors: Iterable[Tensor]) -> bool:
 
 
 def is_tracked(tensor: Tensor) -> bool:
-    """Whether an open level, or plain autograd, records what is done with the tensor, or follows its tangent."""
+    """Return whether an open level, or plain autograd, records operations on the tensor, or follows its tangent."""
     if not active():
         return tensor.requires_grad
     *levels, base = _layers(tensor)
@@ -67,7 +67,7 @@ def is_tracked(tensor: Tensor) -> bool:
 
 
 def is_differentiated(tensor: Tensor) -> bool:
-    """Whether a derivative by the tensor may be asked for."""
+    """Return whether a derivative by the tensor may be needed."""
     if torch.compiler.is_dynamo_compiling() or not active():
         return torch.is_grad_enabled() and tensor.requires_grad
     layers = [t for t in _layers(tensor) if not _FUNCTORCH.is_batchedtensor(t)]
@@ -75,7 +75,7 @@ def is_differentiated(tensor: Tensor) -> bool:
 
 
 def graph_nodes(tensor: Tensor) -> list[Any]:
-    """The node of each graph that the tensor is a result in: one for each level that records it."""
+    """Return the node of each graph in which the tensor is a result: one for each level that records it."""
     return [t.grad_fn for t in _layers(tensor) if t.grad_fn is not None]
 
 
@@ -83,7 +83,7 @@ _FUNCTORCH: Any = torch._C._functorch
 
 
 def _layers(tensor: Tensor) -> list[Tensor]:
-    """The tensor, and what its wrappers hold: one wrapper for each level of torch.func that has seen it."""
+    """Yield the tensor and the values of its wrappers, of which each level of torch.func adds one."""
     layers = [tensor]
     while _FUNCTORCH.is_functorch_wrapped_tensor(layers[-1]):
         layers.append(_FUNCTORCH.get_unwrapped(layers[-1]))
@@ -95,7 +95,9 @@ def _is_open(tensor: Tensor) -> bool:
 
 
 def carries_tangent(values: Iterable[Any]) -> bool:
-    """Whether any tensor, or tensor of a list, is a dual one: forward-mode AD asks for the tangent of the result."""
+    """Return whether any tensor, or tensor of a list, is a dual one, so that forward-mode AD needs the tangent of the
+    result.
+    """
     lists = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
     tensors = [v for vs in lists for v in vs if isinstance(v, Tensor)]
     unpack: Any = forward_ad.unpack_dual
@@ -103,7 +105,7 @@ def carries_tangent(values: Iterable[Any]) -> bool:
 
 
 def with_tangents(values: Any, other: Any) -> Any:
-    """``values``, tensors, lists of them and numbers, with the tangents of ``other``."""
+    """Return ``values``, tensors, lists of them and numbers, with the tangents of ``other``."""
     if not isinstance(values, Tensor):
         if not isinstance(values, (list, tuple)):
             return values
@@ -115,7 +117,7 @@ def with_tangents(values: Any, other: Any) -> Any:
 
 
 def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
-    """The call of ``overload`` that comes after autograd at this level: transforms further out see all of it."""
+    """Return the call of ``overload`` below autograd at this level. Transforms further out see all of it."""
     redispatch = partial(overload.redispatch, keys & _AFTER_AUTOGRAD)
 
     def below(*args: Any, **kwargs: Any) -> Any:
@@ -126,7 +128,9 @@ def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
 
 
 def level_function(name: str, members: dict[str, Any]) -> Recorder:
-    """An ``autograd.Function`` that records at one level of torch.func, as the formulas of torch's own ops do."""
+    """Return an ``autograd.Function`` that records at one level of torch.func, as the formulas of torch's own ops
+    do.
+    """
     made: Any = type(name, (_SingleLevelFunction,), members)
     recorder: Recorder = made
     return recorder
@@ -145,10 +149,11 @@ Sample = Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
-    """A function for ``torch.vmap`` to call in place of an op: ``function(sample, count)`` returns batched results.
+    """Return a function that ``torch.vmap`` calls in place of an op: ``function(sample, count)`` returns batched
+    results.
 
-    ``sample(i)`` has the arguments of sample ``i``, views of what was mapped. The results have the samples along their
-    first dim; they may be in lists.
+    ``sample(i)`` has the arguments of sample ``i``, views of the mapped tensors. The results have the samples along
+    their first dim, and may be in lists.
     """
     tools: Any = torch._C._functorch
 
@@ -182,7 +187,7 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
 
 
 def is_mapped(value: Any) -> bool:
-    """Whether ``torch.vmap`` maps over ``value``, or over a tensor of a list, at the level in force."""
+    """Return whether ``torch.vmap`` maps over ``value``, or over a tensor of a list, at the current level."""
     if isinstance(value, (list, tuple)):
         return any(is_mapped(v) for v in value)
     return isinstance(value, Tensor) and bool(torch._C._functorch.is_batchedtensor(value))

@@ -1,7 +1,7 @@
-"""DTensor: what it knows of an op is registered here. ``torch.distributed.tensor`` is imported when it is in use.
+"""DTensor: the sharding rules of an op are registered here. ``torch.distributed.tensor`` is imported when it is in use.
 
-Torch's ``experimental.register_sharding`` keeps what it found for one call for all calls whose first integer argument
-agrees; an op whose rules depend on a float, a list or a string needs the argument number said.
+Torch's ``experimental.register_sharding`` reuses the result of one call for all calls whose first integer argument
+agrees. An op whose rules depend on a float, a list or a string has to state the position of that argument.
 """
 
 from __future__ import annotations
@@ -14,32 +14,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shiplap.torch_private.dispatcher_library import Overload
 
-Placements = tuple[list[Any], list[Any]]  # of the outputs, and of the arguments; None for what is no tensor
+Placements = tuple[list[Any], list[Any]]  # of the outputs, and of the arguments; None for other values than tensors
 UNKNOWN, MIXED = "does not have a sharding strategy registered", "got mixed torch.Tensor and DTensor"
 
 
 def is_dtensor(value: Any) -> bool:
-    """Whether it is one; where nobody has imported DTensor, nothing is."""
+    """Return whether a value is a DTensor. Without an import of DTensor by the program, no value is."""
+    # The module takes long to import, and no DTensor exists before its import.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def lacks_strategy(cause: Exception) -> bool:
-    """Whether a call failed since DTensor knows nothing of an op."""
+    """Return whether a call failed because DTensor has no rules for an op."""
     return UNKNOWN in str(cause)
 
 
 def mixed(cause: Exception) -> bool:
-    """Whether a call failed since it got DTensors and other tensors."""
+    """Return whether a call failed because it got DTensors and other tensors."""
     return MIXED in str(cause)
 
 
 def register(overloads: Iterable[Overload], first_scalar: int, find: Callable[..., Sequence[Placements]]) -> None:
-    """Let DTensor ask ``find(mesh_sizes, *args)`` for the ways to cut a call, for one dimension of a mesh.
+    """Register ``find(mesh_sizes, *args)``, which returns the ways to shard a call, for one dimension of a mesh.
 
     Args:
-        first_scalar: the place of the first argument that is no tensor; what was found is kept for calls that agree
-            from there on.
+        overloads: the ops to register.
+        first_scalar: the position of the first argument that is not a tensor. DTensor reuses a result for calls that
+            agree from there on.
         find: called with a value that has a ``shape`` and ``placements`` for each tensor.
     """
     from torch.distributed.tensor import DTensor

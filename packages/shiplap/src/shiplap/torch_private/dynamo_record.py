@@ -1,7 +1,7 @@
-"""What a function of tensors calls, recorded as Dynamo writes it ahead of autograd: functions and methods of torch.
+"""The calls of a function of tensors, recorded as Dynamo writes them ahead of autograd: functions and methods of torch.
 
-``make_fx`` does the same for every program, and takes 10 ms and more for a few calls: proxies, and operators that are
-taken apart for their shapes. This records what is simple, and says so where something is not.
+``make_fx`` records every program, and takes 10 ms and more for a few calls, because of proxies and of operators that
+are decomposed for their shapes. This module records simple programs, and reports the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shiplap.torch_private.pytree import leaves
 FACTS = frozenset({"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "__len__"})
 FACTS |= {"is_contiguous", "is_floating_point", "is_complex"}
 FACTORIES = frozenset({"full", "zeros", "ones", "empty", "arange"})
-VIEWS = frozenset({"T", "mT"})  # what is read as an attribute and is a tensor
+VIEWS = frozenset({"T", "mT"})  # attributes that are tensors
 OPERATORS = {"__eq__": operator.eq, "__ne__": operator.ne, "__or__": operator.or_, "__and__": operator.and_}
 REFLECTED = {"__rsub__": operator.sub, "__rtruediv__": operator.truediv, "__rdiv__": operator.truediv}
 PLAIN = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
@@ -33,10 +33,10 @@ class _Unusual(Exception):
 
 
 def recorded(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
-    """``fn`` of fake tensors of fixed sizes as a graph, whose output is a list of what it returned.
+    """Return ``fn`` of fake tensors of fixed sizes as a graph, whose output is a list of the results.
 
-    None where a call writes to a tensor, switches a mode, makes a tensor of constants, or is nothing that is known.
-    Raises what ``fn`` raises.
+    None if a call writes to a tensor, switches a mode, makes a tensor of constants, or is unknown. Raises the errors of
+    ``fn``.
     """
     if not all(isinstance(v, Tensor) and all(type(n) is int for n in v.shape) for v in values):
         return None
@@ -79,6 +79,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         name = str(getattr(func, "__name__", ""))
+        # Recorded graphs are functional. A write would need the aliases of the tensor, which are not tracked here.
         writes = (name.endswith("_") and not name.endswith("__")) or "out" in named or named.get("inplace")
         if writes:
             raise _Unusual(f"{name} writes")

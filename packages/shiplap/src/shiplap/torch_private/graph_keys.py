@@ -1,8 +1,8 @@
-"""What Shiplap adds to the keys under which torch caches compiled graphs (FxGraphCache, AOTAutogradCache).
+"""Shiplap's part of the keys under which torch caches compiled graphs (FxGraphCache, AOTAutogradCache).
 
-Torch pickles an object with all that a key is about, the graph among it, and hashes the bytes. ``copyreg``, Python's
-public register of how classes are pickled, lets the text of a graph's ops be part of that. A graph without ops has the
-key that it has without Shiplap.
+Torch pickles an object with all parts of a key, including the graph, and hashes the bytes. ``copyreg``, Python's public
+register of pickling functions by class, adds the text of a graph's ops to that object. A graph without ops has the same
+key as without Shiplap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import GraphModule
 
-# Namespaces of torch's own operators: nobody else may declare one there, and these call no operator of others.
+# Namespaces of torch's own operators, which call no operators of other libraries.
 TORCHS_OWN = frozenset(("_c10d_functional", "aten", "c10d", "higher_order", "inductor", "prim", "prims", "quantized"))
 SAFE = ("_operator", "builtins", "einops", "math", "operator", "torch")  # modules whose functions call none
 
@@ -27,8 +27,8 @@ class GraphOperators:
 
     Attributes:
         names: the operators that are in the graph.
-        traced_later: whether the graph is one of Dynamo's, ahead of autograd, so that operators which it does not name
-            may come into the compiled code.
+        traced_later: whether the graph is one of Dynamo's, ahead of autograd, so that the compiled code may contain
+            further operators.
         others: whether tensor subclasses or functions in such a graph may call operators.
     """
 
@@ -42,22 +42,25 @@ _keys: list[Key] = []
 
 
 def install(key: Key) -> None:
-    """Make ``key(operators)`` part of the key of every graph, from now on and in all threads. Empty adds nothing.
+    """Make ``key(operators)`` part of the key of every graph, from now on and in all threads. An empty text adds
+    nothing.
 
-    Called before compile caches are asked, at each trace of an op. Torch has the modules loaded by then.
+    Called before compile caches are read, at each trace of an op. Torch has the modules loaded by then.
     """
+    # copyreg holds one function a class, so a second registration would replace the first.
     if _keys:
         return
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
     from torch._inductor.codecache import FxGraphHashDetails
 
     _keys.append(key)
+    # Both caches are keyed separately, and a graph may be found in either of them.
     copyreg.pickle(AOTAutogradCacheDetails, _reduce)
     copyreg.pickle(FxGraphHashDetails, _reduce)
 
 
 def _reduce(details: Any) -> Any:
-    """How torch's object with the details of a key is pickled."""
+    """Return the pickled form of torch's object with the details of a key."""
     try:
         text = _keys[0](operators_of(details))
     except Exception as e:  # torch compiles without its caches then, and logs why
@@ -66,11 +69,11 @@ def _reduce(details: Any) -> Any:
 
 
 def _with_text(text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return text, details  # only its name is in a key: nobody unpickles one
+    return text, details  # only its name is in a key, which is never unpickled
 
 
 def operators_of(details: Any) -> GraphOperators:
-    """The operators of the graph of a key."""
+    """Return the operators of the graph of a key."""
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
 
     before_autograd = isinstance(details, AOTAutogradCacheDetails)
@@ -89,12 +92,12 @@ def operators_of(details: Any) -> GraphOperators:
 
 
 def foreign(names: Collection[str]) -> list[str]:
-    """Those of ``names`` that are operators of other libraries than torch."""
+    """Return those of ``names`` that are operators of other libraries than torch."""
     return sorted(name for name in names if name.partition("::")[0] not in TORCHS_OWN)
 
 
 def _targets(graph: GraphModule) -> Iterator[Any]:
-    """What nodes call, and operators that are arguments of higher-order ones."""
+    """Yield the targets of nodes, and operators that are arguments of higher-order ones."""
     for node in graph.graph.nodes:
         if node.op == "call_function":
             yield node.target
@@ -112,7 +115,10 @@ def _is_subclass(value: Any) -> bool:
 
 
 def _is_safe(target: Any) -> bool:
-    """Whether a function of a graph cannot call operators of others: it is Python's or torch's, or is a graph too."""
+    """Return whether a function of a graph cannot call operators of other libraries.
+
+    Such a function is Python's or torch's, or it is a graph too.
+    """
     if isinstance(target, torch._ops.HigherOrderOperator):
         return True
     if isinstance(target, type) and issubclass(target, GraphModule):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def node_value(node: Node) -> Any:
-    """The fake value of a node at any level of the compiler. None if the node has none."""
+    """Return the fake value of a node at any level of the compiler. None if the node has none."""
     return node.meta.get("val", node.meta.get("example_value"))
 
 
@@ -32,13 +32,13 @@ def set_value(node: Node, value: Any, level: str) -> None:
 
 
 def overload_of(node: Node) -> OpOverload | None:
-    """The operator overload that ``node`` calls. None for methods and for Python functions."""
+    """Return the operator overload that ``node`` calls. None for methods and for Python functions."""
     target = node.target
     return target if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else None
 
 
 def operator_name(target: Any) -> str:
-    """``aten.gelu``, ``tt::qmm``: an overload as its users write it; of a function of Python, the name."""
+    """Return the name of an operator as users write it (``aten.gelu``, ``tt::qmm``), or of a Python function."""
     if not isinstance(target, torch._ops.OpOverload):
         return str(getattr(target, "__name__", target))
     namespace, _, name = target._schema.name.partition("::")
@@ -46,7 +46,7 @@ def operator_name(target: Any) -> str:
 
 
 def hint(size: Any) -> int:
-    """A size as a number: its value in the call that is compiled for. 0 for a data-dependent size."""
+    """Return a size as a number: its value in the call that is compiled for. 0 for a data-dependent size."""
     if isinstance(size, int):
         return size
     value = size.node.hint
@@ -55,6 +55,7 @@ def hint(size: Any) -> int:
 
 def carry_over(new: Node, old: Node) -> None:
     """Copy source line, module, pass and the partitioner's tags from ``old`` to ``new``, which replaces it."""
+    # Without these, error messages and profiles would not show the user's line for the new node.
     for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "partitioner_tag", "custom"):
         if key in old.meta:
             new.meta.setdefault(key, old.meta[key])
@@ -62,7 +63,7 @@ def carry_over(new: Node, old: Node) -> None:
 
 @contextmanager
 def autocast_at(node: Node) -> Iterator[None]:
-    """Under the autocast that a graph ahead of autograd enters, and has not left, where ``node`` is."""
+    """Enter the autocast that is active at ``node`` in a graph ahead of autograd."""
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
     entered: dict[Node, tuple[Any, ...]] = {}
@@ -78,9 +79,9 @@ def autocast_at(node: Node) -> Iterator[None]:
 
 
 def trace(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
-    """``fn`` of fake values as the nodes that belong at ``level``, under the values' own fake mode and symbols.
+    """Return ``fn`` of fake values as nodes of ``level``, under the values' own fake mode and symbols.
 
-    The output is what ``fn`` returned, flattened to a list; ahead of autograd no operator is taken apart.
+    The output is the flattened list of results. Ahead of autograd no operator is decomposed.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.decomposition import select_decomp_table
@@ -116,7 +117,7 @@ def count(rewrite: str, nodes: int) -> None:
 
 
 def counted(rewrite: str) -> int:
-    """How often ``rewrite`` was applied since ``reset_compiler``."""
+    """Return how often ``rewrite`` was applied since ``reset_compiler``."""
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"][f"shiplap_{rewrite}"])

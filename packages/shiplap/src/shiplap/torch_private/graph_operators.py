@@ -1,4 +1,4 @@
-"""What a node of a graph calls, whichever spelling of a torch operator it uses, and the names of its arguments."""
+"""The operator that a node of a graph calls, in any spelling of torch, and the names of its arguments."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from shiplap.torch_private.graph_nodes import node_value
 
 
 class Parameter(NamedTuple):
-    """``default``: ``inspect.Parameter.empty`` where there is none. ``numbers``: how many a list has for which one may
-    stand (``stride=2`` of a ``conv2d``), else 0."""
+    """A parameter of an operator.
+
+    ``default`` is ``inspect.Parameter.empty`` if there is none. ``numbers`` is the length of a list for which one
+    number may be given (``stride=2`` of a ``conv2d``), else 0.
+    """
 
     default: Any = inspect.Parameter.empty
     numbers: int = 0
@@ -32,7 +35,9 @@ HOMES = (torch, torch.nn.functional, torch._C._nn, torch.Tensor)
 
 
 def operator_of(node: Node) -> Any:
-    """``"linear"`` for every spelling of torch's own operator, ``"ns::name"`` for other ops, else the function."""
+    """Return ``"linear"`` for every spelling of torch's own operator, ``"ns::name"`` for other ops, else the
+    function.
+    """
     target = node.target
     if node.op == "call_method":
         return _plain(str(target))
@@ -41,6 +46,7 @@ def operator_of(node: Node) -> Any:
         namespace, _, name = packet._qualified_op_name.partition("::")
         return _plain(name) if namespace == "aten" else f"{namespace}::{name}"
     name = getattr(target, "__name__", "")
+    # A function of the same name from elsewhere is not torch's operator, so identity decides.
     own = getattr(operator, name, None) is target or any(getattr(home, name, None) is target for home in HOMES)
     return _plain(name) if name and own else target
 
@@ -53,7 +59,9 @@ def _plain(name: str) -> str:
 
 
 def signature_of(node: Node, args: Sequence[Any]) -> Signature:
-    """Names and defaults of the arguments of this call, in the order of ``args``. Empty if they are not known."""
+    """Return names and defaults of the arguments of this call, in the order of ``args``. Empty if they are not
+    known.
+    """
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return _of_schema(target)
@@ -77,7 +85,7 @@ def _packet(name: str) -> Any:
 
 @cache
 def _overloads(packet: Any) -> tuple[Any, ...]:
-    """Those that are called from Python, with the fewest arguments first; dims have no names in compiled code."""
+    """Return the overloads that Python calls, with the fewest arguments first. Dims have no names in compiled code."""
     names = packet.overloads() if packet is not None else ()
     overloads = [o for o in (getattr(packet, n) for n in names if "out" not in n) if "Dimname" not in str(o._schema)]
     return tuple(sorted(overloads, key=lambda o: len(o._schema.arguments)))
@@ -93,6 +101,7 @@ def _of_schema(overload: Any) -> Signature:
 
 
 def _fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    # Keyword-only arguments can never take a positional value.
     positional = [a for a in overload._schema.arguments if not a.kwarg_only]
     names = {"input" if a.name == "self" else a.name for a in overload._schema.arguments}
     if len(args) > len(positional) or not {NUMPY_NAMES.get(k, k) for k in kwargs} <= names:

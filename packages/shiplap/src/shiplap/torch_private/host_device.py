@@ -1,8 +1,8 @@
 """Inductor for a PrivateUse1 device in host memory. Imports torch only: generated packages carry a copy.
 
-Matrix products and convolutions, which Inductor leaves to ATen, run on the device. What Inductor fuses runs as its own
-C++ loops over the tensors' memory. With ``fallback_by_default`` in the options of ``torch.compile`` every
-op is called on the device.
+Matrix products and convolutions, which Inductor leaves to ATen, run on the device. Code that Inductor fuses runs as its
+own C++ loops over the tensors' memory. With ``fallback_by_default`` in the options of ``torch.compile`` every op is
+called on the device.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-# What Inductor asks a device's module for, at the first compilation that meets the device.
+# The names that Inductor looks up in a device's module, at the first compilation for the device.
 INDUCTOR = ("CppWrapperCodegen", "PythonWrapperCodegen", "Scheduling", "WrapperFxCodegen")
 
 
 class _Group(tuple[Any, ...]):
-    """Sizes of a loop nest. The scheduler multiplies two to reindex loops, except on the CPU, whose loops are ours:
-    no nest has the product that it gets, so it reindexes nothing here either."""
+    """Sizes of a loop nest, whose products are never equal.
+
+    The scheduler multiplies two of them to reindex loops, except on the CPU. The loops here are those of the CPU, and
+    no nest has the product -1, so nothing is reindexed here either.
+    """
 
     __slots__ = ()
 
@@ -25,8 +28,10 @@ class _Group(tuple[Any, ...]):
 
 
 def _host_loops() -> type:
-    """Inductor's C++ loops for a device that Inductor does not take for the CPU: what it writes and calls are loops of
-    the CPU, so the CPU is the current device while it does."""
+    """Return Inductor's C++ loops for a device that Inductor does not treat as the CPU.
+
+    The generated loops are those of the CPU, so the CPU is the current device while they are written.
+    """
     import torch
     from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.virtualized import V
@@ -50,7 +55,9 @@ def _host_loops() -> type:
 
 @cache
 def inductor(device: str) -> dict[str, Any]:
-    """The code generators of ``device`` by the names in ``INDUCTOR``. Devices, streams and wrappers are the CPU's."""
+    """Return the code generators of ``device`` by the names in ``INDUCTOR``. Devices, streams and wrappers are the
+    CPU's.
+    """
     from torch._dynamo.device_interface import CpuInterface, register_interface_for_device
     from torch._inductor.codegen import common, wrapper
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
@@ -58,6 +65,7 @@ def inductor(device: str) -> dict[str, Any]:
     from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
 
     common.register_device_op_overrides(device, CpuDeviceOpOverrides())
+    # Inductor looks a device up under either spelling, with and without its index.
     for name in (device, f"{device}:0"):
         register_interface_for_device(name, CpuInterface)
     return {

@@ -1,8 +1,8 @@
-"""How the Python that Inductor writes calls an op: by a name of that module, which is looked up once.
+"""Calls of ops in the Python that Inductor writes: by a name of that module, which is looked up once.
 
-``torch.ops.ns.op.raw(...)`` looks up five attributes at each call, three of them in objects that make what they do not
-have, and enters ``OpOverload.__call__``. A wrapper that is not torch's Python wrapper gets the text that torch writes.
-Tested on torch 2.11 and 2.13; of 2.14.1 the source was read.
+``torch.ops.ns.op.raw(...)`` looks up five attributes at each call, three of them in objects that create missing ones,
+and enters ``OpOverload.__call__``. A wrapper other than torch's Python wrapper gets the text that torch writes. Tested
+on torch 2.11 and 2.13. Of 2.14.1 only the source was read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 from torch._inductor import ir, lowering
 from torch._inductor.virtualized import V
 
-_names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each wrapper, by what torch writes
+_names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each wrapper, by torch's text
 
 
 class _Named(ir.FallbackKernel):
-    """A call of an op that Inductor does not look into, by a name."""
+    """A call, by a name, of an op that Inductor does not look into."""
 
     def get_kernel_name(self) -> str:
         written = super().get_kernel_name()
@@ -45,7 +45,9 @@ def _named(wrapper: Any, written: str) -> str:
 
 
 def calling(overload: Any, *, known: bool = True) -> Callable[..., Any]:
-    """The lowering of an op that is called. ``known``: torch may count it among those that it always calls."""
+    """Return the lowering of an op as a call. With ``known``, torch may count the op among those that it always
+    calls.
+    """
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
     @wraps(plain)
@@ -55,6 +57,7 @@ def calling(overload: Any, *, known: bool = True) -> Callable[..., Any]:
         result = plain(*args, **kwargs)
         for node in graph.operations[before:]:
             if type(node) is ir.FallbackKernel and node.op_overload is overload:
+                # The node exists already. Its class is changed, as Inductor offers no hook for the name in its code.
                 node.__class__ = _Named
         return result
 

@@ -28,16 +28,16 @@ from shiplap.torch_private.size_ranges import evaluate
 log = logging.getLogger(__name__)
 PATIENCE = 60.0  # seconds for the worker processes to start
 _futures: dict[str, Any] = {}  # futures; None once it is done
-_loaded: set[str] = set()  # of those, what a worker process has compiled
+_loaded: set[str] = set()  # of those, the kernels that a worker process has compiled
 
 
 def graph() -> Any:
-    """The graph being lowered. It is the same object for all of its nodes, and can be referred to weakly."""
+    """Return the graph being lowered. It is the same object for all of its nodes, and can be referred to weakly."""
     return V.graph
 
 
 def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The calls of operators that are lowered after ``node``, in this order."""
+    """Yield the calls of operators that are lowered after ``node``, in this order."""
     while (node := node.next).op != "root":
         if node.op == "call_function":
             yield node
@@ -45,7 +45,8 @@ def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 @contextmanager
 def at(node: torch.fx.Node) -> Iterator[None]:
-    """As if ``node`` were being lowered."""
+    """Make ``node`` the node being lowered, within this context."""
+    # Lowerings read the current node, for example to find the fakes of their arguments.
     before = V.graph.current_node
     V.graph.current_node = node
     try:
@@ -56,7 +57,9 @@ def at(node: torch.fx.Node) -> Iterator[None]:
 
 @contextmanager
 def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Inputs with the sizes, strides and dtypes of fake tensors, known to the graph within this context only."""
+    """Yield inputs with the sizes, strides and dtypes of fake tensors, registered in the graph within this context
+    only.
+    """
     made, known = {}, V.graph.name_to_buffer
     for name, value in values.items():
         if isinstance(value, Tensor):
@@ -72,7 +75,7 @@ def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def source(choice: Any) -> str:
-    """The text of the kernel that a choice is verified with."""
+    """Return the text of the kernel with which a choice is verified."""
     request = choice.bmreq
     return Path(request.module_path).read_text() if _is_triton(choice) else str(request.source_code)
 
@@ -82,11 +85,13 @@ def _is_triton(choice: Any) -> bool:
 
 
 def compile_apart(choice: Any) -> bool:
-    """Start compiling the kernel of a choice beside this thread, once: whether that is done.
+    """Start compiling the kernel of a choice beside this thread, once, and return whether it was started.
 
-    Triton's compiler runs in a worker process of Inductor; that of C++, a process itself, is waited for by a thread.
+    Triton's compiler runs in a worker process of Inductor. The compiler of C++ is a process itself, for which a thread
+    waits.
     """
     name = _name(choice)
+    # A name stays in the table after its result was taken, so that no kernel is compiled twice.
     if name in _futures:
         return True
     if not _is_triton(choice):
@@ -101,14 +106,15 @@ def compile_apart(choice: Any) -> bool:
 
 
 def _name(choice: Any) -> str:
-    """The same for choices with the same kernel."""
+    """Return a name that is the same for choices with the same kernel."""
     return str(choice.bmreq.module_path if _is_triton(choice) else hash(choice.bmreq.source_code))
 
 
 def _workers() -> bool:
-    """Whether there are worker processes, after they had time to start."""
+    """Return whether there are worker processes, after they had time to start."""
     if get_compile_threads() < 2:
         return False
+    # Inductor starts its workers in the background, so the first graph may be lowered before they are ready.
     end = time.monotonic() + PATIENCE
     while not AsyncCompile.use_process_pool():
         if time.monotonic() > end:
@@ -118,7 +124,7 @@ def _workers() -> bool:
 
 
 def precompile(choice: Any) -> None:
-    """Compile the kernel of a choice alone, or take what has been compiled beside this thread."""
+    """Compile the kernel of a choice alone, or use the one that was compiled beside this thread."""
     name = _name(choice)
     kernel = _result(name)
     if kernel is not None:
@@ -131,8 +137,10 @@ def precompile(choice: Any) -> None:
 
 
 def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapping[Any, int]) -> Callable[[], Any]:
-    """The kernel of a choice on these tensors, once it is compiled. Symbols in ``sizes`` have these values, other ones
-    those of the call."""
+    """Return a function that runs the kernel of a choice on these tensors, once it is compiled.
+
+    Symbols in ``sizes`` have these values, other symbols those of the call.
+    """
     request = choice.bmreq
     if sizes:
         request = copy(request)
@@ -145,19 +153,19 @@ def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapp
 
 
 def library(choice: Any) -> Path | None:
-    """The shared library of a compiled choice in C++, None for another one."""
+    """Return the shared library of a compiled choice in C++, None for another choice."""
     loaded = None if _is_triton(choice) else choice.bmreq.DLL
     return None if loaded is None else Path(loaded._name)
 
 
 def _result(name: str) -> Any:
-    """The Triton kernel that a worker process has compiled, or None. A compiler of C++ has filled the cache."""
+    """Return the Triton kernel that a worker process has compiled, or None. A compiler of C++ has filled the cache."""
     future = _futures.get(name)
     if future is None:
         return None
     _futures[name] = None
     try:
         return future.result()
-    except Exception:  # what went wrong there goes wrong again here, with its reason
+    except Exception:  # compiling here raises the same error again
         log.debug("not compiled apart: %s", name, exc_info=True)
         return None

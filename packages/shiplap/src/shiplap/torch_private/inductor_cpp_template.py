@@ -23,10 +23,11 @@ def choice(
     values: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Any:
-    """A choice that renders ``source``. ``arguments``: input buffers by name; ``values``, ``config``: for its hooks.
+    """Return a choice that renders ``source``.
 
-    It has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the last
-    arguments of its kernel.
+    ``arguments`` holds input buffers by name. ``values`` and ``config`` are variables of the template. The choice has a
+    ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the last arguments of
+    its kernel.
     """
     template = _Template(name, source, dict(arguments), layout, {**values, **config})
     made = CppTemplate.generate(template)
@@ -52,6 +53,7 @@ class _Template(CppTemplate):
         **_: Any,
     ) -> str:
         self.alone = self.alone or kernel
+        # The scheduler passes the buffer in its second rendering only.
         raw = self.output_node if template_buffer_node is None else template_buffer_node
         store = _Store(kernel, raw, list(epilogue_nodes or []), bool(flag_template_buffer_has_other_users))
 
@@ -81,10 +83,10 @@ class _Template(CppTemplate):
 
 
 class _Store:
-    """How the kernel stores a tile of results: as computed, after the fused epilogues, or both.
+    """The way in which the kernel stores a tile of results: as computed, after the fused epilogues, or both.
 
-    A raw output that somebody else reads is stored first and the epilogues read it back: given the tile itself,
-    Inductor would take the raw buffer for one that nobody needs.
+    A raw output with another reader is stored first, and the epilogues read it back. Given the tile itself, Inductor
+    would remove the raw buffer as unused.
     """
 
     def __init__(self, kernel: Any, raw: Any, epilogues: list[Any], keep_raw: bool) -> None:
@@ -100,7 +102,7 @@ class _Store:
         return text
 
     def output(self, name: str, *ranges: tuple[str, str]) -> str:
-        """Store tile ``name`` into the given ranges of the output; neighbours that were fused are applied to it.
+        """Store tile ``name`` into the given ranges of the output, with the fused neighbours applied to it.
 
         Fewer ranges than the output has dims address it with its leading dims merged.
         """
@@ -122,7 +124,7 @@ class _Store:
 
 
 def _divisible(size: Any, by: int) -> bool:
-    """Whether ``by`` divides the size in every call of the compiled code, so that fixed tiles leave no tail."""
+    """Return whether ``by`` divides the size in every call of the compiled code, so that fixed tiles leave no tail."""
     return bool(V.graph.sizevars.statically_known_multiple_of(size, by))
 
 
@@ -131,7 +133,7 @@ def _is_one(stride: Any) -> bool:
 
 
 def _merged(buffer: Any, rank: int) -> Any:
-    """A contiguous ``buffer`` viewed with ``rank`` dims: its leading dims are merged into the first."""
+    """Return a contiguous ``buffer`` viewed with ``rank`` dims: its leading dims are merged into the first."""
     sizes = list(buffer.get_size())
     cut = len(sizes) - rank + 1
     sizes = [sympy.Mul(*sizes[:cut]), *sizes[cut:]]

@@ -1,7 +1,7 @@
-"""Inductor's lowering, as ``fuse`` needs it: register one, look at the node being lowered, build and run choices.
+"""Inductor's lowering, for ``shiplap.inductor``: register lowerings, read the current node, build and run choices.
 
-Importing this module imports Inductor; ``fuse`` does so at the first trace of an op that has templates.
-IR nodes and choices are opaque to callers.
+Importing this module imports Inductor, at the first trace of an op that has templates. IR nodes and choices are opaque
+to callers.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from shiplap.torch_private.inductor_call_site import calling
 def register(overload: Any, lower: Callable[..., Any]) -> None:
     """Register ``lower`` as the lowering of ``overload``. A second registration replaces the first.
 
-    Lowerings of users are asked first, since torch 2.13. One that returns None has declined, and the next one is asked:
-    for an op without results both would call the op.
+    Since torch 2.13, lowerings of users are called first. A result of None means that the lowering has declined, and
+    the next one is called: for an op without results both would call the op.
     """
     if hasattr(lowering, "user_lowerings"):
         lowering.user_lowerings.pop(overload, None)
         if overload._schema.returns:
             lowering.user_lowerings[overload] = lower
+    # An earlier registration, such as torch's own fallback for the op, is removed first.
     lowering.lowerings.pop(overload, None)
     lowering.register_lowering(overload, type_promotion_kind=None)(lower)
 
 
 def call_below(overload: Any, raw: Any) -> None:
-    """Inductor's code calls ``raw`` for nodes of ``overload``, with the layouts that these would have had.
+    """Make Inductor's code call ``raw`` for nodes of ``overload``, with the layouts that these would have had.
 
-    Inductor records no gradients, so the Python that autograd calls has nothing to do there.
+    Inductor records no gradients, so the Python that autograd calls is not needed there.
     """
     constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(overload, with_default=True))
     lowering.add_needs_realized_inputs(overload)
@@ -50,7 +51,7 @@ def call_below(overload: Any, raw: Any) -> None:
 def lower_storage_offsets() -> None:
     """Register a lowering of ``aten.sym_storage_offset``, for which torch has none up to 2.13 at least.
 
-    A graph of dynamic sizes asks a mutated view for its offset. Inductor's fallback answers 0, so that the op would
+    A graph of dynamic sizes reads the offset of a mutated view. Inductor's fallback answers 0, so that the op would
     write to the beginning of the tensor instead.
     """
     overload = torch.ops.aten.sym_storage_offset.default
@@ -65,24 +66,24 @@ def lower_storage_offsets() -> None:
 
 
 def autotuning() -> bool:
-    """Whether this compilation measures candidates (``mode="max-autotune"``)."""
+    """Return whether this compilation measures candidates (``mode="max-autotune"``)."""
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 
 def current_node() -> torch.fx.Node:
-    """The FX node being lowered."""
+    """Return the FX node being lowered."""
     node = V.graph.current_node
     assert isinstance(node, torch.fx.Node)
     return node
 
 
 def expression(size: Any) -> Any:
-    """A size of a fake tensor as Inductor's expression."""
+    """Return a size of a fake tensor as Inductor's expression."""
     return size.node.expr if isinstance(size, SymInt) else sympy.Integer(int(size))
 
 
 def hint(size: Any) -> int:
-    """The value of a size in the call for which the graph is compiled."""
+    """Return the value of a size in the call for which the graph is compiled."""
     return size if isinstance(size, int) else _hint(expression(size))
 
 
@@ -91,33 +92,33 @@ def _hint(size: Any) -> int:
 
 
 def static(size: Any) -> int:
-    """The value of a size. The graph is specialised to it from now on."""
+    """Return the value of a size. The graph is specialised to it from now on."""
     return size if isinstance(size, int) else int(V.graph.sizevars.guard_int(expression(size)))
 
 
 def realize(node: Any) -> Any:
-    """The node as a buffer (or a view of one) with strides that no longer change."""
+    """Return the node as a buffer (or a view of one) with strides that no longer change."""
     realized = ir.ExternKernel.realize_input(node)
     realized.freeze_layout()
     return realized
 
 
 def shared(nodes: Sequence[Any]) -> str:
-    """The name of a buffer that two of ``nodes`` view. Empty if there is none."""
+    """Return the name of a buffer that two of ``nodes`` view. Empty if there is none."""
     names = [node.get_name() for node in nodes]
     return next((name for name in names if names.count(name) > 1), "")
 
 
 def memory(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
-    """Sizes, strides and storage offset of a node in elements, as Inductor's expressions."""
+    """Return sizes, strides and storage offset of a node in elements, as Inductor's expressions."""
     layout = node.get_layout()
     return tuple(layout.size), tuple(layout.stride), layout.offset
 
 
 def launch(run: Callable[[], None]) -> None:
-    """Run what ``make_run_fn`` prepared, on the current stream.
+    """Run the function that ``make_run_fn`` prepared, on the current stream.
 
-    Up to 2.13 it holds the stream of its own time; 2.15 asks for the current one itself.
+    Up to 2.13 it holds the stream that was current when it was prepared. In 2.15 it reads the current stream itself.
     """
     named = dict(run.keywords) if isinstance(run, partial) else {}
     if "stream" not in named:
@@ -130,7 +131,7 @@ def launch(run: Callable[[], None]) -> None:
 
 
 def choice_node(choice: Any, fusion: bool) -> Any:
-    """The lowered result of a choice. Without ``fusion`` it stays a kernel of its own."""
+    """Return the lowered result of a choice. Without ``fusion`` it stays a kernel of its own."""
     node = choice.output_node()
     if not fusion:
         V.graph.no_fuse_buffer_names.add(node.get_name())
@@ -138,26 +139,26 @@ def choice_node(choice: Any, fusion: bool) -> Any:
 
 
 def unfused(node: Any) -> Any:
-    """The node as a buffer into which nothing is fused."""
+    """Return the node as a buffer into which nothing is fused."""
     node.realize()
     V.graph.no_fuse_buffer_names.add(node.get_name())
     return node
 
 
 def alignment(size: Any) -> int:
-    """The largest power of two up to 256 that is known to divide ``size``, whatever the call."""
+    """Return the largest power of two up to 256 that divides ``size`` in every call."""
     expr, known = expression(size), V.graph.sizevars.statically_known_multiple_of
     return next(p for p in (256, 128, 64, 32, 16, 8, 4, 2, 1) if p == 1 or known(expr, p))
 
 
 def inner_axis(node: Any) -> int:
-    """The last axis whose stride is 1 in every call, or -1."""
+    """Return the last axis whose stride is 1 in every call, or -1."""
     strides, known = node.get_stride(), V.graph.sizevars.statically_known_equals
     return next((i for i in reversed(range(len(strides))) if known(strides[i], 1)), -1)
 
 
 def innermost(node: Any, dim: int) -> Any:
-    """The node with stride 1 in ``dim``. A node with another stride is copied."""
+    """Return the node with stride 1 in ``dim``. A node with another stride is copied."""
     strides = node.get_stride() if node.maybe_get_stride() is not None else None
     if strides is not None and V.graph.sizevars.statically_known_equals(strides[dim], 1):
         return node
@@ -170,7 +171,11 @@ def innermost(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """The order of strides, and which are 1 or 0: speed depends on these and the sizes. Empty while open."""
+    """Return the order of strides, and which are 1 or 0. Empty while the layout is open.
+
+    Speed depends on this order and on the sizes.
+    """
+    # The layout of such a node is not decided yet, so it must not be part of a key.
     if node.maybe_get_stride() is None:
         return ()
     strides = [_hint(s) for s in node.get_stride()]
@@ -179,31 +184,32 @@ def layout_key(node: Any) -> tuple[str, ...]:
 
 
 def fixed_layout(value: Tensor) -> Any:
-    """The layout of a fake tensor: contiguous, as the declaration promises."""
+    """Return the layout of a fake tensor: contiguous, as the declaration promises."""
     return ir.FixedLayout(value.device, value.dtype, [expression(s) for s in value.shape])
 
 
 def add_table(table: Tensor, name: str) -> Any:
-    """A host-computed tensor as a constant of the graph (AOTInductor packages it)."""
+    """Return a host-computed tensor as a constant of the graph (AOTInductor packages it)."""
     return V.graph.add_tensor_constant(table, name)
 
 
 def extern(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The node of a plain call of the op, which Inductor does not look into."""
+    """Return the node of a plain call of the op, which Inductor does not look into."""
     return calling(overload, known=False)(*args, **kwargs)
 
 
 def trace(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
-    """``fn`` as ATen operations on the fake tensors ``values``, decomposed as Inductor wants them."""
+    """Return ``fn`` as ATen operations on the fake tensors ``values``, decomposed for Inductor."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    # The fakes belong to this mode. Tensors made under another one cannot be combined with them.
     with V.fake_mode, torch.no_grad():
         return make_fx(torch.func.functionalize(fn), select_decomp_table(), tracing_mode="real")(*values)
 
 
 def fixed_fake(value: Any) -> Any:
-    """A fake tensor with the sizes and strides of the call at hand. A symbolic number as that number."""
+    """Return a fake tensor with the sizes and strides of the call at hand, or a symbolic number as that number."""
     if not isinstance(value, Tensor):
         return hint(value) if isinstance(value, SymInt) else value
     with V.fake_mode:
@@ -213,13 +219,15 @@ def fixed_fake(value: Any) -> Any:
 
 
 def fake(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A contiguous fake tensor of these sizes, symbolic or not."""
+    """Return a contiguous fake tensor of these sizes, symbolic or not."""
     with V.fake_mode:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
 def like(value: Any, given: Tensor | None) -> Any:
-    """A real tensor with the layout of the fake ``value``, and the values of ``given`` or normally distributed ones."""
+    """Return a real tensor with the layout of ``value``, a fake, and the values of ``given`` or normally distributed
+    ones.
+    """
     if not isinstance(value, Tensor):
         return hint(value) if isinstance(value, SymInt) else value
     sizes, strides = [hint(s) for s in value.shape], [hint(s) for s in value.stride()]
@@ -230,7 +238,7 @@ def like(value: Any, given: Tensor | None) -> Any:
 
 
 def with_values(graph: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.GraphModule:
-    """``graph`` after the fake result of every node has been stored in the node's ``meta``."""
+    """Return ``graph`` after the fake result of every node has been stored in the node's ``meta``."""
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     FakeTensorProp(graph, mode=V.fake_mode).propagate_dont_convert_inputs(*values)
@@ -245,12 +253,15 @@ def inline(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
 
 
 def compile_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
-    """Compile ``graph`` on its own, while another graph is being lowered; ``values`` are fakes of static size."""
+    """Compile ``graph`` on its own, while another graph is being lowered. ``values`` are fakes of static size."""
     return write_graph(graph, values)()
 
 
 def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[[], Callable[..., Any]]:
-    """The first half of :func:`compile_graph`, bound to this thread: what is returned compiles the kernels, in any."""
+    """Lower ``graph`` in this thread, and return a function that compiles its kernels in any thread.
+
+    The function is the second half of :func:`compile_graph`.
+    """
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.graph import GraphLowering
 
@@ -265,6 +276,7 @@ def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[
         is_backward=outer.is_backward,
         name="shiplap_trial",
     )
+    # Both settings would time kernels during a trial that is itself about to be timed.
     quiet = {"benchmark_fusion": False, "pipeline_max_autotune_gemm": False}
     with V.set_graph_handler(nested), config.patch({k: v for k, v in quiet.items() if hasattr(config, k)}):
         nested.run(*values)
@@ -286,7 +298,7 @@ def no_autotuning() -> Iterator[None]:
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """Compile graphs afresh: one from a cache does not pass by our lowering. Kernels are found by their content."""
+    """Compile graphs again, because our lowering does not run for a graph from a cache. Kernels are still reused."""
     from torch._functorch import config as autograd
 
     graphs = {"fx_graph_cache": False, "fx_graph_remote_cache": False}

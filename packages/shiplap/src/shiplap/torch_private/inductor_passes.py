@@ -1,7 +1,7 @@
 """Inductor's hooks for custom passes: install a pass, and capture a function as the pass would see it.
 
-Passes with a uuid are part of every cache key; before torch 2.13 a pass in the pre-grad place
-runs ahead of the cache look-up, so that its result is.
+Passes with a uuid are part of every cache key. Before torch 2.13 a pass in the pre-grad place runs ahead of the cache
+look-up, so that the key covers its result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLACES = {
     "post-grad": "post_grad_custom_pre_pass",
 }
 
-# One that is told whether the graph is for inference; since 2.13, and a graph pass before.
+# The class of passes with an argument for inference, since torch 2.13.
 _INFORMED = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
 
 
@@ -60,7 +60,7 @@ class Pass(custom_graph_pass.CustomGraphPass):
         return self  # torch copies its configuration
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Its identity: before 2.13 the key of a cache holds the pass itself, as bytes."""
+        """Return the identity: before 2.13 the key of a cache holds the pass itself, as bytes."""
         identity = self.uuid()
         if identity is None:
             raise TypeError("a pass without uuid is no part of a key")
@@ -71,7 +71,7 @@ _lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """A child does not have the thread that may hold the lock."""
+    """Give a child process a new lock. The thread that may hold the old lock does not exist in the child."""
     global _lock
     _lock = threading.Lock()
 
@@ -81,11 +81,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextmanager
 def installed(make: Callable[[str, Any], Pass]) -> Iterator[None]:
-    """``make(level, what is there)`` at each place within this context, unless one is there already.
+    """Install ``make(level, previous pass)`` at each place within this context, unless one is installed already.
 
-    Before 2.13 the configuration belongs to the process, since then to the thread. So a pass stays until the last
-    context that found it has left. It is for ``make`` to see that it does nothing in other threads. What somebody put
-    in its stead meanwhile stays.
+    Before 2.13 the configuration belongs to the process, since then to the thread. A pass therefore stays until the
+    last context that found it has ended, and ``make`` must return a pass that does nothing in other threads. A pass
+    that other code installed meanwhile stays.
     """
     handles = {level: _enter(place, level, make) for level, place in PLACES.items()}
     try:
@@ -97,6 +97,7 @@ def installed(make: Callable[[str, Any], Pass]) -> Iterator[None]:
 
 def _enter(place: str, level: str, make: Callable[[str, Any], Pass]) -> Pass:
     with _lock:
+        # The look-up and the installation are one step under the lock, as two threads may enter at once.
         there = getattr(config, place)
         if not (isinstance(there, Pass) and there.users):
             there = make(level, there)
@@ -108,13 +109,14 @@ def _enter(place: str, level: str, make: Callable[[str, Any], Pass]) -> Pass:
 def _leave(place: str, entered: Pass) -> None:
     with _lock:
         entered.users -= 1
+        # Other code may have put its own pass here meanwhile, which must not be removed.
         if not entered.users and getattr(config, place) is entered:
             before = entered.inner
             setattr(config, place, list(before) if len(before) > 1 else before[0] if before else None)
 
 
 def current(level: str) -> Any:
-    """The pass, or passes, that the user's configuration has at this place; not ours, which runs ahead of them."""
+    """Return the pass, or passes, of the user's configuration at this place, without ours, which runs ahead of them."""
     there = getattr(config, PLACES[level])
     return list(there.inner) if isinstance(there, Pass) and there.users else there
 
@@ -137,7 +139,7 @@ class _Uncached(Pass):
 
 
 def autocasts() -> tuple[tuple[str, torch.dtype], ...]:
-    """Device types for which this thread is under autocast, each with the dtype that it casts to."""
+    """Return the device types for which this thread is under autocast, each with the dtype that it casts to."""
     kinds = ("cpu", "cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
 
@@ -153,12 +155,15 @@ def uncast() -> Iterator[None]:
 
 @contextmanager
 def preserving_state() -> Iterator[None]:
-    """Leave torch's counters, and its stack of events, as they were: also inside of another compilation, whose fake
-    tensors are not ours. One thread at a time, by the lock that a compilation holds: with one of ours, two threads
-    that came from either side would wait for each other."""
+    """Restore torch's counters and its stack of events at the end, also inside another compilation with other fake
+    tensors.
+
+    One thread at a time runs the body, by the lock that a compilation holds. With a lock of our own, two threads that
+    took the two locks in different orders would wait for each other.
+    """
     from torch._dynamo.convert_frame import compile_lock
 
-    elsewhere = torch.get_default_device().type != "cpu"  # what is drawn here says where it lies, or is the CPU's
+    elsewhere = torch.get_default_device().type != "cpu"  # samples name their device, or are on the CPU
     with compile_lock, torch.device("cpu") if elsewhere else nullcontext(), _as_it_was():
         yield
 
@@ -187,13 +192,16 @@ def _as_it_was() -> Iterator[None]:
 
 
 class _Stop(BaseException):
-    """Ends a compilation once its graph was captured. No handler of torch treats it as a failure."""
+    """The exception that ends a compilation once its graph was captured. No handler of torch treats it as a failure."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A function as a graph of one level. ``roles``: of each placeholder, the number of the tensor it stands for;
-    ``"size"`` for a symbol, ``"grad"`` for the gradient of an output (in the order of outputs)."""
+    """A function as a graph of one level.
+
+    ``roles`` maps each placeholder to the number of the tensor that it stands for, to ``"size"`` for a symbol, or to
+    ``"grad"`` for the gradient of an output (in the order of outputs).
+    """
 
     graph: Graph
     roles: dict[Node, int | str]
@@ -202,13 +210,14 @@ class Captured:
 def capture(
     fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str, *, dynamic: bool | Collection[int]
 ) -> Captured:
-    """What ``fn(*tensors)`` is at ``level``, compiled as far as that place and as any function of a user is.
+    """Return ``fn(*tensors)`` as a graph of ``level``, compiled as far as that place, as any function of a user is.
 
-    Sizes of at least 2 are symbols if ``dynamic``, or if it lists them; equal ones are one symbol. Raises what
-    torch raises for a function that cannot be one graph.
+    Sizes of at least 2 are symbols if ``dynamic`` is True, or if it lists them. Equal sizes are one symbol. Raises the
+    errors of torch for a function that cannot be one graph.
     """
     from torch._dynamo import config as dynamo
 
+    # The roles are read ahead of autograd, where placeholders still have Dynamo's names.
     order: list[int | str] = []
     seen: list[Graph] = []
     symbols = () if isinstance(dynamic, bool) else dynamic
@@ -242,19 +251,21 @@ def capture(
 
 
 def noted(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Captured | None:
-    """``fn(*tensors)`` ahead of autograd, by its calls alone: a third of the time that Dynamo takes. None where it does
-    something that is not recorded, or returns what it was given."""
+    """Return ``fn(*tensors)`` ahead of autograd, recorded from its calls: a third of the time that Dynamo takes.
+
+    None if a call cannot be recorded, or if a result is an argument.
+    """
     from torch._dynamo import config as dynamo
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with dynamo.patch(fake_tensor_cache_enabled=False):  # a mode reads it once; what is met once costs less computed
+    with dynamo.patch(fake_tensor_cache_enabled=False):  # a mode reads it once; a cache of shapes met once costs more
         mode = FakeTensorMode()
     fakes = [mode.from_tensor(t) for t in tensors]
     with preserving_state(), mode, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             graph = recorded(fn, fakes)
-        except Exception:  # what is wrong with it, Dynamo says
+        except Exception:  # Dynamo reports the error of the function
             return None
     if graph is None:
         return None
@@ -267,7 +278,7 @@ def noted(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Captured |
 
 
 def _role(node: Node) -> int | str:
-    """Dynamo names what it lifts after where it found it: ``L_tensors_0_`` is the first of ours."""
+    """Return the role of a placeholder. Dynamo names one after its source: ``L_tensors_0_`` is the first of ours."""
     if isinstance(node_value(node), torch.SymInt):
         return "size"
     match = re.fullmatch(r"L_tensors_(\d+)_", str(node.target))
@@ -277,7 +288,7 @@ def _role(node: Node) -> int | str:
 
 
 def _of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn`` with a code object of its own, because Dynamo stores sizes and recompile limits by code object."""
+    """Return ``fn`` with a code object of its own, because Dynamo stores sizes and recompile limits by code object."""
 
     def run(*tensors: torch.Tensor) -> Any:
         return fn(*tensors)

@@ -1,6 +1,7 @@
-"""What Inductor generated for a function: fused groups, the reasons why it did not fuse, and the generated code.
+"""The output of Inductor for a function: fused groups, the reasons why it did not fuse, and the generated code.
 
-It reads two sources: a pass after fusion that changes nothing, and the log artifacts ``fusion`` and ``output_code``.
+The module reads two sources: a pass after fusion that changes nothing, and the log artifacts ``fusion`` and
+``output_code``.
 """
 
 from __future__ import annotations
@@ -60,11 +61,13 @@ class Graph:
     code: str = ""
 
     def named(self) -> list[Group]:
-        """The groups with the names of their kernels in :attr:`code`, empty where there is none."""
+        """Return the groups with the names of their kernels in :attr:`code`, empty where there is none."""
         return [Group(**{**vars(g), "kernel": name}) for g, name in zip(self.groups, self._kernels(), strict=True)]
 
     def _kernels(self) -> list[str]:
-        """The kernel of a group is the first call in the code that mentions a buffer which the group writes."""
+        """Return the name of each group's kernel: the first call in the code that mentions a buffer which the group
+        writes.
+        """
         ops: dict[str, str] = dict(NAMED.findall(self.code))
         each = [(str(m["name"]), set(re.findall(r"\w+", m[0]))) for m in CALLED.finditer(self.code)]
         calls = [(ops.get(name, name), words) for name, words in each]
@@ -80,6 +83,7 @@ def observe() -> Iterator[list[Graph]]:
     pending: dict[tuple[str, str], str] = {}
 
     def after_fusion(nodes: list[Any]) -> list[Any]:
+        # Trials compile graphs of their own inside the compilation that is observed.
         if not _trial():
             graphs.append(Graph(_groups(nodes), dict(pending)))
             pending.clear()
@@ -116,6 +120,7 @@ def _listening(name: str, receive: Callable[[logging.LogRecord], None]) -> Itera
     level, propagate, shown = logger.level, logger.propagate, logger.isEnabledFor(logging.DEBUG)
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
+    # The level of the logger is lowered here, and the user's log would otherwise fill with its records.
     logger.propagate = propagate and shown
     try:
         yield
@@ -132,8 +137,9 @@ def _groups(nodes: list[Any]) -> list[Group]:
 
 
 def _group(fused: Any, makers: dict[Any, Any]) -> Group:
-    """The group of a kernel. ``makers`` maps a traced node to the kernel that computes it, since origins also name
-    nodes that are only read.
+    """Return the group of a kernel.
+
+    ``makers`` maps a traced node to the kernel that computes it, since origins also name nodes that are only read.
     """
     parts = list(fused.get_nodes())
     order = {n: i for i, n in enumerate(V.graph.graph.nodes)}
@@ -148,7 +154,10 @@ def _group(fused: Any, makers: dict[Any, Any]) -> Group:
 
 
 def _origin(node: Any, kind: str) -> Origin:
-    """A library call is named after its operator, and a generated loop after the user's operators that it computes."""
+    """Return the origin of a traced node.
+
+    A library call is named after its operator, and a generated loop after the user's operators that it computes.
+    """
     operator = node.target if kind == "extern" else node.meta.get("original_aten") or node.target
     frames = [f for f in FRAME.findall(node.meta.get("stack_trace") or "") if not f[0].startswith(DISPATCH)]
     return Origin(node.name, operator_name(operator), ":".join(frames[-1]) if frames else "")

@@ -21,11 +21,11 @@ SPREAD = re.compile(r"tl\.load\((\w+) \+ \(tl\.broadcast_to\((\w+), \[[\w, ]+\]\
 
 
 class _Kernel(TritonTemplateKernel):
-    """Loads values of one row or one column of the output as such, not once for each element of the tile.
+    """A template kernel that loads values of one row or one column once, not once for each element of the tile.
 
     Inductor broadcasts every index of an epilogue to the tile. Spread over all lanes, scale and shift of a batch norm
-    take 70 registers and up to a third of the kernel's time (H200, 2026-11-21). An index ``i`` is left as it is where
-    the template says what bounds it, in ``i_mask``.
+    take 70 registers and up to a third of the kernel's time (H200, 2026-11-21). An index ``i`` is not broadcast where
+    the template defines its bound, in ``i_mask``.
     """
 
     bounded: frozenset[str] = frozenset()
@@ -43,7 +43,9 @@ class _Kernel(TritonTemplateKernel):
         return parent.stride(self._named(name), index)
 
     def _named(self, name: str | None) -> str | None:
-        """Torch calls the output None, templates of C++ call it ``out``, which may be the name of an input as well."""
+        """Return torch's name of a tensor. Torch names the output None, and templates name it ``out``, unless an input
+        has it.
+        """
         return None if name == "out" and name not in self.named_input_nodes else name
 
     def _register_hook(self, hook_name: str, hook_fn: Callable[[], str], *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +55,7 @@ class _Kernel(TritonTemplateKernel):
 
 
 def narrow(code: str, bounded: frozenset[str]) -> str:
-    """``code`` with the loads of single rows or columns unspread, for indices that are ``bounded``."""
+    """Return ``code`` with the loads of single rows or columns not broadcast, for indices that are ``bounded``."""
 
     def one(match: re.Match[str]) -> str:
         pointer, index = match.groups()
@@ -71,13 +73,13 @@ def choice(
     layout: Any,
     config: Mapping[str, Any],
 ) -> Any:
-    """A choice that renders ``source`` for these inputs and this config.
+    """Return a choice that renders ``source`` for these inputs and this config.
 
-    It has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the last
-    arguments of its kernel.
+    The choice has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the
+    last arguments of its kernel.
 
-    ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template names are global to the
-    process and asserted unique, so ``name`` must stand for this source.
+    ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template names are global to the process
+    and asserted unique, so ``name`` must stand for this source.
 
     Raises:
         NotImplementedError: in torch's words, when the template cannot serve these inputs.

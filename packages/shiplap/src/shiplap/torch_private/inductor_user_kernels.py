@@ -1,4 +1,4 @@
-"""Plain Triton functions as nodes of Inductor's graph, into which it may fuse what follows (since torch 2.13).
+"""Plain Triton functions as nodes of Inductor's graph, into which it may fuse later operations (since torch 2.13).
 
 ``torch._inductor.config.epilogue_fusion_user_defined_triton_kernel`` is off by default. Torch rewrites the one
 ``tl.store`` of a kernel, where the result is read by pointwise operations without other inputs.
@@ -18,12 +18,12 @@ FLAG = "epilogue_fusion_user_defined_triton_kernel"
 
 
 def fuses() -> bool:
-    """Whether the installed torch has the flag, and it is on."""
+    """Return whether the installed torch has the flag, and it is on."""
     return hasattr(config, FLAG) and bool(config.epilogue_fusion_user_defined_triton_kernel)
 
 
 def compiling_code() -> bool:
-    """Whether this graph becomes Python: what a C++ wrapper or a package launches is loaded in another way."""
+    """Return whether this graph becomes Python. A C++ wrapper or a package loads its launches in another way."""
     return not V.graph.cpp_wrapper and not V.graph.aot_mode
 
 
@@ -35,7 +35,7 @@ def node(
     tensors: Mapping[str, tuple[Any, Tensor]],
     output: tuple[str, Tensor],
 ) -> Any:
-    """The output of a launch of ``kernel``.
+    """Return the output of a launch of ``kernel``.
 
     Args:
         kernel: a ``@triton.jit`` function, or one that Triton's interpreter runs.
@@ -43,11 +43,12 @@ def node(
         options: Triton's own, such as ``num_warps``.
         arguments: numbers and compile-time values by parameter.
         tensors: by parameter the node of a tensor, and the fake whose strides it will have.
-        output: the parameter that is written, and a fake of what it is.
+        output: the parameter that is written, and a fake of the result.
     """
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
     name, fake = output
+    # The kernel writes into a buffer of the graph, so that Inductor can plan its memory.
     out = empty_strided(list(fake.shape), list(fake.stride()), dtype=fake.dtype, device=fake.device)
     given = {
         parameter: ir.ExternKernel.require_exact_strides(value, list(like.stride()))
@@ -63,7 +64,7 @@ def node(
 
 
 def _with_options(kernel: Any, options: Mapping[str, int]) -> Any:
-    """A kernel as Dynamo would have found it: options of a launch are those of its only config."""
+    """Return a kernel in the form in which Dynamo finds it: options of a launch are those of its only config."""
     import triton
     from triton.runtime import JITFunction
 

@@ -1,4 +1,4 @@
-"""What a call has written to: told to autograd, and counted."""
+"""Report to autograd which arguments a call has written to, and read torch's counts of writes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ _switch_off: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_k
 
 
 def writing(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """``call``, then tell autograd what it wrote to, the arguments at ``places``: no backward may use what it saved of
-    them. Torch's own operators that write do so; kernels behind a C function, and torch's dispatcher, do not."""
+    """Return ``call``, followed by a report to autograd that the arguments at ``places`` were written to.
+
+    No backward may use values of them that it saved. Torch's own operators that write report this themselves; kernels
+    behind a C function, and torch's dispatcher, do not.
+    """
 
     def called(*args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
@@ -30,13 +33,15 @@ def writing(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., An
 
 
 def version_of(tensor: Tensor) -> int:
-    """The number of writes to ``tensor`` that torch has counted. One made in inference mode has no count: 0."""
+    """Return the number of writes to ``tensor`` that torch has counted. A tensor made in inference mode has no count:
+    0.
+    """
     return 0 if tensor.is_inference() else tensor._version
 
 
 @contextmanager
 def counting_writes() -> Iterator[None]:
-    """Let torch count writes within, as it does in eager code. Below a compiled graph it does not."""
+    """Make torch count writes within the block, as in eager code. Below a compiled graph torch does not count them."""
     if not _is_off(_COUNTS):
         yield
         return

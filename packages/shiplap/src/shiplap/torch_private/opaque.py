@@ -1,7 +1,7 @@
 """Objects that cross torch's dispatcher whole, which torch calls opaque.
 
-Torch has them since 2.11 or so, and every release has renamed a part: what is missing here makes :data:`REASON` say so,
-and a declaration with such an argument is refused with it.
+Torch has them since 2.11 or so, and every release has renamed a part. If a part is missing, :data:`REASON` states it,
+and a declaration with such an argument is refused with that reason.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["BASE", "REASON", "read", "real", "register"]
 
-BASE: Any  # what classes of such objects derive from
+BASE: Any  # the base of classes of such objects
 try:
     from torch._library.fake_class_registry import FakeScriptObject
     from torch._library.opaque_object import MemberType, get_opaque_type_name, is_opaque_type, register_opaque_type
@@ -23,7 +23,8 @@ except ImportError as e:
 
 
 def register(cls: type[Any], fields: Sequence[str]) -> str:
-    """The name by which a schema has ``cls``. Compiled code is guarded on the attributes ``fields`` of an object."""
+    """Return the name of ``cls`` in a schema. Compiled code is guarded on the attributes ``fields`` of an object."""
+    # A class is registered once for the whole process.
     if not is_opaque_type(cls):
         members = dict.fromkeys(fields, MemberType.USE_REAL)
 
@@ -36,10 +37,10 @@ def register(cls: type[Any], fields: Sequence[str]) -> str:
 
 
 def read(value: Any, name: str) -> Any:
-    """An attribute of the object."""
+    """Return an attribute of the object."""
     return getattr(value, name)
 
 
 def real(value: Any) -> Any:
-    """The object that stands behind ``value`` while a graph is traced, or ``value`` itself."""
+    """Return the object behind ``value`` while a graph is traced, or ``value`` itself."""
     return value.real_obj if not REASON and isinstance(value, FakeScriptObject) else value

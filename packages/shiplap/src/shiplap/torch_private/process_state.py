@@ -1,4 +1,4 @@
-"""What torch and Python keep for the whole process, for those who look whether code has left it changed."""
+"""State that torch and Python keep for the whole process, for checks of whether code has left it changed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.nn.modules import module as modules
 
 deterministic: Any = torch.utils.deterministic  # torch gives it no types
 
-_SHOWN = "aten::_cast_Byte"  # an operator that nobody has reason to register anything for
+_SHOWN = "aten::_cast_Byte"  # an operator for which no library has reason to register anything
 _HOOKS = tuple(name for name in sorted(vars(modules)) if name.startswith("_global_"))
 _PYTHON = re.compile(r"registered at (\S+\.py):\d+")
 
 
 def frozen_code(name: str) -> CodeType | None:
-    """The code of a module that is built into Python."""
+    """Return the code of a module that is built into Python, or None."""
     try:
         code: CodeType = _imp.get_frozen_object(name)
     except ImportError:
@@ -28,7 +28,7 @@ def frozen_code(name: str) -> CodeType | None:
 
 
 def standing() -> dict[str, Any]:
-    """Hooks and flags that hold for code of everybody in this process or thread."""
+    """Return hooks and flags that hold for all code in this process or thread."""
     return {
         "hooks of all modules of torch": tuple(_count(vars(modules)[name]) for name in _HOOKS),
         "hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
@@ -52,23 +52,27 @@ def standing() -> dict[str, Any]:
 
 
 def _count(hooks: Any) -> int:
-    """How many there are. That those of backwards are of the full kind is a flag, which torch sets and leaves set."""
+    """Return the number of hooks. Whether backward hooks are of the full kind is a flag, which torch sets and leaves
+    set.
+    """
     return len(hooks) if isinstance(hooks, Mapping) else int(hooks is not None)
 
 
 def fallbacks() -> str:
-    """What torch would call for each dispatch key where an operator has nothing of its own for it."""
+    """Return torch's fallback for each dispatch key, which it calls where an operator registers nothing for the key."""
     table: str = torch._C._dispatch_dump_table(_SHOWN)
     return table
 
 
 def operators_of_torch() -> dict[str, str]:
-    """What is registered for each operator that there is, torch's own and others', as text (100 ms)."""
+    """Return the registrations of each operator, torch's own and others', as text (100 ms)."""
     return {name: torch._C._dispatch_dump(name) for name in torch._C._dispatch_get_all_op_names()}
 
 
 def overloads_of_torch() -> dict[str, Any]:
-    """What each object in ``torch.ops.aten`` and ``torch.ops.prims`` calls, by the name of the object."""
+    """Return the function that each object in ``torch.ops.aten`` and ``torch.ops.prims`` calls, by the name of the
+    object.
+    """
     called: dict[str, Any] = {}
     for library in (torch.ops.aten, torch.ops.prims):
         for name, packet in list(vars(library).items()):
@@ -81,15 +85,18 @@ def overloads_of_torch() -> dict[str, Any]:
 
 
 def altered(before: Mapping[str, Any], own: Callable[[Any], bool]) -> list[str]:
-    """Objects in ``torch.ops`` that call something else than they did, and is not ``own``."""
+    """Return the objects in ``torch.ops`` that call another function than before, unless ``own`` accepts that
+    function.
+    """
     now = overloads_of_torch()
     gone = [name for name in before if now.get(name) is not before[name]]
+    # Torch fills its namespaces when names are first used, with builtin functions.
     new = [name for name in now.keys() - before.keys() if type(now[name]) is not BuiltinFunctionType]
     return [f"torch.ops.{name}" for name in (*gone, *new) if not own(now.get(name))]
 
 
 def taken_over(before: Mapping[str, str], own: Callable[[str], bool]) -> list[str]:
-    """Operators for which something was registered since, by whatever way, in no Python file that is ``own``."""
+    """Return the operators for which a file that ``own`` does not accept has registered something since ``before``."""
     now = operators_of_torch()
     return [name for name, told in before.items() if now.get(name) != told and _foreign(told, now.get(name, ""), own)]
 

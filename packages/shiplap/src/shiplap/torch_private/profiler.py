@@ -1,4 +1,4 @@
-"""Torch's profiler: what has no public name."""
+"""Configurations of torch's profiler that have no public name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch._C._profiler import _ExperimentalConfig
 
 
 def of_all_threads() -> Any:
-    """The configuration that lists the operators of threads which were there before; None where torch has none.
+    """Return the configuration that lists the operators of threads which existed before. None if torch has none.
 
     Known to work on torch 2.11 and 2.13.
     """

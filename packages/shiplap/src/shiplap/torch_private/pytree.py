@@ -1,6 +1,6 @@
-"""Flatten and rebuild nested arguments and results: lists, tuples, dicts and other containers that torch knows.
+"""Flatten and rebuild nested arguments and results: lists, tuples, dicts and other containers that torch supports.
 
-``torch.utils._pytree`` is what Dynamo, ``torch.export`` and ``make_fx`` use themselves; torch offers no public way.
+``torch.utils._pytree`` is the module that Dynamo, ``torch.export`` and ``make_fx`` use; torch offers no public way.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch.utils import _pytree
 
 
 def leaves(tree: Any, whole: tuple[type, ...] = ()) -> list[Any]:
-    """The leaves of ``tree`` in order. An object that is no known container is one leaf, and so is one of ``whole``."""
+    """Return the leaves of ``tree`` in order. An unknown object is one leaf, and so is an instance of ``whole``."""
     return list(_pytree.tree_leaves(tree, is_leaf=lambda value: isinstance(value, whole)))
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """``tree`` with each leaf replaced by ``fn(leaf)``."""
+    """Return ``tree`` with each leaf replaced by ``fn(leaf)``."""
     return _pytree.tree_map(fn, tree)
 
 
@@ -31,12 +31,12 @@ def register_node(
     dump: Callable[[Any], Any],
     load: Callable[[Any], Any],
 ) -> None:
-    """Let torch look into objects of ``cls``. A class that is registered already stays as it is.
+    """Register ``cls`` as a container of tensors. A class that is registered already stays as it is.
 
     Args:
         take: an object → its children in order, and the rest of it, which torch compares with ``==``.
         make: the inverse of ``take``. The children may be anything, since ``tree_map`` replaces them.
-        dump, load: the rest of an object → what JSON holds, and back: ``torch.export.save`` writes it.
+        dump, load: the rest of an object → a value for JSON, and back: ``torch.export.save`` writes it.
     """
     if cls in _pytree.SUPPORTED_NODES:
         return
@@ -55,11 +55,12 @@ def register_node(
 
 
 def register_constant(cls: type) -> Callable[[], None]:
-    """Let graphs take objects of ``cls`` as constants, which they compare with ``==`` in each call; pytrees, too.
+    """Register objects of ``cls`` as constants of graphs and pytrees, which compare them with ``==`` in each call.
 
     Returns a function that undoes it. A class that is registered already stays as it is.
     """
     if cls in _pytree.SUPPORTED_NODES:
+        # The class was registered by other code, which must not be undone here.
         return lambda: None
     _pytree.register_constant(cls)
 
@@ -72,10 +73,10 @@ def register_constant(cls: type) -> Callable[[], None]:
 
 
 def show_fields(cls: type, names: Sequence[str]) -> None:
-    """Let what walks dataclasses walk ``cls``: its ``names`` are attributes, and keywords that its constructor takes.
+    """Make ``cls`` look like a dataclass: ``names`` are attributes, and keywords of its constructor.
 
-    ``DistributedDataParallel`` and ``fully_shard`` look for tensors in tuples, lists, dicts and dataclasses only. Such
-    a walker makes another object by ``cls(**{name: value})``.
+    ``DistributedDataParallel`` and ``fully_shard`` look for tensors in tuples, lists, dicts and dataclasses only. They
+    make another object by ``cls(**{name: value})``.
     """
     made = dataclasses.make_dataclass("fields", [(name, Any) for name in names])
     cls.__dataclass_fields__ = made.__dataclass_fields__  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ class SizeSymbol:
         symbol: opaque to callers.
         lower, upper: the range in which the graph may run; ``upper`` is None where it has no end.
         hint: the value in the call for which the graph is compiled.
-        backed: whether a caller brings the size, so that a guard can look at it. Data decides about other sizes.
+        backed: whether the size comes from an input, so that a guard can check it. Other sizes depend on data.
     """
 
     symbol: Any
@@ -36,21 +36,21 @@ class SizeSymbol:
 
 
 def _expression(size: Any) -> Any:
-    """A size as an expression of symbols that nothing replaces."""
+    """Return a size as an expression of symbols that are not replaced by others."""
     expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.sympify(size)
     sizes = V.graph.sizevars
     return sizes.simplify(expr.xreplace(sizes.inv_precomputed_replacements))
 
 
 def evaluate(size: Any, values: Mapping[Any, int]) -> int:
-    """The number that a size is where symbols have these ``values``; every other symbol has that of the call."""
+    """Return a size as a number. Symbols have these ``values``, and every other symbol has that of the call."""
     expr = _expression(size)
     expr = expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols if s in values})
     return int(expr) if expr.is_number else int(V.graph.sizevars.optimization_hint(expr, fallback=8192))
 
 
 def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
-    """The symbols in sizes, each once, in the order in which they are met."""
+    """Return the symbols in sizes, each once, in the order of their first use."""
     met: dict[Any, None] = {}
     for size in sizes:
         met.update(dict.fromkeys(sorted(_expression(size).free_symbols, key=str)))
@@ -67,20 +67,20 @@ def _described(symbol: Any) -> SizeSymbol:
 
 
 def conditions() -> list[Any]:
-    """What the guards of the graph and its assertions demand of sizes, as conditions on symbols."""
+    """Return the guards and assertions of the graph on sizes, as conditions on symbols."""
     env = V.graph.sizevars.shape_env
     asserted = [a.expr for listed in env.deferred_runtime_asserts.values() for a in listed]
     return [env.replace(expr) for expr in (*(guard.expr for guard in env.guards), *asserted)]
 
 
 def admits(conditions: Iterable[Any], values: Mapping[Any, int]) -> bool:
-    """Whether sizes meet all conditions. A condition on a symbol that has no value is passed over."""
+    """Return whether sizes meet all conditions. A condition on a symbol that has no value is ignored."""
     given = {symbol: sympy.Integer(value) for symbol, value in values.items()}
     return all(expr.xreplace(given) != sympy.false for expr in conditions)
 
 
 def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]]:
-    """The numbers to which conditions compare a symbol, and those that have to divide it."""
+    """Return the numbers with which conditions compare a symbol, and the numbers that have to divide it."""
     compared, divisors = set[int](), set[int]()
     for expr in conditions:
         if symbol in expr.free_symbols:
@@ -91,7 +91,7 @@ def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]
 
 
 def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
-    """The expressions of other symbols that a symbol does not exceed, by the conditions."""
+    """Yield the expressions of other symbols that a symbol does not exceed, by the conditions."""
     for expr in conditions:
         if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
             continue
@@ -104,7 +104,7 @@ def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
 
 
 def largest(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> int | None:
-    """The largest value of a bound whose symbols lie in ``ranges``; None where it has none."""
+    """Return the largest value of a bound whose symbols lie in ``ranges``, or None if it has none."""
     known: dict[Any, Any] = {}
     for symbol in bound.free_symbols:
         low, high = ranges.get(symbol, (0, None))
@@ -116,9 +116,9 @@ def largest(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> int | N
 
 
 def limit_size(symbol: Any, upper: int) -> bool:
-    """Guard the graph against larger sizes, so that one recompiles it; whether the guard is there.
+    """Guard the graph against larger sizes, so that one recompiles it, and return whether the guard exists.
 
-    A graph that is packaged has no guards, and one of a symbol that data decides about has none either.
+    A graph that is packaged has no guards, and a symbol that depends on data has none either.
     """
     env = V.graph.sizevars.shape_env
     if env.frozen or V.graph.aot_mode or free_unbacked_symbols(symbol):

@@ -1,4 +1,4 @@
-"""The sizes of a pattern in terms of a graph: which expression each symbol of the pattern stands for."""
+"""The sizes of a pattern in terms of a graph: the expression of the graph for each symbol of the pattern."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 
 def is_size(held: Any) -> bool:
-    """Whether a fake value is a size: an int that may be a symbol."""
+    """Return whether a fake value is a size: an int that may be a symbol."""
     return isinstance(held, (int, torch.SymInt)) and not isinstance(held, bool)
 
 
 def is_number(held: Any) -> bool:
-    """Whether a fake value is a size, or a float that was computed from sizes: ``x.shape[-1] ** -0.5``."""
+    """Return whether a fake value is a size, or a float that was computed from sizes: ``x.shape[-1] ** -0.5``."""
     return is_size(held) or isinstance(held, torch.SymFloat)
 
 
 def hint(size: int | torch.SymInt) -> int | None:
-    """The value of a size in the call for which a graph is made. None for one that depends on data."""
+    """Return the value of a size in the call for which a graph is made. None for a size that depends on data."""
     if isinstance(size, int):
         return size
     known = size.node.hint
@@ -28,11 +28,11 @@ def hint(size: int | torch.SymInt) -> int | None:
 
 
 def new_size() -> torch.SymInt:
-    """A new data-dependent size, for a fake implementation.
+    """Return a new data-dependent size, for a fake implementation.
 
     ``ctx.new_dynamic_size`` refuses it to ``torch.compile`` without ``fullgraph=True`` or
-    ``capture_dynamic_output_shape_ops``, which breaks the graph. A size with a proven bound needs no such caution:
-    where a later line asks what nobody knows, the graph breaks there. torch's own ops for device meshes do the same.
+    ``capture_dynamic_output_shape_ops``, which breaks the graph. A size with a proven bound needs no such caution: the
+    graph breaks at the later line that needs an unknown value. torch's own ops for device meshes do the same.
     """
     ctx = torch.library.get_ctx()
     env = getattr(ctx, "_shape_env", None)
@@ -46,14 +46,14 @@ def new_size() -> torch.SymInt:
 
 
 def in_trace() -> bool:
-    """Whether fakes run for Dynamo or AOTAutograd, which make a graph of what they see."""
+    """Return whether fakes run for Dynamo or AOTAutograd, which make a graph of the calls."""
     return torch._guards.TracingContext.try_get() is not None
 
 
 def in_graph(number: int) -> int | torch.SymInt:
-    """``number`` as a size that a graph can hold, for a fake implementation whose only result is an integer.
+    """Return ``number`` as a size that a graph can hold, for a fake implementation whose only result is an integer.
 
-    Dynamo stops at an op that returns an integer, and takes a symbol. The dispatcher turns a symbol of a known value
+    Dynamo stops at an op that returns an integer, and accepts a symbol. The dispatcher turns a symbol of a known value
     into an integer again, so the value of this one is left open.
     """
     known = in_trace() and getattr(torch.library.get_ctx(), "_shape_env", None) is not None
@@ -66,40 +66,42 @@ def assert_in_graph(condition: torch.Tensor, message: str) -> None:
 
 
 def check(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
-    """``torch._check``, which is documented but not typed: a symbolic condition becomes a guard or an assertion."""
+    """Call ``torch._check``, which is documented but not typed: a symbolic condition becomes a guard or an
+    assertion.
+    """
     torch_check: Any = torch._check
     torch_check(condition, message)
 
 
 def not_one(size: int | torch.SymInt) -> bool:
-    """Whether a size is not 1. Of one that only the data knows it is believed, as torch's own broadcasting does."""
+    """Return whether a size is not 1. A data-dependent size is assumed not to be 1, as in torch's own broadcasting."""
     from torch.fx.experimental.symbolic_shapes import guard_or_true
 
     return bool(guard_or_true(size != 1))
 
 
 def unknown() -> type[Exception]:
-    """What is raised where a trace asks for a number that depends on data; graphs break there."""
+    """Return the exception that a trace raises where it needs a number that depends on data. Graphs break there."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return GuardOnDataDependentSymNode
 
 
 class Sizes:
-    """Symbols of a pattern → expressions of a graph."""
+    """A map from symbols of a pattern to expressions of a graph."""
 
     def __init__(self, known: dict[Any, Any] | None = None) -> None:
         self._known: dict[Any, Any] = dict(known or {})
 
     def bind(self, pattern: Any, actual: Any) -> bool:
-        """Let a size of the pattern stand for a size of the graph; False if it stands for another one already."""
+        """Map a size of the pattern to a size of the graph, and return False if it is mapped to another one already."""
         expr, value = _expr(pattern), _expr(actual)
         if expr.is_Symbol and expr not in self._known:
             self._known[expr] = value
         return self.same(pattern, actual)
 
     def same(self, pattern: Any, actual: Any) -> bool:
-        """Whether a size of the pattern is this size of the graph; False if it cannot be known."""
+        """Return whether a size of the pattern is this size of the graph. False if that is unknown."""
         expr = _expr(pattern)
         if not expr.free_symbols <= self._known.keys():
             return False
@@ -109,7 +111,7 @@ class Sizes:
         return bool(mine - theirs == 0)
 
     def shown(self, pattern: Any) -> str:
-        """A size of the pattern as a number or symbols of the graph, where it is known."""
+        """Return a size of the pattern as a number or symbols of the graph, if it is mapped."""
         return str(_expr(pattern).xreplace(self._known))
 
 
@@ -122,7 +124,7 @@ def _expr(size: Any) -> Any:
 
 
 def holds(condition: Any, *, may_guard: bool) -> bool:
-    """Whether a condition on sizes holds. It becomes a guard, unless only conditions without a guard are asked for."""
+    """Return whether a condition on sizes holds. With ``may_guard`` it may become a guard."""
     if isinstance(condition, torch.SymBool) and not may_guard:
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -131,10 +133,10 @@ def holds(condition: Any, *, may_guard: bool) -> bool:
 
 
 def equal(a: Any, b: Any, *, may_guard: bool) -> bool:
-    """Whether two sizes are equal, one by one where they are tuples.
+    """Return whether two sizes, or two tuples of sizes, are equal.
 
-    Of two symbols that are equal in the call that is compiled for, this becomes a guard, if that is allowed. Different
-    ones become none.
+    With ``may_guard``, the equality of two symbols that are equal in the current call becomes a guard. Different sizes
+    add none.
     """
     if isinstance(a, tuple) or isinstance(b, tuple):
         pairs = zip(a, b, strict=False) if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) else None
@@ -146,7 +148,7 @@ def equal(a: Any, b: Any, *, may_guard: bool) -> bool:
 
 
 def data_dependent() -> type[Exception]:
-    """What is raised where a condition depends on a size that only the data knows."""
+    """Return the exception that torch raises where a condition depends on a data-dependent size."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return GuardOnDataDependentSymNode

@@ -1,4 +1,4 @@
-"""What the installed torch declares, through torchgen's model of the files that its wheel carries.
+"""The declarations of the installed torch, read through torchgen's model of the files in its wheel.
 
 torchgen ships inside torch and promises no stable API, so it is imported here only. Nothing of torchgen leaves this
 module: callers get plain values.
@@ -36,7 +36,9 @@ class Argument:
 
 @dataclass(frozen=True)
 class Structured:
-    """ATen's shape inference of a structured group: the class, its header, and how its ``meta`` is called."""
+    """ATen's shape inference of a structured group: the class, its header, and the arguments of a call of its
+    ``meta``.
+    """
 
     cls: str
     header: str
@@ -46,7 +48,7 @@ class Structured:
 
 @dataclass(frozen=True)
 class Declaration:
-    """One overload of an ATen operator as the installed torch declares it; ``name`` is ``base.overload``."""
+    """One overload of an ATen operator as the installed torch declares it. ``name`` is ``base.overload``."""
 
     name: str
     schema: str
@@ -84,7 +86,7 @@ def _packaged() -> Path:
 
 @cache
 def declarations() -> dict[str, Declaration]:
-    """Every overload that the installed torch declares, by name; about two seconds the first time."""
+    """Return every overload that the installed torch declares, by name. The first call takes about two seconds."""
     from torchgen.gen import get_grouped_native_functions, parse_native_yaml
     from torchgen.model import NativeFunction
 
@@ -102,6 +104,7 @@ def _declaration(f: Any, group: Any, indices: Any) -> Declaration:
     from torchgen.api.types import NativeSignature
     from torchgen.context import native_function_manager
 
+    # torchgen reports errors with the function that is being processed, which this context sets.
     with native_function_manager(f):
         signature = NativeSignature(f.func, symint=False)
         structured = (
@@ -178,7 +181,7 @@ def header_rows() -> Iterator[dict[str, str]]:
 
 
 def registered_schemas() -> dict[str, str]:
-    """``base.overload`` → schema as the running dispatcher holds it, for namespace ``aten``."""
+    """Return ``base.overload`` → schema in the running dispatcher, for namespace ``aten``."""
     by_name = {}
     for schema in torch._C._jit_get_all_schemas():
         if schema.name.startswith("aten::"):
@@ -188,10 +191,10 @@ def registered_schemas() -> dict[str, str]:
 
 
 def has_kernel(name: str, key: str = "PrivateUse1") -> bool:
-    """Whether a call of overload ``name`` on dispatch key ``key`` finds a kernel, composite ones included."""
+    """Return whether a call of overload ``name`` on dispatch key ``key`` finds a kernel, composite ones included."""
     return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", key))
 
 
 def has_cpu_kernel(name: str) -> bool:
-    """Whether overload ``name`` has a kernel registered for dense CPU tensors themselves."""
+    """Return whether overload ``name`` has a kernel registered for dense CPU tensors themselves."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CPU"))

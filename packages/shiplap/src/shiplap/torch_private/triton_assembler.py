@@ -1,8 +1,8 @@
-"""Which assembler Triton compiles with: torch's own from the first kernel on, as the key of Triton's cache names it.
+"""The assembler with which Triton compiles: torch's own from the first kernel on, as it is part of Triton's cache key.
 
-Inductor puts the assembler that torch brings into force once it compiles a kernel. A process that launched kernels
-before any graph had compiled these with Triton's own assembler, and the next process, which began with a graph,
-compiled all of them again: 7 s of the first call of a SpUNet (H200, torch 2.11, Triton 3.6, November 2026).
+Inductor selects torch's assembler when it compiles a kernel. A process that launched kernels before any graph compiled
+these with Triton's own assembler, and the next process, which began with a graph, compiled all of them again: 7 s of
+the first call of a SpUNet (H200, torch 2.11, Triton 3.6, November 2026).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ _CHOSEN = "TRITON_PTXAS_PATH"
 
 @cache
 def use_torchs() -> None:
-    """Put torch's own assembler into force, by the variable and the rule that Inductor has, unless one is chosen.
+    """Select torch's own assembler, by the variable and the rule of Inductor, unless the user has selected one.
 
-    Called before Triton compiles a kernel of ours. Inductor's own function is not called: importing what it lies in
-    takes longer than an eager program needs to start.
+    Called before Triton compiles a kernel of ours. Inductor's own function is not called: importing its module takes
+    longer than an eager program needs to start.
     """
     if torch.version.cuda is None or _CHOSEN in os.environ:
         return
+    # Wheels of torch for CUDA contain the assembler. A build from source need not.
     assembler = Path(torch.__file__).absolute().parent / "bin" / "ptxas"
     if assembler.is_file() and os.access(assembler, os.X_OK):
         os.environ[_CHOSEN] = str(assembler)

@@ -1,7 +1,7 @@
-"""Triton code that Inductor generates, run by Triton's interpreter: for a process of its own that asks for it.
+"""Run the Triton code that Inductor generates with Triton's interpreter, in a process of its own.
 
 Inductor renders, fuses and launches as for a GPU. Its decorators and its loader of sources are replaced for the rest of
-the process, which is why nothing but :func:`start` does that.
+the process, and only :func:`start` does that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCK = 32  # of generated pointwise kernels and reductions: the interpreter run
 
 
 class _Libdevice:
-    """``libdevice`` of a GPU, as far as Triton's language has the functions."""
+    """``libdevice`` of a GPU, with those functions that Triton's language has."""
 
     def __getattr__(self, name: str) -> Any:
         import triton.language as tl
@@ -34,7 +34,7 @@ class _Libdevice:
 
 
 class Kernel:
-    """What Inductor's decorators return: launched as theirs, but interpreted."""
+    """The result of Inductor's decorators, launched in the same way but interpreted."""
 
     def __init__(self, kind: str, fn: Any, meta: dict[str, Any]) -> None:
         self.kind, self.fn, self.meta = kind, fn, meta
@@ -43,12 +43,13 @@ class Kernel:
         fn.fn.__globals__["libdevice"] = _Libdevice()
 
     def precompile(self, *args: Any, **kwargs: Any) -> None:
-        """There is nothing to compile."""
+        """Do nothing: an interpreted kernel is not compiled."""
 
     def run(self, *args: Any, stream: Any = None, benchmark_run: bool = False, **kwargs: Any) -> None:
-        """One launch. bfloat16 is refused: the interpreter multiplies its bit patterns."""
+        """Launch the kernel once. bfloat16 is refused: the interpreter multiplies its bit patterns."""
         if any(isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in args):
             raise NotImplementedError("bf16 is wrong in Triton's interpreter")
+        # Launches that only measure are no launches of the program.
         if not benchmark_run:
             launches.append(self.fn.fn.__name__)
         if self.kind == "template":  # the last three arguments are the grid
@@ -85,7 +86,7 @@ def _load(self: Any, name: str, source: str, device_str: str = "cuda", **kwargs:
 
 
 class Target:
-    """What Triton asks a driver before it launches."""
+    """The driver that Triton queries before it launches."""
 
     is_active = classmethod(lambda cls: True)
 
@@ -105,12 +106,12 @@ class Target:
 
 
 def imported_before() -> bool:
-    """Whether Triton is imported already, and not to be interpreted: its own functions are decorated by then."""
+    """Return whether Triton is imported already without interpretation, as its own functions are decorated by then."""
     return "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1"
 
 
 def start() -> None:
-    """From now on this process interprets Triton code, and Inductor generates Triton code for the CPU."""
+    """Make this process interpret Triton code, and Inductor generate Triton code for the CPU."""
     os.environ["TRITON_INTERPRET"] = "1"
     import torch._inductor.config as inductor
     import torch._inductor.runtime.triton_heuristics as heuristics
@@ -120,6 +121,7 @@ def start() -> None:
     active: Any = driver
     active.set_active(Target())
     config: Any = inductor
+    # Worker processes would not have these replacements, so everything is compiled in this process.
     config.cpu_backend, config.compile_threads, config.force_disable_caches = "triton", 1, True
     for kind in ("template", "pointwise", "reduction", "persistent_reduction", "user_autotune"):
         setattr(heuristics, kind, _decorator(kind))

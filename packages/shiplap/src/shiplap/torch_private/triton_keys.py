@@ -1,4 +1,4 @@
-"""Under which key Triton's own launches look for a compiled kernel, for kernels that are compiled without a launch."""
+"""The cache keys of Triton's own launches, for kernels that are compiled without a launch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _UNREAD = "triton", "math", "copy"  # modules that Triton's keys do not look int
 def settle(kernel: Any) -> None:
     """Give ``kernel`` the one key that it has in every process, whatever was launched before it.
 
-    Triton's key of a function holds the globals of the functions that it calls, but of those alone whose own key was
-    asked for before (3.6 and 3.7). Two kernels that share a function so have other keys in a process that launches the
-    second one first, and all are compiled again. Here the keys of what is called are asked for first, innermost first.
+    Triton's key of a function holds the globals of the functions that it calls, but only of those whose own key was
+    computed before (3.6 and 3.7). Two kernels that share a function therefore have other keys in a process that
+    launches the second one first, and all are compiled again. Here the keys of called functions are computed first,
+    innermost first.
     """
     _settle(kernel, set())
 
@@ -25,18 +26,19 @@ def _settle(kernel: Any, begun: set[int]) -> None:
     settled = isinstance(known, str) and not known.startswith("recursion:")  # which is: another thread is at it
     if settled or id(kernel) in begun or not isinstance(function, FunctionType):
         return
+    # Functions may call each other in a circle.
     begun.add(id(kernel))
     for called in _called(function):
         _settle(called, begun)
         try:
             _ = called.cache_key
-        except Exception:  # Triton will say so if the kernel really calls it
+        except Exception:  # Triton raises the error if the kernel really calls it
             with suppress(AttributeError):
                 called.hash = None
 
 
 def _called(function: FunctionType) -> Iterator[Any]:
-    """Every Triton function that ``function`` has a name for, in its own scope or in modules that it names."""
+    """Yield every Triton function that ``function`` has a name for, in its own scope or in modules that it names."""
     names, cells = function.__code__.co_names, function.__closure__ or ()
     named, entered = [function.__globals__.get(name) for name in names], set[str]()
     for cell in cells:
@@ -58,10 +60,11 @@ def triton_attributes(
     constants: Mapping[Any, object],
     attributes: Mapping[Any, Any],
 ) -> dict[Any, Any]:
-    """``attributes`` as Triton's own launches give them to its compiler, whose cache has them in the key.
+    """Return ``attributes`` in the form in which Triton's own launches pass them to its compiler, which has them in its
+    key.
 
-    Triton 3.7 lists constants among them, without any attribute; Triton 3.6 lists arguments alone. The rest of
-    the key, which is the kernel's own, is settled.
+    Triton 3.7 lists constants among them, without any attribute; Triton 3.6 lists arguments alone. The rest of the key,
+    which is the kernel's own, is settled.
     """
     settle(kernel)
     special = [
@@ -77,5 +80,5 @@ def triton_attributes(
 
 
 def _marks(attribute: object) -> str | None:
-    """What Triton's binder says of an argument: "D" of a multiple of 16, None of what it does not ask about."""
+    """Return the mark of Triton's binder for an argument: "D" for a multiple of 16, None where it does not check."""
     return None if attribute is None else "D" if attribute else ""

@@ -1,6 +1,6 @@
 """The releases of torch that the suite was run on: the only place that lists them.
 
-``nox -s matrix`` runs the suite on each release, and ``shiplap env`` prints what was verified on them. Nothing is
+``nox -s matrix`` runs the suite on each release, and ``shiplap env`` prints the results of these runs. Nothing is
 imported here, since ``noxfile.py`` reads this file in an environment without torch.
 """
 
@@ -30,5 +30,5 @@ RELEASES: dict[str, tuple[str, ...]] = {
 
 
 def short(version: str) -> str:
-    """The major and minor number of a version: "2.13" of "2.13.0+cpu"."""
+    """Return the major and minor number of a version: "2.13" of "2.13.0+cpu"."""
     return ".".join(version.split(".")[:2])

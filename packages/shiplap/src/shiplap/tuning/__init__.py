@@ -101,6 +101,8 @@ def tune(
         ShiplapError: SL613 for no samples. SL606 for integer arguments without a builder. SL608 inside an op, a
             backward pass, a trace or a capture. SL502 or SL610 for samples that cannot be drawn.
     """
+    # The import is inside the function because the engine imports the sampler and the worker process, which no call
+    # needs.
     from shiplap.tuning import engine
     from shiplap.tuning.selector import Options
 
@@ -140,12 +142,13 @@ def _from_environment() -> None:
 
 
 def _from_packages() -> None:
-    """Use the choices that came with the packages of declared ops, below those of this process."""
+    """Install the choices that the packages of declared ops contain. The choices of this process have priority."""
     if any(choices_of(op) for op in registry.ops()):
         from shiplap.tuning.packaged_choices import load
 
         load()
 
 
+# `dispatch` may not import this room, which lies above it. It calls these two functions at the first call of an op.
 tuned_choices.from_environment = _from_environment
 tuned_choices.from_packages = _from_packages

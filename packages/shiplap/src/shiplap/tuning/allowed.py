@@ -18,20 +18,25 @@ WORKER = "_SHIPLAP_TUNE_WORKER"  # set in the worker's own environment, by the w
 
 
 def blocked() -> str:
-    """The reason why a measurement is not allowed now, or an empty text."""
+    """Return the reason why a measurement is not allowed now, or an empty text."""
+    # The process id is compared because a child that the worker starts inherits the variable.
     if os.environ.get(WORKER) == str(os.getpid()):
         return "a worker that imports the op"
     if torch.compiler.is_compiling():
         return "a function that is being traced"
     if torch_private.in_backward():
         return "a backward pass"
+    # Without the first test, the second would initialise CUDA in a program that uses the CPU only.
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph capture"
     return "an op" if _inside_op() else ""
 
 
 def _inside_op() -> bool:
-    """Whether an op of this thread waits for us; looked up in the stack, so that calls need not keep count."""
+    """Return whether an op of this thread is executing.
+
+    The function searches the stack, so that calls of ops need not count themselves.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not Op.execute.__code__:
         frame = frame.f_back

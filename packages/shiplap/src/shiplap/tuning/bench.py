@@ -1,4 +1,7 @@
-"""A ``Bench`` verifies and times candidates for the search: in this process, or in another one (``isolate.py``)."""
+"""The ``Bench`` protocol, by which the search verifies and times candidates, and its form for this process.
+
+The form for another process is ``RemoteBench`` in ``worker_process.py``.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ COMPILERS = -2  # instead of an index: compilers of any candidates are waited fo
 
 @dataclass(frozen=True)
 class Belief:
-    """What is believed of a winner.
+    """The result of confirming a winner.
 
     Attributes:
-        problem: why the candidate is not believed; empty where it is, or cannot be asked.
-        factor: how many times the time that it claimed its kernel takes on new values.
+        problem: the reason why the candidate is rejected; empty if it is confirmed, or if it cannot be confirmed.
+        factor: the candidate's time on new values, as a multiple of the time that its own process reported.
     """
 
     problem: str = ""
@@ -36,11 +39,12 @@ class Belief:
 
 
 class Bench(Protocol):
-    """Verifies and times candidates by their index."""
+    """An object that verifies and times candidates, which it identifies by index."""
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Start compiling candidates in parallel, and return how many. Verification of a candidate waits only for that
-        candidate.
+        """Start compiling candidates in parallel, and return how many were started.
+
+        The verification of a candidate waits for the compilation of that candidate only.
         """
         ...
 
@@ -51,21 +55,29 @@ class Bench(Protocol):
     def verify(self, index: int) -> Outcome: ...
 
     def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """The timings of candidates, and the reasons why other candidates have none."""
+        """Return the timings of candidates, and the reasons why other candidates have none."""
         ...
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Seconds of confirmed candidates, measured side by side, and the reasons why others have none; ``seconds``:
-        about how long to look at them.
+        """Return the seconds of confirmed candidates, measured in turns by one clock, and the reasons why others have
+        none.
+
+        Args:
+            indices: the candidates to compare.
+            claimed: the seconds that the fastest of them took in the race.
+            seconds: about how long the comparison may take.
         """
         ...
 
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, Belief]:
-        """What is believed of a winner and of candidates near it, side by side; ``claims``: the seconds that they took.
+        """Return the result of confirming a winner and the candidates near it, measured in turns.
 
-        ``seconds``: about how long to look at each. ``believed``: those that are only timed once more.
+        Args:
+            claims: the seconds of each candidate in the race.
+            seconds: about how long each candidate is examined.
+            believed: candidates that were confirmed before. They are timed again and not examined.
         """
         ...
 
@@ -90,26 +102,35 @@ class LocalBench:
             return 0
         if torch.device(self.inputs.device).type != "cpu":  # where the clock does not see compilers that go on
             for index in able:
-                with suppress(Exception):  # of a rendering, which says so when its turn comes
+                with suppress(Exception):  # an error of a rendering is raised again in verify()
                     self.candidates[index].compile_apart()
         for index in able:
             cases_of(self.inputs, self.candidates[index])  # drawn once, here
+        # Python's lock is released while an external compiler runs, so threads suffice to run compilers in parallel.
         pool = ThreadPoolExecutor(min(len(able), os.cpu_count() or 1), "shiplap compile")
         self._compiling |= {i: pool.submit(self._precompile, self.candidates[i]) for i in able}
         pool.shutdown(wait=False)
         return len(able)
 
     def _precompile(self, candidate: Candidate) -> None:
-        """What the cases of its verification need. Nothing is launched, so nobody writes to them."""
+        """Compile a candidate for the cases of its verification.
+
+        Nothing is launched, so the arguments that several candidates share are not written to.
+        """
         for case in cases_of(self.inputs, candidate)[1:]:  # the first two have the same sizes
             candidate.precompile(case.args)
 
     def _compiled(self, index: int) -> None:
-        """What went wrong there goes wrong again, with its reason, in ``prepare``."""
+        """Wait for the compilation of a candidate.
+
+        A failed compilation is not reported here: ``prepare`` compiles again and raises the same error.
+        """
         if (compiling := self._compiling.pop(index, None)) is not None:
             wait([compiling])
 
     def quiet(self) -> None:
+        # A compiler that hangs here is reported to the supervising process under this index, as no single candidate is
+        # at fault.
         self.at(COMPILERS)
         left = [c for c in self._compiling.values() if not c.cancel()]
         self._compiling.clear()
@@ -134,6 +155,8 @@ class LocalBench:
                     ready[index] = clock.ready(self.candidates[index].prepare(args))
                     synchronize(self.inputs.device)
                 except Exception as e:
+                    # After a fatal CUDA error every later candidate would fail as well, so the whole process has to be
+                    # replaced.
                     if is_fatal(e) and not isinstance(e, Uncapturable):
                         raise
                     failed[index] = last_line(e)
@@ -145,4 +168,4 @@ class LocalBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, Belief]:
-        return dict.fromkeys(claims, Belief())  # what runs here shares this process with whoever would confirm it
+        return dict.fromkeys(claims, Belief())  # candidates share this process, which cannot check them

@@ -1,4 +1,6 @@
-"""Candidates: kernel × config, and how one is run. Templates that Inductor compiles are candidates as well."""
+"""Candidates: a kernel with a config, and the way to run it. Templates that Inductor compiles are candidates as
+well.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,11 @@ class Refused(Exception):
 
 
 class Candidate(ABC):
-    """What can be verified and timed, identified by the name ``kernel`` and a ``config``. No gradients are recorded.
+    """Code that can be verified and timed, identified by the name ``kernel`` and a ``config``. No gradients are
+    recorded.
 
     Attributes:
-        fixed: whether the candidate serves only the sizes of this call.
+        fixed: whether the candidate supports only the sizes of this call.
         opaque: whether the outputs are allocated outside Python, where they cannot be poisoned.
         compiles: whether :meth:`precompile` can be called.
     """
@@ -50,28 +53,32 @@ class Candidate(ABC):
         """
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Do the slow part of the first :meth:`prepare` without launching anything. Several threads may do so in
-        parallel.
+        """Do the slow part of the first :meth:`prepare` without launching anything.
+
+        Several threads may call this method in parallel.
         """
         raise NotImplementedError(f"{label(self)} compiles nothing")
 
     def compile_apart(self) -> bool:
-        """Start :meth:`precompile`'s work in another process; whether there is one. Python's lock is not held there."""
+        """Start the work of :meth:`precompile` in another process, and return whether it was started.
+
+        Unlike a thread, another process does not compete for Python's global lock.
+        """
         return False
 
     def estimate(self, env: Mapping[str, Any]) -> float | None:
-        """The author's estimate of the time of a call with these sizes, in any unit, or None."""
+        """Return the author's estimate of the time of a call with these sizes, in any unit, or None."""
         return None
 
 
 def label(candidate: Candidate) -> str:
-    """``tiled(BLOCK=64)``."""
+    """Return the name of a candidate with its config, such as ``tiled(BLOCK=64)``."""
     return candidate.config.label(candidate.kernel)
 
 
 @dataclass(frozen=True)
 class KernelCandidate(Candidate):
-    """A kernel bound to an op, with one of its configs; runs below autograd and the dispatcher."""
+    """A kernel bound to an op, with one of its configs. The kernel runs below autograd and the dispatcher."""
 
     op: Op
     bound: Kernel
@@ -85,6 +92,7 @@ class KernelCandidate(Candidate):
             ("config", self.bound.config),
             ("compiles", self.bound.compiles),
         ):
+            # A frozen dataclass forbids plain assignment, even to its own fields.
             object.__setattr__(self, name, value)
 
     def prepare(self, args: tuple[Any, ...]) -> Run:
@@ -105,7 +113,7 @@ class KernelCandidate(Candidate):
 
 @dataclass(frozen=True)
 class ReferenceCandidate(Candidate):
-    """The reference as the fallback: it is right by definition, so every op has a valid candidate."""
+    """The reference as the fallback. The reference is correct by definition, so every op has a valid candidate."""
 
     op: Op
     kernel: str = REFERENCE
@@ -117,7 +125,10 @@ class ReferenceCandidate(Candidate):
 
 
 def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
-    """Every kernel × config of ``op`` for a device type and sizes: the reference first, then the declared default."""
+    """Return every kernel with every config of ``op`` for a device type and sizes.
+
+    The reference comes first, then the declared default.
+    """
     valid: list[Candidate] = [ReferenceCandidate(op)]
     for kernel in op.kernels.get(torch.device(device).type, ()):
         configs = kernel.space.configs(env) if kernel.space else (NO_CONFIG,)
@@ -126,7 +137,7 @@ def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
 
 
 def default_of(op: Op, call: Binding, device: str) -> tuple[str, Config]:
-    """The candidate that runs without a choice on a device type. ``call`` may have no values."""
+    """Return the candidate that runs on a device type without a choice. The tensors of ``call`` may have no values."""
     for kernel in op.eager(torch.device(device).type):
         try:
             serving = kernel.serving(call)

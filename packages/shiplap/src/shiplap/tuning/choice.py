@@ -1,4 +1,4 @@
-"""``Choice``: the candidate picked for a bucket, the reason, and the form in which the store keeps both."""
+"""``Choice``: the candidate chosen for a bucket, the reason, and the form in which the store keeps both."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Choice:
         return replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for ``--json``."""
+        """Return all fields, for ``--json``."""
         return {
             **self.value(),
             "op": self.op,
@@ -80,7 +80,7 @@ class Choice:
         }
 
     def value(self) -> dict[str, Any]:
-        """What an entry of the store holds beside its key."""
+        """Return the part of the choice that an entry of the store holds beside its key."""
         return {
             "kernel": self.kernel,
             "config": self.config.as_dict(),
@@ -96,7 +96,8 @@ class Choice:
 
 
 def from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
-    """The choice of an entry. ValueError when it is none."""
+    """Return the choice of an entry. ValueError when the content of the entry is not a choice."""
+    # msgspec is imported late because a program that reads no stored choice does not need it.
     import msgspec
 
     from shiplap.tuning.schema import Value
@@ -128,19 +129,19 @@ def from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
 
 
 def place_of(key: Key) -> tuple[tuple[str, str], ...]:
-    """The fields of ``key`` beside those that every choice has, as :class:`Choice` keeps them."""
+    """Return the fields of ``key`` that not every choice has, in the form of :attr:`Choice.place`."""
     prefix = "extra."
     return tuple((name.removeprefix(prefix), value) for name, value in key.fields if name.startswith(prefix))
 
 
 def entry_of(choice: Choice, source: str) -> Entry:
-    """The entry for the table of choices in use. No eager call of the op finds one that has a place."""
+    """Return the entry for the table of choices in use. Eager calls do not match an entry that has a place."""
     key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
     return Entry(choice.op, source, key, choice.kernel, choice.config, choice.place)
 
 
 def show_time(seconds: float) -> str:
-    """``1.23 ms``, ``45.6 us``."""
+    """Return a time with a unit, such as ``1.23 ms`` or ``45.6 us``."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"

@@ -1,4 +1,7 @@
-"""Templates in compiled code: which of them are measured there, and by whom, since this package compiles no graphs."""
+"""Templates in compiled code: which of them are measured there, and the functions that measure them.
+
+This room compiles no graphs. ``shiplap.inductor``, which does, adds its function to ``tuners``.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ tuners: list[Tuner] = []  # the package ``shiplap`` adds the one of ``shiplap.in
 
 
 def templates(op: Op, device: str) -> tuple[list[Template], list[Template]]:
-    """The templates for a device type: those that serve no eager call, as there is no kernel of their name; the others.
+    """Return the templates for a device type, in two lists: those that only compiled code can run, and the others.
 
-    A template in C++ is code only together with its neighbours in a graph, so Inductor alone can run it. A function of
-    PyTorch is no reason to compile: it is there to be compared with.
+    A template runs only in compiled code if no kernel has its name. A template in C++ is code only together with its
+    neighbours in a graph, so Inductor alone can run it. A template that is a PyTorch function is always in the second
+    list, because it serves as a comparison and is no reason to compile.
     """
     kind = device.partition(":")[0]
     kernels: set[Any] = {k.name for k in op.kernels.get(kind, ())}
@@ -35,13 +39,16 @@ def templates(op: Op, device: str) -> tuple[list[Template], list[Template]]:
 
 
 def measured(op: Op, device: str, compiled: bool | None) -> bool:
-    """Whether templates of ``op`` are measured in compiled code: all or none. By default if some run nowhere else."""
+    """Return whether the templates of ``op`` are measured in compiled code.
+
+    By default they are measured if some of them run only in compiled code.
+    """
     there_only, both = templates(op, device)
     return bool(there_only or (compiled and both)) and compiled is not False
 
 
 def left_out(op: Op, device: str, compiled: bool | None) -> str:
-    """What is not measured in compiled code although it may run there, and why. Empty if all is."""
+    """Return which templates are not measured in compiled code although they may run there, with the reason, or ""."""
     there_only, both = templates(op, device)
     if compiled and not (there_only or both):
         return "compiled code: no template to measure there; it calls the kernel that is chosen for eager calls"

@@ -1,4 +1,4 @@
-"""Time budgets of tuning. Work that is unfinished at the end is abandoned and reported as left out."""
+"""Time budgets of tuning. Work that is unfinished at the end of the budget is abandoned and reported as left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OutOfTime(Exception):
 
 
 class Deadline:
-    """The end of a budget, as a context manager. ``on_end`` is called to end work that still runs at that time.
+    """The end of a budget, as a context manager. ``on_end`` is called to end work that is still running at that time.
 
     All work runs in one thread, since a tuning process ends with the thread that started it.
     """
@@ -29,7 +29,9 @@ class Deadline:
     def __init__(self, seconds: float, on_end: Callable[[], None] = lambda: None) -> None:
         self.ends, self.on_end, self.over = monotonic() + seconds, on_end, False
         self._work: SimpleQueue[tuple[Context, Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
+        # The current device belongs to a thread. The working thread has to take over the caller's.
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        # A daemon thread, so that a kernel that hangs does not keep the interpreter from ending.
         self._thread = Thread(target=self._serve, name="shiplap tune", daemon=True)
         self._thread.start()
 
@@ -50,9 +52,9 @@ class Deadline:
             raise OutOfTime
 
     def run(self, work: Callable[[], T]) -> T:
-        """The result of ``work``. OutOfTime at the end of the budget, even if a sampler or a kernel hangs.
+        """Return the result of ``work``. OutOfTime at the end of the budget, even if a sampler or a kernel hangs.
 
-        A thread cannot be ended from outside, so the work goes on until its next ``check``.
+        A thread cannot be ended from outside, so the work continues until its next ``check``.
         """
         if self.left <= 0:
             raise OutOfTime

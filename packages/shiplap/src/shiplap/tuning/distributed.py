@@ -1,4 +1,7 @@
-"""Under torch.distributed one rank tunes and the others receive what it chose: JSON in a tensor, nothing pickled."""
+"""Tuning under torch.distributed: one rank tunes, and the others receive its choices as JSON in a tensor.
+
+Nothing is pickled, so a received message cannot run code.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from shiplap.errors import error
 
 
 def ranks() -> tuple[int, int]:
-    """``(rank, ranks)``: ``(0, 1)`` in a program that is not distributed."""
+    """Return this process's rank and the number of ranks: ``(0, 1)`` in a program that is not distributed."""
     dist = torch.distributed
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
@@ -20,7 +23,7 @@ def ranks() -> tuple[int, int]:
 
 
 def from_first(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns (JSON) on rank 0, on every rank. Where it raises, every rank does."""
+    """Return the result of ``work`` on rank 0 (JSON), on every rank. If ``work`` raises, every rank raises."""
     rank, _ = ranks()
     failure: BaseException | None = None
     content: dict[str, Any] = {}
@@ -45,10 +48,10 @@ def from_first(work: Callable[[], Any]) -> Any:
 
 
 def carrier() -> torch.device:
-    """Where a tensor has to be for the default group to send it: the CPU if it can, else the device in use.
+    """Return the device on which the default group can send a tensor: the CPU if it can, else the device in use.
 
-    A group says for each type of device which backend serves it, as in ``"cpu:gloo,cuda:nccl"``. NCCL alone serves GPUs
-    only, under whichever name it was asked for.
+    The configuration of a group names the backend of each device type, as in ``"cpu:gloo,cuda:nccl"``. A group of NCCL
+    alone supports GPUs only, under any name by which it was requested.
     """
     served = [pair.partition(":")[0] for pair in torch.distributed.get_backend_config().split(",")]
     if "cpu" in served:
@@ -57,9 +60,13 @@ def carrier() -> torch.device:
 
 
 def _broadcast(content: dict[str, Any]) -> dict[str, Any]:
-    """Two broadcasts, length and bytes. Every rank receives, the sender too, so that all see the same."""
+    """Broadcast the length and then the bytes of ``content``, and return it as decoded on this rank.
+
+    The sender decodes its own bytes as well, so that all ranks use the same value.
+    """
     dist, device = torch.distributed, carrier()
     data = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8).to(device)
+    # A receiver has to allocate the tensor before it can receive, so the length is sent first.
     size = torch.tensor([data.numel()], device=device)
     dist.broadcast(size, src=0)
     if dist.get_rank() != 0:

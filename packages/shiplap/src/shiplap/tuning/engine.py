@@ -36,7 +36,9 @@ EACH = 30.0  # seconds per bucket without a budget
 
 
 def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Request]:
-    """The tuning requests for ``samples``: argument tuples, sizes, recipes or labels of recipes."""
+    """Return the tuning requests for ``samples``: argument tuples, sizes, recipes or labels of recipes."""
+    # The first three types are iterable, but iterating over one of them is a mistake: the user passed one sample, not a
+    # list.
     if isinstance(samples, (str, Mapping, torch.Tensor)) or not isinstance(samples, Iterable):
         raise _no_sample(op, type(samples).__name__, "a list of samples, such as [(x, y)]")
     requests = [_request(op, sample, device) for sample in samples]
@@ -65,10 +67,11 @@ def tune_all(
     progress: bool | None = None,
     compiled: bool | None = None,
 ) -> list[Choice]:
-    """A choice for each bucket of ``requests``, in order. Under torch.distributed, rank 0 measures for all ranks.
+    """Return a choice for each bucket of ``requests``, in order. Under torch.distributed, rank 0 measures for all
+    ranks.
 
     If templates of the op are measured in compiled code (``compiled``, see :func:`shiplap.tune`), a choice among these
-    follows that for eager calls.
+    follows the choice for eager calls.
     """
     require_quiet("tune")
     wanted = _works(_buckets(requests), compiled)
@@ -85,6 +88,7 @@ def tune_all(
     rank, count = ranks()
     if count == 1:
         return work()
+    # Rank 0 keeps its own choices, whose findings are not sent.
     mine: list[Choice] = []
 
     def tell() -> list[dict[str, Any]]:
@@ -98,12 +102,13 @@ def tune_all(
 def _each(
     wanted: Sequence[Work], deadline: Deadline | None, options: Options, isolation: Isolation | None, report: Report
 ) -> list[Choice]:
-    """Each bucket has an equal share of the time that is left."""
+    """Return the choices for ``wanted``. Each bucket has an equal share of the remaining time."""
     choices: list[Choice] = []
     for number, (op, recipe, device, tuner) in enumerate(wanted):
         place = f"{number + 1}/{len(wanted)} {op.spec.name}" + (" in compiled code" if tuner else "")
         share = EACH if deadline is None else deadline.left / (len(wanted) - number)
 
+        # Progress reports are frequent, so they are also the places where work that was abandoned ends.
         def report_here(what: str, done: int, total: int, place: str = place) -> None:
             if deadline is not None:
                 deadline.check()
@@ -123,7 +128,7 @@ def _each(
 
 
 def _left_out(op: Op, recipe: Recipe, device: str, *, compiled: bool) -> Choice:
-    """A bucket that the budget did not reach: nothing is stored, and what runs is what ran before."""
+    """Return the choice that stands for a bucket that the budget did not reach. It has no kernel and is not stored."""
     env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
     dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
     return Choice(
@@ -141,12 +146,12 @@ def _left_out(op: Op, recipe: Recipe, device: str, *, compiled: bool) -> Choice:
 
 
 def _told(choice: Choice) -> dict[str, Any]:
-    """What the other ranks need to know of a choice of rank 0."""
+    """Return the part of a choice of rank 0 that the other ranks need."""
     return {"value": choice.value(), "place": dict(choice.place)} if choice.origin != LEFT_OUT else {}
 
 
 def _receive(work: Work, told: Mapping[str, Any]) -> Choice:
-    """A choice of rank 0 as one of ours, put into force."""
+    """Install a choice of rank 0 in this process, and return it."""
     op, recipe, device, tuner = work
     if not told:
         return _left_out(op, recipe, device, compiled=tuner is not None)
@@ -158,7 +163,7 @@ def _receive(work: Work, told: Mapping[str, Any]) -> Choice:
 
 
 def _buckets(requests: Iterable[Request]) -> list[Request]:
-    """The first request of each bucket."""
+    """Return the first request of each bucket."""
     by_bucket: dict[tuple[Any, ...], Request] = {}
     for op, recipe, device in requests:
         env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
@@ -168,7 +173,7 @@ def _buckets(requests: Iterable[Request]) -> list[Request]:
 
 
 def _works(requests: Iterable[Request], compiled: bool | None) -> list[Work]:
-    """What is measured for each request: eager calls, and templates in compiled code."""
+    """Return the measurements for each request: eager calls, and templates in compiled code."""
     works: list[Work] = []
     for op, recipe, device in requests:
         works.append((op, recipe, device, None))
@@ -181,7 +186,7 @@ def _works(requests: Iterable[Request], compiled: bool | None) -> list[Work]:
 
 
 def _explained(works: Sequence[Work], made: Sequence[Choice], compiled: bool | None) -> list[Choice]:
-    """The choices, and those for eager calls with what was not measured in compiled code."""
+    """Return the choices, with a finding for each template that was not measured in compiled code."""
     told = []
     for (op, recipe, device, tuner), choice in zip(works, made, strict=True):
         why = "" if tuner is not None else compiled_templates.left_out(op, device, compiled)
@@ -203,18 +208,21 @@ def _request(op: Op, sample: Any, device: str | None) -> Request:
     if len(sample) > len(op.spec.args) or any(a.default is ... for a in op.spec.args[len(sample) :]):
         raise _no_sample(op, type(sample).__name__, f"the {len(op.spec.args)} arguments of a call")
     args = tuple(sample)
-    bound = op.bind(args)  # says what is wrong with them
+    # `bind` raises an error of its own that names the argument that does not fit.
+    bound = op.bind(args)  # raises the error of bad arguments
     return op, recipe_of(op, args), str(bound.device)
 
 
 def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Recipe:
-    """The recipe of a call with these sizes and scalars. SL502 when a size is missing, or a name or dtype does not fit.
+    """Return the recipe of a call with these sizes and scalars.
 
-    ``dtype`` is for the tensors whose declaration admits it. Others have float32, or the first that theirs admits.
+    ``dtype`` applies to the tensors whose declaration admits it. The others have float32, or the first admitted dtype.
+    SL502 when a size is missing, or a name or dtype does not fit.
     """
     dims = free_dims(op.spec)
     scalars = {a.name: a for a in op.spec.scalars}
     repeated = {n: values[n] for n in op.spec.broadcasts if n in values}
+    # All three kinds of errors are collected, so that one message names everything that has to be corrected.
     unknown = [n for n in values if n not in dims and n not in scalars and n not in repeated]
     missing = [n for n in dims if n not in values]
     strange = [n for n, kind in dims.items() if n in values and not _is_size(values[n], kind)]
@@ -251,13 +259,13 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
 
 
 def _is_size(value: Any, kind: str) -> bool:
-    """Whether a dim of this kind can have this size: one number, or a list of them for ``"variadic"``."""
+    """Return whether a dim of this kind can have this size: one number, or a list of them for ``"variadic"``."""
     sizes = value if kind == "variadic" else [value]
     return isinstance(sizes, (list, tuple)) and all(type(n) is int and n >= 0 for n in sizes)
 
 
 def seconds_of(budget: float | str | None) -> float | None:
-    """``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds."""
+    """Return a budget in seconds. A budget is ``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds."""
     if budget is None or isinstance(budget, (int, float)):
         return budget
     text = budget.strip()
@@ -271,7 +279,7 @@ def seconds_of(budget: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def shown(wanted: bool | None) -> Iterator[Report]:
-    """A progress bar on stderr if stderr is a terminal. The bar is removed at the end."""
+    """Show a progress bar on stderr, by default if stderr is a terminal. The bar is removed at the end."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, total: None
         return

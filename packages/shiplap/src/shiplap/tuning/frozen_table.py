@@ -1,4 +1,4 @@
-"""``write``: the choices of this machine as one file; ``frozen``: a file in force, after which nothing is measured."""
+"""Tables of choices: ``write`` saves the choices of this machine, ``frozen`` installs a table and ends measuring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shiplap.tuning.store import Store, checksum, seal, unseal
 FORMAT = "shiplap-tuned/1"
 LIMIT = 1 << 24  # bytes of a table
 
-_made: dict[str, tuple[Key, Choice]] = {}  # what this process chose or received, also where no store takes it
+_made: dict[str, tuple[Key, Choice]] = {}  # choices of this process, also without a writable store
 
 
 def keep(key: Key, choice: Choice) -> None:
@@ -30,11 +30,12 @@ def keep(key: Key, choice: Choice) -> None:
 
 
 def write(path: str | os.PathLike[str], ops: Iterable[Op] | None = None, *, store: Store | None = None) -> list[Choice]:
-    """What ``shiplap.freeze`` does."""
+    """Write the valid choices of the store and of this process to ``path``. See :func:`shiplap.freeze`."""
     entries: dict[str, tuple[Key, Mapping[str, Any]]] = {}
     for entry in (store or Store()).entries():
         if entry.key is not None and entry.value is not None:
             entries[entry.key.digest] = entry.key, entry.value
+    # The choices of this process come second, so that they replace older ones of the store under the same key.
     entries |= {digest: (key, choice.value()) for digest, (key, choice) in _made.items()}
     names = None if ops is None else {op.spec.name for op in ops}
     kept = [(k, v) for k, v in entries.values() if (names is None or k["op"] in names) and _holds(k)]
@@ -44,7 +45,9 @@ def write(path: str | os.PathLike[str], ops: Iterable[Op] | None = None, *, stor
 
 
 def _holds(key: Key) -> bool:
-    """Whether a choice with this key would be asked for now; of an op that is not declared here, all but its source."""
+    """Return whether a choice with this key is valid now. The source is not compared for an op that is not declared
+    here.
+    """
     op = registry.find(key["op"])
     if op is not None and key["source"] != op.identity:
         return False
@@ -53,7 +56,7 @@ def _holds(key: Key) -> bool:
 
 
 def environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
-    """MACHINE and VERSIONS for each device type that this machine has."""
+    """Return the MACHINE and VERSIONS fields for each device type that this machine has."""
     environments = {}
     for device in set(devices):
         if device != "cuda" or torch.cuda.is_available():
@@ -62,15 +65,16 @@ def environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
-    """Write a table of choices, whole or not at all. SL602 when it cannot be written."""
+    """Write a table of choices, whole or not at all. SL602 when the table cannot be written."""
     body = {"format": FORMAT, "entries": [seal(key, value) for key, value in entries]}
+    # Indented, so that tables of two machines can be compared line by line.
     text = json.dumps({**body, "sha256": checksum(body)}, indent=1) + "\n"
     with writing(path):
         safe_io.write_whole(Path(path), text.encode())
 
 
 def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
-    """Keys and values of a table. SL602 when there is none, SL609 when it is damaged."""
+    """Return keys and values of a table. SL602 when the file does not exist, SL609 when it is damaged."""
     try:
         raw = safe_io.read_file(path, LIMIT, safe_io.NAMED)
     except OSError as e:
@@ -100,7 +104,7 @@ def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
 
 
 def _device_of(key: Key) -> None:
-    """ValueError unless the key names a device type that torch knows."""
+    """Raise ValueError unless the key names a device type that torch defines."""
     try:
         known = torch.device(key["device"]).type == key["device"]
     except RuntimeError:
@@ -112,9 +116,9 @@ def _device_of(key: Key) -> None:
 def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     """Fix the choices of this process to those of a table: from now on nothing is measured.
 
-    A call without an entry runs its declared default and says so once. With ``SHIPLAP_STRICT=1`` it raises SL607.
-    Entries of another machine are left out, entries of other library versions used, both with a notice. Of entries for
-    the same calls, one of the versions of this machine comes first.
+    A call without an entry runs its declared default, and a notice reports that once. With ``SHIPLAP_STRICT=1`` the
+    call raises SL607. Entries of another machine are left out, entries of other library versions are used, both with a
+    notice. If entries for the same calls differ in version, the one that matches this machine is used.
     """
     entries = read(path)
     now = environments(key["device"] for key, _ in entries)
@@ -129,6 +133,7 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     exact = {entry_of(choice, key["source"]).call for key, choice, differs in taken if not differs}
     taken = [each for each in taken if not each[2] or entry_of(each[1], each[0]["source"]).call not in exact]
     older = [text for _, _, differs in taken for text in differs]
+    # In strict mode a program must not run with choices that were measured on other versions.
     if older and settings().strict:
         raise error("SL609", where=str(path), got=", ".join(sorted(set(older))), expected="the versions it was made on")
     for what, fields in (("of another machine are left out", other), ("of other versions are used", older)):
@@ -139,5 +144,5 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
 
 
 def thaw() -> None:
-    """Undo :func:`frozen`: no choices are in force."""
+    """Undo :func:`frozen`: no choices are installed."""
     tuned_choices.install([], "")

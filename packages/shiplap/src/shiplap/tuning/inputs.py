@@ -32,8 +32,9 @@ _facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments for ``recipe``, drawn at the first use: the process that plans the tuning may run no candidate
-    itself.
+    """The arguments for ``recipe``, drawn when they are first used.
+
+    The process that plans the tuning may run no candidate itself, and then needs no arguments.
     """
 
     op: Op
@@ -58,9 +59,10 @@ class Inputs:
 
     @cached_property
     def edges(self) -> tuple[Case, ...]:
-        """Draws at the smallest and at odd large sizes of the bucket, all of whose calls a choice is for.
+        """Draws at the smallest and at odd large sizes of the bucket, since a choice is for all calls of the bucket.
 
-        A bucket whose calls all have the sizes of this one has none, nor has one whose large sizes take too long.
+        The list is empty for a bucket whose calls all have the sizes of this one, and for one whose large sizes take
+        too long.
         """
         samples, made = Samples(self.op, self.seed, self.device), list[Case]()
         for sizes in _edges(self.op, self.recipe):
@@ -81,16 +83,20 @@ class Inputs:
 
     @cached_property
     def identity(self) -> str:
-        """The digest of the op with all of its kernels, which is computed each time that it is asked for."""
+        """The digest of the op with all of its kernels, cached because ``Op.identity`` computes it at every access."""
         return self.op.identity
 
     @cached_property
     def facts(self) -> tuple[Bucket, str, str]:
-        """What a key says of the arguments. Equal calls have equal ones, so nothing is drawn for the second of them."""
+        """The bucket, the dtypes and the layout of the arguments, for the key of a choice.
+
+        Equal calls have equal facts, which are cached, so nothing is drawn for the second call.
+        """
         asked = self.identity, id(self.op.sampler), str(self.recipe), self.device, self.seed
         if (facts := _facts.get(asked)) is None:
             rule = self.op.rule
             facts = rule.bucket(self.call.env), dtypes_of(rule, self.call), layout_of(self.call.args)
+            # The oldest entry is dropped first: dictionaries keep the order of insertion.
             while len(_facts) >= MOST:
                 _facts.pop(next(iter(_facts)), None)
             _facts[asked] = facts
@@ -110,7 +116,8 @@ class Inputs:
 
 
 def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:
-    """Arguments for ``recipe``. SL606 for integer tensors without a builder, SL502 or SL610 for a bad recipe."""
+    """Return arguments for ``recipe``. SL606 for integer tensors without a builder, SL502 or SL610 for a bad recipe."""
+    # Random integers are rarely valid indices, and a kernel may read out of bounds with them.
     if needs_builder(op):
         names = ", ".join(a.name for a in op.spec.tensors if a.tensor and all("int" in n for n in a.tensor.dtypes))
         raise error(
@@ -129,13 +136,14 @@ def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:
 
 
 def _small(samples: Samples, recipe: Recipe) -> Case | None:
-    """Small distinct odd sizes with the dtypes and scalars of the call."""
+    """Return arguments with small, distinct, odd sizes and with the dtypes and scalars of the call, or None."""
     same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent}
     try:
         base = samples.base
     except ShiplapError:
         return None
     names = [n for n, kind in free_dims(samples.spec).items() if kind != "variadic"]
+    # Odd sizes that all differ reveal kernels that confuse two dims, or that omit the masks of a last tile.
     odd = {n: 5 + 2 * i for i, n in enumerate(names) if n in dict(base.sizes)} | given_ones(samples.spec, recipe)
     scalars = dict(recipe.scalars)
     tried = [base.but(sizes=odd, scalars=scalars, **same), base.but(scalars=scalars, **same), base.but(**same)]
@@ -145,7 +153,7 @@ def _small(samples: Samples, recipe: Recipe) -> Case | None:
 
 
 def _edges(op: Op, recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """The ends of the bucket of a recipe: its smallest sizes, and some just below the largest ones."""
+    """Yield the ends of the bucket of a recipe: its smallest sizes, and some just below the largest ones."""
     sizes, kinds = dict(recipe.sizes), dict(op.rule.kinds)
     free = [n for n, v in sizes.items() if kinds.get(n) == "pow2" and type(v) is int and v > 2]
     top = {n: 1 << (sizes[n] - 1).bit_length() for n in free}
@@ -156,12 +164,12 @@ def _edges(op: Op, recipe: Recipe) -> Iterator[dict[str, Any]]:
 
 
 def given_ones(spec: OpSpec, recipe: Recipe) -> dict[str, int]:
-    """The sizes of a recipe that are 1 and broadcast, which other sizes of the same call leave alone."""
+    """Return the sizes of a recipe that broadcast. Such a size is 1, whatever the other sizes of the call are."""
     return {n: v for n, v in recipe.sizes if n in spec.broadcasts}
 
 
 def recipe_of(op: OpState, args: tuple[Any, ...]) -> Recipe:
-    """The recipe of a call: sizes, scalars, dtypes, layouts and absent arguments, without values."""
+    """Return the recipe of a call: sizes, scalars, dtypes, layouts and absent arguments, without values."""
     call = op.bind(args)
     sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env} | ones(op.spec, call.env)
     scalars = {a.name: call.env[a.name] for a in op.spec.scalars if a.name not in sizes}
@@ -173,10 +181,11 @@ def recipe_of(op: OpState, args: tuple[Any, ...]) -> Recipe:
 
 
 def layout_name(t: Tensor) -> str:
-    """The name of the layout of ``t``. Empty for a contiguous tensor and for a layout without a name."""
+    """Return the name of the layout of ``t``. Empty for a contiguous tensor and for a layout without a name."""
     if t.is_contiguous():
         return ""
     code = layout_of([t])
+    # The name of a layout depends on the order of strides only, so small dims are enough to compare.
     shape = torch.zeros([min(s, 3) for s in t.shape])
     return next(
         (n for n in LAYOUTS if shape.dim() >= LAYOUTS[n][0] and layout_of([apply_layout(shape, n)]) == code), ""

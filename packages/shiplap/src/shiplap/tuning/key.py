@@ -1,4 +1,4 @@
-"""``Key``: everything that a choice depends on, as named texts. Two keys can be compared field by field."""
+"""``Key``: all facts that a choice depends on, as named texts. Two keys can be compared field by field."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Key:
         return dict(self.fields).get(name, "")
 
     def as_dict(self) -> dict[str, str]:
-        """For people: the call first, then source, machine and versions, then what was added."""
+        """Return the fields in the order in which people read them: call, source, machine, versions, and then the
+        others.
+        """
         order = {n: i for i, n in enumerate((*CALL, "source", *MACHINE, *VERSIONS))}
         return dict(sorted(self.fields, key=lambda pair: (order.get(pair[0], 99), pair[0])))
 
@@ -47,14 +49,16 @@ class Key:
 
 @cache
 def code_of(*rooms: str) -> str:
-    """The digest of Shiplap's own code in these packages, such as ``"dispatch"``: an edit of it makes keys stale."""
+    """Return the digest of Shiplap's own code in these packages, such as ``"dispatch"``. An edit there makes keys
+    stale.
+    """
     package = Path(__file__).parents[1]
     files = sorted(f for room in rooms for f in (package / room).rglob("*.py"))
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:32]
 
 
 def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> Key:
-    """The key of a choice for these inputs on this machine."""
+    """Return the key of a choice for these inputs on this machine."""
     fields = {
         "op": op.spec.name,
         "device": torch.device(inputs.device).type,
@@ -69,10 +73,11 @@ def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> K
 
 
 def environment(device: str) -> dict[str, str]:
-    """The MACHINE and VERSIONS fields for a device. The driver is queried here and never at import."""
+    """Return the MACHINE and VERSIONS fields for a device. The driver is queried here and never at import."""
     versions = dict(_versions())
     if torch.device(device).type != "cuda":
         name = _processor() if torch.device(device).type == "cpu" else torch.device(device).type
+        # The number of threads is part of the machine on a CPU: which kernel is fastest depends on the number.
         capability = str(torch.backends.cpu.get_cpu_capability())
         return {**versions, "device_name": name, "capability": capability, "threads": str(torch.get_num_threads())}
     about = torch.cuda.get_device_properties(device)
@@ -122,7 +127,7 @@ def _processor() -> str:
 
 @cache
 def _driver() -> str:
-    """Release of the kernel module where it says so, else the version of the API that it serves."""
+    """Return the release of the kernel module if its file exists, else the version of the CUDA API that it supports."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split()
         return next(w for w in words if w[:1].isdigit() and "." in w)
@@ -131,6 +136,6 @@ def _driver() -> str:
 
 
 def differences(a: Mapping[str, str], b: Mapping[str, str], only: tuple[str, ...] = ()) -> list[str]:
-    """``name: old → new`` for each field in which two keys differ."""
+    """Return ``name: old → new`` for each field in which two keys differ."""
     names = [n for n in {**a, **b} if not only or n in only]
     return [f"{n}: {a.get(n, '(none)')} → {b.get(n, '(none)')}" for n in names if a.get(n) != b.get(n)]

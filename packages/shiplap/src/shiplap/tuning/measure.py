@@ -1,7 +1,9 @@
-"""Timing. Candidates run in turn, so that other load on the machine affects all of them alike, and medians decide.
+"""Clocks, and races that time candidates in turn.
 
-CPU: wall clock around enough calls to be long against the clock. CUDA: events around one run (or the replay of a
-captured one), with the L2 cache flushed before, since a model's next layer finds its inputs elsewhere.
+Candidates run in turn, so that other load on the machine affects all of them alike, and medians decide. On the CPU, a
+sample is the wall-clock time of enough calls to be long compared with the resolution of the clock. On CUDA, a sample is
+the time between events around one run (or around the replay of a captured run). The L2 cache is flushed before each
+run, because the inputs of a layer in a model are usually not in the cache.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ benchmarks = 0  # samples taken in this process: frozen mode is tested to leave 
 
 class Clock(Protocol):
     def ready(self, run: Run) -> Run:
-        """``run`` as it is timed; raises when it cannot be captured and has to be."""
+        """Return ``run`` in the form that is timed. Raises Uncapturable if a capture is required and fails."""
         ...
 
     def sample(self, run: Run, repeats: int) -> float:
-        """Seconds of one run, the mean of ``repeats``."""
+        """Return the seconds of one run, the mean of ``repeats``."""
         ...
 
 
@@ -38,7 +40,7 @@ class Uncapturable(Exception):
 
 
 class CpuClock:
-    """Wall-clock time."""
+    """A clock of wall-clock time."""
 
     def ready(self, run: Run) -> Run:
         return run
@@ -52,7 +54,7 @@ class CpuClock:
 
 
 class CudaClock:
-    """Device time, measured with CUDA events.
+    """A clock of device time, measured with CUDA events.
 
     ``capture="auto"`` replays a captured graph where the run can be captured, ``"always"`` requires that, and
     ``"never"`` times direct calls. Without a graph, the time of a launcher that is slower than its kernel is the
@@ -61,6 +63,8 @@ class CudaClock:
 
     def __init__(self, device: str, capture: str = "auto") -> None:
         self.device, self.capture = torch.device(device), capture
+        # Twice the cache, since the replacement policy need not evict everything when as many bytes as the cache has
+        # are written.
         size = 2 * torch.cuda.get_device_properties(self.device).L2_cache_size
         self._flush = torch.empty(max(size, 1 << 22), dtype=torch.int8, device=self.device)
         self._kept: list[Any] = []
@@ -69,7 +73,7 @@ class CudaClock:
         if self.capture == "never":
             return run
         stream = torch.cuda.Stream(self.device)
-        for _ in range(2):  # what is done at a first call must not be done in a capture
+        for _ in range(2):  # the work of a first call must not be captured
             with self._on(stream):
                 run()
         torch.cuda.synchronize(self.device)
@@ -82,7 +86,9 @@ class CudaClock:
 
     @contextmanager
     def _on(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Work on ``stream`` after what the current one holds, and before what comes after it."""
+        """Run the body on ``stream``, ordered after the earlier work and before the later work of the current
+        stream.
+        """
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
@@ -90,7 +96,10 @@ class CudaClock:
         current.wait_stream(stream)
 
     def _captured(self, run: Run, stream: torch.cuda.Stream) -> Run:
-        """Its replay. Captured by hand: torch.cuda.graph leaves the stream current when ending the capture raises."""
+        """Capture ``run``, and return a function that replays the graph.
+
+        ``torch.cuda.graph`` is not used: it leaves its stream current when the end of the capture raises.
+        """
         graph, pool, failure = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), ""
         outs: Any = ()
         with torch.cuda.stream(stream):
@@ -107,7 +116,7 @@ class CudaClock:
         torch.cuda.synchronize(self.device)
         if failure:
             raise Uncapturable(failure)
-        self._kept.append((graph, outs, run))  # a graph holds addresses: what run holds must stay
+        self._kept.append((graph, outs, run))  # a graph holds addresses, so the tensors of run must stay
 
         def replay() -> Any:
             graph.replay()
@@ -117,7 +126,7 @@ class CudaClock:
 
     def sample(self, run: Run, repeats: int) -> float:
         _count()
-        for _ in range(3):  # the device is busy while the host gets ahead: what it launches next waits in the queue
+        for _ in range(3):  # the device is busy while the host gets ahead, so that the next launches queue up
             self._flush.zero_()
         events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         for _ in range(repeats):
@@ -138,7 +147,7 @@ def clock_for(device: str, capture: str = "auto") -> Clock:
 
 @dataclass(frozen=True)
 class Plan:
-    """The limits of a race, in seconds. A candidate ``hopeless`` times slower than the best is given up."""
+    """The limits of a race, in seconds. A candidate ``hopeless`` times slower than the best is dropped."""
 
     rounds: int = 25
     least: int = 5
@@ -166,12 +175,12 @@ class Timing:
 def race(
     runs: Mapping[int, Run], clock: Clock, plan: Plan, at: Callable[[int], None] = lambda index: None
 ) -> dict[int, Timing]:
-    """Time ``runs`` in turn. Clearly slower ones are dropped early. ``at`` is called with the index of the next run."""
+    """Time ``runs`` in turn, and drop clearly slower ones early. ``at`` is called with the index before each run."""
     deadline = monotonic() + plan.seconds
     samples: dict[int, list[float]] = {}
     repeats: dict[int, int] = {}
     live: list[int] = []
-    for index, run in runs.items():  # the first, cold sample only says how often to repeat, and who is far off
+    for index, run in runs.items():  # the first, cold sample only gives the repeats, and the hopeless runs
         at(index)
         run()
         first = clock.sample(run, 1)
@@ -185,13 +194,16 @@ def race(
 
     live = _near(live, samples, remeasure)
     for number in range(plan.rounds):
+        # Each round begins with another candidate, so that no candidate always runs behind the same one.
         for index in live[number % len(live) :] + live[: number % len(live)]:
             at(index)
             value = clock.sample(runs[index], repeats[index])
+            # The first round replaces the cold sample, which does not belong in a median.
             samples[index] = [value] if number == 0 else [*samples[index], value]
         live = _remaining(live, samples, number, plan)
         if monotonic() > deadline and number + 1 >= plan.least:
             break
+        # At twice its time a race ends even if candidates have fewer than the least number of samples.
         if monotonic() > deadline + plan.seconds:
             break
     return {index: Timing.of(values, index in live) for index, values in samples.items()}
@@ -203,7 +215,10 @@ def _count() -> None:
 
 
 def _near(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:
-    """Those that are not many times slower than the fastest; nobody is given up for one sample that was disturbed."""
+    """Return the candidates that are not many times slower than the fastest.
+
+    A slow first sample is repeated, so that no candidate is dropped for one disturbed sample.
+    """
     fastest = min(samples[i][0] for i in live)
     for index in live:
         for _ in range(2 if samples[index][0] < 1.0 else 1):
@@ -213,7 +228,10 @@ def _near(live: list[int], samples: dict[int, list[float]], remeasure: Callable[
 
 
 def _remaining(live: list[int], samples: dict[int, list[float]], number: int, plan: Plan) -> list[int]:
-    """Those that may still win: whose best sample of three or more is within reach of the best median."""
+    """Return the candidates that may still win: those whose best sample is within reach of the best median.
+
+    No candidate is dropped before it has three samples.
+    """
     if number < 2:
         return live
     best = min(median(samples[i]) for i in live)

@@ -1,9 +1,9 @@
 """``shiplap tune --merge``: frozen tables of several machines as one, of which each machine uses its own entries.
 
 The key of an entry names the device, the versions of driver and libraries, and the version of the op. Entries with
-different keys are all kept. Of two entries with the same key, which were measured twice on devices of one kind, the one
-with the shorter measured time is kept; one that was measured beats one that was not; otherwise the table that was named
-first decides.
+different keys are all kept. Two entries with the same key were measured twice on devices of one kind. Of these, the one
+with the shorter measured time is kept. A measured entry takes precedence over one that was not measured. Otherwise the
+table that was named first decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shiplap.tuning.key import Key
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two tables chose differently for the same key.
+    """Two tables that chose differently for the same key.
 
     ``kept`` and ``dropped`` are candidates with their times in seconds, ``kept_in`` and ``dropped_in`` their tables.
     """
@@ -45,7 +45,9 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Merged:
-    """What was written: choices by name of a device, entries that several tables had alike, and conflicts."""
+    """The result of a merge: the number of choices by name of a device, of entries that several tables share, and
+    conflicts.
+    """
 
     tables: tuple[str, ...]
     choices: Mapping[str, int]
@@ -84,7 +86,7 @@ def merge(sources: Iterable[str | Path], output: str | Path) -> Merged:
 
 
 def _tables(source: Path, output: Path) -> list[Path]:
-    """The tables that ``source`` names. An output of an earlier merge in a folder is a table, and is read first."""
+    """Return the tables that ``source`` names. The output of an earlier merge in a folder is read first."""
     if not source.is_dir():
         return [source]
     listed = sorted(source.glob("*.json"), key=lambda path: (path.name != output.name, path.name))
@@ -100,7 +102,7 @@ def _tables(source: Path, output: Path) -> list[Path]:
 
 
 def _better(one: Choice, other: Choice) -> bool:
-    """Whether ``one``, of a later table, takes the place of ``other``."""
+    """Return whether ``one``, of a later table, replaces ``other``."""
     return one.time > 0 and (other.time <= 0 or one.time < other.time)
 
 

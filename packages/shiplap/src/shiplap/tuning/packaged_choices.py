@@ -1,9 +1,10 @@
-"""Choices that came with an installed package: what its author measured, for the devices that its author had.
+"""Choices that came with an installed package: the author's measurements, for the author's devices.
 
 ``shiplap package --tuned`` puts them into the folder ``_shiplap`` of the package that declares the ops. They are read
-at the first call after the import. An entry counts on a device of the same name and capability, for the op as the
-author had it, below what this process has tuned itself. A frozen file (``SHIPLAP_TUNED``) takes their place. Other
-versions of torch, of the driver and of Python do not matter: an entry names a kernel and a config that the op declares.
+at the first call after the import. An entry is used on a device of the same name and capability, for the op as the
+author had it. Choices of this process have priority over it, and a frozen file (``SHIPLAP_TUNED``) replaces all of
+them. Versions of torch, of the driver and of Python are not compared: an entry names a kernel and a config that the op
+declares.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LIMIT = 1 << 24  # bytes of a table
 
 
 def write(folder: Path, table: Path, ops: Iterable[Op]) -> int:
-    """Put the entries of a frozen table that are for ``ops`` into ``folder``; how many.
+    """Write the entries of a frozen table that are for ``ops`` into ``folder``, and return their number.
 
     Raises:
         CommandError: SL602 for a table that cannot be read.
@@ -70,7 +71,9 @@ def write(folder: Path, table: Path, ops: Iterable[Op]) -> int:
 
 
 def load() -> None:
-    """Use the entries that came with the packages of declared ops, where no other one is there for the same calls."""
+    """Install the choices that came with the packages of declared ops, where no other choice exists for the same
+    calls.
+    """
     entries: list[Entry] = []
     for op in registry.ops():
         for path in choices_of(op):
@@ -80,7 +83,7 @@ def load() -> None:
 
 
 def chosen(folder: Path, op: Op) -> list[Kernel]:
-    """The kernels with their configs that a table in ``folder`` has chosen for ``op``, for whatever device."""
+    """Return the kernels with the configs that a table in ``folder`` has chosen for ``op``, for any device."""
     path = folder / CHOICES
     if not path.is_file():
         return []
@@ -94,7 +97,7 @@ def chosen(folder: Path, op: Op) -> list[Kernel]:
 
 
 def _entries(path: Path, op: Op) -> list[Entry]:
-    """Those of a table for ``op`` on the devices of this machine. A notice where the table cannot be used."""
+    """Return the entries of a table for ``op`` on the devices of this machine. A notice if the table cannot be used."""
     about = _read(path)
     entries, why = [], set[str]()
     mine = [(key, value) for key, value in about.get("entries", ()) if key["op"] == op.spec.name]
@@ -115,7 +118,9 @@ def _entries(path: Path, op: Op) -> list[Entry]:
 
 @cache
 def _read(path: Path) -> Mapping[str, Any]:
-    """The content of a table with its entries as keys and values. Empty, with a notice, for what is none."""
+    """Return the content of a table, with its entries as keys and values. Empty, with a notice, if the file is not a
+    table.
+    """
     try:
         about = safe_io.parse_json(safe_io.read_file(path, LIMIT, safe_io.NAMED))
         if not isinstance(about, dict) or about.get("format") != FORMAT:
@@ -134,12 +139,18 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _python() -> str:
-    """The digest of an op is of what Python has compiled: that of another version cannot be compared."""
+    """Return the version of Python, which decides whether two digests of an op can be compared.
+
+    The digest covers code that Python has compiled, and another version of Python compiles it differently.
+    """
     return ".".join(platform.python_version_tuple()[:2])
 
 
 def _file_digest(op: Op) -> str:
-    """sha256 of the file that declares the op: the same for every version of Python. Empty if it cannot be read."""
+    """Return the sha256 of the file that declares the op, or "" if the file cannot be read.
+
+    Unlike the digest of the op, this digest is the same for every version of Python.
+    """
     try:
         return hashlib.sha256(Path(op.file).read_bytes()).hexdigest()
     except OSError:

@@ -21,6 +21,7 @@ class Poison(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in self.ALLOCATORS and isinstance(result, Tensor) and result.numel() and result.layout is torch.strided:
+            # The whole storage is filled, as a kernel may read between the strides of the tensor.
             room = torch.empty(0, dtype=torch.uint8, device=result.device).set_(result.untyped_storage())
             room.fill_(self.byte)
         return result

@@ -31,7 +31,7 @@ LIMIT = 1 << 24  # bytes of a profile
 
 @dataclass(frozen=True)
 class Call:
-    """One line: an op by name, with what declares it, and a recipe of its arguments."""
+    """One line of a profile: the name of an op, the module that declares it, and a recipe of the arguments."""
 
     op: str
     device: str
@@ -46,7 +46,7 @@ class Call:
 
 
 class Recorder:
-    """The observer of every bound call in this process (``choices.observer``)."""
+    """The observer of every bound call in this process (``tuned_choices.observer``)."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -56,6 +56,7 @@ class Recorder:
         self._held: list[NativeForm] = []
 
     def __call__(self, op: OpState, call: Binding) -> None:
+        # Building a recipe takes longer than a small call, so it is done once for each new key.
         key = (op.spec.name, str(call.device), op.rule.key(call), tuple(call.env.items()).__repr__())
         with self._lock:
             self._counts[key] = self._counts.get(key, 0) + 1
@@ -72,7 +73,7 @@ class Recorder:
         self._hold(op)
 
     def _hold(self, op: OpState) -> None:
-        """Keep the native binding, which calls no Python, from taking over while we watch."""
+        """Keep the native binding, which calls no Python, from replacing the recorded path of an op."""
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
             form = kernel.native
             if form is not None and form.counting:
@@ -91,7 +92,7 @@ class Recorder:
         text = "".join(json.dumps(vars(c)) + "\n" for c in calls)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Nothing waits here: a FIFO that nobody reads is an error.
+            # Nothing waits here: a FIFO without a reader is an error.
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
             try:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -104,13 +105,13 @@ class Recorder:
 
 
 def _append(handle: int, content: bytes) -> None:
-    """Write all of ``content``, or leave nothing of it: half a line would spoil the next one."""
+    """Write all of ``content``, or remove the written part: half a line would spoil the next one."""
     start, written = os.fstat(handle).st_size, 0
     try:
         while written < len(content):
             written += os.write(handle, content[written:])
     except OSError:
-        if os.fstat(handle).st_size == start + written:  # nobody has appended since
+        if os.fstat(handle).st_size == start + written:  # no other process has appended since
             os.ftruncate(handle, start)
         raise
 
@@ -119,7 +120,7 @@ _current: Recorder | None = None
 
 
 def _after_fork() -> None:
-    """A child records on, and does not have the thread that may hold the lock."""
+    """Give a child process a new lock. The thread that may hold the old lock does not exist in the child."""
     if _current is not None:
         _current._lock = threading.Lock()
 
@@ -133,6 +134,7 @@ def start(path: str | os.PathLike[str]) -> None:
     stop()
     _current = Recorder(path)
     for op in registry.ops():
+        # A native binding that is already in use would hide its calls from the recorder.
         op.drop_native()
         _current._hold(op)
     tuned_choices.observer = _current
@@ -163,10 +165,10 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_calls(path: str | os.PathLike[str]) -> list[Call]:
-    """Calls of a profile, each once, the most frequent first. A last line cut short by a kill is left out.
+    """Return the calls of a profile, each once, the most frequent first. A last line cut short by a kill is left out.
 
     Raises:
-        CommandError: SL602 when the file cannot be read, SL609 when a line is no call.
+        CommandError: SL602 when the file cannot be read, SL609 when a line is not a call.
     """
     import msgspec
 
@@ -182,7 +184,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
         ) from None
     counts: dict[Call, int] = {}
     for number, line in enumerate(lines, 1):
-        if not line.strip() or number == len(lines):  # what has no newline was cut short
+        if not line.strip() or number == len(lines):  # a line without a newline was cut short
             continue
         try:
             call = msgspec.json.decode(line, type=Call)
@@ -197,6 +199,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
                 fix="delete the line, or record again",
             ) from None
         key = replace(call, count=1)
+        # The line with the count repeats a line that was written at the first call, so counts are not added.
         counts[key] = max(counts.get(key, 0), call.count)
     ranked = sorted(counts.items(), key=lambda pair: -pair[1])
     return [replace(key, count=n) for key, n in ranked]

@@ -1,4 +1,6 @@
-"""The JSON that this package reads, as msgspec types: imported where it is read, since most programs never do."""
+"""The JSON that this package reads, as msgspec types. The module is imported where JSON is read, which most programs do
+not.
+"""
 
 from __future__ import annotations
 

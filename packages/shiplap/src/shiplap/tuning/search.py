@@ -1,8 +1,9 @@
 """From candidates to a ranking: verify, drop wrong candidates with a finding, time the others, try configs near the
 best.
 
-Of few candidates all are timed. Of many, the search first times those that the kernel's ``prior`` ranks best, or a
-spread over the declared order without a prior. It then times the configs that differ from the best one in one value.
+If there are few candidates, all are timed. If there are many, the search first times those that the kernel's ``prior``
+ranks best, or a spread over the declared order without a prior. Then the search times the configs that differ from the
+best one in one value.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ SHARE = 0.6  # of the time of a bucket, after which no more candidates are verif
 NEAR = 1.5  # times the time of the best, by the clocks of candidates
 BESIDE = 3  # of those at once
 DUEL = 2.0  # times that, by the clock of this process
-FALSE = 3.0  # times its claim: more than what new values cost that are in no cache
-TIE = 0.99  # of the reference's time: what takes longer is no gain, and the reference needs nobody's trust
+FALSE = 3.0  # times its claim: more than the cost of new values, which are in no cache
+TIE = 0.99  # of the reference's time: a slower candidate is no gain, and the reference is always correct
 CLIMBS = 3  # how often the neighbourhood of a new winner is looked at
 
-Report = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
+Report = Callable[[str, int, int], None]  # the current step as text, steps done, steps in all
 
 
 @dataclass
@@ -63,7 +64,7 @@ class _Search:
         return self.ends - monotonic()
 
     def verify(self, indices: Sequence[int]) -> list[int]:
-        """The candidates that are right. Reference and default, the first two, are verified even without budget."""
+        """Return the correct candidates. Reference and default, the first two, are verified even without budget."""
         right = []
         self.bench.compile(indices)
         for step, index in enumerate(indices):
@@ -83,6 +84,7 @@ class _Search:
         fix = "" if skipped else "correct the kernel, or leave this config out"
         evidence = f"{label(self.candidates[index])}: {why}"
         self.ranking.dropped.add(index)
+        # A candidate may be dropped after its race, when a confirmation rejects it.
         self.ranking.timings.pop(index, None)
         self.ranking.findings.append(
             Finding(check, "skip" if skipped else "fail", self.op.spec.name, evidence, str(self.inputs.recipe), fix)
@@ -90,7 +92,7 @@ class _Search:
 
     def race(self, indices: Sequence[int], plan: Plan) -> None:
         self.report(f"race {len(indices)} candidates", 0, 1)
-        # A race may take as long again as it is told to, and getting ready comes first.
+        # A race may take twice its time, and preparing the runs comes before it.
         timings, failed = self.bench.race(indices, replace(plan, seconds=max(0.2, min(plan.seconds, self.left / 3))))
         self.ranking.timings.update(timings)
         for index, why in failed.items():
@@ -129,10 +131,10 @@ def _ranked(work: _Search, plan: Plan) -> Ranking:
 
 
 def _confirm(work: _Search, plan: Plan) -> None:
-    """Believe no winner before it was asked once more. Its kernel has the time that it really takes from then on.
+    """Confirm the winner, and correct the times of its kernel by the factor that the confirmation measured.
 
-    So has every kernel near it, as the clocks of the race are those of the candidates: they are timed side by side. A
-    false winner made others look hopeless in the race, so those that are left race again.
+    Every kernel near the winner is timed with it, because the times of the race come from the candidates' own
+    processes. A false winner made others look hopeless in the race, so the remaining candidates race again.
     """
     ranking, believed, factors = work.ranking, set[int](), dict[str, float]()
     false = 0  # winners since the last race
@@ -164,16 +166,16 @@ def _confirm(work: _Search, plan: Plan) -> None:
             kernel = work.candidates[index].kernel
             factors[kernel] = factors.get(kernel, 1.0) * belief.factor
             for other in _configs(work, kernel):
-                _correct(ranking, other, belief.factor)  # what it claims too low with one config, it does with all
+                _correct(ranking, other, belief.factor)  # the error of its clock is the same for all configs
 
 
 def _looking(work: _Search) -> float:
-    """Seconds to look at a winner: no longer than all took until then."""
+    """Return the seconds for examining a winner: no more than everything before it took."""
     return max(0.5, min(0.1 * work.seconds, monotonic() - work.began))
 
 
 def _beside(work: _Search, best: int, factors: Mapping[str, float]) -> list[int]:
-    """The fastest config of each other kernel that is near the best and not known yet."""
+    """Return the fastest config of each other kernel that is near the best and not confirmed yet."""
     timings, kernels = work.ranking.timings, {work.candidates[best].kernel, *factors}
     near: list[int] = []
     for index in work.ranking.order:
@@ -185,7 +187,7 @@ def _beside(work: _Search, best: int, factors: Mapping[str, float]) -> list[int]
 
 
 def _remeasure(work: _Search, plan: Plan, factors: Mapping[str, float]) -> None:
-    """Race all but those whose clocks are known to be wrong."""
+    """Race all candidates except those whose reported times are known to be wrong."""
     honest = [i for i in work.ranking.timings if factors.get(work.candidates[i].kernel, 1.0) <= FALSE]
     work.race(honest, plan)
     for index in honest:
@@ -193,7 +195,7 @@ def _remeasure(work: _Search, plan: Plan, factors: Mapping[str, float]) -> None:
 
 
 def _duel(work: _Search, factors: Mapping[str, float], together: Set[str]) -> None:
-    """The kernels that are nearly as fast as the best, side by side, by one clock, unless they were before."""
+    """Time the kernels that are nearly as fast as the best by one clock, unless they were timed together before."""
     ranking = work.ranking
     fastest = [min(of, key=lambda i: ranking.timings[i].median) for k in factors if (of := _configs(work, k))]
     best = min((ranking.timings[i].median for i in fastest), default=0.0)
@@ -215,7 +217,7 @@ def _configs(work: _Search, kernel: str) -> list[int]:
 
 
 def _contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
-    """The next kernel that may be faster than one whose time is known, by its fastest config; -1 without one."""
+    """Return the fastest config of the next kernel that may be faster than a confirmed one, or -1."""
     timings = work.ranking.timings
     near = [i for i in work.ranking.order if work.candidates[i].kernel not in factors]
     near = [i for i in near if timings[i].median <= NEAR * timings[best].median] if factors else []
@@ -229,7 +231,7 @@ def _correct(ranking: Ranking, index: int, factor: float) -> None:
 
 
 def _halve(work: _Search, right: list[int], plan: Plan) -> list[int]:
-    """Short races, each of the better half of the one before."""
+    """Run short races, each with the better half of the one before, and return the remaining candidates."""
     rounds = 2
     while len(right) > WHOLE // 4 and work.left > 0:
         work.race(right, replace(plan, rounds=rounds, least=1, hopeless=2.0))
@@ -238,12 +240,17 @@ def _halve(work: _Search, right: list[int], plan: Plan) -> list[int]:
         if len(kept) >= len(right):
             break
         right, rounds = kept, rounds * 2
+    # Times of short races do not rank candidates: they only decide which of them continue.
     work.ranking.timings = {i: replace(t, finished=False) for i, t in work.ranking.timings.items()}
     return right
 
 
 def _seeds(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
-    """All of a small space; of a large one the first of each kernel, and the best WHOLE by prior or by spread."""
+    """Return the first candidates to verify.
+
+    For a small space these are all candidates. For a large space they are the first of each kernel, and the best WHOLE
+    by prior or by spread.
+    """
     if len(candidates) <= WHOLE:
         return list(range(len(candidates)))
     kernels = [c.kernel for c in candidates]
@@ -258,7 +265,7 @@ def _seeds(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
 
 
 def _prior(candidate: Candidate, inputs: Inputs) -> float | None:
-    """The kernel's own estimate. None without one, or when it fails."""
+    """Return the kernel's own estimate. None if there is none, or if it fails."""
     try:
         estimated = candidate.estimate(dict(inputs.call.env))
         return None if estimated is None else float(estimated)
@@ -267,7 +274,7 @@ def _prior(candidate: Candidate, inputs: Inputs) -> float | None:
 
 
 def _climb(work: _Search, plan: Plan) -> bool:
-    """Race the best against its unseen neighbours; whether one of them has beaten it."""
+    """Race the best candidate against its unseen neighbours, and return whether one of them was faster."""
     order = work.ranking.order
     if not order or work.left <= 0:
         return False

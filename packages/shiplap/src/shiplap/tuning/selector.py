@@ -32,10 +32,11 @@ def _silent(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """How to choose. ``seconds``: budget of one bucket; ``capture``: ``"auto"``, ``"always"`` or ``"never"`` (CUDA).
+    """The options of a selection.
 
-    ``remeasure`` measures although the store has an answer; ``keep`` writes the answer there; ``install`` puts it into
-    force in this process.
+    ``seconds`` is the budget of one bucket, and ``capture`` is ``"auto"``, ``"always"`` or ``"never"`` (CUDA). With
+    ``remeasure`` a stored choice is ignored. ``keep`` writes the choice to the store, and ``install`` uses it in this
+    process.
     """
 
     seconds: float = 30.0
@@ -69,11 +70,12 @@ def select(
     report: Report = _silent,
     store: Store | None = None,
 ) -> Choice:
-    """The choice for calls like ``recipe`` (sizes, scalars, dtypes, layouts; see ``inputs.recipe_of``).
+    """Return the choice for calls like ``recipe`` (sizes, scalars, dtypes, layouts; see ``inputs.recipe_of``).
 
-    The table that is frozen answers first, and alone; else the store; else candidates are verified and timed: the
-    op's kernels × configs, or what ``candidates_of`` returns, the declared default first. The reference is always one
-    of them. ``extra`` are further key fields. ``bench`` says where candidates run (by default in this process).
+    A frozen table is consulted first, and alone. Otherwise the store is consulted. Otherwise candidates are verified
+    and timed: the op's kernels with their configs, or the result of ``candidates_of``, the declared default first. The
+    reference is always one of them. ``extra`` holds further key fields. ``bench`` makes the object that runs candidates
+    (by default in this process).
 
     Raises:
         ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608
@@ -100,18 +102,19 @@ def select(
         if options.keep:
             store.put(key, choice.value())
     keep(key, choice)
+    # A choice with further key fields is for compiled code, where eager calls must not find it.
     if options.install and not extra:
         force(op, [choice])
     return choice
 
 
 def force(op: Op, chosen: Sequence[Choice]) -> None:
-    """Put choices into force in this process; compiled graphs made before are not served any more."""
+    """Install choices in this process. Compiled graphs made before are not reused."""
     tuned_choices.install([entry_of(c, op.identity) for c in chosen])
 
 
 def stored(op: Op, key: Key, store: Store) -> Choice | None:
-    """What the store has for ``key``, if it is still something that can be run."""
+    """Return the choice that the store has for ``key``, or None if it has none that can be read."""
     value = store.get(key)
     if value is None:
         return None
@@ -127,7 +130,7 @@ def _local(task: Task) -> Bench:
 
 
 def _frozen(op: Op, drawn: Inputs, key: Key) -> Choice:
-    """The frozen entry of a bucket, or the declared default; never a measurement."""
+    """Return the frozen entry of a bucket, or the declared default. Nothing is measured."""
     blank = Choice(
         op.spec.name,
         key["device"],
@@ -154,7 +157,9 @@ def _frozen(op: Op, drawn: Inputs, key: Key) -> Choice:
 
 
 def in_force(blank: Choice, op: Op) -> Choice | None:
-    """``blank`` with the kernel and config that this process uses for its calls, if a choice for them is in force."""
+    """Return ``blank`` with the kernel and config that this process uses for its calls, or None without such a
+    choice.
+    """
     wanted = entry_of(blank, op.identity)
     for entry in tuned_choices.entries():
         if (entry.op, entry.key, entry.place, entry.source) == (wanted.op, wanted.key, wanted.place, wanted.source):
@@ -168,16 +173,17 @@ def in_force(blank: Choice, op: Op) -> Choice | None:
 
 
 def _ranking(task: Task, bench: Bench, report: Report) -> Ranking:
-    """Verify and time."""
+    """Verify and time the candidates of a task."""
     with torch.no_grad():
         return search(task.op, task.candidates, bench, task.inputs, task.options.seconds, report, task.options.plan)
 
 
 def _select(task: Task, ranking: Ranking) -> Choice:
-    """Whatever happens, there is a choice."""
+    """Return the choice that follows from a ranking. Even without a ranking there is one: the reference."""
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]
     second = order[1] if len(order) > 1 else None
+    # The declared default is always among the candidates, so its time shows the gain of the choice.
     default = _index(listed, default_of(task.op, drawn.call, drawn.device))
     times = {i: t.median for i, t in ranking.timings.items()}
     return Choice(

@@ -1,8 +1,8 @@
-"""Where choices persist: one readable JSON file per entry, written whole or not at all, read with suspicion.
+"""The store of choices: one readable JSON file per entry, written whole or not at all, and checked when it is read.
 
-``put`` writes a file of its own, syncs it and renames it over the entry: readers see the old or the new one, also after
-a kill or a power cut, and no lock is needed. A file names its key and a checksum of its content; one that is cut
-short, edited, or of another key counts as absent. No clock is asked: nothing depends on which file is newer.
+``put`` writes a new file, syncs it and renames it over the entry. Readers therefore read either the old or the new
+entry, also after a kill or a power cut, and no lock is needed. A file names its key and a checksum of its content. A
+file that is cut short, edited, or of another key counts as absent. File times are not compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMIT = 1 << 20  # bytes: no entry of ours comes near
 
 @dataclass(frozen=True)
 class Stored:
-    """A file of the store: its key and value, or what is wrong with it."""
+    """A file of the store: its key and value, or the reason why it cannot be used."""
 
     path: Path
     key: Key | None = None
@@ -36,13 +36,13 @@ class Stored:
 
 
 def seal(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of an entry, with its checksum."""
+    """Return the content of an entry, with its checksum."""
     body = {"format": FORMAT, "key": key.as_dict(), "value": dict(value)}
     return {**body, "sha256": checksum(body)}
 
 
 def unseal(content: Any) -> tuple[Key, Mapping[str, Any]]:
-    """Key and value of an entry. ValueError says why it is none."""
+    """Return key and value of an entry. ValueError states why the content is not an entry."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
     body = {name: content.get(name) for name in ("format", "key", "value")}
@@ -59,9 +59,9 @@ def checksum(body: Mapping[str, Any]) -> str:
 
 
 class Store:
-    """The directory ``tuned`` of the cache, or any other. A choice that cannot be kept there is made again.
+    """The directory ``tuned`` of the cache, or any other. A choice that cannot be written there is made again later.
 
-    ``what`` names what is kept, for notices.
+    ``what`` names the stored things in notices.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, what: str = "choices") -> None:
@@ -69,22 +69,25 @@ class Store:
         self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
 
     def path(self, key: Key) -> Path:
-        """Where the entry of ``key`` is or would be: a directory per op, a digest as name."""
+        """Return the path of the entry of ``key``, which need not exist: a directory per op, a digest as name."""
         return self.root / _directory(key["op"]) / f"{key.digest}.json"
 
     def get(self, key: Key) -> Mapping[str, Any] | None:
-        """The value stored for ``key``, or None."""
+        """Return the value stored for ``key``, or None."""
         entry = self._read(self.path(key))
         return entry.value if entry is not None and entry.key == key else None
 
     def put(self, key: Key, value: Mapping[str, Any]) -> bool:
-        """Write an entry; True once it is on disk. A full or read-only directory is said once, not raised."""
+        """Write an entry, and return whether it is on disk. A full or read-only directory gives one notice and no
+        error.
+        """
         text = json.dumps(seal(key, value), indent=1) + "\n"
         try:
             path = self.path(key)
             os.close(safe_io.open_folder(path.parent, create=True))
             safe_io.write_whole(path, text.encode(), private=True)
         except OSError as e:
+            # The code is part of the notice's key: a full disk and a missing permission are each reported once.
             code = errno.errorcode.get(e.errno or 0, type(e).__name__)
             message = (
                 f"{self.what} cannot be kept in {self.root} ({code}: {e.strerror or e}): they serve this process only"
@@ -94,7 +97,7 @@ class Store:
         return True
 
     def remove(self, path: Path) -> bool:
-        """Delete an entry; False when it cannot be. Not by way of a link in place of its folder: see _directories."""
+        """Delete an entry, and return whether it is gone. A symbolic link in place of the folder is not followed."""
         try:
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -112,14 +115,16 @@ class Store:
         return True
 
     def entries(self, op: str = "") -> Iterator[Stored]:
-        """All files, sorted by name, the damaged ones with what is wrong. Those of ``op`` if it is given."""
+        """Yield all files, or those of ``op``, sorted by name. Damaged files have a problem instead of a value."""
         for directory in self._directories(op):
             for path in sorted(directory.glob("*.json")):
                 if (entry := self._read(path)) is not None:
                     yield entry
 
     def rubbish(self) -> Iterator[Path]:
-        """Files that a killed process of this machine left half-written. Those of other machines are not judged."""
+        """Yield files that a killed process of this machine left half-written. Those of other machines cannot be
+        checked.
+        """
         for directory in self._directories(""):
             for path in sorted(directory.glob(".*.tmp")):
                 host, _, pid = path.name[1:].rpartition(".tmp")[0].rpartition("@")[2].partition("~")
@@ -131,7 +136,9 @@ class Store:
                     yield path
 
     def _directories(self, op: str) -> list[Path]:
-        """The folders of the store. Links are none: who plants one would have the files that it leads to removed."""
+        """Return the folders of the store. Symbolic links are left out, because deletion would follow them to foreign
+        files.
+        """
         try:
             folders = sorted(d for d in self.root.iterdir() if d.is_dir() and not d.is_symlink())
         except OSError:
@@ -139,7 +146,7 @@ class Store:
         return [d for d in folders if not op or d.name == _directory(op)]
 
     def _distrusted(self, path: Path, e: safe_io.Distrusted) -> Stored:
-        """An entry that somebody else may have written: said once for each place that says so."""
+        """Return a problem for an entry that another user may have written. Each such place gives one notice."""
         why = f"cannot be trusted: {safe_io.reason(e)}"
         notice(
             f"store {e.filename}",
@@ -148,7 +155,7 @@ class Store:
         return Stored(path, problem=why)
 
     def _read(self, path: Path) -> Stored | None:
-        """A file as it is. None when there is none."""
+        """Return a file of the store, checked. None when the file does not exist."""
         for attempt in range(3):
             try:
                 raw = safe_io.read_file(path, LIMIT)
@@ -165,6 +172,7 @@ class Store:
             key, value = unseal(safe_io.parse_json(raw))
         except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
             return Stored(path, problem=f"damaged: {str(e)[:120]}")
+        # A copied or renamed file has a valid checksum, but belongs to another call.
         if path != self.path(key):
             return Stored(path, key, problem="its key belongs to another file name")
         return Stored(path, key, value)

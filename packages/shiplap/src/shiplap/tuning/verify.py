@@ -1,5 +1,6 @@
-"""A candidate against the reference, before anything is timed: in poisoned memory, on two draws, on a small one, and at
-the edges of the bucket that it may be chosen for.
+"""Verify a candidate against the reference before it is timed.
+
+The candidate runs in poisoned memory, on two draws, on a small one, and at the edges of the bucket of the choice.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from shiplap.tuning.inputs import Inputs
 
 @dataclass(frozen=True)
 class Outcome:
-    """``problem`` is empty when the candidate is right; ``refused`` when it takes other arguments only."""
+    """The result of a verification.
+
+    ``problem`` is empty if the candidate is correct. ``refused`` is True if the candidate supports other arguments
+    only.
+    """
 
     problem: str = ""
     refused: bool = False
@@ -32,22 +37,24 @@ class Outcome:
 
 
 def cases_of(inputs: Inputs, candidate: Candidate) -> list[Case]:
-    """Two draws at the sizes of the call, then a small odd one and the edges of the bucket, unless the candidate serves
-    none but those sizes."""
+    """Return two draws at the sizes of the call, then a small odd one and the edges of the bucket.
+
+    A candidate that supports only the sizes of the call gets the two draws alone.
+    """
     if candidate.fixed:
         return [*inputs.real]
     return [*inputs.real, *([inputs.small] if inputs.small else []), *inputs.edges]
 
 
 class Verifier:
-    """Holds the results of the reference, so that each is computed once for all candidates."""
+    """A comparison with the reference, whose results are computed once for all candidates."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.op, self.inputs = inputs.op, inputs
         self._references: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
     def check(self, candidate: Candidate) -> Outcome:
-        """Run ``candidate`` on every case. The first thing that is wrong with it."""
+        """Run ``candidate`` on every case, and return the first error."""
         for number, case in enumerate(cases_of(self.inputs, candidate)):
             other = number > 1  # of other sizes, which it may refuse
             try:
@@ -86,12 +93,12 @@ class Verifier:
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device, so that an error of a kernel is raised here and not in the next one."""
+    """Wait for the device, so that an error of a kernel is raised here and not at the next kernel."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def is_fatal(e: BaseException) -> bool:
-    """Whether the process can no longer use its device: illegal memory accesses and the like."""
+    """Return whether the process can no longer use its device, for example after an illegal memory access."""
     text = f"{type(e).__name__}: {e}"
     return "CUDA error" in text or "AcceleratorError" in text or "unspecified launch failure" in text

@@ -1,6 +1,7 @@
-"""``python -m shiplap.tuning.worker FD``: verifies and times candidates, so that a crash stays here.
+"""``python -m shiplap.tuning.worker FD``: a process that verifies and times candidates, so that a crash ends only it.
 
-JSON lines on stdin and on what stdout was; FD is 16 bytes of shared memory that say which candidate runs since when.
+Requests are JSON lines on stdin, and replies are JSON lines on the original stdout. FD is a file of 16 bytes in shared
+memory, which hold the index of the running candidate and its start time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """One task at a time."""
+    """The server of the requests of one task at a time."""
 
     def __init__(self, beat: mmap.mmap) -> None:
         self._beat = beat
@@ -54,7 +55,7 @@ class Worker:
         BEAT.pack_into(self._beat, 0, index, time.monotonic())
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """One request → one reply; an exception becomes ``error``."""
+        """Return the reply to one request. An exception becomes a reply with ``error``."""
         try:
             return self._tasks[asked["do"]](asked)
         except Exception as e:
@@ -66,6 +67,8 @@ class Worker:
     def _open(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         op = find(asked)
         if op.identity != asked["identity"]:
+            # A kernel that was attached by the caller's own code is missing here, and its times would be those of
+            # another op.
             return {"error": f"{op.spec.name} differs there: kernels attached elsewhere, or changed files"}
         torch.set_num_threads(asked["threads"])
         drawn = inputs(op, Recipe.parse(asked["recipe"]), asked["device"])
@@ -100,7 +103,7 @@ class Worker:
 
 
 def provided(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
-    """The candidates by the same function as in the parent; ``""``: the op's own kernels."""
+    """Return the candidates by the same function as in the parent. With ``""`` they are the op's own kernels."""
     if not provider:
         return candidates(op, drawn.device, drawn.call.env)
     module, _, name = provider.partition(":")
@@ -112,7 +115,9 @@ def provided(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
 
 
 def find(asked: Mapping[str, Any]) -> Op:
-    """Import what declares the op and its kernels, and return it; LookupError when that did not declare it."""
+    """Import the modules that declare the op and its kernels, and return the op. LookupError if they did not declare
+    it.
+    """
     sys.path[:] = asked["path"]
     problem: Exception | None = None
     for module in asked["modules"]:
@@ -132,7 +137,7 @@ def find(asked: Mapping[str, Any]) -> Op:
 
 
 def _import_file(path: Path) -> None:
-    """Not as ``__main__``, so that what stands behind that guard does not run."""
+    """Import a file under a name that is not ``__main__``, so that code behind that guard does not run."""
     name = f"_shiplap_tuned_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -142,12 +147,14 @@ def _import_file(path: Path) -> None:
 
 
 def main() -> None:
-    """Serve until stdin ends, the parent dies, or the device is lost."""
+    """Serve requests until stdin ends, the parent dies, or the device is lost."""
     os.environ[WORKER] = str(os.getpid())
     with contextlib.suppress(OSError, AttributeError):
+        # A parent that is killed cannot end its worker, and a worker that hangs in a kernel does not notice the end of
+        # stdin.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what kernels print is not for the parent
+    os.dup2(2, 1)  # prints of kernels must not mix with replies
     worker = Worker(mmap.mmap(int(sys.argv[1]), BEAT.size))
     for line in sys.stdin:
         reply = worker.answer(json.loads(line))

@@ -1,5 +1,4 @@
-"""Run candidates in a worker process. A crash, a hang or an illegal access costs the candidate, and a new worker
-starts.
+"""Run candidates in a worker process. A crash, a hang or an illegal access ends the worker, and a new one starts.
 
 The op is named by module or file, never pickled. An op that cannot be imported, such as one declared in a function or a
 notebook, is tuned in this process, with a notice.
@@ -54,7 +53,7 @@ class Died(Exception):
 
 
 class Raced(msgspec.Struct):
-    """What a worker answers to a race, by the indices of candidates."""
+    """The reply of a worker to a race, by the indices of candidates."""
 
     timings: dict[int, Timing] = {}
     failed: dict[int, str] = {}
@@ -62,7 +61,7 @@ class Raced(msgspec.Struct):
 
 
 def formed(data: Any, form: type[T]) -> T:
-    """``data`` of a worker, if it has this form; raises Died."""
+    """Return ``data`` of a worker, converted to this type. Raises Died if it does not fit."""
     try:
         return msgspec.convert(data, form, str_keys=True)
     except msgspec.ValidationError as e:
@@ -70,7 +69,7 @@ def formed(data: Any, form: type[T]) -> T:
 
 
 class Isolation:
-    """A context with a worker process, which starts when it is needed and starts anew after it died."""
+    """A context with a worker process, which starts when it is needed and starts again after it has died."""
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
@@ -89,7 +88,7 @@ class Isolation:
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         self.stop()
-        # A worker is not locked in, and what runs there could reach other processes of the user.
+        # A worker is not sandboxed, and its candidates could reach other processes of the user.
         if failure is None and not self._closed and not self.started and not self.hosts.doubted:
             self.hosts.close()
             standby.leave(self.launcher)
@@ -97,7 +96,7 @@ class Isolation:
             self.launcher.close()
 
     def bench(self, provider: str = "") -> Callable[[Task], Bench]:
-        """A maker of benches for :func:`shiplap.tuning.select`."""
+        """Return a maker of benches for :func:`shiplap.tuning.select`."""
 
         def make(task: Task) -> Bench:
             reason = _homeless(task.op, provider)
@@ -120,7 +119,7 @@ class Isolation:
         return JudgedBench(self.hosts, task.op, task.inputs, task.candidates, _opening(task, ""))
 
     def ask(self, opening: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to ``request``, in a worker that was opened with ``opening``; raises Died."""
+        """Return the reply to ``request``, from a worker that was opened with ``opening``. Raises Died."""
         text = json.dumps(opening)
         if self._process is None or self._process.poll() is not None:
             self._start()
@@ -139,6 +138,7 @@ class Isolation:
         os.ftruncate(handle, BEAT.size)
         self._beat = mmap.mmap(handle, BEAT.size)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        # The worker must neither record the calls of a measurement nor use the choices that are about to be replaced.
         environment = {**os.environ, "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "shiplap.tuning.worker", str(handle)],
@@ -193,7 +193,10 @@ class Isolation:
         return reply
 
     def _reply(self, pipe: int) -> dict[str, Any]:
-        """The next line of the worker. What it runs could have written there, too: one object as JSON, or Died."""
+        """Return the next line of the worker, which has to be one JSON object. Raises Died otherwise.
+
+        A candidate in the worker may have written to the same pipe, so the line is not trusted.
+        """
         line = bytearray()
         while not line.endswith(b"\n") and len(line) <= REPLY.size:
             while not select.select([pipe], [], [], 0.2)[0]:
@@ -216,6 +219,7 @@ class Isolation:
 
     def _watch(self) -> None:
         index, since = self._now()
+        # Imports and the reference (index 0) take longer than a kernel.
         limit = self.timeout * (10 if index in (-1, 0) else 1)
         late = time.monotonic() - since
         if late > limit or not late > -limit:  # a time that is not over yet was not written by the worker
@@ -244,7 +248,7 @@ class RemoteBench:
         self._opening = _opening(task, provider)
 
     def open(self) -> str:
-        """The reason why the worker cannot serve the task, or an empty text. SL611 if the worker died."""
+        """Return the reason why the worker cannot serve the task, or an empty text. SL611 if the worker died."""
         try:
             return str(self.isolation.ask(self._opening, {}).get("closed", ""))
         except Died as e:
@@ -261,12 +265,12 @@ class RemoteBench:
 
     @property
     def _compiling(self) -> bool:
-        """Whether the worker of now may be compiling what it was not asked to verify yet."""
+        """Whether the current worker may be compiling candidates that are not verified yet."""
         return self._begun == self.isolation.started
 
     def quiet(self) -> None:
         if self._compiling:
-            with suppress(Died):  # then nobody does
+            with suppress(Died):  # a dead worker compiles nothing
                 self._ask({"do": "quiet"})
             self._begun = 0
 
@@ -327,7 +331,7 @@ class RemoteBench:
 
 
 def _opening(task: Task, provider: str) -> dict[str, Any]:
-    """What another process needs to know of a task."""
+    """Return the message that opens a task in another process."""
     op = task.op
     return {
         "do": "open",
@@ -354,7 +358,7 @@ def _homeless(op: Op, provider: str) -> str:
 
 
 def _modules(op: Op) -> list[str]:
-    """Modules that declare the op, its kernels and its sampler."""
+    """Return the modules that declare the op, its kernels and its sampler."""
     functions: list[Any] = [op.reference, op.sampler]
     functions += [k.function for kernels in op.kernels.values() for k in kernels]
     functions += [getattr(f, "fn", f) for f in functions]  # a Triton kernel wraps its function

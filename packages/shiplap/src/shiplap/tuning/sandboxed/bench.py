@@ -1,8 +1,9 @@
-"""A bench for kernels that nobody trusts: one locked process for each, and seeds, inputs, clock and comparison here.
+"""A bench for kernels that are not trusted: each runs in a locked process of its own.
 
-What a kernel does to its interpreter harms that kernel alone: the others race in processes of their own, and stand
-still while it runs. Its own clock is heard in the race, where it may claim what it likes, and the winner's claim is
-compared with the clock of this process before it counts.
+Seeds, inputs, clock and comparison are in this process. Damage that a kernel does to its interpreter affects that
+kernel alone: the other candidates race in processes of their own, which are stopped while it runs. A race uses the
+times that the processes report, which may be wrong. The time of the winner is therefore compared with the clock of this
+process before it counts.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from shiplap.tuning.verify import Outcome, cases_of
 POISON = (0xFF, 0x55, 0xAA)
 DUELS = 6  # rounds
 LARGE = 4 << 20  # bytes of arguments that deserve more than one thread here
-CLAIM, EXCHANGE = 0.3, 5e-3  # share of this process's clock that is believed at least, beyond seconds of a message
+CLAIM, EXCHANGE = 0.3, 5e-3  # least share of this process's clock that a claim may have, after the seconds of a message
 
 
 def serves(inputs: Inputs) -> bool:
-    """Whether arguments of this task can travel to a locked process."""
+    """Return whether the arguments of this task can be sent to a locked process."""
     if torch.device(inputs.device).type != "cpu" or not sys.platform.startswith("linux"):
         return False  # a locked process has not been tried with a device
     try:
@@ -61,7 +62,7 @@ class _Lost(Exception):
 
 
 class _Runner:
-    """One candidate in a race, as a function."""
+    """A candidate in a race, as a function."""
 
     def __init__(self, index: int, batch: Batch) -> None:
         self.index, self.batch = index, batch
@@ -92,9 +93,9 @@ class _Clock:
 
 @contextmanager
 def _few_threads(inputs: Inputs) -> Iterator[None]:
-    """One thread of this process for small arguments.
+    """Use one thread of this process while the arguments are small.
 
-    A thread of OpenMP waits for its next work without rest, for longer than a small kernel takes, on a processor that
+    A thread of OpenMP spins while it waits for its next work, for longer than a small kernel takes, on a processor that
     the kernel may need.
     """
     if sum(t.numel() * t.itemsize for t in tensors(inputs.real[0].args)) > LARGE:
@@ -109,21 +110,23 @@ def _few_threads(inputs: Inputs) -> Iterator[None]:
 
 
 class JudgedBench:
-    """Verifies and times candidates by their index, each kernel in a locked process of its own."""
+    """A bench that verifies and times candidates by their index, each kernel in a locked process of its own."""
 
     def __init__(
         self, hosts: Hosts, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: Mapping[str, Any]
     ) -> None:
         self.hosts, self.op, self.candidates, self.opening = hosts, op, candidates, opening
-        self.inputs = replace(drawn, seed=secrets.randbits(40))  # nobody else knows these values
+        self.inputs = replace(drawn, seed=secrets.randbits(40))  # no candidate can predict these values
         self._expected: dict[int, Expected] = {}
         self._drawn: Drawn | None = None
         self._broken = ""  # why the reference does not run
         self.hosts.open(opening, _libraries(op))
 
     def open(self) -> str:
-        """The reason why the processes cannot serve the task, or an empty text. SL611 where none starts."""
+        """Return the reason why the processes cannot serve the task, or "". SL611 if no process starts."""
         try:
+            # Starting the processes takes seconds in which this process has nothing to do, so it draws inputs
+            # meanwhile.
             with self._ahead():
                 self.hosts.prepare({REFERENCE: 10.0} | {c.kernel: 1.0 for c in self.candidates[1:]})
             self.hosts.of(REFERENCE, 10.0)
@@ -136,11 +139,11 @@ class JudgedBench:
 
     @contextmanager
     def _ahead(self) -> Iterator[None]:
-        """Draw what a confirmation will need meanwhile. Nothing is timed, and no longer than that."""
+        """Draw the arguments of a later confirmation while the body runs. Nothing is timed meanwhile."""
         drawn, over = Drawn(self.op, self.inputs), Event()
 
         def draw() -> None:
-            with suppress(Exception):  # whoever needs the next one is told the reason
+            with suppress(Exception):  # the next draw raises the same error
                 drawn.ahead(over.is_set)
 
         thread = Thread(target=draw, daemon=True)
@@ -160,10 +163,10 @@ class JudgedBench:
         return 0  # each compiles in its own process, when it is verified
 
     def quiet(self) -> None:
-        """Every process stands still unless it is asked something."""
+        """Do nothing: every process is stopped unless a request to it is pending."""
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> Batch:
-        """Calls of a candidate, ready in its process. Raises Wrong, Unsupported or Unhosted.
+        """Return calls of a candidate, ready in its process. Raises Wrong, Unsupported or Unhosted.
 
         Index -1 computes nothing, in the process of the reference.
         """
@@ -172,6 +175,7 @@ class JudgedBench:
         return Batch(witness, {"index": index, "poison": poison}, sets, blank=index < 0)
 
     def verify(self, index: int) -> Outcome:
+        # Without results of the reference nothing can be compared, and each candidate would fail for this one reason.
         if index and self._broken:
             return Outcome(f"the reference does not run: {self._broken}")
         if names := self._suspicions(index):
@@ -194,7 +198,7 @@ class JudgedBench:
         return suspicious_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
 
     def _look(self, index: int, number: int, case: Case) -> str:
-        """What is wrong with a candidate on a case. The reference is right wherever it runs."""
+        """Return the error of a candidate on a case, or "". The reference is compared with nothing."""
         try:
             with self.batch(index, [case.args], POISON[number % len(POISON)]) as batch:
                 batch.go([self.expected(number, case)] if index else None)
@@ -203,7 +207,7 @@ class JudgedBench:
         return ""
 
     def ended(self, index: int, e: Exception) -> str:
-        """The evidence of an exception; a process that has ended is given up."""
+        """Return the evidence of an exception, and end the process if it can no longer be used."""
         self.hosts.doubted = True
         if isinstance(e, Wrong) and e.check in ("process", "memory", "answer"):
             self.hosts.end(self.candidates[max(index, 0)].kernel)
@@ -264,6 +268,6 @@ class JudgedBench:
 
 
 def _libraries(op: Op) -> list[str]:
-    """Folders of the native libraries of an op."""
+    """Return the folders of the native libraries of an op."""
     kernels = [k for listed in op.kernels.values() for k in listed]
     return [str(k.native.library.parent) for k in kernels if k.native is not None]

@@ -1,6 +1,6 @@
-"""In a locked process: the candidates of one kernel, each made ready for the arguments of the referee.
+"""The code in a locked process: the candidates of one kernel, each prepared for arguments that the tuner sends.
 
-Nothing here is relied upon: what is judged shares this interpreter.
+The tuner does not rely on anything here, because the candidate shares this interpreter.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ Ready = Callable[[Mapping[str, Any], list[Any]], Run]
 
 
 def maker(order: str) -> Ready:
-    """What makes calls ready: ``{"index": i, "poison": byte or None}`` and arguments → a function without any.
+    """Return the function that prepares calls: ``{"index": i, "poison": byte or None}`` and arguments → a function
+    without any.
 
-    ``order`` is the opening of a task as JSON. Index -1 binds the arguments and runs nothing. Raises LookupError where
-    the op, or a candidate, is another one here.
+    ``order`` is the opening of a task as JSON. Index -1 binds the arguments and runs nothing. Raises LookupError if the
+    op, or a candidate, differs in this process.
     """
     asked = json.loads(order)
     os.environ[WORKER] = str(os.getpid())  # a module that tunes when it is imported does not tune here

@@ -1,7 +1,8 @@
-"""A winner of a race, once more: on values that nobody knew, by the clock of this process, and on other inputs.
+"""The confirmation of a race's winner: on new values, by the clock of this process, and on other inputs.
 
-In a race the same call runs again and again, by the clock of the process that runs it. What wins by that alone,
-because it remembers, looks where it is or changes the clock, is refused here, or gets the time that it really takes.
+In a race the same call runs again and again, timed by the process that runs it. A candidate may win by that alone,
+because it caches results, inspects its caller or changes the clock. Such a candidate is rejected here, or gets its real
+time.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ ROUNDS, ATTEMPTS = 3, 3
 PATIENCE = 4  # times as many rounds on a busy machine
 LONG = 2e-3  # seconds that the calls of a batch should take
 TIMES, SLACK, COLD = 4.0, 10e-6, 10e9  # of the claim; seconds; bytes in a second of arguments that are in no cache
-NEARLY = 1.1  # times its claim: what takes no longer is not measured again because others had the processors
+NEARLY = 1.1  # times its claim: such a time is accepted even if other processes had the processors
 LEAST = 200e-9  # seconds: no call from Python takes less
 BATCHES = 4  # of calls of a small size
-LATER, PAUSE, LONGEST = 500, 15e-3, 0.1  # calls that nobody looks at, their seconds, and those of small ones at most
+LATER, PAUSE, LONGEST = 500, 15e-3, 0.1  # calls without a comparison, their seconds, and at most those of small ones
 FIRST = 2  # batches of other inputs that are tried however long they take
 
 
 class Asked(Protocol):
-    """The bench of the candidates: their processes, and the inputs."""
+    """The bench that a confirmation uses: the processes of the candidates, and the inputs."""
 
     op: Op
     inputs: Inputs
@@ -50,22 +51,23 @@ class Asked(Protocol):
     hosts: Hosts
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> Batch:
-        """Calls of a candidate, ready in its process; index -1 computes nothing."""
+        """Return calls of a candidate, ready in its process. Index -1 computes nothing."""
         ...
 
     def ended(self, index: int, e: Exception) -> str:
-        """The evidence of an exception; a process that has ended is given up."""
+        """Return the evidence of an exception, and end the process if it can no longer be used."""
         ...
 
     def drawn(self) -> Drawn:
-        """New arguments, of which some may have been drawn ahead."""
+        """Return new arguments, of which some may have been drawn ahead."""
         ...
 
 
 def expected_of(op: Op, case: Case) -> Expected:
-    """The effects of the reference on ``case``, as a process is compared with them.
+    """Return the effects of the reference on ``case``, with which the results of a process are compared.
 
-    What agrees with the reference in its own precision is right whatever float64 shows, so it is computed for others.
+    Results that agree with the reference in its own precision are correct. The reference in float64 is therefore
+    computed only for the others.
     """
     with torch.no_grad():
         own = reference(op, case.args)
@@ -84,9 +86,10 @@ def expected_of(op: Op, case: Case) -> Expected:
 
 
 class Spells:
-    """Times of candidates on new values, by the clock of this process, side by side.
+    """Times of candidates on new values, measured in turns by the clock of this process.
 
-    ``claims``: about the seconds of one call of each, from which the number of calls of a batch follows.
+    ``claims`` holds the approximate seconds of one call of each candidate. The number of calls in a batch follows from
+    them.
     """
 
     def __init__(self, bench: Asked, claims: Mapping[int, float], fresh: Fresh | None = None) -> None:
@@ -98,10 +101,11 @@ class Spells:
         self._took: dict[int, list[Took]] = {i: [] for i in (-1, *claims)}
 
     def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
-        """Seconds of one call of each candidate, or what is wrong with one of them.
+        """Return the seconds of one call of each candidate, or the error of one of them.
 
-        The least time counts, less the least time of a batch that computes nothing: load can only add to either. On a
-        busy machine there are more rounds, until load explains nothing more or ``seconds`` have passed.
+        The least time counts, less the least time of a batch that computes nothing, because load can only increase
+        either. On a busy machine there are more rounds, until load explains no difference any more or ``seconds`` have
+        passed.
         """
         ends = monotonic() + seconds
         for number in range(PATIENCE * rounds):
@@ -112,21 +116,23 @@ class Spells:
         return {index: max(0.0, self._least(index)) for index in self.claims}
 
     def kindest(self, index: int) -> float:
-        """Seconds of one call less those in which it waited for a processor."""
+        """Return the seconds of one call, without the time in which it waited for a processor."""
         return (min(t.quiet for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
 
     def _least(self, index: int) -> float:
         return (min(t.wall for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
 
     def _is_known(self, index: int) -> bool:
-        """Whether it had a processor for the whole of a batch, or takes no longer than it says."""
+        """Return whether a candidate had a processor for a whole batch, or is no slower than it reported."""
         claimed = self.claims.get(index, 0.0)
-        if index >= 0 and self._least(index) <= 0.0:  # what computes nothing was held up, and took longer
+        if index >= 0 and self._least(index) <= 0.0:  # the empty batch was held up, and took longer
             return False
         return any(t.undisturbed for t in self._took[index]) or self._least(index) <= NEARLY * claimed
 
     def _round(self) -> dict[int, float | str]:
-        """Each candidate on the same values, in memory of its own. What is wrong with one of them, if anything is."""
+        """Run each candidate on the same values, in separate memory. Return the error of one of them, or an empty
+        dict.
+        """
         with ExitStack() as stack:
             known, values = self._values()
             batches = {}
@@ -150,6 +156,7 @@ class Spells:
 
     def _go(self, index: int, batch: Batch, cases: list[Case], expected: list[Expected]) -> Took:
         prisoner = batch.witness.prisoner
+        # Processes that the candidate has started are ended, as they could compute during other candidates' turns.
         prisoner.sweep()
         if index >= 0:
             batch.fill([c.args for c in cases])
@@ -160,7 +167,9 @@ class Spells:
             prisoner.alone = False
 
     def _values(self) -> tuple[list[Any], list[list[Case]]]:
-        """Arguments to make calls ready with, and the values on which they then run, one list after another."""
+        """Return arguments with which calls are prepared, and the values on which they then run, one list after
+        another.
+        """
         first = self.fresh.cases(self._count)
         near = [replace(c, args=swapped(c.args)) for c in first]
         if self.op.sampler is not None:  # its values may decide on sizes
@@ -169,10 +178,10 @@ class Spells:
 
 
 class Confirmation:
-    """What is looked at before candidates may be chosen; ``claims``: the seconds that each says it takes.
+    """The checks that precede a choice. ``claims`` holds the seconds that each candidate reported.
 
-    ``seconds`` is when no further input is tried, and how long a busy machine is waited for. Of those ``believed``
-    before, only the time is asked again.
+    ``seconds`` limits the time for further inputs, and the wait for a busy machine. Candidates in ``believed`` were
+    confirmed before and are only timed.
     """
 
     def __init__(
@@ -186,7 +195,7 @@ class Confirmation:
         self._kindest: dict[int, float] = {}
 
     def beliefs(self) -> dict[int, Belief]:
-        """The verdict on each: a problem, or how many times its claim it takes."""
+        """Return the verdict on each candidate: a problem, or its time as a multiple of the reported time."""
         asked = [i for i in self.claims if i and i not in self.believed]
         told = {i: Belief(problem) for i in asked if (problem := self._problem(i))}
         self._time([i for i in self.claims if i not in told], told)
@@ -198,7 +207,7 @@ class Confirmation:
         return told
 
     def _problem(self, index: int) -> str:
-        """What a candidate does wrong on other inputs, and after some calls."""
+        """Return the error of a candidate on other inputs and after some calls, or ""."""
         if self.claims[index] < LEAST:
             return f"won with {self.claims[index] * 1e9:.3g} ns, which no call takes"
         drawn, self._drawn = self._drawn, self.bench.drawn()  # of each candidate its own
@@ -220,9 +229,10 @@ class Confirmation:
         return str(e)
 
     def _time(self, left: list[int], told: dict[int, Belief]) -> None:
-        """Compare claims with the least times by this process's clock, as load on the machine can only add to them.
+        """Compare the reported times with the least times by this process's clock, as load on the machine can only
+        increase them.
 
-        A claim is refused only if the time is too long without what load can explain, and nothing else is believed.
+        A candidate is rejected only if its time is too long even without the part that load can explain.
         """
         slow: list[int] = []
         for _ in range(ATTEMPTS):
@@ -240,7 +250,7 @@ class Confirmation:
         return TIMES * claimed + SLACK + bytes_of(self.inputs.real[0]) / COLD
 
     def _measure(self, left: list[int], told: dict[int, Belief]) -> list[int]:
-        """Those that are right on all of the values, side by side."""
+        """Time the candidates in turns, and return those that are correct on all values."""
         while left:
             spells = Spells(self.bench, {i: self.claims[i] for i in left}, self.fresh)
             times = spells.measure(ROUNDS, self.seconds)
@@ -256,7 +266,7 @@ class Confirmation:
 
 
 class _Looks:
-    """What one candidate does on values and sizes that nobody knew, until the time ``ends``."""
+    """The checks of one candidate on values and sizes that it cannot predict, until the time ``ends``."""
 
     def __init__(self, bench: Asked, index: int, claimed: float, drawn: Drawn, fresh: Fresh, ends: float) -> None:
         self.bench, self.index, self.claimed, self.ends = bench, index, claimed, ends
@@ -264,9 +274,11 @@ class _Looks:
         self.fixed = bench.candidates[index].fixed
 
     def in_place(self) -> None:
-        """One call on the same tensors again and again, with other values each time: memories are wrong then.
+        """Make one call on the same tensors again and again, with other values each time. A candidate that caches
+        results fails.
 
-        The last is looked at after many at which nobody looks: who is wrong after some calls may be wrong by then.
+        Many calls whose results are not compared precede the last one, because a candidate may become wrong after some
+        calls.
         """
         cases = self.fresh.cases(2 if self.op.sampler is None else 1)
         known = self.inputs.real[0] if self.op.sampler is None else cases[0]  # a builder's values may decide on sizes
@@ -279,9 +291,9 @@ class _Looks:
                 batch.go([expected_of(self.op, case)])
 
     def many(self) -> None:
-        """What a candidate does after some calls, on the smallest size that is at hand.
+        """Check a candidate after some calls, on the smallest available size.
 
-        Half of them are on new values, the first and the last: those between are the first ones again, elsewhere.
+        The first and the last batch have new values. The batches between repeat the first one in another order.
         """
         if (fresh := self.drawn.small) is None or self.fixed:
             return
@@ -302,7 +314,7 @@ class _Looks:
                 return
 
     def others(self) -> None:
-        """Sizes beside those of the call, and other kinds of values; a candidate may decline them."""
+        """Check sizes near those of the call, and other kinds of values. A candidate may decline them."""
         for number, cases in enumerate(self.drawn.chunks() if not self.fixed else ()):
             if number >= FIRST and monotonic() > self.ends:
                 return
@@ -313,7 +325,9 @@ class _Looks:
             self._look(pairs)
 
     def _look(self, pairs: Sequence[tuple[Case, Expected]]) -> None:
-        """All in one batch; one after the other if a candidate declines one, or raises: it may not serve a size."""
+        """Check all pairs in one batch, and then one by one if a candidate declines one or raises, as it may not
+        support a size.
+        """
         if not pairs:
             return
         try:

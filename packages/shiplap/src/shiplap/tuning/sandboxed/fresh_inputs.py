@@ -1,4 +1,4 @@
-"""What a winner is looked at with: drawn when it is needed, or ahead, while this process waits for others to start."""
+"""The arguments of a confirmation: drawn when they are needed, or ahead, while other processes start."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ AHEAD, LARGE = 7, 4 << 20  # values of the call's size that are drawn ahead, and
 
 
 class Drawn:
-    """Arguments for the looks at one candidate, which nobody knows. No other candidate sees them.
+    """Arguments for the checks of one candidate. No other candidate receives them.
 
-    Drawing them asks the declaration and its sampler, and never the reference: that runs here only after it has run in
-    a process of its own.
+    Drawing calls the declaration and its sampler, and never the reference: the reference runs in this process only
+    after it has run in a process of its own.
     """
 
     def __init__(self, op: Op, inputs: Inputs) -> None:
@@ -44,12 +44,12 @@ class Drawn:
 
     @cached_property
     def small(self) -> Fresh | None:
-        """Values of the smallest size that is at hand."""
+        """Values of the smallest available size."""
         small = self.inputs.small
         return Fresh(self.op, small.recipe, "cpu") if small is not None else None
 
     def ahead(self, over: Callable[[], bool]) -> None:
-        """Draw what a confirmation will want, until it is ``over``; the rest is drawn when it is wanted."""
+        """Draw the arguments of a confirmation until ``over`` returns True. The rest is drawn when it is needed."""
         if bytes_of(self.inputs.real[0]) <= LARGE:
             for _ in self._one_by_one():
                 if over():
@@ -69,7 +69,7 @@ class Drawn:
                 yield
 
     def chunks(self) -> Iterator[list[Case]]:
-        """A few small sizes and every kind of values, sizes near those of the call, then more small sizes."""
+        """Yield a few small sizes and every kind of values, sizes near those of the call, then more small sizes."""
         for recipes in self._recipes:
             made = [self._made.popleft() if self._made else self._samples.make(recipe) for recipe in recipes]
             cases = [case for case in made if case]
@@ -80,6 +80,7 @@ class Drawn:
 
     @cached_property
     def _samples(self) -> Samples:
+        # The seed is secret, so that no candidate can compute the values of its own confirmation.
         return Samples(self.op, secrets.randbits(40), self.inputs.device)
 
     @cached_property
@@ -88,7 +89,9 @@ class Drawn:
         return [small[:AT_ONCE], near, *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE))]
 
     def _near(self) -> list[Recipe]:
-        """Each size of the call a little smaller and larger; of many sizes, one or the other."""
+        """Return recipes in which each size of the call is a little smaller or larger. Of many sizes, one of both is
+        chosen.
+        """
         recipe, secret = self.inputs.recipe, secrets.SystemRandom()
         sizes = [(n, v) for n, v in recipe.sizes if type(v) is int and v > 2]
         changed = []
@@ -99,7 +102,9 @@ class Drawn:
         return [recipe.but(sizes={n: v}) for n, v in changed]
 
     def _small(self) -> list[Recipe]:
-        """Small sizes around edges, tiles and numbers in the kernel's own code, and every kind of values, mixed."""
+        """Return recipes of small sizes around edges, tiles and numbers in the kernel's own code, and of every kind of
+        values.
+        """
         recipe, samples = self.inputs.recipe, self._samples
         same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent, "layouts": dict(recipe.layouts)}
         near = {v + by for v in (*samples.mined.ints, 16, 64, 128) if 2 < v < SMALL for by in (-1, 0, 1)}
@@ -119,7 +124,9 @@ class Drawn:
         return [*(plain.but(values=kind) for kind in KINDS), *self._other_numbers(plain), *mixed]
 
     def _other_numbers(self, plain: Recipe) -> list[Recipe]:
-        """One plain argument at a time with another value, if the choice for this call holds for that value as well."""
+        """Return recipes in which one plain argument has another value, if the choice for this call holds for that
+        value as well.
+        """
         secret, given, changed = secrets.SystemRandom(), dict(plain.scalars), list[Recipe]()
         for arg in self.op.spec.scalars:
             values = [v for v in scalar_candidates(arg) if v is not None and v != given.get(arg.name)][:2]
@@ -130,7 +137,7 @@ class Drawn:
         return secret.sample(changed, min(NUMBERS, len(changed)))
 
     def _shares(self, scalars: dict[str, Any]) -> bool:
-        """Whether a call of these sizes with these plain arguments falls into the bucket of the call."""
+        """Return whether a call of these sizes with these plain arguments falls into the bucket of the call."""
         env, rule = dict(self.inputs.call.env), self.op.rule
         return rule.bucket({**env, **scalars}) == rule.bucket(env)
 

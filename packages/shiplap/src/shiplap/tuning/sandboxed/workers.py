@@ -1,4 +1,6 @@
-"""One locked process for each kernel of an op that is tuned: it starts when it is needed, and anew after it ended."""
+"""One locked process for each kernel of an op that is tuned. It starts when it is needed, and again after it has
+ended.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class Hosts:
         self._failed: dict[str, str] = {}  # kernel → why its process was not made ready
 
     def open(self, opening: Mapping[str, Any], libraries: list[str]) -> None:
-        """Serve this task: processes of the same op are kept, and told about the task when they are next used."""
+        """Serve this task. Processes of the same op are kept, and load the task when they are next used."""
         if self._identity != opening["identity"]:
             self.close()
         self._identity, self._opening = opening["identity"], opening
@@ -49,16 +51,17 @@ class Hosts:
         self._running.clear()
 
     def end(self, kernel: str) -> None:
-        """End the process of this kernel, if it has one, for what it did."""
+        """End the process of this kernel, if it has one, after an error of the kernel."""
         self.doubted = True
         witness, _ = self._running.pop(kernel, (None, ""))
         if witness is not None:
             witness.prisoner.kill()
 
     def prepare(self, patience: Mapping[str, float]) -> None:
-        """Make processes ready, as many of these kernels as there are processors, for each loads the op for a while.
+        """Start processes for as many of these kernels as there are processors, because loading an op takes a while.
 
-        Nothing of that is timed. What fails is told to whoever asks for that kernel. ``patience``: see ``of``.
+        Nothing is timed meanwhile. An error is raised later, when the process of that kernel is requested. ``patience``
+        is explained at ``of``.
         """
         first, *others = list(patience)[: len(os.sched_getaffinity(0))]
         for kernel in (first, *others):
@@ -66,6 +69,7 @@ class Hosts:
         beside = [Thread(target=self._try, args=(partial(self._load, k), k), daemon=True) for k in others]
         for thread in beside:
             thread.start()
+        # The first kernel is loaded in this thread, which would otherwise only wait.
         self._try(partial(self._load, first), first)
         for thread in beside:
             thread.join()
@@ -80,9 +84,9 @@ class Hosts:
             self._failed[kernel] = str(e)
 
     def of(self, kernel: str, patience: float = 1.0) -> Witness:
-        """The process of this kernel, ready for the task. Raises Unhosted.
+        """Return the process of this kernel, ready for the task. Raises Unhosted.
 
-        ``patience``: how many times longer than others one request to it may take.
+        ``patience`` is the factor by which one request to the process may take longer than others.
         """
         if kernel in self._failed:
             raise Unhosted(self._failed.pop(kernel))
