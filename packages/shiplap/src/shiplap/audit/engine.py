@@ -1,7 +1,7 @@
 """``audit(op)``: run the checks in a process of its own, each to a finding, within a time budget.
 
-The samples run in a child (``referee.isolate``). When the child dies, that is a finding of the check that was at work,
-and another child goes on with the next one: nothing that was found before is lost.
+The samples run in a child (``shiplap.audit.child_process``). When the child dies, that is a finding of the check that
+was running, and another child continues with the next one, so no earlier finding is lost.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def audit(
 
 
 class _Audit:
-    """The findings so far, and where in which check the child is."""
+    """An audit in progress: its findings so far, and the check and sample that the child runs."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Audit:
         self.deaths = 0
 
     def isolated(self) -> None:
-        """Children, one after another, until every check has spoken."""
+        """Run children, one after another, until every check has a finding."""
         while self.plan.checks:
             death = None
             for event in stream(lambda send: session(self.op, self.plan, send), self.limits):
@@ -122,6 +122,7 @@ class _Audit:
             self._died(death)
 
     def handle(self, event: dict[str, Any]) -> None:
+        """Process one event of the child."""
         kind = event["kind"]
         if kind == "error":
             words = event["words"]
@@ -137,6 +138,7 @@ class _Audit:
             self._add(Finding(**event["finding"]))
 
     def _add(self, finding: Finding) -> None:
+        """Add a finding, and take its check off the plan."""
         self.findings.append(finding)
         failed = self.plan.failed | ({self.plan.checks[0]} if finding.verdict == "fail" else set())
         if self.plan.checks and finding.check == self.plan.checks[0].partition(":")[0]:
@@ -145,7 +147,7 @@ class _Audit:
             self.progress(finding)
 
     def _died(self, death: Death) -> None:
-        """The check at work failed. What ended its process is looked for once more, alone and smaller."""
+        """Record that the check at work ended its process. The sample at work is repeated alone and shrunk."""
         self.deaths += 1
         seed, device = self.plan.seed, self.plan.device
         name = self.check if self.check != "samples" else self.plan.checks[0].partition(":")[0]
@@ -169,7 +171,7 @@ class _Audit:
                 self._add(Finding(rest.partition(":")[0], "incomplete", self.op.spec.name, reason))
 
     def _smallest(self, check: str, label: str) -> str:
-        """The smallest sample found that ends a process by itself; "" if this one does not."""
+        """Return the smallest sample found that ends a process by itself, empty if this one does not."""
         end = time.monotonic() + SHRINK_S
         if not self._ends(check, label):
             return ""
@@ -185,16 +187,19 @@ class _Audit:
         return label
 
     def _ends(self, check: str, label: str) -> bool:
+        """Whether a sample alone ends a process."""
         events = stream(lambda send: repeat(self.op, self.plan, check, label, send), RETRY)
         return any(isinstance(e, Death) and not e.how.startswith("raised") for e in events)
 
 
 def _interpreted(op: Op) -> bool:
+    """Whether Triton's interpreter runs a kernel of the op."""
     kernels = [k for each in op.kernels.values() for k in each]
     return any(isinstance(k, LaunchedKernel) and k.interpreted for k in kernels)
 
 
 def _fix(death: Death) -> str:
+    """Return the fix for the cause of a death."""
     if death.how.startswith("memory"):
         return "free what a call has allocated, and allocate no more than the sizes of the arguments ask for"
     if death.how.startswith(("hangs", "deadlock")):
@@ -205,7 +210,7 @@ def _fix(death: Death) -> str:
 
 
 def card_of(op: Op, device: str, measure: Callable[..., CostCard]) -> CostCard | str:
-    """The cost card of an op, measured in a process of its own, or the reason why it cannot be measured."""
+    """Return the cost card of an op, measured in a process of its own, or the reason why it cannot be measured."""
     if not can_isolate(device):
         try:
             return measure(op, device=device)

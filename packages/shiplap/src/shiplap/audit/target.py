@@ -1,4 +1,4 @@
-"""Turn an op into a script that anyone can run, and find the op again from the script."""
+"""Turn an op into a script that any user can run, and find the op again from the script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from shiplap.errors import error
 
 
 def find(home: str, name: str) -> Op:
-    """The op ``namespace::name`` that the module or file ``home`` declares or adopts. SL501 if there is none."""
+    """Return the op ``namespace::name`` that the module or file ``home`` declares or adopts. Raises SL501 if there is
+    none.
+    """
     module = _run_file(Path(home).resolve()) if home.endswith(".py") else importlib.import_module(home)
     declared = [op for op in _ops(vars(module).values()) if op.spec.name == name]
     declared_op = declared[0] if declared else registry.find(name)
@@ -32,7 +34,7 @@ def find(home: str, name: str) -> Op:
 
 
 def _ops(values: Iterable[Any]) -> Iterator[Op]:
-    """Ops among the values of a module, also inside its lists and dicts."""
+    """Yield the ops among the values of a module, also inside its lists and dicts."""
     for value in list(values):
         if isinstance(value, Op):
             yield value
@@ -78,7 +80,7 @@ found = {check}.{symbol}.replay(op, seed={seed}{device})"""
 
 
 def script(op: Op, check: str, label: str | None, seed: int, device: str, symbol: str = "CHECK") -> str:
-    """A complete script that observes the same sample, or the same series of samples when ``label`` is None.
+    """Return a complete script that observes the same sample, or the same series of samples when ``label`` is None.
 
     ``symbol`` is the name of the check in the module ``check``.
     """
@@ -93,7 +95,7 @@ def script(op: Op, check: str, label: str | None, seed: int, device: str, symbol
 
 
 def address(op: Op) -> tuple[str, Path | None]:
-    """``(module or file, directory to add to sys.path)``, by which another process can import the op."""
+    """Return ``(module or file, directory to add to sys.path)``, by which another process can import the op."""
     module = op.reference.__module__
     file = inspect.getsourcefile(op.reference)
     if file is None:

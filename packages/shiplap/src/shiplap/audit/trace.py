@@ -1,4 +1,4 @@
-"""Count what a call asks of the CUDA runtime, with torch's profiler: launches, allocations, synchronisations, loads.
+"""Count the calls of the CUDA runtime in a call, with torch's profiler: launches, allocations, synchronisations, loads.
 
 The caching allocator makes none of these calls in a warm process, so a raw allocation is the op's own.
 """
@@ -32,7 +32,9 @@ SHOWN = ("raw allocation", "synchronisation", "host callback", "module load")
 
 @dataclass(frozen=True)
 class Trace:
-    """Calls by kind (see ``KINDS``), and the streams that kernels ran on; or the ``reason`` why nothing was seen."""
+    """The calls by kind (see ``KINDS``), and the streams that kernels ran on, or the ``reason`` why there are no
+    counts.
+    """
 
     calls: Counter[str]
     streams: frozenset[int] = frozenset()
@@ -46,7 +48,7 @@ class Trace:
 
 
 def traced(run: Callable[[], Any]) -> Trace:
-    """Run ``call`` under torch's profiler and count its calls, without those of the profiler itself."""
+    """Run ``run`` under torch's profiler and count its calls, without those of the profiler itself."""
     activity = torch.profiler.ProfilerActivity
     if activity.CUDA not in torch.profiler.supported_activities():
         return Trace(Counter(), reason="this torch has no CUPTI")

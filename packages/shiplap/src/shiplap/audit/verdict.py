@@ -18,9 +18,9 @@ class Judgement:
 
     Attributes:
         subject: name of the op.
-        word: ``failed`` when a check failed, ``incomplete`` when a required one did not look at everything.
+        word: ``failed`` when a check failed, ``incomplete`` when a required one did not examine everything.
         required: the checks that the verdict rests on.
-        failed: checks that failed. ``missing``: required ones that did not get to look, with the reason.
+        failed: checks that failed. ``missing``: required checks that examined nothing, with the reason.
     """
 
     subject: str
@@ -31,7 +31,7 @@ class Judgement:
 
 
 def judge(findings: Iterable[Finding], subject: str, required: Sequence[str]) -> Judgement:
-    """The verdict on ``subject``. An op with an unexamined required check is never *proven*."""
+    """Return the verdict on ``subject``. An op with an unexamined required check is never *proven*."""
     mine = [f for f in findings if f.subject == subject]
     failed = tuple(dict.fromkeys(f.check for f in mine if f.verdict == "fail"))
     there = {f.check for f in mine}

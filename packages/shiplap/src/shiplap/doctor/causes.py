@@ -1,4 +1,4 @@
-"""Why the graph broke: torch's several hundred messages, sorted into the causes that have a remedy of their own."""
+"""The causes of graph breaks: torch's several hundred messages, sorted into causes that have a remedy of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shiplap.doctor.places import statement
 
 @dataclass(frozen=True)
 class Message:
-    """Torch's message, taken apart: its first line, explanation, hints, debug context and registry id."""
+    """A message of torch, taken apart: its first line, explanation, hints, debug context and registry id."""
 
     reason: str
     explanation: str = ""
@@ -25,7 +25,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause, and an explanation for readers who do not know the compiler."""
+    """A cause of graph breaks, with an explanation for readers who do not know the compiler."""
 
     id: str
     title: str
@@ -179,7 +179,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def classify(message: Message) -> str:
-    """The cause of ``message``; ``"other"`` when no rule knows it."""
+    """Return the cause of ``message``, ``"other"`` when no rule matches it."""
     for cause, reason, context in RULES:
         if re.search(reason, message.reason) and re.search(context, message.context):
             return cause
@@ -187,7 +187,8 @@ def classify(message: Message) -> str:
 
 
 def culprit(cause: str, message: Message, place: Place) -> str:
-    """The kernel or call at fault, named as far as the message and the source line allow."""
+    """Return the kernel or call at fault, named as far as the message and the source line allow."""
+    # The debug context names the callee more surely than the source line, so its formats are tried first.
     if match := re.search(r"module: ([\w.]+), qualname: ([\w.<>]+)", message.context):
         return f"{match[1]}.{match[2]}"
     if match := re.match(r"builtin (\w+)", message.context):
@@ -210,7 +211,7 @@ def culprit(cause: str, message: Message, place: Place) -> str:
 
 
 def _header(place: Place) -> str:
-    """The statement without its body: ``if x.sum() > 0``."""
+    """Return the statement at a place without its body: ``if x.sum() > 0``."""
     match statement(place):
         case ast.If(test=test):
             return f"if {ast.unparse(test)}"
@@ -226,6 +227,7 @@ def _header(place: Place) -> str:
 
 
 def _short(text: str, limit: int = 60) -> str:
+    """Return ``text`` on one line, cut at ``limit`` characters."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -248,7 +250,9 @@ _TELLING: dict[str, tuple[str, ...]] = {
 
 
 def call_at(place: Place, cause: str) -> ast.expr | None:
-    """The call on that line which fits the cause. A subscript where none does, as in ``x[mask]``."""
+    """Return the call on the line of ``place`` that fits the cause, a subscript such as ``x[mask]`` where no call fits,
+    or None.
+    """
     node = statement(place)
     if node is None:
         return None
@@ -263,13 +267,17 @@ def call_at(place: Place, cause: str) -> ast.expr | None:
 
 
 def _innermost(calls: list[ast.Call]) -> ast.Call | None:
-    """The call whose arguments call nothing else: it ran first. Casts and constructors of torch are passed over."""
+    """Return the call whose arguments call nothing else, since it ran first. Casts and constructors of torch are passed
+    over.
+    """
     plain = [c for c in calls if not re.match(r"torch\.|.*\.(numpy|detach|cpu|contiguous)$", ast.unparse(c.func))]
     return plain[-1] if plain else (calls[-1] if calls else None)
 
 
 def _expressions(node: ast.stmt) -> Iterator[ast.expr]:
-    """Expressions of a statement's own lines, outermost first; bodies of ``if``, ``for`` and ``with`` are others'."""
+    """Yield the expressions of a statement's own lines, outermost first, without the bodies of ``if``, ``for`` and
+    ``with``.
+    """
     own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]
     for child in own:
         yield from (n for n in ast.walk(child) if isinstance(n, ast.expr))

@@ -1,4 +1,4 @@
-"""Each occurrence of a graph break in torch's events: its message, its stack, its compilation and that one's cost."""
+"""The occurrences of graph breaks in torch's events, each with its message, stack, compilation and compile time."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ class Compilation:
 
     @property
     def frame(self) -> tuple[int, str]:
-        """The compiled function, whatever its version."""
+        """The compiled function, whatever its version: process and frame id."""
         return self.process, self.compile_id.partition("/")[0]
 
     @property
     def key(self) -> tuple[int, str]:
+        """The process and the id of this compilation."""
         return self.process, self.compile_id
 
 
@@ -64,7 +65,7 @@ class Sighting:
 
 
 def compilations(trace: Trace) -> list[Compilation]:
-    """The compiled functions. A backward graph belongs to the entry of its function."""
+    """Return the compiled functions. A backward graph belongs to the entry of its function."""
     compiled: list[Compilation] = []
     for event in trace.of("compilation_metrics"):
         m = event.data
@@ -87,7 +88,7 @@ def compilations(trace: Trace) -> list[Compilation]:
 
 
 def sightings(trace: Trace, compiled: list[Compilation]) -> Iterator[Sighting]:
-    """Breaks that torch logged as such, then those that only ended a compilation."""
+    """Yield the breaks that torch logged as such, then those that only ended a compilation."""
     seconds = {c.key: c.seconds for c in compiled}
     logged = list(trace.of("dynamo_graph_break_reason"))
     count = Counter(map(_key, logged))
@@ -99,10 +100,12 @@ def sightings(trace: Trace, compiled: list[Compilation]) -> Iterator[Sighting]:
 
 
 def _key(event: Event) -> tuple[int, str]:
+    """Return the process and the compilation of an event."""
     return event.process, event.compile_id
 
 
 def _logged(event: Event, seconds: float) -> Sighting:
+    """Return the sighting of a break that torch logged."""
     text = event.payload
     match = _STACK.search(text)
     tail = text[match.end() :] if match else ""
@@ -116,7 +119,9 @@ def _logged(event: Event, seconds: float) -> Sighting:
 
 
 def _failed(c: Compilation) -> Sighting:
-    """A compilation that failed without a logged break: fullgraph=True, or too many recompiles."""
+    """Return the sighting of a compilation that failed without a logged break: fullgraph=True, or too many
+    recompiles.
+    """
     m = c.metrics
     message = parse_message(str(m.get("fail_reason") or m["fail_type"]), str(m["fail_type"]))
     stack = [place(c.file, c.line, c.function)] if c.file else []
@@ -126,7 +131,7 @@ def _failed(c: Compilation) -> Sighting:
 
 
 def parse_message(text: str, kind: str = "") -> Message:
-    """A message of ``torch._dynamo.exc.Unsupported``, or any other text, whose first line is then the reason."""
+    """Parse a message of ``torch._dynamo.exc.Unsupported``, or any other text, whose first line is then the reason."""
     skipped = SKIPPED in text or "graph break in loop" in text or "results in a skip" in text
     body = re.sub(r"\A.*?^Graph Break Reason: [^\n]*?(?::\n\n?|\Z)", "", text, count=1, flags=re.DOTALL | re.MULTILINE)
     if body == text:
@@ -149,4 +154,5 @@ def parse_message(text: str, kind: str = "") -> Message:
 
 
 def _dedent(text: str) -> str:
+    """Return the non-empty lines of ``text`` without indentation."""
     return "\n".join(line.strip() for line in text.strip().splitlines() if line.strip())

@@ -1,4 +1,6 @@
-"""``Match`` and ``NearMiss``: what a rewrite did to a graph, or what kept it from doing it. Plain values."""
+"""``Match`` and ``NearMiss``, plain values: the change that a rewrite made to a graph, or the obstacle that prevented
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ Obstacle = Literal[
 
 @dataclass(frozen=True)
 class Saving:
-    """Of one place, before minus after; negative is a cost. Kernels and time belong to no place, since fusing knows no
-    bounds between places: ``shiplap.rewrite.survey.Step`` has them for each rewrite.
+    """The difference that one place makes, before minus after. A negative number is a cost. Kernels and time belong to
+    no place, since fusing knows no bounds between places: ``shiplap.rewrite.survey.Step`` has them for each rewrite.
 
     ``nodes``: calls in the graph; ``bytes``: read and written by the nodes when none is fused.
     """
@@ -39,7 +41,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class Match:
-    """One place where a rewrite was applied.
+    """A place where a rewrite was applied.
 
     Attributes:
         rewrite: its name. ``level``: where it ran.

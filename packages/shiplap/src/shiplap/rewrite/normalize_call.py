@@ -1,6 +1,6 @@
-"""Calls in one form: what is called, and its arguments by name, without those that are the default anyway.
+"""Bring calls into one form: the operator, and its arguments by name, without those that have their default.
 
-``F.softmax(x, dim=1)``, ``torch.softmax(x, 1)`` and ``x.softmax(-1)`` of a matrix are one call here.
+``F.softmax(x, dim=1)``, ``torch.softmax(x, 1)`` and ``x.softmax(-1)`` of a matrix are one call in this form.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ SWAPS = {"transpose", "swapaxes", "swapdims", "permute", "t", "getattr"}
 
 
 def called(node: Node) -> Any:
-    """What ``node`` calls, one name for all spellings: a cast is ``to``, and what swaps two dims is ``transpose``."""
+    """Return one name for all spellings of the call of ``node``: a cast is ``to``, and a swap of two dims is
+    ``transpose``.
+    """
     name = _name(node)
     if name in CASTS and _cast(node) is not None:
         return "to"
@@ -39,7 +41,9 @@ def called(node: Node) -> Any:
 
 
 def as_power(node: Node) -> tuple[Node, float] | None:
-    """``(x, p)`` where ``node`` is ``x ** p`` in any spelling: ``x.square()`` and ``x * x``, ``x.rsqrt()``."""
+    """Return ``(x, p)`` where ``node`` is ``x ** p`` in any spelling, such as ``x.square()``, ``x * x`` or
+    ``x.rsqrt()``, or None.
+    """
     name, given = called(node), node.args
     if not given or not isinstance(given[0], Node):
         return None
@@ -56,11 +60,12 @@ def as_power(node: Node) -> tuple[Node, float] | None:
 
 
 def _name(node: Node) -> Any:
+    """Return the operator that ``node`` calls, without unifying casts and swaps."""
     return "getattr" if node.target is getattr else operator_of(node)
 
 
 def _cast(node: Node) -> torch.dtype | None:
-    """The dtype to which ``node`` casts a tensor, if that is all it does."""
+    """Return the dtype to which ``node`` casts a tensor, if the call does nothing else, or None."""
     given = node.args[0] if node.args else None
     before, after = value(given) if isinstance(given, Node) else None, value(node)
     if not (isinstance(before, Tensor) and isinstance(after, Tensor)) or before.device != after.device:
@@ -69,7 +74,7 @@ def _cast(node: Node) -> torch.dtype | None:
 
 
 def _swapped(node: Node) -> tuple[Dim, Dim] | None:
-    """The two dims that ``node`` swaps, in order."""
+    """Return the two dims that ``node`` swaps, in order, or None if it does not swap two dims."""
     name, given = _name(node), node.args[0] if node.args else None
     held = value(given) if isinstance(given, Node) else None
     if not isinstance(held, Tensor) or held.dim() < 2:
@@ -85,6 +90,7 @@ def _swapped(node: Node) -> tuple[Dim, Dim] | None:
         if len(dims) != len(named):
             return None
         if name == "permute":
+            # A permutation that moves two dims only is a swap.
             moved = [i for i, d in enumerate(dims) if d % rank != i] if len(dims) == rank else []
             dims = moved if len(moved) == 2 else []
     if len(dims) != 2:
@@ -94,26 +100,29 @@ def _swapped(node: Node) -> tuple[Dim, Dim] | None:
 
 
 class Dim(int):
-    """A dim, counted from the front as ints are compared. Where two ranks differ it is counted as it was written."""
+    """The number of a dim, counted from the front. Two dims of tensors of different rank compare as they were
+    written.
+    """
 
     rank: int
     from_end: bool
 
     @classmethod
     def of(cls, written: int, rank: int) -> Dim:
+        """Return the dim that is written as ``written`` in a call on a tensor of ``rank`` dims."""
         made = cls(written % rank)
         made.rank, made.from_end = rank, written < 0
         return made
 
     def means(self, other: int) -> bool:
-        """Whether a pattern that has this dim is about ``other`` of a graph."""
+        """Whether a pattern with this dim fits ``other`` of a graph."""
         return self - self.rank == other - other.rank if self.from_end and isinstance(other, Dim) else self == other
 
 
 def arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
-    """Argument name → node or constant; ``arg0``, ``arg1``, ... where nobody knows the names.
+    """Return the arguments of a call by name, each a node or a constant. Unknown names are ``arg0``, ``arg1``, ...
 
-    Those that have their default are left out, except for those in ``spelled``, which are there even if the call does
+    Arguments with their default are left out, except for those in ``spelled``, which are there even if the call does
     not give them.
     """
     if (name := called(node)) == "to" and (dtype := _cast(node)) is not None:
@@ -138,7 +147,7 @@ def arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _rank(node: Node, given: Mapping[str, Any]) -> int:
-    """Of the tensor whose dims a call names; 0 where there is none."""
+    """Return the rank of the tensor whose dims a call names, or 0 where there is none."""
     inputs = [given.get("input"), *node.all_input_nodes]
     of = node if called(node) in OF_THE_RESULT else next((n for n in inputs if isinstance(n, Node)), None)
     held = value(of) if of is not None and called(node) != "tensordot" else None  # its dims may be a number of dims
@@ -146,11 +155,12 @@ def _rank(node: Node, given: Mapping[str, Any]) -> int:
 
 
 def _same(name: str) -> str:
+    """Return the one name of an argument that has several."""
     return SAME.get(name, name)
 
 
 def _equal(given: Any, default: Any) -> bool:
-    """Constants: 1 and 1.0 are one, and neither is True."""
+    """Whether an argument equals its default: 1 and 1.0 are equal, and neither equals True."""
     if isinstance(given, Node) or isinstance(given, bool) != isinstance(default, bool):
         return False
     numbers = isinstance(given, (int, float)) and isinstance(default, (int, float))
@@ -158,7 +168,9 @@ def _equal(given: Any, default: Any) -> bool:
 
 
 def _canonical(name: str, given: Any, count: int, node: Node, rank: int) -> Any:
-    """Dims counted from the front. The sizes of a view without -1; ``count`` numbers where one stands for all."""
+    """Return an argument in one form: dims counted from the front, the sizes of a view without -1, and ``count``
+    numbers where one number stands for all.
+    """
     if count and isinstance(given, int) and not isinstance(given, bool):
         given = [given] * count
     if name in DIMS and rank:

@@ -1,4 +1,4 @@
-"""Calls of ops, recorded while a program runs: what the arguments were, and what came of them."""
+"""Calls of ops, recorded while a program runs: the properties of their arguments and of their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its ima
 
 @dataclass(frozen=True)
 class Column:
-    """The values at one place of the last dim: the least, the largest, and whether all are whole numbers."""
+    """The values in one column of the last dim: the least, the largest, and whether all are whole numbers."""
 
     low: float
     high: float
@@ -26,7 +26,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Seen:
-    """One tensor of one call. ``low`` and ``high`` bound its values; None for no elements, or none that are finite.
+    """A tensor of one call. ``low`` and ``high`` bound its values; None for no elements, or none that are finite.
 
     A size of -1 depends on data: a fake has no number for it. ``columns``: of a tensor of two dims, if they are few.
     """
@@ -41,31 +41,32 @@ class Seen:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: arguments by name, tensors as ``Seen``, lists as tuples of them; the results in order."""
+    """A call: arguments by name, tensors as ``Seen``, lists as tuples of them, and the results in order."""
 
     arguments: Mapping[str, Any]
     results: tuple[Any, ...]
 
     @property
     def key(self) -> str:
-        """What tells this call from others: values of tensors do not."""
+        """A text that is equal for calls that differ in the values of tensors only."""
         return repr((_plain(tuple(self.arguments.values())), _plain(self.results)))
 
 
 def _plain(value: Any) -> Any:
+    """Return a value without the bounds of its tensors."""
     if isinstance(value, Seen):
         return value.dtype, value.shape, value.device
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
 def each(value: Any) -> list[Seen]:
-    """The tensors of an argument or result."""
+    """Return the tensors of an argument or result."""
     values = value if isinstance(value, tuple) else (value,)
     return [v for v in values if isinstance(v, Seen)]
 
 
 def call_of(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Call:
-    """One call of an op with this schema, which gave ``result``."""
+    """Return one call of an op with this schema, which returned ``result``."""
     names = [a.name for a in schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -79,6 +80,7 @@ _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device,
 
 
 def _seen(value: Any) -> Any:
+    """Return the description of a tensor, or a scalar as it is."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_seen, value))
     if not isinstance(value, Tensor):
@@ -91,7 +93,7 @@ def _seen(value: Any) -> Any:
 
 
 def _traced(value: Any) -> bool:
-    """Whether a compiler is looking, with tensors that have symbols for sizes."""
+    """Whether a compiler traces the call, with tensors that have symbols for sizes."""
     if isinstance(value, dict):
         return any(map(_traced, value.values()))
     if isinstance(value, (list, tuple)):
@@ -100,7 +102,7 @@ def _traced(value: Any) -> bool:
 
 
 def _finite(t: Tensor) -> Tensor | None:
-    """The finite values, of a tensor with values; None where there are none."""
+    """Return the finite values of a tensor with values, or None where there are none."""
     if (
         type(t) not in (Tensor, torch.nn.Parameter)
         or t.is_meta
@@ -117,13 +119,13 @@ def _finite(t: Tensor) -> Tensor | None:
 
 
 def _range(finite: Tensor) -> tuple[float, float]:
-    """The least and the largest value."""
+    """Return the least and the largest value."""
     least, largest = torch.aminmax(finite)
     return least.item(), largest.item()
 
 
 def _columns(t: Tensor) -> tuple[Column, ...]:
-    """What stands in each column of a matrix of few columns, all of whose values are finite."""
+    """Return the range of each column of a matrix of few columns, all of whose values are finite."""
     if t.dim() != 2 or not 1 < t.shape[1] <= MOST_COLUMNS or t.dtype is torch.bool:
         return ()
     columns = [_finite(c) for c in t.detach().unbind(1)] if type(t) in (Tensor, torch.nn.Parameter) else []
@@ -135,10 +137,10 @@ def _columns(t: Tensor) -> tuple[Column, ...]:
 
 @dataclass
 class Recorder:
-    """Keeps the calls of ``wanted`` ops inside of ``with recorder.mode():``, each different call once.
+    """The calls of ``wanted`` ops inside of ``with recorder.mode():``, each different call once.
 
-    A call is seen below autograd: ops that are made of other ops are not. Values are looked at before the call, since
-    an op may write to its arguments. ``told`` hears the name of an op at its first call.
+    A call is seen below autograd: ops that are made of other ops are not. Values are read before the call, since an op
+    may write to its arguments. ``told`` is called with the name of an op at its first call.
     """
 
     wanted: Collection[str]
@@ -148,7 +150,7 @@ class Recorder:
     _keys: set[tuple[str, str]] = field(default_factory=set)
 
     def mode(self) -> Any:
-        """The context in which calls are recorded."""
+        """Return the context in which calls are recorded."""
         recorder = self
 
         class Mode(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""``aliases``: the same tensor, or overlapping views of one, as several arguments give what separate copies give."""
+"""``aliases``: one tensor, or overlapping views of one, as several arguments give the results of separate copies."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from shiplap.sampling.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain and larger samples, and one whose sizes are all equal."""
     yield from samples.plain()
     yield from samples.grown(2)
     equal = {name: 6 for name, size in samples.base.sizes if type(size) is int}
@@ -25,6 +26,7 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Call the op with aliased arguments, and compare with the reference."""
     tried = 0
     for what, args in _aliased(op, case):
         try:
@@ -45,6 +47,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _aliased(op: Op, case: Case) -> Iterator[tuple[str, tuple[object, ...]]]:
+    """Yield arguments in which two tensors are one, overlap, or are transposes of each other."""
     places = [i for i, a in enumerate(op.spec.args) if a.tensor is not None and not a.mutated]
     if op.spec.mutated:
         return
@@ -76,7 +79,9 @@ def _aliased(op: Op, case: Case) -> Iterator[tuple[str, tuple[object, ...]]]:
 
 
 def _same_start(op: Op, case: Case, i: int, j: int, names: str) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """Views of one shape that begin at one address and have other strides: the address alone does not name a tensor."""
+    """Yield views of one shape that begin at one address and have other strides: the address alone does not identify a
+    tensor.
+    """
     if op.spec.args[j].contiguous:
         return
     args = list(case.fresh())

@@ -24,6 +24,7 @@ INTERPRETER = "triton.runtime.interpreter"
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain and larger samples, and some large enough for several threads."""
     yield from samples.plain()
     yield from samples.grown(1)
     yield from islice(samples.wide(), 1)
@@ -31,6 +32,7 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     if op.spec.draws:
         return "each call draws other numbers"
     return ""
@@ -56,6 +58,7 @@ def _interpreted(op: Op, case: Case) -> bool:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Call the op on another thread, concurrently, and with several numbers of intra-op threads."""
     if _interpreted(op, case):
         return Observation(skip="Triton's interpreter, which runs the kernel here, is made for one thread")
     pair = [case, other(op, case)]
@@ -87,6 +90,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _intra_op(op: Op, case: Case, agrees: object) -> Observation:
+    """Call the op with several numbers of intra-op threads."""
     assert callable(agrees)
     before = torch.get_num_threads()
     try:

@@ -1,4 +1,4 @@
-"""``workspace``: results do not depend on what uninitialised memory happens to hold.
+"""``workspace``: results do not depend on the contents of uninitialised memory.
 
 Workspaces that shiplap provides are filled with several bytes. Memory from ``torch.empty``, outputs above all, is
 filled with NaN or the largest integer by torch itself.
@@ -27,6 +27,7 @@ BYTES = (0x00, 0xFF, 0x7F, 0xA5)
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain, larger, optional and large samples."""
     yield from samples.plain()
     yield from samples.grown(2)
     yield from samples.optionals()
@@ -34,6 +35,8 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare calls whose workspaces are filled with different bytes."""
+
     def filled(byte: int) -> tuple[Tensor, ...]:
         with poisoned_workspace(byte), _filled_empty():
             return run(op, case)
@@ -56,7 +59,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 @contextmanager
 def _filled_empty() -> Iterator[None]:
-    """``torch.empty`` returns NaN (or the largest integer) in every element."""
+    """Let ``torch.empty`` return NaN (or the largest integer) in every element, for a block."""
     settings: Any = torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,4 +1,6 @@
-"""Which calls of a graph may be made as one: none is computed from another, and nothing is written in between."""
+"""Find the calls of a graph that may be made as one: none is computed from another, and nothing is written in
+between.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from shiplap.rewrite.graph import barrier
 
 
 class Independent:
-    """Calls that may be merged, and for the first that may not, why it cannot join them.
+    """The calls that may be merged, and the first call that may not join them, with its reason.
 
     Attributes:
         members: at least one, in graph order.
@@ -23,11 +25,13 @@ class Independent:
 
 
 def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
-    """The first of ``calls`` with those behind it that are independent of each other, ``most`` of them at most.
+    """Return the first of ``calls`` with those behind it that are independent of each other, ``most`` of them at most.
 
-    ``calls`` are in graph order. Merging what is returned leaves the graph without a cycle; merging a second group
-    that was found before the first was merged may not: ask again.
+    ``calls`` are in graph order. Merging the returned calls leaves the graph without a cycle. A second group that was
+    found before the first was merged may close a cycle: search again after each merge.
     """
+    # Sets of calls are integers with a bit per call, because each node of the graph needs one: a graph may have 10,000
+    # nodes.
     bits = {node: 1 << i for i, node in enumerate(calls)}
     above: dict[Node, int] = {}  # node → those of the calls that it is computed from
     members, taken, wall = [calls[0]], bits[calls[0]], None
@@ -51,6 +55,7 @@ def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
 
 
 def _union(masks: Iterable[int]) -> int:
+    """Return the bits that are set in any of ``masks``."""
     union = 0
     for mask in masks:
         union |= mask

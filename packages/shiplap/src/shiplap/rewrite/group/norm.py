@@ -1,4 +1,4 @@
-"""Layer norms of one shape: one norm of stacked rows."""
+"""Merge layer norms of one shape into one norm of stacked rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ EPS = 1e-5
 
 
 class StackedNorms(Group):
-    """Independent layer norms of one shape, each with its own input, scale and shift: one norm of stacked inputs."""
+    """A rewrite of independent layer norms of one shape, each with its own input, scale and shift, to one norm of
+    stacked inputs.
+    """
 
     name = "batch_layer_norm"
 
@@ -56,7 +58,7 @@ class StackedNorms(Group):
 def _normed(
     xs: list[Tensor], shape: list[int], scales: list[Tensor], shifts: list[Tensor], eps: float, own: list[bool]
 ) -> list[Tensor]:
-    """As torch does it, in float32 and rounded once, whatever the dtype."""
+    """Compute the norms as one, in float32 and rounded once, as torch computes each of them in any dtype."""
     stacked = torch.stack(xs)
     out = F.layer_norm(stacked.to(torch.promote_types(stacked.dtype, torch.float32)), shape, eps=eps)
     across = [len(xs), *[1] * (xs[0].dim() - len(shape)), *shape]
@@ -69,6 +71,7 @@ def _normed(
 
 
 def _norms(x: Tensor, scales: Tensor | None = None, shifts: Tensor | None = None) -> Tensor:
+    """Run one layer norm per entry of ``x``."""
     absent = [None] * len(x)
     parts = zip(
         x.unbind(0),

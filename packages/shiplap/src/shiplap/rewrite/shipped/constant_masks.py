@@ -1,8 +1,8 @@
-"""Masks that a graph computes from nothing but sizes: what they hide is found out by computing them.
+"""Masks that a graph computes from nothing but sizes, classified by computing them.
 
 Models build the mask of a decoder by ``arange``, comparisons and a table of positions, in spellings that change with
-each release. Where no input of the graph goes into a mask, its numbers are known while the graph is compiled: one that
-hides nothing is left out, and one that hides what comes later is ``is_causal``, for which fused kernels read no mask
+each release. Where no input of the graph goes into a mask, its numbers are known while the graph is compiled. A mask
+that hides nothing is left out. A mask that hides later columns is ``is_causal``, for which fused kernels read no mask
 and leave out half of the products.
 """
 
@@ -37,7 +37,7 @@ Hidden = Literal["", "nothing", "later"]
 
 
 def settled(steps: Sequence[Step]) -> list[Step]:
-    """``steps`` with a ``causal`` one where a mask hides what comes later, and without masks that hide nothing.
+    """Return ``steps`` with a ``causal`` step where a mask hides later columns, and without masks that hide nothing.
 
     A mask that is causal stays a mask beside another mask or a bias, and where scores are changed after it.
     """
@@ -49,21 +49,24 @@ def settled(steps: Sequence[Step]) -> list[Step]:
 
 
 def hides(step: Step) -> Hidden:
-    """What the mask of a step hides: nothing, what comes later than each row, or something else and what is not known.
+    """Return the part that the mask of a step hides: nothing, the columns after each row, or an empty text for anything
+    else and for unknown masks.
 
-    Nothing is only said of a mask that changes no score.
+    "nothing" is only returned for a mask that changes no score.
     """
     node = step.given
     if not isinstance(node, Node) or (step.kind == "add" and step.number != 1):
         return ""
     key = f"{KNOWN} {step.kind}"
     if key not in node.meta:
+        # Kept with the node: the mask of a decoder is shared by all of its layers.
         node.meta[key] = _hides(step.kind, node)
     known: Hidden = node.meta[key]
     return known
 
 
 def _hides(kind: str, node: Node) -> Hidden:
+    """Compute the mask of ``node`` and return the part that it hides."""
     calls = _behind(node)
     if calls is None:
         return ""
@@ -76,8 +79,11 @@ def _hides(kind: str, node: Node) -> Hidden:
 
 
 def _behind(node: Node) -> list[Node] | None:
-    """The calls that compute ``node`` from nothing, in the order of the graph. None where there is an input, a call
-    that is not known to be pure, a size that is a symbol, or a write to one of them."""
+    """Return the calls that compute ``node`` from nothing, in the order of the graph, or None.
+
+    None stands for an input, a call that is not known to be pure, a size that is a symbol, or a write to one of the
+    calls.
+    """
     calls, stack = {node}, [node]
     while stack:
         at = stack.pop()
@@ -98,6 +104,7 @@ def _behind(node: Node) -> list[Node] | None:
 
 
 def _computed(calls: Sequence[Node]) -> Tensor:
+    """Run ``calls`` and return the result of the last one."""
     held: dict[Node, Any] = {}
     for node in calls:
         args, named = map_arg((node.args, dict(node.kwargs)), held.__getitem__)
@@ -111,7 +118,7 @@ def _computed(calls: Sequence[Node]) -> Tensor:
 
 
 def _hidden(kind: str, mask: Tensor) -> Tensor | None:
-    """Where ``mask`` hides a score. None where it changes one otherwise."""
+    """Return a boolean tensor of the scores that ``mask`` hides, or None where it changes a score otherwise."""
     if kind != "add":
         hidden = mask if mask.dtype == torch.bool else mask != 0
         return hidden if kind == "fill" else ~hidden
@@ -122,6 +129,7 @@ def _hidden(kind: str, mask: Tensor) -> Tensor | None:
 
 
 def _verdict(hidden: Tensor | None) -> Hidden:
+    """Return the part that a boolean mask hides."""
     if hidden is None:
         return ""
     if not bool(hidden.any()):

@@ -1,7 +1,8 @@
-"""What keeps a value that is scaled by its own root mean square from being the RMS norm of torch, in words.
+"""The reason in words why a value that is scaled by its own root mean square is not torch's RMS norm.
 
-``shipped/roots.py`` knows the spellings of the one formula. This module knows none: it follows the scale up through
-whatever calls, and if it comes from the squares (or the norm) of the very value that is scaled, says what differs.
+``shipped/mean_square_root.py`` knows the spellings of the one formula. This module knows none: it follows the scale up
+through any calls. If the scale comes from the squares (or the norm) of the very value that is scaled, the module names
+the difference.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FORMULA = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)"
 
 @dataclass
 class _Trace:
-    """What was met on the way up from a scale: the first calls of each kind, the nearest to the scale first."""
+    """The calls on the way up from a scale, by kind, the nearest to the scale first."""
 
     squared: list[Node] = field(default_factory=list)
     roots: list[Node] = field(default_factory=list)
@@ -42,8 +43,10 @@ class _Trace:
 
 
 def otherwise(node: Node, known: Collection[Node]) -> Missed | None:
-    """Why ``node``, which scales a value by its root mean square, is not matched. None where it does no such thing, or
-    where the root is ``known``: that one has an outcome."""
+    """Return the reason why ``node``, which scales a value by its root mean square, is not matched, or None.
+
+    None stands for a node that does not scale in this way, and for a root that is ``known`` and has an outcome already.
+    """
     if passthrough_ops.named(node) == "normalize":
         return _normalized(node)
     if passthrough_ops.named(node) not in SCALES or len(given := passthrough_ops.operands(node)) != 2:
@@ -58,13 +61,16 @@ def otherwise(node: Node, known: Collection[Node]) -> Missed | None:
 
 
 def _bases(scaled: Node) -> list[Node]:
-    """What ``scaled`` may be a multiple of: itself, or a factor where it was multiplied by a weight before."""
+    """Return the values that ``scaled`` may be a multiple of: itself, or a factor where it was multiplied by a weight
+    before.
+    """
     at = passthrough_ops.handed_on(scaled)
     factors = at.all_input_nodes if passthrough_ops.named(at) in PRODUCTS else []
     return [at, *map(passthrough_ops.handed_on, factors)]
 
 
 def _broadcasts(by: Node, scaled: Node) -> bool:
+    """Whether ``by`` broadcasts to ``scaled`` along a dim."""
     small, large = value(by), value(scaled)
     if not (isinstance(small, Tensor) and isinstance(large, Tensor)) or small.dim() != large.dim():
         return False
@@ -74,10 +80,12 @@ def _broadcasts(by: Node, scaled: Node) -> bool:
 
 
 def _is_one(size: Any) -> bool:
+    """Whether a size is known to be 1."""
     return isinstance(size, int) and size == 1
 
 
 def _followed(by: Node) -> _Trace:
+    """Follow ``by`` up through the calls of a norm, and return the calls by kind."""
     trace, layer = _Trace(), [by]
     for _ in range(FAR):
         further: list[Node] = []
@@ -90,7 +98,7 @@ def _followed(by: Node) -> _Trace:
 
 
 def _met(node: Node, trace: _Trace) -> list[Node]:
-    """Where a value comes from; ``trace`` notes what ``node`` is."""
+    """Note ``node`` in ``trace`` by its kind, and return the values that it comes from."""
     name = passthrough_ops.named(node)
     if (x := square_of(node)) is not None:
         trace.squared.append(passthrough_ops.handed_on(x))
@@ -117,10 +125,12 @@ def _met(node: Node, trace: _Trace) -> list[Node]:
 
 
 def _shifted(x: Node) -> bool:
+    """Whether ``x`` is a difference."""
     return passthrough_ops.named(x) == "sub"  # a mean was subtracted: a layer norm
 
 
 def _named(node: Node, trace: _Trace) -> Missed | None:
+    """Return the difference between the calls in ``trace`` and the formula, or None where no root was found."""
     if not trace.roots:
         return None
     what, at, fix = "", node, f"write {FORMULA}, or call torch.nn.functional.rms_norm"
@@ -145,7 +155,7 @@ def _named(node: Node, trace: _Trace) -> Missed | None:
 
 
 def _below_root(added: Node, root: Node) -> bool:
-    """Whether ``root`` is taken of what ``added`` computes."""
+    """Whether ``root`` is computed from ``added``."""
     stack, seen = [root], set[Node]()
     while stack:
         at = stack.pop()
@@ -158,7 +168,7 @@ def _below_root(added: Node, root: Node) -> bool:
 
 
 def _normalized(node: Node) -> Missed | None:
-    """``normalize(x, dim) * sqrt(n)``: an RMS norm whose eps is a bound of the norm."""
+    """Return the obstacle of ``normalize(x, dim) * sqrt(n)``: an RMS norm whose eps is a bound of the norm, or None."""
     given = arguments(node, ("p", "dim"))
     dim, held = given.get("dim", 1), value(node)
     if given.get("p", 2) != 2 or not isinstance(dim, int) or not isinstance(held, Tensor) or not held.dim():
@@ -175,4 +185,5 @@ def _normalized(node: Node) -> Missed | None:
 
 
 def _called(node: Node) -> str:
+    """Return the name of a node and its operator."""
     return f"{node.name} ({operator_name(node)})"

@@ -1,8 +1,9 @@
-"""RMS norm written out, ``weight * x * rsqrt(mean(x ** 2) + eps)``: torch's ``rms_norm``.
+"""Rewrite an RMS norm written out, ``weight * x * rsqrt(mean(x ** 2) + eps)``, to torch's ``rms_norm``.
 
-Recognised by what is computed: from each root of a mean of squares (``shipped/roots.py``) the pass follows the scaled
-values down, through casts, to the product with a weight of one dim, which may be computed from a parameter
-(``1 + weight``) and may also come first. What is scaled by its own root mean square in another way is a near miss.
+The norm is recognised by its computation. From each root of a mean of squares (``shipped/mean_square_root.py``) the
+pass follows the scaled values down, through casts, to the product with a weight of one dim, which may be computed from
+a parameter (``1 + weight``) and may also come first. A value that is scaled by its own root mean square in another way
+is a near miss.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from shiplap.rewrite.shipped.rms_norm_programs import programs
 
 
 class RmsNorm(Rewrite):
-    """Puts ``torch.nn.functional.rms_norm`` where a graph computes it step by step."""
+    """A rewrite that puts ``torch.nn.functional.rms_norm`` where a graph computes it step by step."""
 
     name = "rms_norm"
     level: Level = "pre-grad"
@@ -65,10 +66,12 @@ class RmsNorm(Rewrite):
                 yield self._near(missed)
 
     def _near(self, miss: Missed) -> NearMiss:
+        """Return the near miss of an obstacle."""
         line = source_line(miss.node)
         return NearMiss(self.name, self.level, miss.node.name, line, miss.obstacle, miss.reason, 3, 5, miss.fix)
 
     def _at(self, graph: Graph, squares: Squares) -> Outcome | Missed:
+        """Return the outcome at one root of a mean of squares."""
         nodes = list(squares.nodes)
         scaled = _scaled(squares, nodes)
         if isinstance(scaled, Missed):
@@ -84,9 +87,9 @@ class RmsNorm(Rewrite):
 
 
 def _scaled(squares: Squares, nodes: list[Node]) -> tuple[Node, Node | None] | Missed:
-    """The call that scales ``x`` by the root, and the weight, if ``x`` was multiplied by one before.
+    """Return the call that scales ``x`` by the root, and the weight, if ``x`` was multiplied by one before.
 
-    ``nodes`` grow by that call, and by those between it and what is known.
+    ``nodes`` grow by that call, and by those between it and the known calls.
     """
     root, kept = squares.root, squares.kept
     while (product := passthrough_ops.only_reader(root)) is not None:
@@ -120,7 +123,7 @@ def _scaled(squares: Squares, nodes: list[Node]) -> tuple[Node, Node | None] | M
 
 
 def _weighted_first(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
-    """The weight and the calls where ``scaled`` is ``x * weight``, which nothing else reads."""
+    """Return the weight and the calls where ``scaled`` is ``x * weight`` with no other reader, or None."""
     passed: list[Node] = []
     product = passthrough_ops.handed_on(scaled, passed)
     if passthrough_ops.named(product) not in PRODUCTS or len(given := passthrough_ops.operands(product)) != 2:
@@ -135,13 +138,17 @@ def _weighted_first(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
 
 
 def _is_weight(other: Any, width: Any) -> bool:
+    """Whether ``other`` is a floating tensor of one dim with ``width`` elements."""
     held = value(other) if isinstance(other, Node) else None
     return isinstance(held, Tensor) and held.dim() == 1 and held.is_floating_point() and held.shape[0] == width
 
 
 def _centred(x: Node) -> bool:
-    """Whether ``x`` is ``y - mean(y)``. A layer norm written out takes 119 us and ``layer_norm`` 118 (512 rows of 512,
-    float32, one thread of a CPU, torch 2.13, 2026-11-23): nothing is gained by putting one for the other."""
+    """Whether ``x`` is ``y - mean(y)``, as in a layer norm.
+
+    A layer norm written out takes 119 us and ``layer_norm`` 118 (512 rows of 512, float32, one thread of a CPU, torch
+    2.13, 2026-11-23), so nothing is gained by replacing one by the other.
+    """
     given = passthrough_ops.operands(x) if passthrough_ops.named(x) == "sub" else []
     mean = passthrough_ops.handed_on(given[1]) if len(given) == 2 else None
     if mean is None or passthrough_ops.named(mean) != "mean":
@@ -150,7 +157,7 @@ def _centred(x: Node) -> bool:
 
 
 def _alone(nodes: list[Node], out: Node) -> list[Node]:
-    """Of ``nodes``, those that nobody else reads: a cast of x may serve a residual as well."""
+    """Return those of ``nodes`` that no other node reads: a cast of x may serve a residual as well."""
     inside = {*nodes, out}
     changed = True
     while changed:
@@ -160,7 +167,9 @@ def _alone(nodes: list[Node], out: Node) -> list[Node]:
 
 
 def _weighted(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node | None]:
-    """The last call that belongs to the norm, and the weight, None without one. ``nodes`` grow by what is passed."""
+    """Return the last call that belongs to the norm, and the weight, None without one. ``nodes`` grow by the calls that
+    are passed.
+    """
     node, casts = product, list[Node]()
     while (
         (reader := passthrough_ops.only_reader(node)) is not None
@@ -190,7 +199,7 @@ def _weighted(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node 
 
 
 def _narrows(cast: Node, given: Node) -> bool:
-    """A cast to the same dtype or to 16 bits."""
+    """Whether ``cast`` is a cast of ``given`` to the same dtype or to 16 bits."""
     return (
         passthrough_ops.idle(cast)
         and passthrough_ops.named(cast) in passthrough_ops.CASTS
@@ -200,9 +209,12 @@ def _narrows(cast: Node, given: Node) -> bool:
 
 
 def _normed(out: torch.dtype) -> Callable[[Tensor, Tensor | None, float], Tensor]:
+    """Return the function that is traced in place of the steps, with results of dtype ``out``."""
+
     def norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         if x.dtype == out and (weight is None or weight.dtype == out):
             return F.rms_norm(x, (x.shape[-1],), weight, eps)
+        # torch's rms_norm rounds to the dtype of its input before the weight; models multiply in float32.
         wide = torch.promote_types(out, torch.float32)
         scale = None if weight is None else weight.to(wide)
         return F.rms_norm(x.to(wide), (x.shape[-1],), scale, eps).to(out)
