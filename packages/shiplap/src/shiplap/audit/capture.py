@@ -115,6 +115,7 @@ def record(
     """
     with on_stream(stream):
         static = tree_map(clone_exactly, args)
+    # The raw graph is kept, because its nodes are read below.
     graph, handle = torch.cuda.CUDAGraph(keep_graph=True), pool or torch.cuda.graph_pool_handle()
     failure, before = "", 0
     outs: tuple[Tensor, ...] = ()
@@ -129,6 +130,7 @@ def record(
             graph.capture_end()
         except RuntimeError as e:
             failure = failure or last_line(e)
+            # A failed capture leaves the allocator recording into the pool; later captures would fail, too.
             torch_private.abandon_capture(stream.device_index, handle)
     if failure:
         raise CaptureFailure(failure)
@@ -155,6 +157,7 @@ def _nodes(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[Copy, ...]]
     except OSError:
         return kinds, ()
     raw, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t(0)
+    # Without an array the runtime returns the number of nodes.
     if runtime.cudaGraphGetNodes(raw, None, ctypes.byref(count)):
         return kinds, ()
     nodes, kind = (ctypes.c_void_p * max(1, count.value))(), ctypes.c_int(0)
@@ -227,6 +230,7 @@ def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
     """
     index, addresses = torch.device(device).index or 0, []
     for segment in torch.cuda.memory_snapshot():
+        # Memory of a graph's pool belongs to the graph, also where it is inactive.
         if segment["device"] != index or tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
             continue
         for block in segment["blocks"]:

@@ -112,6 +112,7 @@ class Check:
             subject.begins(self, case)
             tally.add(case, self._once(subject, case))
         subject.begins(self, None)
+        # A series with a failing sample, or cut short, would repeat the failure or miss the evidence.
         if self.sequence and tally.seen and not tally.failed and not tally.cut:
             tally.add(None, _guarded(self.sequence, subject.op, tally.seen))
         return tally.finding()
@@ -125,6 +126,7 @@ class Check:
         except Exception as e:
             if missing := unwritten(e) or _unimplemented(e):
                 return Observation(missed=missing)
+            # One error of the call itself is reported once, and not by each check.
             key = e.id if isinstance(e, ShiplapError) else last_line(e)
             if needs_builder(subject.op) and (why := _refusal(subject.op, case)):
                 return Observation(skip=f"generated integers mean nothing here, declare @op.samples: {why}")
@@ -191,6 +193,7 @@ def _shrunk(check: Check, subject: Subject, case: Case, observation: Observation
                 tried = subject.samples.make(case.recipe.but(sizes={name: smaller}))
                 if tried is None or tried.label in subject.lethal:
                     continue
+                # The parent must know the sample if it ends the process.
                 subject.begins(check, tried)
                 seen = check.look(subject.op, tried)
                 if seen.problem and not seen.skip:
@@ -258,6 +261,7 @@ class _Tally:
     def _failure(self) -> Finding:
         """Return the finding of the smallest failing sample, with a script that reproduces it."""
         check, subject, samples = self.check, self.subject, self.subject.samples
+        # The smallest sample is the easiest to debug.
         case, observation = min(self.failed, key=lambda f: f[0].numel if f[0] else 0)
         if case is not None:
             case, observation = _shrunk(check, subject, case, observation)

@@ -83,6 +83,7 @@ def _differentiates() -> bool:
     if child == 0:
         status = 1
         try:
+            # The backward may also hang in a fork.
             signal.alarm(10)
             with torch.enable_grad():
                 torch.ones(1, requires_grad=True).sum().backward()
@@ -130,6 +131,7 @@ def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> Non
             line = json.dumps(event).encode() + b"\n"
             with lock:
                 while line:
+                    # A write to a pipe may be cut short.
                     line = line[os.write(writing, line) :]
 
         def run() -> None:
@@ -141,6 +143,7 @@ def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> Non
             except BaseException as e:
                 send({"kind": "raised", "text": f"{type(e).__name__}: {e}"[:400]})
 
+        # The setting is for this thread alone. Threads that the work starts get the usual stack.
         before = threading.stack_size(STACK)
         thread = threading.Thread(target=run)
         thread.start()
@@ -199,6 +202,7 @@ class _Watch:
 
     def _over(self) -> str:
         """Return the limit that the child has passed as text, empty where there is none."""
+        # The child shares the parent's pages, so only its growth counts.
         if resident(self.child) - self.base > self.limits.memory:
             return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"
         now = time.monotonic()
@@ -207,6 +211,7 @@ class _Watch:
             return f"hangs: {self.busy_s:g} s of processor time and no end"
         if used > self.used:
             self.used, self.moved = used, now
+        # Reading all of /proc is slow, so it is done only when the child itself stands still.
         elif now - self.moved > self.idle_s / 2:
             if (others := _session_seconds(self.child)) > self.used:
                 self.used, self.moved = others, now

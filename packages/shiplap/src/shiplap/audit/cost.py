@@ -69,10 +69,12 @@ def cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
 
 def _per_call(run: Callable[[], Any], device: str) -> float:
     """Return the median nanoseconds of a call, the device's own time included."""
+    # Kernels run asynchronously; without the wait only their launches would be timed.
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     for _ in range(3):
         run()
     repeats, spent = 1, 0.0
+    # The number of repeats doubles until a round is long enough for the clock.
     while spent < ROUND_S and repeats < 1 << 20:
         repeats, spent = 2 * repeats, _timed(run, 2 * repeats, wait)
     return statistics.median(_timed(run, repeats, wait) / repeats for _ in range(ROUNDS)) * 1e9

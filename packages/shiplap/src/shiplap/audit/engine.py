@@ -154,6 +154,7 @@ class _Audit:
         label, how = self.label, str(death)
         slow = death.how.startswith("hangs") and _interpreted(self.op)
         if label:
+            # Later children skip this sample, so that one crash costs one process.
             self.plan = replace(self.plan, lethal={**self.plan.lethal, label: name})
             smaller = "" if slow else self._smallest(name, label)
             how += "" if smaller else "; this sample alone does not do it: what came before has a part in it"

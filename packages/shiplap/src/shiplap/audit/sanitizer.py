@@ -92,6 +92,7 @@ def run(script: list[str], tool: str, timeout_s: float, env: dict[str, str] | No
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         env={**os.environ, **(env or {})},
+        # A session of its own, so that the tool and the script can be killed together.
         start_new_session=True,
     )
     late = ""

@@ -98,6 +98,7 @@ def _subject(op: Op, plan: Plan, send: Send) -> Subject:
 
     subject = Subject(op, Samples(op, plan.seed, plan.device))
     subject.begins, subject.looked = begins, looked
+    # The plan holds the results of earlier children of this audit.
     subject.failed, subject.raised = set(plan.failed), dict(plan.raised)
     subject.lethal, subject.deadline = dict(plan.lethal), plan.deadline
     return subject

@@ -103,6 +103,7 @@ def address(op: Op) -> tuple[str, Path | None]:
     path = Path(file).resolve()
     stem = path.parent if path.name == "__init__.py" else path.with_suffix("")
     parts = tuple(module.split("."))
+    # A file that was run as a script has no module name that another process could import.
     if module not in sys.modules or stem.parts[-len(parts) :] != parts:
         return str(path), None
     root = Path(*stem.parts[: -len(parts)])

@@ -76,6 +76,7 @@ def read(trace: dict[str, Any]) -> Trace:
     for e in events:
         inside = mark["ts"] <= e["ts"] <= mark["ts"] + mark["dur"]
         if inside and e.get("cat") in ("cuda_runtime", "cuda_driver"):
+            # The correlation id joins a launch and its kernel, which runs later and outside of the marked range.
             launched.add(e.get("args", {}).get("correlation"))
             calls.update(kind for kind, pattern in KINDS.items() if re.match(pattern, e["name"]))
     if not launched:

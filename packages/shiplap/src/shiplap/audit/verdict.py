@@ -36,6 +36,7 @@ def judge(findings: Iterable[Finding], subject: str, required: Sequence[str]) ->
     failed = tuple(dict.fromkeys(f.check for f in mine if f.verdict == "fail"))
     there = {f.check for f in mine}
     missing = [(f.check, f.evidence) for f in mine if f.verdict == "incomplete"]
+    # After a failure the remaining checks may have been left out, so they are not reported as missing.
     missing += [(name, "was not run") for name in required if name not in there and not failed]
     looked = any(f.verdict == "ok" for f in mine)
     if not looked and not failed and not missing:

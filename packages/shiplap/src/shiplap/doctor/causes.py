@@ -261,6 +261,7 @@ def call_at(place: Place, cause: str) -> ast.expr | None:
     signs = _TELLING.get(cause)
     if signs is None:
         return _innermost(calls)
+    # Signs in the outer loop: a surer sign elsewhere on the line wins over a weaker one in front of it.
     matching = (call for sign in signs for call in calls if re.search(sign, ast.unparse(call.func)))
     subscripts = (n for n in on_line if isinstance(n, ast.Subscript)) if cause in ("item", "shape") else iter(())
     return next(matching, None) or next(subscripts, None)
@@ -271,6 +272,7 @@ def _innermost(calls: list[ast.Call]) -> ast.Call | None:
     over.
     """
     plain = [c for c in calls if not re.match(r"torch\.|.*\.(numpy|detach|cpu|contiguous)$", ast.unparse(c.func))]
+    # ast.walk is breadth first, so the last call is the innermost.
     return plain[-1] if plain else (calls[-1] if calls else None)
 
 
@@ -278,6 +280,7 @@ def _expressions(node: ast.stmt) -> Iterator[ast.expr]:
     """Yield the expressions of a statement's own lines, outermost first, without the bodies of ``if``, ``for`` and
     ``with``.
     """
+    # Statements in the body have lines of their own, and a break there is reported at those.
     own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]
     for child in own:
         yield from (n for n in ast.walk(child) if isinstance(n, ast.expr))

@@ -21,6 +21,7 @@ class Place:
     @property
     def short(self) -> str:
         """The file and line relative to its package: ``transformers/models/x.py:123``."""
+        # From the right: a virtual environment may lie in a folder that has the name of the package.
         _, package, rest = self.file.rpartition(f"/{self.package}/") if self.package else ("", "", "")
         return f"{self.package}/{rest}:{self.line}" if package else str(self)
 
@@ -127,6 +128,7 @@ class Diagnosis:
     @property
     def ok(self) -> bool:
         """Whether every compiled function became one graph."""
+        # A run that compiled nothing proves nothing.
         return bool(self.compiled) and not self.breaks
 
     @property

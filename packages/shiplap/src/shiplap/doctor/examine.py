@@ -35,6 +35,7 @@ def examine(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diag
             raise _not_started(command, e) from None
         status = _wait(process)
         trace = read(directory)
+    # Python puts the folder of the script first on its path, and so must the draft of a declaration.
     scripts = [Path(a).resolve().parent for a in command[1:] if a.endswith(".py") and Path(a).is_file()]
     return diagnose(trace, " ".join(command), exit_code=status, paths=(*scripts[:1], Path.cwd()))
 
@@ -54,6 +55,7 @@ def _trace_directory() -> Iterator[Path]:
     kept.
     """
     if wanted := os.environ.get("TORCH_TRACE"):
+        # The user's own tools expect the trace below the folder that he named.
         os.makedirs(wanted, exist_ok=True)
         yield Path(tempfile.mkdtemp(prefix="shiplap-doctor-", dir=wanted))
     else:
@@ -67,6 +69,7 @@ def _wait(process: subprocess.Popen[Any]) -> int:
         try:
             # A second Ctrl-C must not end the doctor either: the program may need time to write its results.
             status = process.wait()
+            # subprocess reports a signal as a negative number, a shell as 128 plus its number.
             return status if status >= 0 else 128 - status
         except KeyboardInterrupt:
             continue
@@ -89,6 +92,7 @@ def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
 
     name = getattr(fn, "__qualname__", None) or type(fn).__name__
     trace, failure = _record(fn, args, kwargs)
+    # A function that raised is not called again: its second run could have other effects.
     if not failure and not compilations(trace):
         trace, failure = _record(torch.compile(fn, backend="eager"), args, kwargs)
     return diagnose(trace, str(name), exit_code=int(bool(failure)), failure=failure)
@@ -112,6 +116,7 @@ def diagnose(
     them.
     """
     compiled = compilations(trace)
+    # A crash may end a compilation before its metrics are written; its start is in the trace.
     started = {(e.process, e.compile_id.partition("/")[0]) for e in trace.of("dynamo_start")}
     return Diagnosis(
         target=target,
@@ -134,6 +139,7 @@ def _breaks(seen: Iterator[Sighting], paths: tuple[Path, ...]) -> list[Break]:
         at = innermost(sighting.stack) or Place("", 0)
         cause = classify(sighting.message)
         call = culprit(cause, sighting.message, at)
+        # One line may break for several reasons, each with a remedy of its own.
         groups.setdefault((at.file, at.line, sighting.message.reason, call), []).append(sighting)
     return sorted((_break(rows, paths) for rows in groups.values()), key=lambda b: b.cost, reverse=True)
 

@@ -107,6 +107,7 @@ def _declaration(message: Message, place: Place, call: str, paths: tuple[Path, .
     fn = _find(module, name, paths) if "qualname" in message.context else None
     namespace = (module or "mylib").split(".")[0].strip("_") or "mylib"
     signatures = _documented(fn, f"{module}:{name}") if fn is not None else []
+    # The call as written shows the arguments where the function has no readable signature.
     signatures = signatures or _written(place)
     if not signatures:
         return ""
@@ -145,6 +146,7 @@ def _find(module: str, name: str, paths: tuple[Path, ...]) -> object:
     """Import the module and return the function. The program imported the module itself, so this runs no new code."""
     if not module:
         return None
+    # An import may print, and stdout is the doctor's report.
     with _searching(paths), contextlib.redirect_stdout(sys.stderr):
         try:
             return getattr(importlib.import_module(module), name, None)

@@ -42,6 +42,7 @@ def package(file: str) -> str:
     """Return the installed package of ``file``, ``"python"`` for the standard library, an empty text for the user's own
     code.
     """
+    # Ahead of the standard library, whose folder contains site-packages.
     if match := _SITE.search(file):
         return match[1]
     if file.startswith("<frozen") or str(Path(file).resolve()).startswith(_PYTHON):
@@ -73,6 +74,7 @@ def own(stack: Sequence[Place]) -> Place | None:
 def chain(stack: Iterable[Place], end: Place) -> tuple[Place, ...]:
     """Return the frames to ``end`` without torch, Python, the doctor and repetitions, from the user's first line on."""
     steps = [p for p in stack if _foreign(p) and not p.file.startswith(_OURSELVES)]
+    # Frames ahead of the user's first line belong to a launcher such as torchrun.
     start = next((i for i, p in enumerate(steps) if not p.package), 0)
     unique = list(dict.fromkeys(steps[start:]))
     return (*(p for p in unique if (p.file, p.line) != (end.file, end.line)), end)
@@ -95,6 +97,7 @@ def definition(file: str, line: int) -> int:
     """Return the line on which the function around ``line`` is defined, below its decorators, or ``line`` itself
     outside of a function.
     """
+    # A later match lies deeper, so the innermost function wins.
     tree, start = _parsed(file), line
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -93,6 +93,7 @@ def parse_guard(reason: str) -> Failure:
     if match := _TENSOR.search(guard):
         return _tensor(match)
     name = _source(guard)
+    # Guards on types and objects may contain "==" as well, so they are tried first.
     if "___check_type_id" in guard or "type(" in guard:
         return Failure("type", name)
     if "___check_obj_id" in guard or " is " in guard:
@@ -112,6 +113,7 @@ def _tensor(match: re.Match[str]) -> Failure:
     """Return the property that varied from a guard on a tensor."""
     values = tuple(v for v in (match["old"], match["new"]) if v)
     cause = _KINDS.get(match["what"].split()[-1], "device")
+    # torch compiles sizes 0 and 1 apart even where a dim is dynamic.
     if cause == "size" and {"0", "1"} & set(values):
         cause = "small"
     return Failure(cause, match["name"] + (f", dim {match['dim']}" if match["dim"] is not None else ""), values)

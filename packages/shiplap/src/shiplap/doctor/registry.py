@@ -53,6 +53,7 @@ def by_id(id: str) -> Registered | None:
 @cache
 def _patterns() -> tuple[tuple[re.Pattern[str], Registered], ...]:
     """Return each entry with a regular expression of its type, the longest type first."""
+    # Longest first: a short type may be the start of a longer one.
     rows = sorted(entries().values(), key=lambda e: -len(e.type))
     return tuple((re.compile(re.sub(r"\\\{.*?\\\}", ".+", re.escape(e.type)) + "$"), e) for e in rows)
 

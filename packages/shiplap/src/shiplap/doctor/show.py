@@ -23,6 +23,7 @@ def diagnosis_json(diagnosis: Diagnosis, facts: Mapping[str, str]) -> dict[str, 
     """Return one JSON-ready object: facts, the diagnosis field by field, its summary and the titles of the causes."""
     value = asdict(diagnosis) | {"ok": diagnosis.ok, "summary": diagnosis.summary}
     for row in value["breaks"]:
+        # Readers of the JSON need no table of causes.
         row["title"] = CAUSES[row["cause"]].title
     return {"facts": dict(facts), **json.loads(json.dumps(value))}
 
@@ -49,6 +50,7 @@ def diagnosis_html(diagnosis: Diagnosis, facts: Mapping[str, str]) -> str:
 def _by_cause(breaks: Sequence[Break]) -> list[tuple[str, list[Break]]]:
     """Return the breaks by cause, the most costly cause first."""
     order = list(dict.fromkeys(b.cause for b in breaks))
+    # The sort is stable, so breaks of one cause stay in the order of their cost.
     ranked = sorted(breaks, key=lambda b: order.index(b.cause))
     return [(cause, list(group)) for cause, group in groupby(ranked, key=lambda b: b.cause)]
 
@@ -111,6 +113,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console | None = None) -> Non
 
 def _table(breaks: Sequence[Break]) -> object:
     """Return the table of all breaks."""
+    # rich is imported where something is printed: the JSON and HTML need none of it.
     from rich.table import Table
     from rich.text import Text
 

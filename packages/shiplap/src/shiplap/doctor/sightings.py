@@ -70,6 +70,7 @@ def compilations(trace: Trace) -> list[Compilation]:
     for event in trace.of("compilation_metrics"):
         m = event.data
         frame, _, version = str(m.get("compile_id") or "").rpartition("/")
+        # Backward graphs and runtime entries have metrics of their own, but are no compilations of a function.
         if not version or m.get("is_runtime") or (m.get("co_name") is None and m.get("fail_type") is None):
             continue
         known = next((c for c in compiled if c.frame == (event.process, frame)), None)  # past the limit it has no name
@@ -112,6 +113,7 @@ def _logged(event: Event, seconds: float) -> Sighting:
     cut = _TRACEBACK.search(tail)
     stack = frames(tail[: cut.start()] if cut else tail)
     at = _AT.search(text)
+    # The message names the line of the break, which the printed stack may lack.
     if at and not (stack and (stack[-1].file, stack[-1].line) == (at[1], int(at[2]))):
         stack.append(place(at[1], int(at[2])))
     head = text[: match.start()] if match else text
@@ -133,6 +135,7 @@ def _failed(c: Compilation) -> Sighting:
 def parse_message(text: str, kind: str = "") -> Message:
     """Parse a message of ``torch._dynamo.exc.Unsupported``, or any other text, whose first line is then the reason."""
     skipped = SKIPPED in text or "graph break in loop" in text or "results in a skip" in text
+    # A skipped frame reports its reason inside of a longer message.
     body = re.sub(r"\A.*?^Graph Break Reason: [^\n]*?(?::\n\n?|\Z)", "", text, count=1, flags=re.DOTALL | re.MULTILINE)
     if body == text:
         body = text.partition("Graph Break Reason: ")[2] or text
@@ -142,6 +145,7 @@ def parse_message(text: str, kind: str = "") -> Message:
     parts = _SECTION.split(body.partition("\n For more details")[0])
     reason = next((line.strip() for line in parts[0].splitlines() if line.strip()), kind or "unknown reason")
     named = list(zip(parts[1::2], (_dedent(p) for p in parts[2::2]), strict=True))
+    # Messages of other exceptions have no id.
     entry = registry.by_id(id[1]) if id else registry.by_type(reason)
     return Message(
         reason,

@@ -49,6 +49,7 @@ class Trace:
         kind = _kind(metadata)
         if kind is None:
             return
+        # An artifact has its text in the payload, any other event its fields in the metadata.
         data = metadata[kind] if kind not in _ARTIFACTS else {}
         text = payload() if kind in _ARTIFACTS else ""
         self.events.append(Event(kind, process, _compile_id(metadata), data if isinstance(data, dict) else {}, text))
@@ -71,6 +72,7 @@ def _compile_id(metadata: dict[str, Any]) -> str:
 def read(directory: Path) -> Trace:
     """Return the events of the trace files of a directory, oldest first. A line cut off by a crash is passed over."""
     trace = Trace()
+    # torch writes one file per process and rank.
     for path in sorted(directory.glob("*.log"), key=lambda p: (p.stat().st_mtime, p.name)):
         with path.open(encoding="utf-8", errors="replace") as lines:
             _read_file(lines, trace)

@@ -26,6 +26,7 @@ def batches(programs: Iterator[Program], level: Level) -> Iterator[list[Program]
     """Yield ``programs`` in order, in lists that can be captured together."""
     held: list[Program] = []
     for program in programs:
+        # Only neighbours share a trace, so that programs stay in the order of the rewrite.
         if held and not (len(held) < MOST and _beside(held[-1], program, level)):
             yield held
             held = []
@@ -67,6 +68,7 @@ def pieces_of(programs: Sequence[Program], level: Level) -> list[Captured] | Non
     from shiplap.torch_private.inductor_passes import capture
 
     parts = [p.of_tensors()[1] for p in programs]
+    # The inputs of all programs stand in one list, so the role of an input tells its program by range.
     ends = [sum(map(len, parts[: i + 1])) for i in range(len(parts))]
     starts = [0, *ends[:-1]]
     all_tensors = [t for p, tensors in zip(programs, parts, strict=True) for t in p.leaves(tensors, p.train)]
@@ -132,10 +134,11 @@ def _piece(captured: Captured, owners: dict[Node, int], number: int, start: int)
             role = captured.roles.get(node)
             if isinstance(role, int):
                 roles[made[node]] = role - start
+    # The shared output lists the results of all programs; each piece gets only its own.
     output = next(n for n in captured.graph.nodes if n.op == "output")
     (results,) = output.args
     assert isinstance(results, (list, tuple))
     graph.output(tuple(made[r] for r in results if isinstance(r, Node) and owners.get(r) == number))
-    # A graph needs an owning module before an attribute of it can be read.
+    # This gives the graph an owning module, from which its attributes are read.
     GraphModule(captured.graph.owning_module or {}, graph)
     return type(captured)(graph, roles)

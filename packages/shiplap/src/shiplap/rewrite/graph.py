@@ -27,7 +27,7 @@ value = fx.node_value
 
 
 class Refused(Exception):
-    """The error of a function that :func:`place` traces, where the function cannot be used. Its text is the reason."""
+    """The error of a function that ``place`` traces, where the function cannot be used. Its text is the reason."""
 
     def __init__(self, obstacle: Obstacle, reason: str) -> None:
         self.obstacle: Obstacle = obstacle
@@ -126,6 +126,7 @@ def _traced(
         moved += behind or []
         wanted.append(value(old) if differ and differ[0] == "layout" and behind is None else None)
     if any(w is not None for w in wanted):
+        # Traced a second time, so that the copies are part of the graph that is placed.
         made = flat(restored(fn, wanted))
     return made, moved, {o for o, w in zip(outputs, wanted, strict=True) if w is None}
 
@@ -146,6 +147,7 @@ def _unfit(
         return "operator", f"the replacement returns {len(results)} values, {len(outputs)} are to be replaced"
     pairs = zip(results, outputs, strict=True)
     differences = ((_differs(value(new) if isinstance(new, Node) else new, value(old)), old) for new, old in pairs)
+    # A different layout is no problem where no reader of the output sees it.
     problems = (p for p, old in differences if p is not None and not (p[0] == "layout" and old in free))
     return next(problems, None)
 
@@ -215,6 +217,7 @@ def _looped(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstac
     In training this happens: gradients are computed from results.
     """
     after = [_downstream([o]) for o in outputs]
+    # reads[i] holds the results that are computed from output i.
     reads = [{j for j, need in enumerate(needs) if need & after[i]} for i in range(len(outputs))]
     for start in range(len(outputs)):
         reached: set[int] = set()
@@ -232,6 +235,7 @@ def _looped(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstac
 def _blocked(graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]) -> tuple[Obstacle, str] | None:
     """Return the reason if a write or the edge of a mode lies between the nodes that would be merged, or None."""
     order = _order(graph)
+    # The merged call stands at the last of these nodes, so everything in between is passed.
     first, last = order(replaced[0]), max(map(order, [*replaced, *inputs]))
     between = (n for n in list(graph.nodes)[first : last + 1] if n not in replaced)
     wall = next((n for n in between if barrier(n) and not _writes_its_own(n)), None)
@@ -326,6 +330,7 @@ def _insert(
     given = iter(inputs)
     env: dict[Node, Node] = {}
     placed: list[Node] = []
+    # Ahead of the last output all inputs exist, since no input is computed from an output.
     with graph.inserting_before(max(outputs, key=order)):
         for node in made.nodes:
             if node.op == "placeholder":
@@ -347,6 +352,7 @@ def _insert(
 def sort(graph: Graph) -> None:
     """Move every node behind its inputs, and keep the order otherwise."""
     done: set[Node] = set()
+    # Nodes are moved behind the last placed node, so a graph that is in order is not changed at all.
     cursor = None
     for start in list(graph.nodes):
         stack = [start]
@@ -383,6 +389,7 @@ def source_line(node: Node) -> str:
     recorded none.
     """
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    # The last frame of the user is the line to edit; frames of torch below it are the same for all callers.
     own = [f for f in frames if not f[0].startswith(TORCH)]
     return ":".join((own or frames)[-1]) if frames else ""
 
@@ -409,6 +416,7 @@ def _traffic(nodes: Iterable[Node]) -> int:
     """Return the bytes that the nodes read and write, each node counted on its own. A symbolic size counts as in the
     call that is compiled for.
     """
+    # Views move no bytes. What fusion would save is not modelled here: the survey measures it.
     return sum(sum(map(_bytes, (n, *n.all_input_nodes))) for n in nodes if not _is_view(n))
 
 

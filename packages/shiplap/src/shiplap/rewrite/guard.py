@@ -129,6 +129,8 @@ class Guard:
 
         text = ast.unparse(Named().visit(ast.parse(self.source, mode="eval")))
         try:
+            # The language of declarations is smaller than that of guards. A guard outside of it is checked on samples,
+            # but no sizes are searched for it.
             expr = Expr.parse(text, "guard")
         except ShiplapError:
             return ""
@@ -142,6 +144,7 @@ class Guard:
         try:
             if symbolic_sizes.holds(self._value(self._tree, env), may_guard=may_guard):
                 return ""
+        # A guard that cannot be evaluated does not hold: x.shape[3] of a matrix, say.
         except (ArithmeticError, LookupError, TypeError, AttributeError) as e:
             return f"{type(e).__name__}: {e}"
         except symbolic_sizes.data_dependent():
@@ -154,6 +157,7 @@ class Guard:
         """Evaluate one expression of the guard. Nothing of Python's builtins is in scope."""
         code = compile(ast.Expression(node), f"<guard {self.source}>", "eval")
         held = {k: _Seen(v) if isinstance(v, Tensor) else v for k, v in env.items()}
+        # Safe: parse() admitted only lookups, arithmetic and a few methods, and builtins are absent.
         return eval(code, {**_DTYPES, **FUNCTIONS, **held, "__builtins__": {}})
 
 

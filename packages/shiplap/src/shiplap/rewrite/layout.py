@@ -67,6 +67,7 @@ def _laid_out(new: Tensor, old: Tensor) -> Tensor:
 
 def dim_order(t: Tensor) -> list[int]:
     """Return the dims of a tensor from the outermost to the innermost in memory."""
+    # Insertion sort keeps the order of dims with equal strides.
     order = list(range(t.dim()))
     for i in range(1, t.dim()):  # strides may be symbols, which cannot be hashed but compared
         at = i
@@ -84,11 +85,13 @@ def unseen(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
     ``attended.transpose(1, 2).reshape(b, l, -1)``.
     """
     readers, moved = list(old.users), list[tuple[Node, Any]]()
+    # Several readers would each need the check, and a reader that computes writes its result as it likes.
     if len(readers) != 1 or _called(readers[0]) not in MOVES:
         return None
     reader = readers[0]
     held = fx.node_value(reader)
     try:
+        # Fake values are computed in the mode of the graph, which owns its symbols.
         with held.fake_mode:
             made = _run(reader, old, new)
     except Exception:  # a view that this layout does not admit

@@ -85,6 +85,8 @@ class Part:
         """
         held = [value(n) for n in (self.x, *self.sides)]
         shapes = [tuple(hint(n) for n in t.shape) for t in held]
+        # Small sizes make the run fast. A view with sizes written into it raises on them, and the sizes of the graph
+        # follow.
         for small in (True, False):
             sizes = [_small(shape, shapes) if small else shape for shape in shapes]
             if max(torch.Size(s).numel() for s in sizes) <= MOST:
@@ -96,6 +98,7 @@ def _small(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tuple[int, 
     """Return ``shape`` with all sizes but the last made small: equal sizes stay equal, different sizes stay
     different.
     """
+    # The last dim keeps its size: pairs of a rotary embedding lie in it.
     large = sorted({n for s in shapes for n in s[:-1] if n > SMALL})
     return (*(SMALL + large.index(n) + 1 if n > SMALL else n for n in shape[:-1]), *shape[-1:])
 
@@ -109,6 +112,7 @@ def _run(node: Node, held: dict[Node, Any]) -> Any:
     """Compute one call on the values in ``held``."""
     if passthrough_ops.named(node) in passthrough_ops.CASTS:
         return held[passthrough_ops.source(node)]
+    # A size that the graph computes is replaced by the number of the call that is compiled for.
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: held[n] if n in held else hint(value(n)))
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -122,6 +126,7 @@ def part(x: Node, out: Node) -> Part | None:
     reached = _above(out)
     if x not in reached:
         return None
+    # Calls that do not depend on x are sides of the part, not steps of it.
     below = {x}
     # Nodes of a graph compare by their place in it.
     for node in sorted(reached):
@@ -159,6 +164,7 @@ def _above(out: Node) -> set[Node]:
     them.
     """
     reached, layer = {out}, [out]
+    # Layer by layer, so that a graph with many paths is not walked once per path.
     for _ in range(DEEP):
         layer = list({g for n in layer if understood(n) for g in n.all_input_nodes} - reached)
         reached.update(layer)

@@ -113,6 +113,7 @@ class _Walker:
             same = fit.nodes[want] is actual
             reason = f"{operator_name(user)} reads {_name(actual)}, the pattern {fit.nodes[want].name} again"
             return [fit if same else self._stop(fit, user, "operator", reason)]
+        # x * x and x.pow(2) are one power: the bases are compared instead of the calls.
         if isinstance(actual, Node) and (bases := _same_power(want, actual)) is not None:
             fit = fit.copy()
             fit.nodes[want] = actual
@@ -146,6 +147,7 @@ class _Walker:
     def _arguments(self, fit: Fit, want: Node, actual: Node) -> list[Fit]:
         """Compare the arguments of two calls of the same operator, in both orders if they commute."""
         wanted, given = arguments(want), arguments(actual)
+        # The graph may leave out an argument that has its default, while the pattern states it.
         if not wanted.keys() <= given.keys():
             given = arguments(actual, wanted)
         if wanted.keys() != given.keys():
@@ -179,6 +181,7 @@ class _Walker:
             parts = [(name, getattr(want, part), getattr(given, part)) for part in ("start", "stop", "step")]
             return self._each(fit, parts, user)
         held = value(want) if isinstance(want, Node) else want
+        # Sizes are compared at the end, when every symbol of the pattern is bound.
         if is_number(held) and not (type(given) is float and type(held) is int and held == given):  # 2 and 2.0 are one
             return [self._size(fit, held, given, name, user)]
         if isinstance(want, Node):
@@ -188,7 +191,7 @@ class _Walker:
         return [fit if _equal(want, given) else self._differs(fit, user, name, given, _name(want))]
 
     def _size(self, fit: Fit, want: Any, given: Any, name: str, user: Node) -> Fit:
-        """Compare sizes. A size that is a symbol in the pattern is kept for :func:`check_sizes`."""
+        """Compare sizes. A size that is a symbol in the pattern is kept for ``check_sizes``."""
         if isinstance(given, (list, tuple)) and len(given) == 1:  # torch.roll(x, 2, -1) has shifts=[2]
             given = given[0]
         actual = value(given) if isinstance(given, Node) else given
@@ -240,7 +243,7 @@ def ways(pattern: Pattern, at: Node, known: Fit | None = None, output: int = 0) 
 
 
 def walk(pattern: Pattern, at: Node) -> Fit:
-    """Return the first of the :func:`ways`."""
+    """Return the first of the ``ways``."""
     return ways(pattern, at)[0]
 
 
@@ -250,6 +253,7 @@ def _nearest(tried: Sequence[Fit]) -> list[Fit]:
     for way in tried:
         if way.stop is None and all(way.args != other.args for other in fitting):
             fitting.append(way)
+    # Among misfits the longest is kept, because its obstacle is the most useful to report.
     return fitting[:MOST_WAYS] or [max(tried, key=lambda way: len(way.nodes))]
 
 
@@ -259,6 +263,7 @@ def complete(pattern: Pattern, fit: Fit, graph: Graph) -> Fit:
         if output in fit.nodes:
             continue
         places = [n for n in graph.nodes if n.op.startswith("call") and called(n) == called(output)]
+        # The inputs are bound already, so only the place with the same arguments fits.
         tried = [way for n in places for way in ways(pattern, n, fit, index)]
         fitting = [t for t in tried if t.stop is None]
         if not fitting:
@@ -283,6 +288,7 @@ def check_sizes(pattern: Pattern, fit: Fit, *, any_rank: bool) -> Stop | None:
         held = value(size) if isinstance(size, Node) else size
         if not (isinstance(held, Tensor) and isinstance(wanted, Tensor)):
             continue
+        # Annotations with a variadic dim admit any rank; the declaration checks them then.
         if held.dim() != wanted.dim():
             if not any_rank:
                 return Stop(

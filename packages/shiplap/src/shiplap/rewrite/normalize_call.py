@@ -68,6 +68,7 @@ def _cast(node: Node) -> torch.dtype | None:
     """Return the dtype to which ``node`` casts a tensor, if the call does nothing else, or None."""
     given = node.args[0] if node.args else None
     before, after = value(given) if isinstance(given, Node) else None, value(node)
+    # A call that moves to another device as well is no plain cast.
     if not (isinstance(before, Tensor) and isinstance(after, Tensor)) or before.device != after.device:
         return None
     return None if {"copy", "memory_format", "layout"} & node.kwargs.keys() else after.dtype
@@ -95,6 +96,7 @@ def _swapped(node: Node) -> tuple[Dim, Dim] | None:
             dims = moved if len(moved) == 2 else []
     if len(dims) != 2:
         return None
+    # The order of two swapped dims has no meaning.
     first, second = sorted(Dim.of(d, rank) for d in dims)
     return (first, second) if first != second else None
 
@@ -132,6 +134,7 @@ def arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
     passed = node.args
     if called(node) in SPREAD and len(passed) > 2:  # x.view(2, 3)
         passed = (passed[0], passed[1:])
+    # Functions and methods of torch call the same argument "input", "self" or "tensor".
     signature = {_same(k): p for k, p in signature_of(node, passed).items()}
     names = [*signature, *(f"arg{i}" for i in range(len(signature), len(passed)))]
     if called(node) in COMMUTATIVE and not signature and len(passed) == 2:
@@ -178,6 +181,7 @@ def _canonical(name: str, given: Any, count: int, node: Node, rank: int) -> Any:
             return Dim.of(given, rank)
         if isinstance(given, (list, tuple)) and all(isinstance(d, int) for d in given):
             return [Dim.of(d, rank) for d in given]
+    # The fake value has the sizes that -1 stands for.
     if called(node) in ("view", "expand") and name in ("size", "shape") and isinstance(value(node), Tensor):
         return list(value(node).shape)
     return list(given) if isinstance(given, (list, tuple)) else given

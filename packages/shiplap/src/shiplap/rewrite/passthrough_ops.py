@@ -62,6 +62,7 @@ def idle(node: Any) -> bool:
     given, made = value(node.args[0]), value(node)
     if not (isinstance(given, Tensor) and isinstance(made, Tensor)) or given.device != made.device:
         return False
+    # Only between floating dtypes: a cast to an integer cuts fractions off.
     if name in SAME_VALUES:
         return made.is_floating_point() and given.is_floating_point() and same_shape(given, made)
     if name in ("view", "expand", "flatten"):
@@ -87,6 +88,7 @@ def _copies(node: Node) -> bool:
 def same_shape(a: Tensor, b: Tensor) -> bool:
     """Whether two shapes are known to be equal, without adding a guard."""
     return a.dim() == b.dim() and all(
+        # Symbols are compared by their text, since a comparison of symbols would add a guard.
         x is y or (isinstance(x, int) and isinstance(y, int) and x == y) or str(x) == str(y)
         for x, y in zip(a.shape, b.shape, strict=True)
     )
@@ -118,6 +120,7 @@ def constant(given: Any) -> float | None:
             return None
     if named(given) in FILLED:
         numbers = [a for a in operands(given) if isinstance(a, (int, float)) and not isinstance(a, bool)]
+        # Two numbers would leave open which of them is the value.
         if isinstance(held, Tensor) and held.dim() == 0 and len(numbers) == 1:
             return float(numbers[0])
     return None
@@ -135,6 +138,7 @@ def factor(node: Any) -> tuple[Node, float] | None:
     if isinstance(first, Node) and not isinstance(second, bool) and (number := constant(second)) is not None:
         if name in ("mul", "multiply"):
             return first, number
+        # Division by 0 has no factor.
         return (first, 1 / number) if number else None
     if name in ("mul", "multiply") and isinstance(second, Node) and (number := constant(first)) is not None:
         return second, number

@@ -99,6 +99,7 @@ class PatternRewrite(Rewrite):
         nearest.
         """
         best: tuple[Pattern, Fit, Stop] | None = None
+        # Forms are tried in the order of pattern_samples: the usual one first.
         for pattern, fit in ((p, way) for p in patterns for way in ways(p, node)):
             if fit.stop is None:
                 fit = complete(pattern, fit, graph)
@@ -114,6 +115,7 @@ class PatternRewrite(Rewrite):
 
     def _refused(self, pattern: Pattern, fit: Fit) -> Stop | None:
         """Return the obstacle if arguments, sizes, users, guards or costs speak against the match, or None."""
+        # After autograd the guards of the compiled code are fixed.
         may_guard = self.level != "post-grad"
         env, problem = self.signature.bind({**pattern.fixed, **fit.args}, may_guard=may_guard)
         if problem:
@@ -198,6 +200,7 @@ def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[
             leaves = {n: args[i].detach().requires_grad_() for i, n in enumerate(names) if n in pattern.grads}
             outputs = replacement(*(leaves.get(n, a) for n, a in zip(names, args, strict=True)))
             flat = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+            # A result without a gradient has no tangent in the joint graph either.
             live = [r for r in flat if isinstance(r, Tensor) and r.requires_grad]
             grads = torch.autograd.grad(live, [leaves[n] for n in pattern.grads], tangents, allow_unused=True)
         for name, grad in zip(pattern.grads, grads, strict=True):
@@ -233,10 +236,11 @@ def rewrite(
         pays: gets the (fake) arguments; returns True, or why the replacement is not worth it here.
 
     Raises:
-        ShiplapError: SL802, SL803. The results are proven when the rewrite is put into force, by :func:`rewrites`.
+        ShiplapError: SL802, SL803. The results are proven when the rewrite is put into force, by ``rewrites``.
     """
     _callable(pattern=pattern, replacement=replacement, samples=samples or list, pays=pays or bool)
     name = name or replacement.__name__
+    # One guard may be given without a list; other objects are rejected below with their value.
     where = (where,) if isinstance(where, str) else tuple(where) if isinstance(where, Iterable) else (where,)
     here = f"sl.rewrite({name!r})"
     if strange := [w for w in where if not isinstance(w, str)]:

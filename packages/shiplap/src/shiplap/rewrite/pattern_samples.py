@@ -55,6 +55,8 @@ class Drawn:
         self._made: dict[Any, Pattern] = {}
         self._narrows: bool | None = None
         floats = (a.name for a in self.spec.scalars if a.scalar == "float")
+        # Each float argument is traced as a number of its own, so that the graph tells which constant is which
+        # argument.
         self._stands: dict[float, str] = {STAND_IN + i: name for i, name in enumerate(floats)}
 
     @cached_property
@@ -97,6 +99,7 @@ class Drawn:
             recipe = self.samples.base
         except AuditError as e:  # which speaks of ops
             raise error("SL805", where=f"rewrite {self.signature.name!r}", got=e.got, expected=e.expected) from None
+        # Two dims of one size would become one symbol in a trace, and the pattern would fit only equal sizes.
         taken: set[int] = set()
         for name, size in recipe.sizes:
             if not isinstance(size, int):
@@ -105,6 +108,7 @@ class Drawn:
             # Multiples come first: a guard such as "k % 16 == 0" admits them.
             for wanted in (*(size * n for n in (2, 3, 4, 5)), size, *(size + n for n in (1, 2, 3))):
                 changed = recipe.but(sizes={name: wanted})
+                # Sizes 0 and 1 are specialised by torch, so the base avoids them.
                 if wanted > 1 and wanted not in taken and self.samples.make(changed) is not None:
                     recipe = changed
                     taken.add(wanted)
@@ -123,6 +127,7 @@ class Drawn:
             {} if o == (*sizes.values(),) else dict(zip(sizes, o, strict=True)) for o in permutations(sizes.values())
         )
         why = ""
+        # n dims have n! orders; 24 are all orders of four dims.
         for changed in islice(orders, MOST_ORDERS):
             case = self._admitted(recipe.but(sizes=changed)) if changed else self.samples.make(recipe)
             if case is None:
@@ -173,6 +178,7 @@ class Drawn:
         if case is not None:
             made = as_pattern(fn, self.signature.parameters, self._stood_in(case.fresh())[0], level, self._stands)
             casts = (n for n in made.graph.nodes if n.op.startswith("call") and called(n) == "to")
+            # Casts to 16 bits are not meant: a pattern may compute in any narrower dtype that the graph has as well.
             self._narrows = any(value(n.args[0]).dtype.itemsize > value(n).dtype.itemsize > 2 for n in casts)
 
     def _in(self, recipe: Recipe, dtype: str) -> Recipe | None:
@@ -210,9 +216,11 @@ class Drawn:
         yield from self._program(
             fn, self.base.but(layouts={"every": "transposed"}), fires=level == "pre-grad", runs=False
         )
+        # Symbolic sizes take other paths in the compiler than the fixed ones above.
         yield from self._program(fn, self.base, dynamic=True)
         for dtype in NARROW:
             yield from self._program(fn, self._in(self.base, dtype))
+        # After autograd a size of 1 folds calls away, so only one case with a size of 0 is run there.
         for sizes in self._edges() if level == "pre-grad" else islice(self._edges(), 1, 2):
             yield from self._program(fn, self.base.but(sizes=sizes), fires=False)
 
@@ -246,6 +254,7 @@ class Drawn:
         casts = False
         self._note_narrowing(fn, level)
         for key, args, stand_ins, other in self._traced(level, graph):
+            # Before autograd a graph names no dtypes, unless the pattern casts.
             if other and level == "pre-grad" and not casts:
                 continue
             floating = tuple(n for n, a in zip(self.signature.parameters, args, strict=True) if _differentiable(a))
@@ -354,6 +363,7 @@ def _strip(graph: Graph) -> bool:
 
 def _absent(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
     """Return the names of the scalars whose stand-in is not in ``graph``."""
+    # The printed graph contains every constant, those inside of lists too.
     text = str(graph)
     return [name for constant, name in stand_ins.items() if repr(constant) not in text]
 

@@ -37,6 +37,7 @@ def read(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
     held = _store().get(_key(rewrite, digest))
     listed = held.get("findings") if held is not None else None
     findings = tuple(map(_finding, listed)) if isinstance(listed, list) else ()
+    # One entry of a wrong form makes the whole file worthless.
     return () if None in findings else tuple(f for f in findings if f is not None)
 
 

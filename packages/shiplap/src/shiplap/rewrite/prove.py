@@ -87,6 +87,7 @@ def _prove(rewrite: Provable, digest: str) -> None:
     """Run the proof of ``rewrite``, and store its findings in this process and in the cache."""
     from shiplap.torch_private.inductor_passes import preserving_state, uncast
 
+    # A proof may run while a user's model is compiled, so the compiler's state is restored afterwards.
     with preserving_state(), uncast(), quiet(), _uncollected():
         if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
             _findings[rewrite] = digest, _run(rewrite)
@@ -109,6 +110,7 @@ def _uncollected() -> Iterator[None]:
 
 def _run(rewrite: Provable) -> tuple[Finding, ...]:
     """Return the findings of the proof."""
+    # Costs are not compared in a proof: its samples are too small to pay.
     token = proving.set(True)
     try:
         return tuple(_summed(rewrite, list(_observed(rewrite))))
@@ -163,6 +165,7 @@ def _program(rewrite: Provable, program: Program, captured: Captured) -> Iterato
         return _Seen(check, problem, program.label)
 
     train, tensors = _trained(rewrite, program), program.of_tensors()[1]
+    # Copied first, since apply() changes the graph in place.
     before = _module(captured.graph)
     outcomes = list(rewrite.apply(captured.graph))
     if not any(isinstance(o, Match) for o in outcomes):
@@ -195,6 +198,7 @@ def _trained(rewrite: Provable, program: Program) -> bool:
 
 def _captured(rewrite: Provable, batch: Sequence[Program]) -> Iterator[Captured]:
     """Yield each program of a batch as a graph, from one trace where that is possible."""
+    # Programs of Shiplap's own rewrites are plain calls, which can be recorded without Dynamo.
     if type(rewrite).__module__.startswith(OURS):
         for program in batch:
             yield batched_trace.noted_of(program, rewrite.level) or _captured_alone(rewrite, program)
@@ -232,11 +236,14 @@ class _Run:
         self.captured, self.tensors, self.program = captured, tensors, program
         self.differentiate, self.joint = train == "pre-grad", train == "joint"
         self.primals = sum(role != "grad" for role in captured.roles.values())
+        # An upper bound of the terms in a sum, by which the tolerance for rounding grows.
         self.terms = max((t.numel() for t in tensors), default=1)
 
     def __call__(self, module: Interpreter, wide: bool = False) -> _Effect:
+        # Each run gets fresh copies with the same strides, so that a write does not reach the next run.
         made = [clone_exactly(widen(t) if wide else t) for t in self.tensors]
         leaves = self.program.leaves(made, self.differentiate)
+        # The same numbers in every run: inputs that are gradients must not differ between runs.
         rng = torch.Generator().manual_seed(1)
         given = [self._input(node, role, leaves, rng, wide) for node, role in self.captured.roles.items()]
         with nullcontext() if self.differentiate else torch.no_grad():
@@ -272,6 +279,7 @@ def _gradients(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor 
     live = [o for o in outs if o.requires_grad]
     if not live:
         return [None] * len(leaves)
+    # Drawn in float64 and cast, so that runs in two dtypes get the same numbers.
     cotangents = [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o) for o in live]
     wanted = [t for t in leaves if t.requires_grad]
     gradients = iter(torch.autograd.grad(live, wanted, cotangents, allow_unused=True))
@@ -284,6 +292,7 @@ def _compared(run: _Run, before: Interpreter, after: Interpreter) -> Iterator[tu
     """
     # Two runs of the pattern itself show whether a difference can be blamed on the replacement.
     own, repeat, got = run(before), run(before), None
+    # A pattern with random numbers cannot be compared, so this check comes first.
     yield "deterministic", bitwise(repeat.outs, own.outs, "then")
     try:
         got = run(after)

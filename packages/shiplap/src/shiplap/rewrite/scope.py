@@ -91,6 +91,7 @@ class Rewrites:
         from shiplap.torch_private import inductor_passes
 
         token, stack = _active.set((*_active.get(), self)), ExitStack()
+        # The pass looks up the active scopes when a graph is compiled, not when the block is entered.
         stack.enter_context(inductor_passes.installed(_of_the_context))
         self._entered.blocks.append((token, stack))
         return self
@@ -126,6 +127,7 @@ class Rewrites:
 
     def identity(self, level: Level) -> str:
         """Return the digest of the effect of :meth:`run` at ``level``, a part of the compiler's cache key."""
+        # The order of rewrites is part of the digest, since an earlier one may take the place of a later one.
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
         return hashlib.sha256("\n".join([_engine(), *parts]).encode()).hexdigest()[:16]
 
@@ -161,6 +163,7 @@ def _labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
     taken = {r.name for r in rewrites}
     for rewrite in rewrites:
         label, number = rewrite.name, 2
+        # A rewrite that is really called name_2 keeps its name.
         while label in labels.values() or (label != rewrite.name and label in taken):
             label, number = f"{rewrite.name}_{number}", number + 1
         labels[rewrite] = label

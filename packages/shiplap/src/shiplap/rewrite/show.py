@@ -65,6 +65,7 @@ def print_survey(survey: Survey, console: Console, graphs: bool = False) -> None
 
 def _counted(texts: Iterator[str]) -> Iterator[tuple[str, str]]:
     """Yield each text once, with its number of occurrences: a model repeats its layers."""
+    # groupby() joins neighbours only.
     for text, same in groupby(sorted(texts)):
         number = len(list(same))
         yield text, f"  ({number} times)" if number > 1 else ""
@@ -185,6 +186,7 @@ def _drawn(calls: Sequence[Call], names: Sequence[str], most: int = 40) -> str:
     """Return a picture of the named nodes with their inputs and readers."""
     inside = set(names[:most])
     by_name = {c.name: c for c in calls}
+    # Neighbours on both sides show where the place lies in the graph.
     around = {n for c in calls if c.name in inside for n in c.reads} | {c.name for c in calls if inside & set(c.reads)}
     shown = [by_name[n] for n in by_name if n in inside | around]
     return graph_svg([Box(c.name, c.operator, c.shape, c.reads, c.name in inside) for c in shown])

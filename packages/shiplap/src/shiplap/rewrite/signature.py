@@ -115,6 +115,7 @@ def _shape(
         sizes = sizes[len(got) if isinstance(got, tuple) else 1 :]
         if dim.kind in ("any", "expr") or dim.text == "...":
             continue
+        # A repeated dim may broadcast from 1.
         if dim.of and equal(got, 1, may_guard=False):
             continue
         name = dim.of or dim.text

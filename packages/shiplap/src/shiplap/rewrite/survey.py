@@ -232,6 +232,7 @@ def _measured(
 ) -> Measured:
     """Measure ``changed`` against no rewrites, and against the rewrites that matched, one more each time."""
     rewrites = {m.rewrite for m in scope.matches}
+    # In the order in which the compiler applies them, so that each step adds to the code of the one before.
     matched = sorted((r for r in scope if scope.labels[r] in rewrites), key=lambda r: LEVELS.index(r.level))
     variants = []
     for count in range(len(matched)):
@@ -257,6 +258,7 @@ def _timed(variants: Sequence[_Variant]) -> list[float]:
     """Return the median times of the variants, which take turns."""
     device = next((t.device for t in tensors(variants[0].args)), torch.device("cpu"))
     runs = {i: lambda v=v: tuple(v()) for i, v in enumerate(variants)}
+    # No variant is given up: the times of slower ones are reported, too.
     plan = Plan(seconds=1.5 * len(variants), hopeless=float("inf"))
     timings = race(runs, clock_for(str(device), "never"), plan)
     return [timings[i].median for i in runs]
@@ -268,6 +270,7 @@ def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         return fn(*args)
 
+    # A new code object: torch would otherwise find the code that it compiled for the variant before.
     run.__code__ = run.__code__.replace()
     return run
 
@@ -278,6 +281,7 @@ def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tens
         results = [t for t in leaves(_plain(fn(*args))) if isinstance(t, Tensor)]
         live = [t for t in results if t.requires_grad] if train else []
         if live:
+            # One backward through all results, as a loss would have it.
             torch.stack([t.float().sum() for t in live]).sum().backward()
     return [t.detach() for t in results]
 
@@ -296,6 +300,7 @@ def _largest_difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> fl
         if wanted.is_floating_point() and wanted.numel():
             g, e = result.double(), wanted.double()
             differ = ~torch.isclose(g, e, rtol=0, atol=0, equal_nan=True)
+            # A NaN on one side only counts as an infinite difference.
             off = (g - e)[differ].abs().nan_to_num(float("inf"), float("inf"))
             scale = max(float(e[e.isfinite()].abs().max()) if e.isfinite().any() else 0.0, 1e-30)
             worst = max(worst, float(off.max()) / scale if off.numel() else 0.0)

@@ -113,6 +113,7 @@ def _finite(t: Tensor) -> Tensor | None:
     ):
         return None
     wide = t.detach()
+    # float64 and int64 hold every value of the other dtypes, so that the bounds are exact.
     wide = wide.to(torch.float64 if wide.is_floating_point() else torch.int64)
     finite = wide[torch.isfinite(wide)]
     return finite if finite.numel() else None
@@ -166,6 +167,7 @@ class Recorder:
         """Call ``func``, and keep the call if its op is wanted."""
         schema = func._schema
         name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        # Calls with fakes have no values, and their symbols must not leave the trace.
         if name not in self.wanted or _traced((args, kwargs)):
             return func(*args, **kwargs)
         if name not in self.counts:
@@ -179,6 +181,7 @@ class Recorder:
     def keep(self, name: str, call: Call) -> None:
         """Add a call, unless one of the same sizes, dtypes and scalars is there already, or there are enough."""
         kept = self.calls.setdefault(name, [])
+        # A loop makes the same call thousands of times; only different ones are evidence.
         if (name, call.key) not in self._keys and len(kept) < MOST_CALLS:
             self._keys.add((name, call.key))
             kept.append(call)

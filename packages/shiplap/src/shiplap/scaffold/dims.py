@@ -48,11 +48,13 @@ def dims_of(form: Form, recorded: Sequence[Call], probed: Probed) -> Dims:
             if _same(one, other, recorded, probed):
                 classes.join(one, other)
     dims = Dims(scalars=tuple(name for a in form.arguments for name in _ints(a, calls)))
+    # Fixed sizes are found before names are given, so that letters go to real dims only.
     fixed = {c: n for c in classes.each() if (n := _fixed(c, recorded, probed, len(slots))) is not None}
     names = _names(form, [c for c in classes.each() if c not in fixed], dims.scalars, calls)
     texts = {slot: str(size) for c, size in fixed.items() for slot in c}
     for group, name in names.items():
         texts |= dict.fromkeys(group, name)
+        # A dim is read off an argument that is always there.
         present = [s for s in slots if s in group and not form_optional(form, s[0])]
         if present:
             dims.slots[name] = present[0]
@@ -109,6 +111,7 @@ def _same(one: Slot, other: Slot, recorded: Sequence[Call], probed: Probed) -> b
     A meta kernel that refuses different sizes proves it. Sizes that agreed in calls of several sizes make it likely,
     within one tensor only if the meta kernel did not accept different ones: images may happen to be square.
     """
+    # A size of 0 agrees with too much to be evidence.
     pairs = [(a, b) for a, b in zip(_values(one, recorded), _values(other, recorded), strict=True) if a and b]
     if any(a != b for a, b in pairs):
         return False

@@ -58,6 +58,7 @@ def _own(declared: Any) -> bool:
 
 def _known(out: Any, env: Any, op: AdoptedOp[..., Any]) -> list[Any]:
     """Return the sizes of an output, None for one that depends on data."""
+    # -1 stands for a size that only the data knows, as in recorded calls.
     marked = {**env, **dict.fromkeys(op.spec.dynamic, -1)}
     return [None if n == -1 else n for n in shape_of(out, marked)]
 

@@ -140,6 +140,7 @@ def _results(
 ) -> None:
     """Add the annotations of the results. Sizes without an expression are left to the reference."""
     notes = [n for n in sizes.where if n]
+    # A result that is an argument has the annotation of that argument.
     aliased = {r.alias: known.tensors[r.alias] for r in form.results if r.alias}
     for index, result in enumerate(form.results):
         if result.alias:
@@ -154,6 +155,7 @@ def _results(
         known.reference = known.reference or (single and (text == "..." or not told))
         known.results.append(f'{kind}[Tensor, "{text}"]')
     if known.reference:
+        # The reference gives all sizes, so bounds of single dims would be redundant or wrong.
         known.bounds = {}
         known.results = [
             r if f.alias else 'Shaped[Tensor, "..."]' for f, r in zip(form.results, known.results, strict=True)
@@ -204,6 +206,7 @@ def _classes() -> dict[str, str]:
         dtypes = getattr(getattr(jaxtyping, name), "dtypes", None)
         listed = [dtypes] if isinstance(dtypes, str) else list(dtypes) if isinstance(dtypes, (list, tuple)) else []
         torchs = [d for d in listed if isinstance(d, str) and isinstance(getattr(torch, d, None), torch.dtype)]
+        # Classes such as Float admit several dtypes, which one dtype does not justify.
         if len(torchs) == 1 and name[0].isupper():
             by_name.setdefault(torchs[0], name)
     return by_name
@@ -215,5 +218,6 @@ def _requires(form: Form, recorded: Sequence[Call]) -> tuple[str, ...]:
     for a in form.arguments:
         low, _ = ranges(recorded, a.name)
         if a.kind in ("int", "SymInt") and low is not None and low >= 0:
+            # A larger recorded minimum is chance, while 0 and 1 are usual limits.
             limits.append(f"{a.name} >= {min(int(low), 1)}")
     return tuple(limits)

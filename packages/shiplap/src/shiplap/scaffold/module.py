@@ -38,6 +38,7 @@ class Entry:
         """Return a copy with a Python name that no other entry has. The name is added to ``taken``."""
         space, _, rest = self.form.name.partition("::")
         base = re.sub(r"\W", "_", rest)
+        # These names are used by the module itself.
         base += "_" * (keyword.iskeyword(base) or base in ("sl", "error", "Tensor", "torch"))
         name = base if base not in taken else f"{space}_{base}"
         while name in taken:
@@ -76,6 +77,7 @@ def keywords(form: Form, known: Inferred) -> dict[str, Any]:
         "static": form.static,
         "bounds": known.bounds,
         "requires": known.requires,
+        # Declared outputs are called out, out0, ...; an argument of that name needs others.
         "outputs": tuple(f"result{i}" for i in range(fresh)) if taken & set(usual) else (),
         "sizes": "reference" if known.reference else "",
     }
@@ -85,6 +87,7 @@ def keywords(form: Form, known: Inferred) -> dict[str, Any]:
 def function_of(form: Form, known: Inferred) -> Callable[..., Any]:
     """Return the drafted function as an object, to read a declaration from. Its body is empty."""
     scope: dict[str, Any] = {**vars(jaxtyping), "torch": torch, "Tensor": Tensor, "inf": float("inf")}
+    # The text holds names of a schema and annotations made here.
     exec("\n".join([*_signature(form, known, "drafted", marks=False), "    ..."]), scope)
     function: Callable[..., Any] = scope["drafted"]
     function.__module__ = __name__
@@ -121,6 +124,7 @@ def _call(*given: str) -> list[str]:
 def _wrapped(text: str) -> list[str]:
     """Return a comment in lines that are not too long."""
     lines, rest = [], text
+    # A schema has no spaces inside of its types, so it is cut between arguments.
     while len(rest) > WIDTH and (cut := rest.rfind(", ", 0, WIDTH)) > 0:
         lines.append(rest[: cut + 1])
         rest = "#     " + rest[cut + 2 :]
@@ -177,5 +181,6 @@ def sentence(doc: str) -> str:
     """Return the first sentence of a docstring, on one line that can stand in another docstring."""
     paragraph = " ".join(doc.strip().split("\n\n")[0].split())
     first = re.split(r"(?<=[.!?])\s", paragraph)[0]
+    # The sentence stands inside of triple quotes in the draft.
     plain = first.replace("\\", "").replace('"""', "").rstrip('"')
     return plain if len(plain) <= LONGEST else plain[:LONGEST].rpartition(" ")[0] + " ..."

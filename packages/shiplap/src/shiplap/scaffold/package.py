@@ -39,6 +39,7 @@ def package_ops(package: str, load: Callable[[str], object], namespaces: Sequenc
     Raises:
         ShiplapError: SL501 if the package registers no op.
     """
+    # Ops that are registered by the import are the package's, unless it was imported before.
     loaded, before = package in sys.modules, names()
     load(package)
     after, own = names(), registrars(package)
@@ -119,6 +120,7 @@ def drafted(form: Form, overload: Overload, recorded: Sequence[Call], doc: tuple
     problem = _problem(form, known, overload, recorded)
     if problem:
         known = unknown(form, f"a declaration with inferred dims has another result: {problem}")
+        # Checked once more, so that a schema which no declaration has raises its own error.
         _problem(form, known, overload, ())
     notes = [] if recorded or not composite(form.name) else ["made of other ops: calls of it cannot be recorded"]
     return Entry(form, known, *doc, notes)

@@ -101,10 +101,12 @@ class _Asker:
             values = {name: _fake(v) for name, v in arguments.items()}
             positional = [values[a.name] for a in self.form.arguments if not a.keyword_only]
             named = {a.name: values[a.name] for a in self.form.arguments if a.keyword_only}
+            # A fake of an op with an autograd kernel would record a graph for nothing.
             with torch.no_grad():
                 result = self.overload(*positional, **named)
             results = call_of(self.overload._schema, (), {}, result).results
         except REFUSALS as e:
+            # No further call can succeed, so the remaining tries are given up.
             if isinstance(e, NotImplementedError) or type(e).__name__ == "UnsupportedOperatorException":
                 self.left, self.reason = 0, "no meta kernel"
                 return None
@@ -119,12 +121,14 @@ class _Asker:
             return None
         tensors = [a for a in self.form.arguments if a.tensor]
         same = [(r,) * len(tensors) for r in RANKS]
+        # Six ranks for each of five tensors are 7776 combinations, far above MOST_TRIES.
         mixed = [] if len(tensors) > 4 else list(product(RANKS, repeat=len(tensors)))
         for ranks, size in product([*same, *(m for m in mixed if m not in same)], SIZES[:2]):
             for dtype in ("float32", "int64"):
                 given = {a.name: _of_rank(a.kind, r, size, dtype) for a, r in zip(tensors, ranks, strict=True)}
                 if (call := self.ask({a.name: {**scalars, **given}[a.name] for a in self.form.arguments})) is not None:
                     return call
+            # Half of the tries are left for the sizes.
             if self.left < MOST_TRIES // 2:
                 return None
         return None

@@ -76,6 +76,7 @@ def _expression(sizes: Sequence[int], names: Sequence[str], rows: Rows) -> str |
     varied, or none is a name.
     """
     different = len(set(sizes)) > 1
+    # If no dim varied in the calls, a constant size is no evidence for a constant.
     varied = any(len({env[n] for _, env in rows}) > 1 for n in names if "[" not in n)
     for text in _candidates(names, sizes[0] if varied or not names else None, deep=different):
         try:
@@ -124,6 +125,7 @@ def _windows(names: Sequence[str]) -> Iterator[str]:
         return
     for size, tap in permutations(dict.fromkeys(taps), 2):
         for pad, spread, stride in product(pads or [""], spreads or [""], strides or [""]):
+            # The size of a window's result: (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1.
             padded = f"{size}+2*{pad}" if pad else size
             left = f"{padded}-{spread}*({tap}-1)-1" if spread else f"{padded}-{tap}"
             yield f"({left})//{stride}+1" if stride else f"{left}+1"
@@ -145,5 +147,6 @@ def _bounded(
     taken = {*dims.slots, *dims.scalars, *bounds, *rows[0][0].arguments}
     name = next(c for c in ("m", "k", "kept", *(f"kept{i}" for i in range(100))) if c not in taken)
     assert plain_name(name)
+    # The least sum over all calls is the tightest bound.
     bounds[name] = min(holding)[1]
     return name

@@ -83,10 +83,12 @@ def _drawn(
     if dtype == "bool":
         return f"(torch.rand({size}, generator=rng) < 0.5){to}"
     if dtype.startswith(("int", "uint")):
+        # randint excludes its upper bound.
         top = limit or str(int(high or 0) + 1)
         return f"torch.randint({int(low or 0)}, {top}, {size}, generator=rng, dtype=torch.{dtype}){to}"
     to = moved if moved is not None else f".to(device, torch.{dtype})"
     if dtype.startswith(("float", "bfloat")) and low is not None and high is not None:
+        # Rounded to be readable: a sample need not reach the exact bounds.
         spread, start = _round(high - low) or 1.0, _round(low)
         shift = f" + {start!r}" if start > 0 else f" - {-start!r}" if start < 0 else ""
         return f"(torch.rand({size}, generator=rng) * {spread!r}{shift}){to}"

@@ -135,6 +135,7 @@ def form_of(schema: Any) -> Form:
 def kinds(schema: Any) -> tuple[list[str], list[str]]:
     """Return the types of the arguments and of the results as the schema writes them, without alias sets."""
     head, opening, rest = str(schema).partition("(")
+    # Types are read from the text, since torch's objects print some of them differently.
     plain = _ALIAS.sub("", rest) if opening else head
     given, _, made = plain.rpartition(") -> ")
     arguments = [re.sub(r" \w+(=.*)?$", "", p) for p in _parts(given) if p and p != "*"]

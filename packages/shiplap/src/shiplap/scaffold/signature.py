@@ -57,6 +57,7 @@ def of_function(fn: Callable[..., Any], where: str) -> list[Signature]:
         annotated = inspect.signature(fn)
     except (TypeError, ValueError):
         annotated = None
+    # Annotations are more exact than a docstring; names without types come last.
     if annotated is not None and any(p.annotation is not p.empty for p in annotated.parameters.values()):
         return [parse(f"{name}{_spell(annotated)}", where)]
     signatures = [parse(line, where) for line in _documented(name, inspect.getdoc(fn) or "")]
@@ -96,6 +97,7 @@ def _spell(signature: inspect.Signature) -> str:
 def _annotation(annotation: Any) -> str:
     """Return an annotation as source text."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    # A class without a name in source prints as <...>, which cannot be parsed.
     return re.sub(r"<[^<>]*>", "object", text)
 
 
@@ -110,6 +112,7 @@ def _literal(value: Any) -> str:
 def _documented(name: str, doc: str) -> Iterator[str]:
     """Yield the signature lines of a docstring: the first line, or the numbered ones under "Overloaded function."."""
     lines = [line.strip() for line in doc.splitlines()]
+    # pybind11 lists overloads in this form.
     numbered = [m[1] for line in lines if (m := re.match(rf"\d+\.\s+({re.escape(name)}\(.*)", line))]
     if numbered:
         yield from numbered
@@ -171,6 +174,7 @@ def _pythonic(text: str) -> str:
     """Return C++ spellings that pybind11 leaves in docstrings as names that Python can parse."""
     text = re.sub(r"=\s*<[^>]*>", "= ...", text.rstrip(": "))
     text = re.sub(r"\b(?:c10|std)::optional<([\w:]+)>", r"Optional[\1]", text)
+    # From the inside out, because templates nest. "->" is no bracket.
     while (shorter := re.sub(r"(?<!-)<[^<>]*>", "", text)) != text:
         text = shorter
     return re.sub(r"\b\w+::", "", text)
@@ -190,6 +194,7 @@ def _returns(node: ast.expr) -> tuple[str, ...]:
         return ()
     if isinstance(node, ast.Subscript) and _last(node.value) in ("tuple", "Tuple"):
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        # tuple[Tensor, ...] has no fixed number of outputs, which a declaration needs.
         if not any(isinstance(i, ast.Constant) and i.value is ... for i in items):
             return tuple(_form(i) or "object" for i in items)
     return (_form(node) or "object",)

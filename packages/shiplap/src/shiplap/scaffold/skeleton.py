@@ -56,6 +56,7 @@ def _names(draft: Draft) -> list[str]:
 def _head(draft: Draft) -> list[str]:
     """Return the lines ahead of the first op."""
     types = " ".join(t for s in draft.signatures for t in (*(p.type for p in s.parameters), *(s.returns or ())))
+    # Float is imported in any case, since most drafts need it when they are filled in.
     classes = sorted({"Float", *re.findall(r"(\w+)\[Tensor,", types)})
     source = f"{draft.imports}\n" if draft.imports else ""
     return [

@@ -51,6 +51,7 @@ def observe(op: Op, case: Case) -> Observation:
         if problem := _differs(op, case, first):
             return Observation(f"the first tensors again, after {what}: {problem}", fix=KEEP)
     for after in (True, False):
+        # An access beside the tensor ends the process, which the parent reports as a failure of this check.
         beside = tree_map(partial(guarded, after=after), case.args)
         if problem := _differs(op, case, beside):
             return Observation(f"tensors that end at the limit of the readable memory: {problem}", fix=BESIDE)
@@ -78,6 +79,7 @@ def _moved(op: Op, case: Case, first: tuple[Any, ...]) -> Iterator[tuple[str, tu
     all.
     """
     changed = other(op, case).fresh()
+    # A builder of samples may return other sizes, which would test nothing about addresses.
     if [t.shape for t in tensors(changed)] != [t.shape for t in tensors(first)]:
         return
     for position, arg in enumerate(op.spec.args):

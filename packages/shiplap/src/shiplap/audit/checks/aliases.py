@@ -49,18 +49,21 @@ def observe(op: Op, case: Case) -> Observation:
 def _aliased(op: Op, case: Case) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Yield arguments in which two tensors are one, overlap, or are transposes of each other."""
     places = [i for i, a in enumerate(op.spec.args) if a.tensor is not None and not a.mutated]
+    # Overlap with a mutated argument is refused by SL210.
     if op.spec.mutated:
         return
     for i, j in combinations(places, 2):
         args = list(case.fresh())
         a, b = args[i], args[j]
         names = f"{op.spec.args[i].name} and {op.spec.args[j].name}"
+        # Integers are often indices into another argument, and the same numbers would be out of range.
         if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.dtype != b.dtype or not a.is_floating_point():
             continue
         if a.shape == b.shape:
             args[j] = args[i]
             yield f"{names} are one tensor", tuple(args)
             if a.dim() and a.numel():
+                # The second view begins one row behind the first.
                 room = a.new_zeros(a.numel() + a[0].numel())
                 room[: a.numel()] = a.reshape(-1)
                 args = list(case.fresh())

@@ -164,6 +164,7 @@ def _violated(op: Op, case: Case) -> Iterator[Bad]:
         for position, arg in enumerate(op.spec.args):
             if arg.scalar not in ("int", "list[int]") or arg.name not in expr.names:
                 continue
+            # Negative, empty and huge values break most preconditions on ints.
             for value in (-1, 0, 1 << 20):
                 old = case.args[position]
                 wrong = [value] * len(old) if isinstance(old, list) else value

@@ -45,6 +45,7 @@ def observe(op: Op, case: Case) -> Observation:
     present = [
         n for n, v in zip((a.name for a in op.spec.args), case.args, strict=True) if n in flexible and v is not None
     ]
+    # Each argument alone in bfloat16 is a mixed call; with one argument there are only all and none.
     for narrow in ({n} for n in present) if len(present) > 1 else (set(), set(present)):
         args = tuple(_narrowed(a, v, narrow) for a, v in zip(op.spec.args, case.fresh(), strict=True))
         expected_args = _cast(op, args)

@@ -139,6 +139,7 @@ def _overwritten(op: Op, case: Case, names: list[str]) -> Observation:
     for name in names:
         leaves = {a.name: v for a, v in zip(op.spec.args, case.fresh(), strict=True)}
         wanted = [leaves[n].requires_grad_() for n in names]
+        # An intermediate tensor, because autograd forbids in-place writes to a leaf.
         used = {n: v * 1 if n in names else v for n, v in leaves.items()}
         outs = [o for o in call(op, tuple(used.values())) if o.requires_grad]
         if used[name].shape != changed[name].shape:
@@ -279,6 +280,7 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
     judged = settle(got, own, wide, Reduction(max(1, case.numel)), recompute, op.spec.tolerated)
     if not judged.problem:
         return Observation()
+    # All gradients missing means that the backward ran outside of autograd.
     silent = " (nothing of the backward was recorded)" if all(g is None for g in gradients) else ""
     return Observation(
         f"second order{silent}: {judged.problem}",

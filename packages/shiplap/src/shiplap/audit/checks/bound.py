@@ -44,6 +44,7 @@ def observe(op: Op, case: Case) -> Observation:
                     f"{dim.text} = {size}, the fake promised {low} <= {dim.text} <= {high}",
                     fix="give new_dynamic_size the true min and max, or none",
                 )
+            # The report shows how tight the bound is: one that is never approached wastes memory.
             fullest = max(fullest, size / bound if bound else 0.0)
     return Observation(error=fullest)
 

@@ -151,6 +151,7 @@ def _run(library: Path, symbol: str, attempts: list[Attempt]) -> tuple[dict[int,
         lines = [json.loads(line) for line in out.splitlines() if line.endswith("}")]
         results |= {line["call"]: line for line in lines if "status" in line}
         begun = max((line["call"] for line in lines), default=None)
+        # A process that dies before its first call cannot load the library at all.
         if status == 0 or begun is None:
             if status:
                 raise RuntimeError(f"{library.name} cannot be called in a process of its own: {err.strip()[-300:]}")
@@ -254,6 +255,7 @@ def _wrong_values(op: Op, case: Case) -> Iterator[tuple[str, tuple[Any, ...]]]:
         if isinstance(value, Tensor) and value.numel():
             yield from ((f"{arg.name} full of {name}", swap(torch.full_like(value, w))) for name, w in _extremes(value))
         elif arg.scalar in ("int", "list[int]"):
+            # The borders of 32 and 64 bits, where size arithmetic overflows.
             for wrong in (-1, 0, 1 << 31, (1 << 63) - 1, -(1 << 63)):
                 yield f"{arg.name}={wrong}", swap([wrong] * len(value) if isinstance(value, list) else wrong)
         elif arg.scalar == "float":

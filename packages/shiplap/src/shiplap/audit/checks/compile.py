@@ -46,6 +46,7 @@ def _doubled(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 def observe(op: Op, case: Case) -> Observation:
     """Compile one sample for its sizes with aot_eager, and compare. Other sizes are compiled in ``sequence``, twice."""
+    # A layout or an absent argument is another graph, which the shared compiled function would count as a recompile.
     other_form = case.recipe.layouts or case.recipe.absent or _repeats(op, case)
     if not other_form and case.recipe != Samples(op, case.seed, case.device).base:
         return Observation()
@@ -99,6 +100,7 @@ def _too_much(counts: torch_private.CompileCounts, backend: str, sizes: int, kin
     """
     if counts.graph_breaks:
         return f"{backend}: {counts.graph_breaks} graph breaks: {', '.join(counts.break_reasons)}"
+    # One recompile makes a size dynamic, a second one may separate sizes 0 and 1.
     if counts.recompiles > MOST_RECOMPILES + kinds - 1:
         return f"{backend}: {counts.recompiles} recompiles over {sizes} sizes"
     return ""

@@ -160,6 +160,7 @@ def _side_stream(trial: _Trial) -> Observation:
     trial.warm(trial.case)
     changed, args = trial.values(), trial.case.fresh()
     torch.cuda.synchronize(trial.stream.device)
+    # The op's own stream waits for the gate, so that work on any other stream runs ahead of the writes to the inputs.
     gate = hold(trial.second)
     with torch.cuda.stream(trial.stream):
         trial.stream.wait_event(gate)
@@ -194,6 +195,7 @@ def _two_streams(trial: _Trial) -> Observation:
     pair = [trial.values(), trial.values()]
     args = [[c.fresh() for _ in range(ROUNDS)] for c in pair]
     trial.warm(trial.case)
+    # Both streams start at the same event, so that their calls overlap.
     gate, got = hold(torch.cuda.Stream(trial.stream.device)), []
     for stream in streams:
         stream.wait_event(gate)
@@ -255,6 +257,7 @@ def _new_values(trial: _Trial, recording: Recording, old: tuple[Tensor, ...]) ->
         if problem == WRITES:
             return Observation(f"replay {turn} {problem}", fix="work on a copy, or declare mutates=(...)")
         if problem:
+            # Results of the values at capture point to a value that was read on the host.
             stale = not close(recording.outs, old, old, Reduction(1)).problem
             nothing = recording.nodes and not set(recording.nodes) - {"empty node"}
             why = "; the graph is empty" if nothing else "; these are the results of the values at capture" * stale

@@ -91,6 +91,7 @@ def _compiled(op: Op, case: Case, note: str) -> Observation:
         with torch.no_grad():
             for turn in range(CALLS):
                 x = values[turn % 2].clone()
+                # Results of the step before are overwritten from here on, which is why they are cloned below.
                 torch.compiler.cudagraph_mark_step_begin()
                 got = tuple(t.clone() for t in compiled(x))
                 if problem := _differs(op, case, moving, x, got):

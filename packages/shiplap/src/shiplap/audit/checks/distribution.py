@@ -84,6 +84,7 @@ def _reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 def _args(op: Op, case: Case, seed: int) -> tuple[Any, ...]:
     """Return fresh arguments whose seed is number ``seed``."""
     args = case.fresh()
+    # An op that draws from torch's generator gets another state with each seed as well.
     torch.manual_seed(seed + 1000)
 
     def seeded(name: str, value: Any) -> Any:
@@ -145,6 +146,7 @@ def _distant(op: Op, case: Case) -> str:
     def same(run: Callable[..., tuple[Tensor, ...]], bits: int) -> bool:
         return all(not bitwise(_run(op, case, run, s + (1 << bits)), _run(op, case, run, s)) for s in range(PAIRS))
 
+    # Narrow seeds cannot be that far apart.
     for bits in (b for b in DISTANCES if 2 << b < limit):
         if same(_op, bits) and not same(_reference, bits):
             return f"seeds that are {1 << bits} apart draw the same numbers: the seed loses its upper bits"

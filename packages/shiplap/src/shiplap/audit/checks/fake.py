@@ -81,6 +81,7 @@ def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fake
             if is_real != is_fake:
                 return f"output {index}: {name} {is_real} is real, {is_fake} is promised"
         for position, (a, b) in enumerate(zip(tensors(args), tensors(fakes), strict=True)):
+            # An empty real tensor has no storage to share.
             if r.numel() and (torch_private.same_storage(r, a) != torch_private.same_storage(f, b)):
                 which = "the real" if torch_private.same_storage(r, a) else "only the fake"
                 return f"output {index}: {which} output shares the memory of input {position}"

@@ -65,6 +65,7 @@ def _turned(op: Op, case: Case) -> str:
 def _stale(op: Op, case: Case, changed: Case) -> Observation:
     """Write new contents into the same tensor objects: a result cached by address would be returned again."""
     shapes = [[t.shape for t in tensors(c.args)] for c in (case, changed)]
+    # The new contents must fit into the old tensors.
     if op.spec.mutated or case.form != changed.form or shapes[0] != shapes[1]:
         return Observation()
     args = case.fresh()

@@ -88,6 +88,7 @@ def _while_quick(cases: Iterable[Case]) -> Iterable[Case]:
     for case in cases:
         name, size = max(((n, v) for n, v in case.recipe.sizes if type(v) is int), key=lambda p: p[1], default=("", 1))
         before, seconds = took.get(name, (size, 0.0))
+        # Attention-like costs grow with the square of one dim.
         if seconds * (size / before) ** 2 > LARGE_S:
             continue
         began = time.process_time()
@@ -218,6 +219,7 @@ def _grads(
     """Return the gradients of ``names`` only. An unused input has a zero gradient."""
     given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
     wanted = [given[n].requires_grad_() for n in names]
+    # A product with 1 makes a non-leaf with the same values.
     used = args if leaf else tuple(v * 1 if n in names else v for n, v in given.items())
     outs = [o for o in forward(used) if _numbers(o)]
     pairs = [(o, d) for o, d in zip(outs, directions(outs), strict=True) if o.requires_grad]
@@ -263,6 +265,7 @@ def _numerically(op: Op, case: Case, names: list[str]) -> str:
         args = tuple({**rewound, **dict(zip(names, values, strict=True))}.values())
         return tuple(o for o in call(op, args) if _numbers(o))
 
+    # gradcheck writes to its inputs, so they must own their memory and be dense.
     dense = [p.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for p in points]
     try:
         torch.autograd.gradcheck(forward, dense, fast_mode=size > SLOW_LIMIT, nondet_tol=1e-9)

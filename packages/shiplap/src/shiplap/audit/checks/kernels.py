@@ -60,6 +60,7 @@ def kernels_of(op: Op, device: str) -> list[Kernel]:
 
 def variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
     """Yield the kernel with each of its configs that takes the call."""
+    # A template chooses its own variant for a call.
     if kernel.template is not None:
         serving = kernel.serving(call)
         if isinstance(serving, Kernel):

@@ -128,8 +128,10 @@ def _real(op: Op, case: Case) -> tuple[str, str]:
 def _spread_out(t: Tensor, dim: int) -> Tensor:
     """Return ``t`` with ``dim`` spread over more than 2^31 elements of reserved, untouched address space."""
     inner = t.contiguous()
+    # The last row starts beyond 2^31 elements, and rows do not overlap.
     step = BEYOND // (t.shape[dim] - 1) + t.numel() + 64
     size = (step * t.shape[dim] + t.numel()) * t.itemsize
+    # NORESERVE: pages that are never written to take no memory and no swap.
     space = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
     strides = [step if d == dim else s for d, s in enumerate(inner.stride())]
     return torch.frombuffer(space, dtype=t.dtype).as_strided(t.shape, strides).copy_(t)

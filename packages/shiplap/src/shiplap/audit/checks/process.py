@@ -138,6 +138,7 @@ def _printed(run: Callable[[], Any]) -> str:
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
     flush(None)
+    # The descriptor is replaced, because C code does not write through sys.stdout.
     kept = os.dup(1)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 1)
@@ -155,6 +156,7 @@ def _printed(run: Callable[[], Any]) -> str:
 
 def _overwritten(run: Callable[[], Any]) -> str:
     """Return the setting that a call changed. All settings get other values at once, in several rounds."""
+    # Two values at least for each setting: a call that sets a constant might set the first one.
     for number in range(max(len(values) for _, _, _, values in SETTINGS)):
         wanted = [values[number % len(values)] for _, _, _, values in SETTINGS]
         was = [read() for _, read, _, _ in SETTINGS]
@@ -336,6 +338,7 @@ def _growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
 def _grown(growths: list[tuple[float, float]], calls: int, what: str) -> str:
     """Return the memory that every one of the rounds has left behind, as text."""
     for at, (kind, limit) in enumerate((("Python objects", calls * 0.9), ("bytes of resident memory", calls * BYTES))):
+        # A leak shows in every round, noise does not.
         least = min(growth[at] for growth in growths)
         if least >= limit:
             return f"{what}, {calls} times with one size, leaves {least:.0f} {kind} behind, each time again"

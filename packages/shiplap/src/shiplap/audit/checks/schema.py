@@ -94,6 +94,7 @@ def _changed(t: Tensor, before: Tensor, arg: Arg) -> str:
         return f"was given other memory, of {after.numel()} bytes in place of {before.numel()}"
     different = after != before
     if arg.mutated:
+        # A mask of the bytes that the argument's view covers: those the op may write.
         mine = torch.zeros(before.numel() // t.itemsize, dtype=torch.bool, device=t.device)
         mine.as_strided(t.shape, t.stride(), t.storage_offset()).fill_(True)
         different[: mine.numel() * t.itemsize] &= ~mine.repeat_interleave(t.itemsize)

@@ -64,6 +64,7 @@ def observe(op: Op, case: Case) -> Observation:
         if state.symbols:
             return Observation(f"{library.name} keeps {_listed([str(s) for s in state.symbols])}", fix=_fix(state))
         threaded = [f"{size} bytes" for section, size in state.nameless if section.startswith((".tbss", ".tdata"))]
+        # A static C++ runtime has thread-locals of its own, which have no names after strip either.
         if threaded and not state.linked_in:
             return Observation(
                 f"{library.name} keeps thread-local memory, nameless since stripped: {_listed(threaded)}"

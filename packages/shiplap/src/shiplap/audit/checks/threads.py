@@ -49,6 +49,7 @@ def _interpreted(op: Op, case: Case) -> bool:
         seen = seen or frame.f_globals.get("__name__") == INTERPRETER
 
     before = sys.getprofile()
+    # A profile function sees every Python frame, also those of libraries.
     sys.setprofile(look)
     try:
         run(op, case)

@@ -64,6 +64,7 @@ def _vmapped(op: Op, case: Case, batched: list[str], count: int = 0) -> tuple[st
     for member in members:
         fresh = zip(op.spec.args, case.fresh(), member.fresh(), strict=True)
         rows.append(tuple(new if a.name in batched else old for a, old, new in fresh))
+    # A rule that ignores in_dims is right for one of the two only.
     for dim in (0, -1):
         stacked = tuple(
             torch.stack([row[i] for row in rows], dim if rows[0][i].dim() else 0) if a.name in batched else rows[0][i]

@@ -105,6 +105,7 @@ class Group(Rewrite):
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:
+            # Keys are compared by equality, so the calls of one key may be anywhere in the graph.
             if (key := self.key(node)) is not None:
                 families.setdefault(key, []).append(node)
         for family in families.values():
@@ -121,12 +122,14 @@ class Group(Rewrite):
             elif alone and group.left is not None and group.because is not None:
                 alone = False  # one of them tells the story of the family
                 yield self._near_miss(group.left, group.because, group.members)
+            # The group is sought anew in the changed graph: merging may have made other calls depend on each other.
             calls = [n for n in calls if n not in group.members]
 
     def _merged(self, graph: Graph, members: list[Node]) -> Outcome:
         """Merge ``members`` if the model of costs allows it, and return the outcome."""
         machine = machine_for(members[0])
         price = self.price(members, machine) if machine else "nothing was measured on this device"
+        # A proof merges whatever it costs: it compares results and not times.
         declined = isinstance(price, str) or not price.pays
         if declined and not (self.always or proving.get()):
             reason = f"{len(members)} calls of {operator_name(members[0])}: {price}"
@@ -160,6 +163,7 @@ def escapes(node: Node) -> bool:
         user = stack.pop()
         if user.op == "output":
             return True
+        # A view of the result is returned as memory of the stacked tensor, which the caller could see as an alias.
         if called(user) in ALIASES:
             stack.extend(user.users)
     return False

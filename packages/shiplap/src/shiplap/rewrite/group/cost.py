@@ -102,11 +102,13 @@ def product_ns(machine: Machine, out: Node, weight: Node) -> float:
 
 def arithmetic_ns(machine: Machine, out: Node, weight: Node) -> float:
     """Return the time of a linear layer whose weights cost nothing to read."""
+    # Two operations, a product and a sum, for each element of the result and each input width.
     return 2 * _numel(value(out)) * hint(value(weight).shape[1]) / machine.flops
 
 
 def launch_ns(machine: Machine, hidden: float) -> float:
     """Return the time of one launch behind a kernel that computes for ``hidden`` ns."""
+    # Where kernels are launched ahead, a launch is hidden by the kernel that runs meanwhile.
     return max(0.0, machine.launch - hidden) if machine.ahead else machine.launch
 
 
@@ -125,6 +127,7 @@ def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
 def _given(node: Node) -> bool:
     """Whether ``node`` is an input of the graph, or an entry of one, of fixed size."""
     fixed = isinstance(held := value(node), Tensor) and all(isinstance(n, int) for n in held.shape)
+    # An entry of an input is as fixed in memory as the input.
     while called(node) in ENTRIES and isinstance(source := node.args[0], Node):
         node = source
     return fixed and node.op in ("placeholder", "get_attr")

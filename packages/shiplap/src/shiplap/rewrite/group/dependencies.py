@@ -30,7 +30,7 @@ def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
     ``calls`` are in graph order. Merging the returned calls leaves the graph without a cycle. A second group that was
     found before the first was merged may close a cycle: search again after each merge.
     """
-    # Sets of calls are integers with a bit per call, because each node of the graph needs one: a graph may have 10,000
+    # Sets of calls are integers with a bit per call: each node of the graph needs a set, and large graphs have many
     # nodes.
     bits = {node: 1 << i for i, node in enumerate(calls)}
     above: dict[Node, int] = {}  # node → those of the calls that it is computed from
@@ -44,12 +44,14 @@ def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
         reach = _union(above.get(n, 0) | bits.get(n, 0) for n in node.all_input_nodes)
         above[node] = reach
         if node in bits and node is not calls[0] and len(members) < most:
+            # Only the members count. A call that depends on a call which was left out may still join.
             source = next((m for m in members if reach & bits[m]), None)
             if source is None and wall is None:
                 members.append(node)
                 taken |= bits[node]
             elif left is None:
                 left, because = node, source or wall
+        # The first write ends the group: calls behind it would be moved to a place ahead of it, or the reverse.
         wall = wall or (node if barrier(node) else None)
     return Independent(members, left, because)
 

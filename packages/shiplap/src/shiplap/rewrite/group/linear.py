@@ -32,6 +32,7 @@ def linear_of(node: Node) -> tuple[Node, Node, Node | None] | None:
     given = arguments(node)
     x, weight, bias = given.get("input"), given.get("weight"), given.get("bias")
     held, matrix, out = tensor(x), tensor(weight), tensor(node)
+    # A layer on a vector is left alone: bmm needs rows.
     if held is None or matrix is None or out is None or held.dim() < 2 or matrix.dim() != 2:
         return None
     same = out.dtype == held.dtype == matrix.dtype and held.dtype.is_floating_point  # no autocast around it
@@ -101,6 +102,7 @@ class StackedLinears(Group):
         if len(set(xs)) == 1:
             # Stacked copies of one input would be read once per layer, which the wide product avoids.
             return "they share their input: shared_input_linears makes one product of them"
+        # Weights that are constants are stacked when the model is compiled, which costs nothing in a call.
         stacks = [[n for n in weights if not folded(n)], [] if whole(xs) else xs]
         added = 2 * bytes_of(n for s in stacks for n in s) / machine.copy
         added += kernels_to_stack(machine, *stacks) * machine.launch
@@ -125,6 +127,7 @@ def _stacked(xs: Tensor | list[Tensor], weights: list[Tensor], biases: list[Tens
     outs = list(out.view(*stacked.shape[:-1], out.shape[-1]).unbind(0))
     if biases:
         return [o + b for o, b in zip(outs, biases, strict=True)]
+    # A result that the caller may get must not share the memory of its neighbours.
     return [o.clone() if copy else o for o, copy in zip(outs, own, strict=True)]
 
 
@@ -163,6 +166,7 @@ class WideLinears(Group):
 
     def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
         _, weights, biases = _parts(members)
+        # Constants are joined when the model is compiled.
         moved = [n for n in (*weights, *biases) if not folded(n)]
         added = (
             2 * bytes_of(moved) / machine.copy + (machine.launch if moved else 0) + 2 * bytes_of(members) / machine.copy

@@ -42,6 +42,7 @@ class StackedNorms(Group):
         return _normed, ([c["input"] for c in calls], shape, scales, shifts, eps, [escapes(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
+        # Independent loops are fused by the code generator already.
         if machine.horizontal:
             return HORIZONTAL
         moved = 2 * bytes_of(arguments(m)["input"] for m in members) / machine.copy
@@ -61,6 +62,7 @@ def _normed(
     """Compute the norms as one, in float32 and rounded once, as torch computes each of them in any dtype."""
     stacked = torch.stack(xs)
     out = F.layer_norm(stacked.to(torch.promote_types(stacked.dtype, torch.float32)), shape, eps=eps)
+    # Scales and shifts differ by member, so they broadcast over the rows of their own member only.
     across = [len(xs), *[1] * (xs[0].dim() - len(shape)), *shape]
     if scales:
         out = out * torch.stack(scales).view(across)

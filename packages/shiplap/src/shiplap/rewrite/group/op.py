@@ -81,6 +81,7 @@ class JoinedCalls(Group):
     def programs(self) -> Iterator[Program]:
         samples = Samples(self.op, 0)
         for case in (*samples.plain(), *samples.optionals()):
+            # Each call gets values of its own, so that exchanged results would be noticed.
             draws = [case.fresh(), *(samples.build(case.recipe).fresh() for _ in range(COUNT - 1))]
             yield self._program(draws, case.label)
 
@@ -121,6 +122,7 @@ def _joined(op: Op, places: Sequence[int | None], out: int) -> Callable[..., lis
     def call(joined: list[Any], first: list[Any]) -> list[Tensor]:
         parts = list(zip(joined, first, places, strict=True))
         args = [v if own is None or at is None else torch.cat(own, at) for own, v, at in parts]
+        # Any joined argument gives the sizes, since all of them have the same dim.
         sizes = next([t.shape[at] for t in own] for own, _, at in parts if own is not None and at is not None)
         return [part.contiguous() for part in op.overload(*args).split(sizes, out)]
 

@@ -31,6 +31,7 @@ class StackedChains(Group):
         chain = self.nodes(node) if _ends(node) else []
         if len(chain) < LEAST:
             return None
+        # Chains are equal if their steps read each other at the same places, whatever the names of the nodes.
         place = {n: i for i, n in enumerate(chain)}
         steps = [(str(n.target), _form([n.args, n.kwargs], place)) for n in chain]
         return (signature(tensor(node)), tuple(steps))
@@ -66,6 +67,7 @@ def _pointwise(node: Node) -> bool:
     if held is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return False
     operands = [tensor(n) for n in node.all_input_nodes]
+    # A chain of other layouts would need a copy per operand, which costs more than its launches.
     return held.is_contiguous() and all(t is not None and t.shape == held.shape for t in operands)
 
 

@@ -71,12 +71,14 @@ class Attention(Rewrite):
         if passthrough_ops.named(softmax) not in self.anchors or not over_last(softmax):
             return _missed(softmax)
         top = softmax.args[0] if softmax.args else softmax.kwargs["input"]
+        # The weights are followed first: a sink behind the product changes which calls may read the scores.
         below = _weighted(softmax)
         tail = below.rescaled(top) if isinstance(below, _Weighted) else None
         above: Scores | Obstructed | None
         try:
             above = scores_of(top, softmax, beside=tail.nodes if tail else ())
         except Obstructed as e:
+            # Kept, since the other side decides whether this place is an attention at all.
             above = e
         if above is None or below is None:
             return _missed(softmax)
@@ -96,12 +98,14 @@ class Attention(Rewrite):
         if reason := _unfit(held):
             raise Obstructed(below.out, *reason)
         _require_same_mask(above, below)
+        # A mask that also zeroes weights must stay a tensor, and blocks of rows read masks by row.
         if below.mask is None and not softcap.is_capped(above):
             above.steps[:] = settled(above.steps)
         in_blocks = {"cap", "scale", "stretch", "add", *speedup_model.MASKS}
         if softcap.is_capped(above) and not {s.kind for s in above.steps} <= in_blocks:
             what = "tanh caps the scores, and a view or a sink follows: that is computed in no blocks of rows"
             raise Obstructed(below.out, "operator", what, softcap.FLEX, 2)
+        # A finite number that is filled in gives a fully masked row equal weights, and those have gradients.
         if above.blocks_gradients or below.mask is not None:
             _require_no_gradients(below.out, held)
         shape = tuple(value(softmax).shape)
@@ -310,6 +314,7 @@ class _Plan:
         scale, bias, causal = self.scores.scale, None, False
         for step, tensor in zip(self.scores.steps, given[:-1] if self.masked else given, strict=True):
             if step.kind == "scale":
+                # The bias so far is scaled as well: it was added ahead of this call.
                 scale, bias = scale * step.number, None if bias is None else bias * step.number
             elif step.kind == "stretch":
                 q, bias = q * tensor, None if bias is None else bias * tensor
@@ -321,6 +326,8 @@ class _Plan:
                 k, v, bias = sinks.with_sink(q, k, v, bias, tensor if step.number else tensor.unsqueeze(-1))
             else:
                 bias = _changed(step, bias, tensor)
+        # A view between product and softmax has other leading dims: q and k take them over, and the result gets its own
+        # back.
         if self.viewed:
             lead = self.shape[:-2]
             q, k = (t.expand(*self.scores.lead, *t.shape[-2:]).reshape(*lead, *t.shape[-2:]) for t in (q, k))
@@ -347,6 +354,7 @@ def _changed(step: Step, bias: Tensor | None, given: Any) -> Tensor | None:
         term: Tensor = given if step.number == 1 else given * step.number
         return term if bias is None else bias + term
     if step.kind in ("fill", "keep"):
+        # A scalar broadcasts, so no mask of full size is allocated where nothing was added before.
         rest = torch.zeros((), dtype=step.dtype, device=given.device) if bias is None else bias
         filled = torch.full((), step.number, dtype=step.dtype, device=given.device)
         mask = given if given.dtype == torch.bool else given != 0
@@ -368,6 +376,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
         q, k, v = (t.flatten(0, rank - 4) for t in (q, k, v))
         bias = None if bias is None else bias.expand(*lead, *bias.shape[-2:]).flatten(0, rank - 4)
     elif rank < 4:
+        # With three dims the first is the batch, and heads are inserted behind it.
         at = 1 if rank == 3 else 0
         for _ in range(4 - rank):
             q, k, v = (t.unsqueeze(at) for t in (q, k, v))
@@ -384,6 +393,7 @@ def _in_dtype(bias: Tensor, dtype: torch.dtype) -> Tensor:
         return bias
     if not bias.is_floating_point():
         return bias.to(dtype)
+    # Minus infinity stays infinite; a cast of the lowest float32 to float16 would become infinite, too.
     return torch.where(bias == -torch.inf, bias, bias.clamp_min(torch.finfo(dtype).min)).to(dtype)
 
 

@@ -100,6 +100,7 @@ def programs() -> Iterator[Program]:
     """Yield each spelling on values as attention meets them, and the usual one in all dtypes and with symbolic
     sizes.
     """
+    # A fixed seed: the proof of one digest must have one result.
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:

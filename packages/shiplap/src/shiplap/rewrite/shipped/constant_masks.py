@@ -43,6 +43,7 @@ def settled(steps: Sequence[Step]) -> list[Step]:
     """
     left = [s for s in steps if s.kind not in ("add", "fill", "keep") or hides(s) != "nothing"]
     biases = [i for i, s in enumerate(left) if s.kind in ("add", "fill", "keep", "sink", "rest", "cap")]
+    # is_causal replaces the whole bias of the fused call, so it must be the only one.
     if len(biases) != 1 or any(s.kind != "view" for s in left[biases[0] + 1 :]) or hides(left[biases[0]]) != "later":
         return left
     return [Step("causal") if i == biases[0] else s for i, s in enumerate(left)]
@@ -70,6 +71,7 @@ def _hides(kind: str, node: Node) -> Hidden:
     calls = _behind(node)
     if calls is None:
         return ""
+    # The mask is computed with real values in the middle of a trace, whose modes would make fakes of them.
     with without_modes(), torch.no_grad():
         try:
             mask = _computed(calls)
@@ -89,6 +91,7 @@ def _behind(node: Node) -> list[Node] | None:
         at = stack.pop()
         if (
             passthrough_ops.named(at) not in PURE
+            # A call that reads nothing must be a factory; any other may read state.
             or not (at.all_input_nodes or passthrough_ops.named(at) in FACTORIES)
             or len(calls) > FAR
         ):
@@ -124,6 +127,7 @@ def _hidden(kind: str, mask: Tensor) -> Tensor | None:
         return hidden if kind == "fill" else ~hidden
     if not mask.is_floating_point():
         return None
+    # A number this low leaves weight 0 in float32, like minus infinity.
     hidden = mask <= -SWALLOWS
     return hidden if bool((hidden | (mask == 0)).all()) else None
 

@@ -113,6 +113,7 @@ class FoldedNorm(Rewrite):
         return self.examples()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
+        # Checked first: tracing the norms that are written out costs more than this walk.
         if not any(map(self._is_conv, graph.nodes)):
             return
         for norm in list(self._norms(graph)):
@@ -130,6 +131,7 @@ class FoldedNorm(Rewrite):
                 given = arguments(node)
                 names = ("running_mean", "running_var", "weight", "bias")
                 statistics = (*map(given.get, names), given.get("eps", 1e-5))
+                # Without running statistics torch normalises by the batch in evaluation, too.
                 batch = bool(given.get("training")) or None in statistics[:2]
                 yield _Norm(node, given.get("input"), (node,), statistics, batch)
         dtypes = {value(n).dtype for n in graph.nodes if self._is_conv(n)}
@@ -160,6 +162,7 @@ class FoldedNorm(Rewrite):
             return self._miss(
                 norm.out, "constant", "the norm takes the statistics of the batch: the model is in training"
             )
+        # The plain result of the convolution would still be needed.
         if other := next((u for u in conv.users if u not in norm.nodes), None):
             return self._miss(conv, "user", f"{conv.name} ({operator_name(conv)}) is read by {other.name}, too")
         if not (self.always or proving.get()) and (reason := self._declined(named)):
@@ -208,6 +211,7 @@ def _parameters(
     """Return weight and bias of the folded convolution, computed in the dtype of the statistics."""
     factor = torch.rsqrt(var + eps) if scale is None else torch.rsqrt(var + eps) * scale
     moved = (-mean if bias is None else bias - mean) * factor
+    # The output channels are the first dim of the weights.
     weights = weight * factor.view(-1, *[1] * (weight.dim() - 1))
     return weights.to(weight.dtype), (moved if shift is None else moved + shift).to(weight.dtype)
 

@@ -76,6 +76,7 @@ def of_scores(node: Any) -> Spelled | None:
         return None
     terms, out, nodes = read
     rows, columns = out[-2], out[-1]
+    # The order of operands is free in an einsum; queries have the rows of the result.
     if rows in terms[1]:
         terms, nodes = terms[::-1], nodes[::-1]
     batch = out[:-2]

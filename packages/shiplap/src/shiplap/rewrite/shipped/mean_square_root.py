@@ -122,6 +122,7 @@ def square_of(node: Any) -> Node | None:
     first: Node = passthrough_ops.handed_on(plain)
     if passthrough_ops.handed_on(given[1]) is not first:
         return None
+    # Two casts of one tensor multiply as its square; the tensor itself is then ahead of the casts.
     return plain if given[1] is given[0] else first
 
 
@@ -138,6 +139,7 @@ def _unrooted(node: Any, nodes: list[Node]) -> tuple[Any, float]:
     exponent = 1.0
     while (step := power(node)) is not None:
         nodes.append(node)
+        # A reciprocal of a root multiplies the exponents: 0.5 * -1.
         exponent *= step[1]
         node = passthrough_ops.handed_on(step[0], nodes)
     return node, exponent
@@ -179,6 +181,7 @@ def _by_size(node: Any) -> _Mean | None:
     made.nodes += passed
     size = value(made.square).shape[-1]
     held = value(by) if isinstance(by, Node) else by
+    # A symbolic size is compared by its text, since the reciprocal of a symbol is not known.
     if isinstance(held, torch.SymInt) or isinstance(size, torch.SymInt):
         return made if passthrough_ops.named(node) in DIVISIONS and by is given[1] and str(held) == str(size) else None
     factor = passthrough_ops.factor(node)

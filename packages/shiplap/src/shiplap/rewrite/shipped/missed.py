@@ -60,6 +60,7 @@ def missed(region: Region, above: Understood, below: Understood) -> Obstructed:
     All differences are named, in the order in which they are computed. The line is that of the first.
     """
     first, *others = list(_unlike(region, above, below)) or [_spelled(region)]
+    # Where nothing helps, further obstacles would only distract.
     if not others or first.fix == NOTHING:
         return first
     reason = "; besides, ".join(e.reason for e in (first, *others))
@@ -119,6 +120,7 @@ def _spelled(region: Region) -> Obstructed:
 def _fix(node: Node, otherwise: str) -> str:
     """Return the fix for a call, ``otherwise`` where none is listed."""
     name = passthrough_ops.named(node)
+    # In-place and plain forms of a call have one fix.
     return FIXES.get(name, FIXES.get(f"{name}_", FIXES.get(name.removesuffix("_"), otherwise)))
 
 

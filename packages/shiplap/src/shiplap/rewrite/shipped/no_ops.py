@@ -61,6 +61,7 @@ def _idle_dropout(node: Node) -> bool:
     if called(node) != "dropout" or not node.args or not isinstance(node.args[0], Node):
         return False
     given = arguments(node)
+    # In-place dropout of nothing still returns its argument, but the call is a write in the graph.
     return given.get("training", True) is False or (given.get("p", 0.5) == 0 and not given.get("inplace"))
 
 

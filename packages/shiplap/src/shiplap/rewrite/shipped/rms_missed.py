@@ -51,10 +51,12 @@ def otherwise(node: Node, known: Collection[Node]) -> Missed | None:
         return _normalized(node)
     if passthrough_ops.named(node) not in SCALES or len(given := passthrough_ops.operands(node)) != 2:
         return None
+    # A product may have the scale on either side, a division only as divisor.
     for scaled, by in (given, given[::-1]) if passthrough_ops.named(node) not in DIVISIONS else (given,):
         if isinstance(scaled, Node) and isinstance(by, Node) and _broadcasts(by, scaled):
             trace = _followed(by)
             base = next((b for b in _bases(scaled) if b in trace.squared), None)
+            # A sum that is not divided by the size is no mean, and a difference is a layer norm.
             if base is not None and trace.seen.isdisjoint(known) and trace.sized and not _shifted(base):
                 return _named(node, trace)
     return None
@@ -109,6 +111,7 @@ def _met(node: Node, trace: _Trace) -> list[Node]:
         trace.squared.append(passthrough_ops.handed_on(node.all_input_nodes[0]))
         return []
     if (step := power(node)) is not None:
+        # A reciprocal alone is no root.
         if step[1] != -1:
             trace.roots.append(node)
         return [step[0]] if isinstance(step[0], Node) else []

@@ -62,6 +62,7 @@ class RmsNorm(Rewrite):
                 known.add(node)
                 yield outcome
         for node in list(graph.nodes):
+            # A second walk, since only now all roots with an outcome are known.
             if (missed := otherwise(node, known)) is not None:
                 yield self._near(missed)
 
@@ -159,6 +160,7 @@ def _centred(x: Node) -> bool:
 def _alone(nodes: list[Node], out: Node) -> list[Node]:
     """Return those of ``nodes`` that no other node reads: a cast of x may serve a residual as well."""
     inside = {*nodes, out}
+    # Removing one node may give another an outside reader, so the set shrinks until it is stable.
     changed = True
     while changed:
         kept = {n for n in inside if n is out or all(u in inside for u in n.users)}
@@ -188,6 +190,7 @@ def _weighted(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node 
         if _is_weight(other, width):
             nodes += [*casts, reader]
             last = reader
+            # Casts behind the weight belong to the norm, so that the result has the dtype that the model reads.
             while (after := passthrough_ops.only_reader(last)) is not None and _narrows(after, last):
                 nodes.append(after)
                 last = after
@@ -214,7 +217,7 @@ def _normed(out: torch.dtype) -> Callable[[Tensor, Tensor | None, float], Tensor
     def norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         if x.dtype == out and (weight is None or weight.dtype == out):
             return F.rms_norm(x, (x.shape[-1],), weight, eps)
-        # torch's rms_norm rounds to the dtype of its input before the weight; models multiply in float32.
+        # Where dtypes differ, all is computed in float32 or wider and rounded once, as the steps of the model do it.
         wide = torch.promote_types(out, torch.float32)
         scale = None if weight is None else weight.to(wide)
         return F.rms_norm(x.to(wide), (x.shape[-1],), scale, eps).to(out)

@@ -97,6 +97,7 @@ class Rotary(Rewrite):
             if out in gone or passthrough_ops.named(out) not in ENDS or not _may_turn(out):
                 continue
             piece = _found(out)
+            # Reported later, and only if no match covers its calls.
             if isinstance(piece, Part):
                 strange.append(piece)
             elif piece is not None:
@@ -163,6 +164,7 @@ def _may_turn(out: Node) -> bool:
     if not isinstance(held, Tensor) or not held.is_floating_point() or held.dim() < 2:
         return False
     width = held.shape[-1]
+    # Pairs need an even width.
     if not isinstance(width, int) or width % 2 or width < 2:
         return False
     names = above(out)
@@ -194,11 +196,13 @@ def _turn(piece: Part) -> Turn | None:
     width, held = value(piece.x).shape[-1], [value(s) for s in piece.sides]
     turns: list[Turn] = []
     if len(held) == 1 and held[0].is_complex():
+        # A complex product has one direction; the sign is in the numbers.
         turns = [Turn(pairs, None, 1) for pairs in PAIRS]
     elif len(held) == 2 and all(s.dim() and s.is_floating_point() and s.shape[-1] in (width, width // 2) for s in held):
         turns = [Turn(p, c, s) for p, c, s in product(PAIRS, (0, 1), (1, -1))]
     if not turns:
         return None
+    # Fixed numbers, so that the same graph is always recognised in the same way.
     rng = torch.Generator().manual_seed(0)
     for x, sides in piece.drawn(rng):
         try:
@@ -213,6 +217,7 @@ def _products(piece: Part) -> torch.dtype:
     """Return the dtype in which the part multiplies."""
     held = [value(n).dtype for n in piece.nodes if passthrough_ops.named(n) in PRODUCTS]
     real = [torch.float64 if d == torch.complex128 else torch.float32 if d.is_complex else d for d in held]
+    # Computed in the widest dtype that the model multiplies in, so that the rewrite is not less exact.
     wide: torch.dtype = value(piece.out).dtype
     for dtype in real:
         wide = torch.promote_types(wide, dtype)
@@ -277,7 +282,7 @@ class _Plan:
 
     def __call__(self, x: Tensor, *sides: Tensor) -> Tensor:
         order = dim_order(x)
-        # Halves of the last dim are views only where it is the innermost in memory.
+        # The last dim is split into pairs, so it has to stay the last one of the permuted tensor.
         if order[-1] != x.dim() - 1:
             order = list(range(x.dim()))
         wide = [s if s.is_complex() else s.to(self.inside) for s in sides]

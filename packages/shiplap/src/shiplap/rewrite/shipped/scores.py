@@ -105,6 +105,7 @@ def scores_of(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] =
         _require_no_product(top, depth)
         return None
     below = None
+    # Either operand of a sum may be the scores; the first with a product above it is.
     for inner, made in step:
         below = scores_of(inner, top, depth + 1)
         if below is not None:
@@ -122,6 +123,7 @@ def scores_of(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] =
 def _require_only_reader(node: Node, reader: Node, beside: Collection[Node]) -> None:
     """Raise where a node outside of the attention reads ``node``."""
     largest = sinks.maximum(passthrough_ops.operands(reader)[1], node) if sinks.shifted(reader) is node else []
+    # The maximum that is subtracted from the scores reads them as well, and goes away with them.
     known = {reader, *largest, *beside}
     other = next((u for u in node.users if u not in known and not _for_dtype(u, node)), None)
     if other is not None:
@@ -205,6 +207,7 @@ def _filled(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None]]]
         number = passthrough_ops.constant(filling)
         if not isinstance(scores, Node) or not isinstance(mask, Node) or number is None or not _as_large(scores, node):
             continue
+        # A small number would leave weight on masked columns.
         if abs(number) < SWALLOWS or number > 0:
             if scores_of(scores, node) is None:
                 return None
@@ -284,6 +287,7 @@ def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
         else:
             break
         held = value(at)
+        # A cast to a narrower dtype rounds, so it is not stripped.
         if held.dtype == dtype or (passthrough_ops.is_wide(dtype) and held.is_floating_point()):
             reached = at, scale
             if len(gone[-1].users) == 1:

@@ -60,6 +60,7 @@ def rescaled(product: Node, scores: Any) -> Rescaled | None:
     dims, kept = given_lse.get("dim"), bool(given_lse.get("keepdim", False))
     last = [dims] if isinstance(dims, int) else list(dims or ())
     nodes.append(lse)
+    # The calls disappear with the rescaling, so no other node may read them.
     alone = all(n is out or len(n.users) == 1 for n in nodes)
     if not alone or [int(d) for d in last] != [rank - 1] or kept is spread or given_lse.get("input") is not scores:
         return None
@@ -110,6 +111,7 @@ def maximum(node: Any, x: Node) -> list[Node]:
     it.
     """
     calls: list[Node] = []
+    # The maximum is often detached, since its gradient cancels.
     if passthrough_ops.named(node) == "detach":
         calls, node = [node], passthrough_ops.source(node)
     if passthrough_ops.named(node) in ("getitem", "getattr") and node.args[1] in (0, "values"):

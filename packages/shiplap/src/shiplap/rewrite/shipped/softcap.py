@@ -55,6 +55,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, scores: Scores, given: Sequence[An
     rows = q.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     size = math.prod(n for n in lead if isinstance(n, int)) * k.shape[-1] * q.itemsize
+    # At least two blocks, at most MOST, and as near to BLOCK bytes as these bounds allow.
     high = max(-(-rows // MOST), min(BLOCK // max(size, 1), -(-rows // 2)), 1) if isinstance(rows, int) else rows
     starts = range(0, rows, high) if isinstance(rows, int) else (0,)
     blocks = [_block(q, k, v, scores, given, slice(a, a + high)) for a in starts]
@@ -68,6 +69,7 @@ def _block(q: Tensor, k: Tensor, v: Tensor, scores: Scores, given: Sequence[Any]
         made = made * scores.scale
     for step, tensor in zip(scores.steps, given, strict=True):
         made = _stepped(step, made, _rows(tensor, rows))
+    # 16-bit scores are normalised in float32, as the models do it.
     return made.float().softmax(-1).to(v.dtype) @ v if made.itemsize < 4 else made.softmax(-1) @ v
 
 

@@ -84,7 +84,9 @@ def region_of(softmax: Node) -> Region | None:
         return None
     above = [p for given in softmax.all_input_nodes for p in _products(given, _givers, _multiplies, first=True)]
     learned = [any(is_learned(n) for n in _operands(path[-1])) for path in above]
+    # A product of two activations is preferred: scores also come from the projections of queries and keys.
     best = next((path for path, no in zip(above, learned, strict=True) if not no), above[0] if above else None)
+    # Paths come shortest first.
     nearest = below[0]
     return Region(
         softmax,
@@ -144,6 +146,7 @@ def _products(
 def _givers(node: Node) -> Iterator[Node]:
     """Yield the nodes that ``node`` is computed from, those written to it or to a view of it included."""
     yield from node.all_input_nodes
+    # A write to a view changes the tensor as well.
     for view in (node, *(u for u in node.users if passthrough_ops.named(u) in VIEWS)):
         for writer in view.users:
             if mutates(writer) and writer.args[:1] == (view,):

@@ -39,6 +39,7 @@ def _same(a: Any, b: Any, depth: int = 8) -> bool:
     """Whether two nodes are one, or calls of one function with the same arguments."""
     if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
         return a is b or (type(a) is type(b) and bool(a == b))
+    # Calls outside of the list may draw random numbers or read state, so equal arguments do not make them equal.
     if not depth or passthrough_ops.named(a) not in PURE or called(a) != called(b):
         return False
     left, right = arguments(a), arguments(b)
