@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 SLACK, ALIGN = 4096, 64  # bytes around every buffer: a kernel that reads a little beside it is not the question here
+# The size of the buffer for the message of a kernel.
 ERROR_BYTES = 1024
 WARM, LEAST, MOST = 32, 64, 20_000  # calls
 INTEGERS: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "double": ctypes.c_double}

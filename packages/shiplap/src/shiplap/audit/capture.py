@@ -192,6 +192,7 @@ def _copy(runtime: Any, node: int) -> Copy | None:
     params = _Memcpy()
     if runtime.cudaGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(params)):
         return None
+    # A copy of one dim has 0 or 1 as height and depth.
     width, height, depth = params.extent
     return Copy(params.source or 0, params.target or 0, width * max(1, height) * max(1, depth))
 

@@ -96,6 +96,7 @@ class Check:
 
     def run(self, subject: Subject) -> Finding:
         """Observe every case, and return the finding. The smallest failing case becomes the finding."""
+        # A check that builds on a failed one would report the same fault in other words.
         broken = [name for name in self.needs if name in subject.failed]
         if broken:
             return Finding(self.name, "incomplete", subject.name, f"says nothing while {broken[0]} fails")
@@ -183,6 +184,7 @@ def _shrunk(check: Check, subject: Subject, case: Case, observation: Observation
     still fails.
     """
     end = time.monotonic() + SHRINK_S
+    # Restart with the first dim after each success: a smaller size may make another one reducible.
     moved = True
     while moved:
         moved = False

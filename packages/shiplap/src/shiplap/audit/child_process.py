@@ -31,6 +31,7 @@ from shiplap.sandbox.proc_filesystem import resident, stat_fields
 
 Event = dict[str, Any]
 Send = Callable[[Event], None]
+# Short enough for a prompt end, long enough not to take time from the child.
 POLL_S = 0.02
 STACK = 64 << 20  # bytes: as much as a main thread usually has, and some
 

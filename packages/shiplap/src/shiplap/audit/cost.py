@@ -27,6 +27,7 @@ from shiplap.sampling.case import Case, describe
 from shiplap.sampling.run import call, last_line, quiet, split
 from shiplap.sampling.samples import Samples
 
+# An odd number of rounds has one median.
 ROUNDS, ROUND_S = 7, 0.01
 CHAIN, GRAPHED = 9, 20
 
@@ -57,6 +58,7 @@ def cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
     notes: list[str] = []
     with quiet(), torch.no_grad():
         samples = Samples(op, seed, device)
+        # The smallest sample: the card shows overhead, which larger ones would hide.
         case = samples.build(samples.base)
         binding = _binding(op, torch.device(device).type, notes)
         positional, named = split(op.spec, case.fresh())

@@ -24,9 +24,11 @@ from shiplap.kernels.triton.kernel import LaunchedKernel
 from shiplap.sampling.recipe import Recipe
 from shiplap.sampling.run import last_line
 
+# The default keeps an audit short enough to be run before a commit.
 BUDGET_S = 300.0
 MOST_DEATHS = 4  # of one op, after which the rest of its checks is left
 RETRY = Limits(busy_s=5.0, idle_s=3.0)  # for a sample that has ended one process already
+# Each try may end another process, so the time is limited.
 SHRINK_S = 8.0
 
 Looked = Callable[[str, dict[str, Any]], None]
@@ -79,6 +81,7 @@ def audit(
             expected="what @sl.op or @sl.adopt returned",
             fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")',
         )
+    # Names are checked before any sample runs.
     names = tuple(load(name).name if ":" not in name else name for name in (CHECKS if checks is None else checks))
     device = device or "cpu"
     seed = secrets.randbelow(2**31) if seed is None else seed

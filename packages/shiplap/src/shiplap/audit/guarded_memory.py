@@ -8,6 +8,7 @@ import mmap
 import torch
 from torch import Tensor
 
+# PROT_NONE of mprotect, which the mmap module does not name.
 NONE, PAGE = 0, mmap.PAGESIZE
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 COMMAND = "compute-sanitizer"
+# Lines that the script prints. The prefix keeps them apart from output of the op itself.
 SAMPLE, DONE = "shiplap-sample: ", "shiplap-done: "
 PREFIX = "========= "
 FAULT = re.compile(

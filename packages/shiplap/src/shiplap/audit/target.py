@@ -20,6 +20,7 @@ def find(home: str, name: str) -> Op:
     none.
     """
     module = _run_file(Path(home).resolve()) if home.endswith(".py") else importlib.import_module(home)
+    # The module's own ops first: another module may register the same name later.
     declared = [op for op in _ops(vars(module).values()) if op.spec.name == name]
     declared_op = declared[0] if declared else registry.find(name)
     if declared_op is None:

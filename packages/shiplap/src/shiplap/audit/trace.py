@@ -27,6 +27,7 @@ KINDS = {  # what a call is counted as → names of the runtime's and the driver
     "module load": r"cu(da)?(ModuleLoad|LibraryLoad)",
     "launch": r"cu(da)?Launch(Cooperative)?Kernel",
 }
+# Kinds that a captured graph or an overlapping stream cannot afford.
 SHOWN = ("raw allocation", "synchronisation", "host callback", "module load")
 
 

@@ -203,6 +203,7 @@ def culprit(cause: str, message: Message, place: Place) -> str:
         call = call_at(place, cause)
         if call is not None:
             return _short(ast.unparse(call.func if isinstance(call, ast.Call) else call))
+    # The source line comes first: it has the user's own spelling of the call.
     if match := re.search(r"aten\.[\w.]+", message.context):
         return match[0]
     if match := re.search(r"<(?:function|class) '?([\w.<>]+)", message.context):

@@ -101,6 +101,7 @@ def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
 def _record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, str]:
     """Call ``fn`` and return the trace of the call, and the error that it raised as text."""
     failure = ""
+    # Recorded even if the call raises: the breaks ahead of the exception are findings as well.
     with recording() as trace:
         try:
             fn(*args, **kwargs)

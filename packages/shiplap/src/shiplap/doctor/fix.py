@@ -105,6 +105,7 @@ def _declaration(message: Message, place: Place, call: str, paths: tuple[Path, .
     """Return the skeleton of an op around the call at fault."""
     module, _, name = call.rpartition(".")
     fn = _find(module, name, paths) if "qualname" in message.context else None
+    # Extension modules are often called _C, and a namespace must not be empty.
     namespace = (module or "mylib").split(".")[0].strip("_") or "mylib"
     signatures = _documented(fn, f"{module}:{name}") if fn is not None else []
     # The call as written shows the arguments where the function has no readable signature.

@@ -15,7 +15,9 @@ from shiplap.doctor.diagnosis import Place
 _FRAME = re.compile(r'^ +File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 _SITE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 _PYTHON = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib"))
+# Frames of these packages are the compiler's own and never the line to change.
 _HIDDEN = frozenset({"torch", "functorch", "torch._dynamo"})
+# The doctor's frames lie between the user's call and the compiler when a function is diagnosed in this process.
 _OURSELVES = str(Path(__file__).resolve().parent) + "/"
 
 

@@ -20,6 +20,7 @@ class Varied:
     example: str = ""
 
 
+# torch names the failed guard; the remedy depends on the kind of property that it guards.
 VARIED: dict[str, Varied] = {
     "size": Varied(
         "a tensor's size",

@@ -119,6 +119,7 @@ def _table(breaks: Sequence[Break]) -> object:
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("", "where", "call", "cause", "torch", "cuts", "s"):
+        # Numbers are compared by eye, so they are aligned to the right.
         right = name in ("", "cuts", "s")
         table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name == "torch")
     for number, b in enumerate(breaks, 1):

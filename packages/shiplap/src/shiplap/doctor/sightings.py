@@ -17,6 +17,7 @@ from shiplap.doctor.trace import Event, Trace
 _AT = re.compile(r"^Graph break in user code at (.+):(\d+)$", re.MULTILINE)
 _STACK = re.compile(r"User code traceback:|The graph break occurred in the following user code:")
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|NoneType: None)$", re.MULTILINE)
+# Texts that torch appends to a message. Everything behind the first of them is left out.
 _ENDS = (
     "\nStack variable source attribution:",
     "\nUser code traceback:",
@@ -126,6 +127,7 @@ def _failed(c: Compilation) -> Sighting:
     """
     m = c.metrics
     message = parse_message(str(m.get("fail_reason") or m["fail_type"]), str(m["fail_type"]))
+    # There is no printed stack: the function and the failing line are all that the metrics have.
     stack = [place(c.file, c.line, c.function)] if c.file else []
     if m.get("fail_user_frame_filename"):
         stack.append(place(m["fail_user_frame_filename"], int(m.get("fail_user_frame_lineno") or 0)))

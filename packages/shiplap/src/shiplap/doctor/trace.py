@@ -18,6 +18,7 @@ from shiplap import torch_private
 
 _LINE = re.compile(r"^[VDIWEC]\d{4} \S+ (\d+) [^\]]*\] (\{.*)$")
 _ARTIFACTS = ("dynamo_graph_break_reason", "dynamo_error")
+# The starts of the lines that are read, as torch's JSON writer prints them.
 _QUICK = ('{"artifact": ', '{"compilation_metrics": ', '{"dynamo_start": ', '{"dynamo_output_graph": ')
 
 

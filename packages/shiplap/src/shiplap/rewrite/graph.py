@@ -20,6 +20,7 @@ from shiplap.rewrite.program import placing
 from shiplap.sampling.run import quiet
 from shiplap.torch_private import graph_nodes as fx
 
+# Ends in a separator, so that a folder named torch_something does not count as torch.
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 
@@ -264,6 +265,7 @@ def barrier(node: Node) -> tuple[Obstacle, str] | None:
     return ("mode", "switches gradients, autocast or a transform") if _switches(node) else None
 
 
+# Operators that always return new memory. Views and casts may return their argument.
 FRESH = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "add", "sub", "mul", "div", "truediv", "conv1d", "conv2d"})
 
 
@@ -301,6 +303,7 @@ def mutates(node: Node) -> bool:
     return inplace or node.target in _WRITERS or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
 
+# Functions of Python's operator module whose names end in an underscore because the word is a keyword.
 _NAMED_LIKE_WRITERS = (operator.and_, operator.or_, operator.not_, operator.is_)
 _WRITERS = (
     operator.setitem,

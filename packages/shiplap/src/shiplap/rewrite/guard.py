@@ -17,6 +17,7 @@ from shiplap.declare.dim_expression import FUNCTIONS, Expr
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import symbolic_sizes
 
+# Nodes of Python's syntax that a guard may contain. Calls, names and attributes are restricted further below.
 _GRAMMAR = (
     ast.Expression,
     ast.BoolOp,
@@ -54,6 +55,7 @@ _GRAMMAR = (
     ast.List,
     ast.Call,
 )
+# Properties that fake tensors have, too: a guard is evaluated while a graph is compiled.
 _ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "type", "itemsize", "requires_grad"})
 _METHODS = frozenset({"is_contiguous", "stride", "numel", "size", "dim"})
 _DTYPES = {n: getattr(torch, n) for n in dir(torch) if isinstance(getattr(torch, n), torch.dtype)}

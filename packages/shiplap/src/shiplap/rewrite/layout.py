@@ -14,6 +14,7 @@ from shiplap.torch_private import graph_nodes as fx
 from shiplap.torch_private import same_storage
 from shiplap.torch_private.symbolic_sizes import holds
 
+# Calls whose result does not depend on the layout of their input, except for its own layout.
 MOVES = frozenset(
     {"transpose", "permute", "mT", "swapaxes", "contiguous", "reshape", "view", "flatten", "unflatten", "unsqueeze"}
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Level = Literal["pre-grad", "joint", "post-grad"]
+# In the order in which the compiler reaches them.
 LEVELS: tuple[Level, ...] = ("pre-grad", "joint", "post-grad")
 
 Obstacle = Literal[

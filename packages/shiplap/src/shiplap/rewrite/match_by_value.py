@@ -24,7 +24,9 @@ from shiplap.torch_private.graph_nodes import hint
 DEEP = 24  # calls between a value and a result; published models have at most 12
 SMALL = 3  # sizes up to which a dim keeps its size while a part is run
 MOST = 1 << 22  # elements of a part that cannot be run on smaller sizes
+# Arithmetic that is exact enough in float64 to be recognised by its numbers.
 ARITHMETIC = frozenset({"add", "sub", "mul", "neg", "negative", "truediv", "div", "rsub", "multiply", "subtract"})
+# Calls that move values without changing them.
 MOVES = frozenset(
     {
         "getitem",

@@ -16,6 +16,7 @@ from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normalize_call import COMMUTATIVE, Dim, arguments, as_power, called
 from shiplap.torch_private.symbolic_sizes import Sizes, is_number, is_size
 
+# For the hint of a near miss: a weight that is stored transposed is a common difference.
 TRANSPOSES = frozenset({"permute", "t", "transpose", "mT", "T"})
 PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm"})
 MOST_WAYS = 32  # of one pattern at one place: each sum of two arguments doubles them

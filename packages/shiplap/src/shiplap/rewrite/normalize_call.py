@@ -16,17 +16,22 @@ from torch.fx import Node
 from shiplap.rewrite.graph import value
 from shiplap.torch_private.graph_operators import NUMPY_NAMES, operator_of, signature_of
 
+# Both orders of two operands are tried for these.
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "logical_or", "bitwise_and", "bitwise_or"})
+# Arguments that count dims, and may count them from the end.
 DIMS = ("dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim")
 OF_THE_RESULT = ("unsqueeze", "stack", "diag_embed")  # their dims are those of what they return
 SPREAD = ("view", "expand", "permute", "repeat", "tile", "flip")  # methods that take a list as several arguments
+# Arguments without a meaning for the result.
 NOISE = ("_stacklevel",)
 # torch.split has its own names
 SAME = {"self": "input", "tensor": "input", "split_size_or_sections": "split_size", **NUMPY_NAMES}
+# Calls of one argument that are a power, with its exponent.
 POWERS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
 EMPTY = inspect.Parameter.empty
 
 CASTS = {"to", "type", "float", "half", "bfloat16", "double", "type_as"}
+# "getattr" stands for x.T and x.mT.
 SWAPS = {"transpose", "swapaxes", "swapdims", "permute", "t", "getattr"}
 
 

@@ -16,8 +16,10 @@ from shiplap.rewrite.graph import value
 from shiplap.rewrite.normalize_call import arguments, called
 from shiplap.torch_private import symbolic_sizes
 
+# Spellings of a cast before autograd, and the one of ATen.
 CASTS = frozenset({"to", "type", "float", "half", "bfloat16", "double", "type_as", "_to_copy"})
 SAME_VALUES = CASTS | {"contiguous", "alias", "detach_", "positive"}
+# Calls that fill a tensor with one number, which models use in place of a Python number.
 FILLED = frozenset({"full", "full_like", "tensor", "scalar_tensor", "new_full"})
 
 

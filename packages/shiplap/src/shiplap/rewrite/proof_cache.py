@@ -22,7 +22,9 @@ from shiplap.tuning.store import Store, Stored
 if TYPE_CHECKING:
     from shiplap.rewrite.program import Provable
 
+# The packages of Shiplap whose code decides the verdict of a proof. A change in one makes stored proofs void.
 ROOMS = ("rewrite", "torch_private", "declare", "plan", "dispatch", "sampling", "sandbox")
+# A failed proof is not stored, since the user is about to edit the code.
 GOOD = ("ok", "skip")
 
 

@@ -28,6 +28,7 @@ from shiplap.torch_private.graph_nodes import hint, node_value
 if TYPE_CHECKING:
     from shiplap.torch_private.inductor_passes import Captured
 
+# In the order of a report: a later check has no meaning where an earlier one fails.
 CHECKS = ("fires", "deterministic", "outputs", "strides", "aliasing", "mutation", "gradients")
 FIXES = {
     "fires": "write the pattern as models compute it, and let guards admit its samples",
@@ -39,6 +40,7 @@ FIXES = {
     "gradients": "let autograd see every step of the replacement, or give its op a backward",
 }
 OURS = ("shiplap.rewrite.shipped.", "shiplap.rewrite.group.")  # modules of rewrites whose programs need no Dynamo
+# A replacement that cannot stand is reported under the check that would have found the difference.
 BY_OBSTACLE = {
     "gradient": "gradients",
     "layout": "strides",

@@ -76,6 +76,7 @@ def call_of(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result:
     return Call(arguments, tuple(map(_seen, results)))
 
 
+# Scalars of a schema. Other objects are kept as text, since they must not live as long as the recording.
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -88,6 +89,7 @@ def _seen(value: Any) -> Any:
     values = _finite(value)
     low, high = (None, None) if values is None else _range(values)
     dtype = str(value.dtype).removeprefix("torch.")
+    # A fake has symbols for sizes that depend on data.
     shape = tuple(n if isinstance(n, int) else -1 for n in value.shape)
     return Seen(dtype, shape, value.device.type, low, high, _columns(value))
 
@@ -130,6 +132,7 @@ def _columns(t: Tensor) -> tuple[Column, ...]:
     if t.dim() != 2 or not 1 < t.shape[1] <= MOST_COLUMNS or t.dtype is torch.bool:
         return ()
     columns = [_finite(c) for c in t.detach().unbind(1)] if type(t) in (Tensor, torch.nn.Parameter) else []
+    # A column with infinite values has no range.
     known = [c for c in columns if c is not None and len(c) == len(t)]
     if len(known) < t.shape[1]:
         return ()

@@ -11,6 +11,7 @@ from shiplap.scaffold.calls import Call, Seen, each
 from shiplap.scaffold.probe import Probed, Slot
 from shiplap.scaffold.schema import Field, Form
 
+# The usual letters for sizes first. x is left out, the usual name of a tensor.
 LETTERS = ("n", "m", "k", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
 ENOUGH = 3  # different calls, before a size that never changed is taken for fixed
 SMALL = 8  # coordinates and taps; a larger size that never changed is more likely that of one model
@@ -40,6 +41,7 @@ def dims_of(form: Form, recorded: Sequence[Call], probed: Probed) -> Dims:
     kernel refused.
     """
     calls = [*recorded, *probed.calls]
+    # Only an argument of one rank has axes that can be named.
     ranks = {a.name: _ranks(a.name, recorded, probed) for a in form.arguments if a.kind.rstrip("?") == "Tensor"}
     slots = [(n, axis) for n, r in ranks.items() if len(r) == 1 for axis in range(next(iter(r)))]
     classes = _Classes(slots)
@@ -120,6 +122,7 @@ def _same(one: Slot, other: Slot, recorded: Sequence[Call], probed: Probed) -> b
     if probed.calls and (one in probed.fixed or other in probed.fixed):
         return False
     separate = any(a != b for a, b in zip(_values(one, probed.calls), _values(other, probed.calls), strict=True))
+    # One pair of equal sizes may be chance.
     different = len(set(pairs))
     return different >= 2 and not separate if one[0] == other[0] else different >= 2
 
@@ -171,6 +174,7 @@ def _names(
         scalar = next(
             (s for s in scalars if s not in names.values() and "[" not in s and _is_size(group, s, calls)), None
         )
+        # The name of an int argument states that the argument is the size.
         names[group] = scalar or next(letters)
     return names
 

@@ -40,6 +40,7 @@ def _refused(op: AdoptedOp[..., Any], call: Call) -> str:
     """Return the reason why the declaration refuses a recorded call, empty where it admits the call."""
     try:
         bound = op.bind([_meta(v) for v in call.arguments.values()])
+        # A traced op takes its sizes from the reference, so none are declared.
         shapes = [] if op.spec.traced else [_known(o, bound.env, op) for o in op.spec.outputs]
     except ShiplapError as e:
         return f"{e.id} {e.what}: got {e.got}, expected {e.expected}"

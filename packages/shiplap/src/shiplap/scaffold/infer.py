@@ -154,6 +154,7 @@ def _results(
         single = result.kind == "Tensor"
         known.reference = known.reference or (single and (text == "..." or not told))
         known.results.append(f'{kind}[Tensor, "{text}"]')
+    # One result without known sizes makes the whole op traced.
     if known.reference:
         # The reference gives all sizes, so bounds of single dims would be redundant or wrong.
         known.bounds = {}
@@ -179,6 +180,7 @@ def _result_class(
     if len(dtypes) == 1:
         return dtype_class(dtypes), True
     if not recorded:
+        # A call of the meta kernel in another dtype, made only where the recorded calls cannot answer.
         follows = following is not None and following()
         return "Shaped", follows and bool(known.tensors)
     kind = dtype_class(dtypes)

@@ -52,6 +52,7 @@ def module_source(entries: Sequence[Entry], left_out: Mapping[str, str], *, head
     registers the ops.
     """
     bodies = [op_source(e) for e in entries]
+    # Imports depend on the bodies, so these are written first.
     text = "\n".join(bodies)
     classes = sorted({c for c in re.findall(r"(\w+)\[Tensor", text) if hasattr(jaxtyping, c)})
     imports = ["import torch"] if "torch." in text else []

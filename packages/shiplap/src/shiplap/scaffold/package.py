@@ -42,6 +42,7 @@ def package_ops(package: str, load: Callable[[str], object], namespaces: Sequenc
     # Ops that are registered by the import are the package's, unless it was imported before.
     loaded, before = package in sys.modules, names()
     load(package)
+    # torch names the module that registered an op only for ops of Python.
     after, own = names(), registrars(package)
     torchs = registrars("torch") - own
 
@@ -53,6 +54,7 @@ def package_ops(package: str, load: Callable[[str], object], namespaces: Sequenc
             return module == package or module.startswith(package + ".")
         return space not in torchs and (space in own or space == package or (name not in before and not loaded))
 
+    # Sorted, so that two drafts of one package can be compared.
     ops = {n: op for n in sorted(after) if mine(n) and (op := _overload(n)) is not None}
     if not ops:
         spaces = sorted({n.partition("::")[0] for n in after - before} - torchs)

@@ -21,10 +21,13 @@ from shiplap.torch_private.dispatcher_library import Overload
 from shiplap.torch_private.dispatcher_registered import without_data
 
 Slot = tuple[str, int]  # an argument that is one tensor, and an axis of it
+# Matrices first: most kernels take them.
 RANKS = (2, 1, 3, 4, 0, 5)
 SIZES = (6, 4, 5, 3, 1, 2)  # tried for all sizes at once: an op may want boxes of 4 coordinates
 STEPS = (5, 12)  # by which a size grows: to values that no other size has
+# Bounds the time for kernels with many arguments.
 MOST_TRIES = 600
+# Harmless values, by which few kernels refuse a call.
 SCALARS: dict[str, Any] = {
     "int": 1,
     "SymInt": 1,
@@ -124,6 +127,7 @@ class _Asker:
         # Six ranks for each of five tensors are 7776 combinations, far above MOST_TRIES.
         mixed = [] if len(tensors) > 4 else list(product(RANKS, repeat=len(tensors)))
         for ranks, size in product([*same, *(m for m in mixed if m not in same)], SIZES[:2]):
+            # Kernels on indices refuse floats, most others refuse integers.
             for dtype in ("float32", "int64"):
                 given = {a.name: _of_rank(a.kind, r, size, dtype) for a, r in zip(tensors, ranks, strict=True)}
                 if (call := self.ask({a.name: {**scalars, **given}[a.name] for a in self.form.arguments})) is not None:
@@ -155,6 +159,7 @@ class _Asker:
             changed = [self.ask(_grown(base, (slot,), step)) for step in STEPS]
             answers.calls += [c for c in changed if c is not None]
             if changed[0] is None:
+                # Refused alone: the size is fixed, or tied to another one.
                 stuck.append(slot)
         for group in self._groups(base, stuck):
             if any(tied & group for tied in answers.ties) and len(group) == 2 and self._known(group, answers):

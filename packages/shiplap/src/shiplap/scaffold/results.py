@@ -96,6 +96,7 @@ def _candidates(names: Sequence[str], constant: int | None, *, deep: bool) -> It
     if not deep:
         return
     yield from _windows(names)
+    # Pairs and triples grow fast with the number of names.
     names = names[:MOST_NAMES]
     yield from (f"{a}*{b}" for a, b in combinations(names, 2))
     yield from (f"{a}+{b}" for a, b in combinations(names, 2))

@@ -123,6 +123,7 @@ def _limit(name: str, dims: Dims, recorded: Sequence[Call], highest: Callable[[S
     most = max((top for top, _ in tops), default=-1.0)
     if most < 0:
         return None
+    # An index into its own dim is rare, unless there is no other.
     own = set(dims.shapes.get(name) or ())
     larger = [
         d for d in dims.slots if all(top < env[d] for top, env in tops) and (d not in own or len(dims.slots) == 1)

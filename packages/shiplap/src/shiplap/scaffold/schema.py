@@ -29,6 +29,7 @@ TYPES = {
     "MemoryFormat": "torch.memory_format",
     "Generator": "torch.Generator",
 }
+# Defaults of these types are plain ints in a schema.
 _NUMBERED: dict[str, dict[int, object]] = {
     "ScalarType": {row.number: getattr(torch, name) for name, row in DTYPES.items()},
     "MemoryFormat": {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last},

@@ -142,6 +142,7 @@ def of_overload(overload: Any) -> Signature:
 
 def of_call(call: ast.Call) -> Signature:
     """Return the arguments of a call as it is written, for a function without a signature. Their types are all open."""
+    # Two arguments may have the same source, such as f(x, x).
     names: list[str] = []
     values = [*((None, a) for a in call.args), *((k.arg, k.value) for k in call.keywords)]
     parameters = []
@@ -166,6 +167,7 @@ def parse(text: str, where: str) -> Signature:
     defaults = [None] * (len(positional) - len(head.args.defaults)) + list(head.args.defaults)
     parameters = [_parameter(a, d, False) for a, d in zip(positional, defaults, strict=True)]
     parameters += [_parameter(a, d, True) for a, d in zip(head.args.kwonlyargs, head.args.kw_defaults, strict=True)]
+    # A missing annotation leaves the outputs open, while -> None says that there are none.
     returns = None if head.returns is None else _returns(head.returns)
     return Signature(head.name, tuple(parameters), returns, text)
 
@@ -210,6 +212,7 @@ _SCALARS = {
     "bool": "bool",
     "str": "str",
 }
+# All of these become list[...], the one sequence that a schema has.
 _LISTS = ("list", "List", "Sequence", "tuple", "Tuple", "Iterable")
 
 

@@ -19,6 +19,7 @@ __all__ = ["CHECKS", "ON_REQUEST", "load"]
 
 def _defined() -> dict[str, Check]:
     """Return the check of each module in this folder, by name and in order."""
+    # A new file is a new check, without a list to edit.
     checks = [import_module(f"{__name__}.{module.name}").CHECK for module in pkgutil.iter_modules(__path__)]
     return {check.name: check for check in sorted(checks, key=lambda check: (check.order, check.name))}
 

@@ -20,6 +20,7 @@ def cases(samples: Samples) -> Iterable[Case]:
     """Yield plain and larger samples, and one whose sizes are all equal."""
     yield from samples.plain()
     yield from samples.grown(2)
+    # With all sizes equal, most pairs of arguments have one shape.
     equal = {name: 6 for name, size in samples.base.sizes if type(size) is int}
     if (case := samples.make(samples.base.but(sizes=equal))) is not None:
         yield case

@@ -77,6 +77,7 @@ def _cast(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
     """Return the arguments cast by the declared rule, written a second time here: per dtype class the widest, the
     context's dtype, or float32.
     """
+    # Arguments of a fixed dtype are not cast.
     kinds = {a.name: a.tensor.dtype_class for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
     target: dict[str, torch.dtype] = {}
     for kind in set(kinds.values()):

@@ -45,6 +45,7 @@ def observe(op: Op, case: Case) -> Observation:
         return Observation(skip=reason)
     names = floating_args(op, case)
     otherwise = drawn_otherwise(op, case)
+    # Where results are random, gradients of single outputs and of shared arguments have no reference.
     looks = [_repeated, _interleaved, _threaded, _overwritten, _checkpointed]
     for look in looks if otherwise else [*looks, _single_outputs, _twice_one]:
         observation = look(op, case, names)

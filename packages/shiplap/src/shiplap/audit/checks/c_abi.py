@@ -35,6 +35,7 @@ from shiplap.kernels.c.library import locate
 from shiplap.sampling.case import Case
 from shiplap.sampling.samples import Samples
 
+# The time for which one call is repeated, the limit of a process, and the deaths after which no process is started.
 SECONDS, TIMEOUT_S, DEATHS = 0.01, 30, 8
 LARGEST = 1 << 22  # bytes of one tensor
 HEAP, RESIDENT, FILES = 8, 512, 0.5  # per call: less is the noise of two rounds
@@ -175,6 +176,7 @@ def _attempts(op: Op, kernel: CKernel, case: Case) -> Iterator[Attempt]:
     """Yield the attempts: the plain sample, wrong values, and tensors that are described wrongly."""
     plain = _attempt(op, kernel, "its plain sample", case.args)
     assert plain is not None
+    # The plain sample is first: if it leaks or dies, wrong values say nothing.
     yield plain
     for what, args in _wrong_values(op, case):
         if (attempt := _attempt(op, kernel, what, args)) is not None:
@@ -201,6 +203,7 @@ def _spec(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
         if p.role == "output":
             out = next(o for o in op.spec.outputs if o.name == p.source)
             shape, dtype = [int(n) for n in shape_of(out, env)], call.dtype_of(out.tensor)
+            # Huge values of size arguments may ask for outputs that do not fit into memory.
             if math.prod(shape) * dtype.itemsize > LARGEST:
                 return None
             arguments.append(_tensor(torch.zeros(shape, dtype=dtype)))

@@ -20,6 +20,7 @@ from shiplap.sampling.compare_to_reference import against_run
 from shiplap.sampling.run import call, effects, is_float8, last_line
 from shiplap.sampling.samples import Samples
 
+# The number of larger samples, and the recompiles that torch may need for all of them.
 SIZES, MOST_RECOMPILES = 4, 2
 
 
@@ -64,6 +65,7 @@ def sequence(op: Op, cases: list[Case]) -> Observation:
     with torch_private.data_dependent_sizes():
         for backend, dynamic in (("aot_eager", None), ("inductor", True)):
             torch_private.reset_compiler()
+            # One compiled function for all sizes, so that recompiles are counted.
             compiled = torch.compile(_program(op), backend=backend, fullgraph=True, dynamic=dynamic)
             for case in plain:
                 if problem := _problem(op, case, compiled, f"{backend}, dynamic={dynamic}"):

@@ -33,6 +33,7 @@ from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.run import call, effects, last_line, reference, tensors
 from shiplap.sampling.samples import Samples
 
+# Calls before a capture, replays of a step, and rounds of calls on two streams.
 WARM, REPLAYS, ROUNDS = 3, 3, 12
 LARGER, COLD = 10, 12  # how often a sample has grown: beyond what the other checks have shown to the op
 
@@ -120,6 +121,7 @@ def observe(op: Op, case: Case) -> Observation:
         return observation
     torch.cuda.empty_cache()  # what lies free from now on is of this trial
     trial, notes = _Trial.of(op, case), []
+    # The order matters: eager steps find faults that would make a later capture crash.
     for step in (_eager, _side_stream, _synchronises, _two_streams, _capture, _cold, _counted, _other_device):
         observation = step(trial)
         if observation.problem:

@@ -90,6 +90,7 @@ def _compiled(op: Op, case: Case, note: str) -> Observation:
     try:
         with torch.no_grad():
             for turn in range(CALLS):
+                # Alternating values show whether a replay reads the new input.
                 x = values[turn % 2].clone()
                 # Results of the step before are overwritten from here on, which is why they are cloned below.
                 torch.compiler.cudagraph_mark_step_begin()

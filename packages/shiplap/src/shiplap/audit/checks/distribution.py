@@ -23,6 +23,7 @@ from shiplap.sampling.samples import Samples
 
 DISTANCES, PAIRS = (3, 8, 16, 24, 29), 4  # bits by which seeds differ, and how many pairs have to be equal
 LARGE = 1 << 15  # elements of a sample that is not repeated
+# Kinds of values that random ops treat apart. NaN and infinite results have no distribution to compare.
 KINDS = ("normal", "zeros", "large", "positive")
 
 
@@ -46,6 +47,7 @@ def observe(op: Op, case: Case) -> Observation:
     if problem := _seeded(op, case) or ((_distant(op, case) or _compiled(op, case)) if plain else ""):
         return Observation(problem)
     got = [_run(op, case, _op, k) for k in range(RUNS)]
+    # Other seeds than the op's: equal seeds need not give equal numbers in two implementations.
     wanted = [_run(op, case, _reference, RUNS + k) for k in range(RUNS)]
     for index, pair in enumerate(zip(zip(*got, strict=True), zip(*wanted, strict=True), strict=True)):
         one, other = pair if len({t.shape for ts in pair for t in ts}) == 1 else map(_sizes, pair)

@@ -70,6 +70,7 @@ def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fake
     """Return the first difference between real and fake outputs as text."""
     if len(real) != len(fake):
         return f"{len(fake)} fake outputs, {len(real)} real ones"
+    # Symbols are replaced by the sizes of the real outputs, so that strides can be compared as numbers.
     known = {
         symbol: size
         for r, f in zip(real, fake, strict=True)

@@ -37,6 +37,7 @@ def observe(op: Op, case: Case) -> Observation:
     if case.recipe.layouts or 1 in dict(case.recipe.sizes).values():
         return Observation()  # what is kept between calls shows with ordinary samples
     kept = [o.detach().clone() for o in first]
+    # Other values, because equal results could not show an overwritten output.
     second_case = other(op, case)
     second = call(op, second_case.fresh())
     if shared := _shared(first, list(second), "the next call's output"):

@@ -42,6 +42,7 @@ from shiplap.sampling.run import (
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import outsized
 
+# Values at which derivatives jump, vanish or overflow.
 KINKS = ("ties", "zeros", "saturating", "large", "mixed", "negative zero", "positive", "constant", "cancelling")
 NARROW_KINDS = ("large", "beyond float16", "mixed", "saturating", "positive")  # what a 16-bit gradient may overflow at
 ODD = 10  # odd scalars
@@ -198,6 +199,7 @@ def _differentiable(op: Op, case: Case) -> bool:
 
 
 DOUBLE = (torch.float64, torch.complex128)
+# The ratio of the rounding errors, by which errors in single precision are scaled.
 DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 

@@ -27,6 +27,7 @@ from shiplap.sampling.work_estimate import outsized
 
 CONFIGS = 8  # of one kernel
 GUARD = 64  # elements of another value on both sides of an output
+# Values that reveal the accumulator and the order of operations, in which kernels of one op differ.
 SOME = ("nan", "overflowing", "saturating", "cancelling", "positive", "skewed", "negative zero")
 
 

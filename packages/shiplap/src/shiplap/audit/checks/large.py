@@ -57,6 +57,7 @@ def _fake(op: Op, case: Case) -> tuple[str, str]:
     for name, size in case.recipe.sizes:
         if type(size) is not int or name in {a.name for a in op.spec.scalars}:
             continue
+        # 2^31 plus a multiple of 16, since a precondition may require a multiple of a tile.
         env = environment(op.spec, {**dict(case.recipe.sizes), name: BEYOND + 16 * max(1, size), "...": (2,)}, scalars)
         if env is None or _overflows(op, env):
             continue

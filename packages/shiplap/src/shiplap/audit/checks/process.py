@@ -33,6 +33,7 @@ ROUNDS, CALLS = 2, 30
 WARM, SECONDS = 7, 5.0  # calls before the rounds; of a slow op a round has as many calls as fit into this time
 SLOW = 0.7  # seconds of a call from which on the rounds would take minutes on a busy machine
 MORE = 6  # rounds that follow where the first ones grew: a cache that fills up stops, a leak goes on
+# Signals that runtimes and debuggers install handlers for.
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE)
 _TINY = float("1e-17")  # less than half of what 1.0 can be told from, unless results are rounded up or down
 BYTES = 1 << 14  # per call: less than that is not told from noise
@@ -56,6 +57,7 @@ def observe(op: Op, case: Case) -> Observation:
         shown = "; ".join(f"{n} from {_brief(a)} to {_brief(b)}" for n, a, b in changed)
         return Observation(f"the first call in a process changes {shown}")
     call(op, case.fresh())  # what happens once - a library loaded, a table made - is no leak and no fault
+    # A library that is loaded may set such state once; a call must not set it again.
     if repeated := _sets_repeatedly(first.loaded, lambda: call(op, case.fresh())):
         return Observation(f"each call changes {repeated}")
     if printed := _printed(lambda: call(op, case.fresh())):

@@ -42,6 +42,7 @@ def observe(op: Op, case: Case) -> Observation:
     note = has_backward(op, case)
     if not note and (lost := _detached(op, case, names)):
         return lost
+    # aot_eager traces autograd without generated kernels, so that bits can be compared.
     for backend in ("", "aot_eager") if not note else ("",):
         for leaf in (True, False):
             args = _requiring(op, case, names)

@@ -20,6 +20,7 @@ from shiplap.sampling.samples import Samples
 
 TIMEOUT_S = 240.0
 EDGES = 12
+# Without the caching allocator each tensor is an allocation of its own, so that overruns are detected.
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TORCH_SHOW_CPP_STACKTRACES": "0"}
 FIXES = {
     "memcheck": "mask the last tile, and compute addresses from the sizes and strides of the arguments",

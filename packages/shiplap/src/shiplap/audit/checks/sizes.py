@@ -38,6 +38,7 @@ def observe(op: Op, case: Case) -> Observation:
         if unwritten(e):
             raise
         return Observation(skip=f"the reference refuses it: {last_line(e)}")
+    # The op runs with all threads, the reference on one: its order of sums must not vary.
     got = run(op, case)
     with on_one_thread():
         difference = against_reference(op, case, got, own)

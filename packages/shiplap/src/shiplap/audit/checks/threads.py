@@ -19,6 +19,7 @@ from shiplap.sampling.compare_to_reference import against_reference, against_run
 from shiplap.sampling.run import run
 from shiplap.sampling.samples import Samples, other
 
+# Several callers and several rounds, so that calls overlap in different ways.
 CALLERS, ROUNDS = 4, 8
 INTERPRETER = "triton.runtime.interpreter"
 
@@ -62,6 +63,7 @@ def observe(op: Op, case: Case) -> Observation:
     """Call the op on another thread, concurrently, and with several numbers of intra-op threads."""
     if _interpreted(op, case):
         return Observation(skip="Triton's interpreter, which runs the kernel here, is made for one thread")
+    # Different values, because callers with equal ones could share a buffer unnoticed.
     pair = [case, other(op, case)]
     expected = [run(op, c) for c in pair]
 

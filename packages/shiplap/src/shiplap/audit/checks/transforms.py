@@ -47,6 +47,7 @@ def observe(op: Op, case: Case) -> Observation:
         if problem:
             return Observation(f"vmap over {', '.join(batched)}: {problem}", fix="correct the vmap rule, or remove it")
         notes += [note] if note and note not in notes else []
+    # A batch of one broadcasts where a rule mixes up dims.
     problem, _ = _vmapped(op, case, names, 1)
     if problem:
         return Observation(f"vmap over a batch of one: {problem}", fix="correct the vmap rule, or remove it")

@@ -23,6 +23,7 @@ from shiplap.sampling.pairwise import large
 from shiplap.sampling.run import run
 from shiplap.sampling.samples import Samples
 
+# Zero, all bits set (NaN in floating dtypes), large numbers, and a mixed pattern.
 BYTES = (0x00, 0xFF, 0x7F, 0xA5)
 
 

@@ -14,6 +14,7 @@ from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
 from shiplap.rewrite.normalize_call import arguments, called
 from shiplap.rewrite.program import Program
 
+# The default of torch.nn.functional.layer_norm, for calls that leave eps out.
 EPS = 1e-5
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from shiplap.rewrite.program import Program
 
+# The number that models fill into masked scores in place of minus infinity.
 LOWEST = torch.finfo(torch.float32).min
 
 

@@ -24,12 +24,14 @@ from shiplap.torch_private.dispatch_modes import without_modes
 MOST = 1 << 27  # elements of a mask that is computed
 FAR = 60  # calls behind a mask; transformers 5.23 has 26
 KNOWN = "shiplap_hides"  # in the meta of a node: what its mask was found to hide
+# Only these may start a mask: they read neither inputs nor random numbers.
 FACTORIES = frozenset({"arange", "zeros", "ones", "full", "scalar_tensor"})
 COMPARISONS = frozenset({"eq", "ne", "le", "lt", "ge", "gt"})
 LOGIC = frozenset({"and", "and_", "or", "or_", "invert", "logical_and", "logical_or", "logical_not", "bitwise_and"})
 LOGIC |= {"bitwise_or", "bitwise_not", "__and__", "__or__", "__invert__", "where", "masked_fill", "tril", "triu"}
 ARITHMETIC = frozenset({"add", "sub", "mul", "neg", "abs", "diff", "cumsum", "rsub"})
 MOVES = frozenset({"getitem", "unsqueeze", "squeeze", "expand", "view", "transpose", "contiguous", "clone", "flatten"})
+# These read a tensor for its shape, dtype and device only, but that tensor must be constant as well.
 LIKE = frozenset({"new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like"})
 PURE = FACTORIES | COMPARISONS | LOGIC | ARITHMETIC | MOVES | LIKE | passthrough_ops.CASTS
 

@@ -18,8 +18,10 @@ from shiplap.rewrite.graph import describe, value
 from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normalize_call import arguments
 
+# In-place products are left out: they write to the value that the norm reads.
 PRODUCTS = frozenset({"mul", "multiply"})
 DIVISIONS = frozenset({"div", "divide", "truediv", "true_divide"})
+# Calls of one argument that are a power, with its exponent.
 ROOTS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0}
 NEAR = 1e-6  # relative: two numbers that Python computed in different ways
 

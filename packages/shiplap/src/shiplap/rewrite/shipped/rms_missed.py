@@ -20,9 +20,12 @@ from shiplap.rewrite.normalize_call import arguments
 from shiplap.rewrite.shipped.mean_square_root import DIVISIONS, PRODUCTS, Missed, over_last, power, square_of
 
 NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm", "linalg_norm"})
+# Calls that keep a root away from 0 in place of an eps.
 BOUNDS = frozenset({"clamp", "clamp_min", "clip", "maximum", "max"})
 REDUCES = frozenset({"mean", "sum"})
+# Calls between the squares and the scale in any known spelling of an RMS norm.
 STEPS = PRODUCTS | DIVISIONS | BOUNDS | REDUCES | {"add", "sub", "view", "unsqueeze", "squeeze", "expand", "getitem"}
+# In-place scaling is listed as well, since it is reported with its own fix.
 SCALES = frozenset({"imul", "itruediv", "mul_", "div_"}) | PRODUCTS | DIVISIONS
 FAR = 12  # calls between a value and the squares that it is scaled by
 FORMULA = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)"

@@ -29,8 +29,11 @@ from shiplap.rewrite.match_by_value import Part, above, agree, part, starts
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.shipped.rotary_programs import programs
 
+# A rotation ends in a sum, in joined halves, or in a view or a cast of these.
 ENDS = frozenset({"add", "sub", "cat", "concat", "concatenate", "flatten", "view", *passthrough_ops.CASTS})
+# Calls that put pairs together again. A part without any of them is no rotation.
 JOINS = frozenset({"cat", "concat", "concatenate", "stack", "roll", "flip", "view_as_complex"})
+# Some models write both halves into a new tensor instead of joining them.
 EMPTY = frozenset({"empty_like", "empty", "new_empty", "zeros_like", "new_zeros"})
 PRODUCTS = frozenset({"mul", "multiply"})
 TRIED = 6  # values of the shape of a result from which it may be computed

@@ -16,6 +16,7 @@ from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normalize_call import arguments
 from shiplap.rewrite.shipped import einsum, sinks
 
+# Einsum and baddbmm are parsed apart, because their operands stand in other places.
 PRODUCTS = frozenset({"matmul", "bmm"})
 FILLS = ("masked_fill", "masked_fill_", "where")
 SWALLOWS = 1e8  # a number that is this far from 0 swallows a score that is added to it, in float32

@@ -19,9 +19,11 @@ from torch.fx import Node
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import mutates, value
 
+# Calls that sum products of two tensors over a dim.
 PRODUCTS = frozenset(
     {"matmul", "bmm", "mm", "baddbmm", "addmm", "addbmm", "mv", "einsum", "tensordot", "inner", "dot", "linear"}
 )
+# { | Values behind these calls are other quantities than scores or weights, so paths end here.
 BOUNDS = PRODUCTS | {
     "conv1d",
     "conv2d",
@@ -43,6 +45,7 @@ BOUNDS = PRODUCTS | {
     "multinomial",
     "scaled_dot_product_attention",
 }
+# Writes through these views change the tensor that they look at.
 VIEWS = frozenset({"getitem", "view", "select", "narrow", "transpose", "unsqueeze", "squeeze", "permute", "diagonal"})
 FAR = 400  # calls that are looked at in one direction
 

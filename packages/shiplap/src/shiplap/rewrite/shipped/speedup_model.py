@@ -15,6 +15,7 @@ from shiplap.rewrite.graph import value
 from shiplap.rewrite.shipped import softcap
 from shiplap.rewrite.shipped.scores import Obstructed, Scores, Step
 
+# Steps that become a boolean mask of the fused kernel.
 MASKS = frozenset({"fill", "keep"})
 LONG = 256  # tokens from which a bias of each head was measured to pay
 

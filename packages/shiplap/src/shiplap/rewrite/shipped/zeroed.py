@@ -17,6 +17,7 @@ from shiplap.rewrite.graph import value
 from shiplap.rewrite.normalize_call import arguments, called
 from shiplap.rewrite.shipped.scores import Step
 
+# Calls by which models derive one mask from another.
 PURE = frozenset({"eq", "ne", "view", "unsqueeze", "logical_not", "invert", "to", "expand", "tensor", "bool"})
 
 
