@@ -42,7 +42,7 @@ def package_ops(package: str, load: Callable[[str], object], namespaces: Sequenc
     # Ops that are registered by the import are the package's, unless it was imported before.
     loaded, before = package in sys.modules, names()
     load(package)
-    # torch names the module that registered an op only for ops of Python.
+    # Taken after the import, since the package's modules hold their libraries only then.
     after, own = names(), registrars(package)
     torchs = registrars("torch") - own
 

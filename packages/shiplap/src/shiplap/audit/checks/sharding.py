@@ -76,7 +76,6 @@ def _compared(op: Op, rule: ShardingRule, case: Case, sizes: Sequence[int]) -> t
     except RuntimeError as e:
         return f"the outputs do not fit together: {last_line(e)}", 0.0
     whole = run(op, case)
-    # Partial sums are merged in a wider dtype.
     got = [g.to(w.dtype) for g, w in zip(got, whole, strict=True)]
     difference = against_run(op, got, whole, reduction(op.spec, case.env), lambda body: body(op, case.args))
     return difference.problem, difference.error
