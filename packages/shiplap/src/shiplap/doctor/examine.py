@@ -55,7 +55,7 @@ def _trace_directory() -> Iterator[Path]:
     kept.
     """
     if wanted := os.environ.get("TORCH_TRACE"):
-        # The user's own tools expect the trace below the folder that he named.
+        # The user's own tools expect the trace below the folder of the variable.
         os.makedirs(wanted, exist_ok=True)
         yield Path(tempfile.mkdtemp(prefix="shiplap-doctor-", dir=wanted))
     else:

@@ -68,7 +68,7 @@ def pieces_of(programs: Sequence[Program], level: Level) -> list[Captured] | Non
     from shiplap.torch_private.inductor_passes import capture
 
     parts = [p.of_tensors()[1] for p in programs]
-    # The inputs of all programs stand in one list, so the role of an input tells its program by range.
+    # The inputs of all programs stand in one list, so each program has a range of roles.
     ends = [sum(map(len, parts[: i + 1])) for i in range(len(parts))]
     starts = [0, *ends[:-1]]
     all_tensors = [t for p, tensors in zip(programs, parts, strict=True) for t in p.leaves(tensors, p.train)]

@@ -57,8 +57,7 @@ class Drawn:
         self._made: dict[Any, Pattern] = {}
         self._narrows: bool | None = None
         floats = (a.name for a in self.spec.scalars if a.scalar == "float")
-        # Each float argument is traced as a number of its own, so that the graph tells which constant is which
-        # argument.
+        # Each float argument is traced as a number of its own, so that its constant is found in the graph.
         self._stands: dict[float, str] = {STAND_IN + i: name for i, name in enumerate(floats)}
 
     @cached_property

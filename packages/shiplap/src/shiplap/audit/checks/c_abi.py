@@ -176,7 +176,7 @@ def _attempts(op: Op, kernel: CKernel, case: Case) -> Iterator[Attempt]:
     """Yield the attempts: the plain sample, wrong values, and tensors that are described wrongly."""
     plain = _attempt(op, kernel, "its plain sample", case.args)
     assert plain is not None
-    # The plain sample is first: if it leaks or dies, wrong values say nothing.
+    # The plain sample is first: if it leaks or dies, wrong values are no evidence.
     yield plain
     for what, args in _wrong_values(op, case):
         if (attempt := _attempt(op, kernel, what, args)) is not None:

@@ -23,7 +23,7 @@ from shiplap.rewrite.graph import mutates, value
 PRODUCTS = frozenset(
     {"matmul", "bmm", "mm", "baddbmm", "addmm", "addbmm", "mv", "einsum", "tensordot", "inner", "dot", "linear"}
 )
-# { | Values behind these calls are other quantities than scores or weights, so paths end here.
+# Values behind these calls are other quantities than scores or weights, so paths end here.
 BOUNDS = PRODUCTS | {
     "conv1d",
     "conv2d",
