@@ -1,4 +1,4 @@
-"""Prove: ``audit(op)`` runs one check after another on generated samples, and returns findings."""
+"""``audit(op)``: run one check after another on generated samples, and return findings."""
 
 from shiplap.audit.checks import CHECKS, ON_REQUEST
 from shiplap.audit.cost import CostCard, cost

@@ -1,9 +1,9 @@
 """A child process that calls C functions which may crash, and reports the memory and files that each call leaves
 behind.
 
-Runs as a script without torch or shiplap (``python -I cprocess.py``): it starts in milliseconds, and its memory is that
-of the function. One JSON value on stdin; on stdout a line of JSON when a call begins and one with what came of it, so
-that the parent knows which call a dead process was in.
+Runs as a script without torch or shiplap (``python -I c_child_process.py``): it starts in milliseconds, and its memory
+is that of the function. It reads one JSON value from stdin. It writes a line of JSON to stdout when a call begins and
+one with the result of the call, so that the parent knows the call in which a process died.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 SLACK, ALIGN = 4096, 64  # bytes around every buffer: a kernel that reads a little beside it is not the question here
+# The size of the buffer for the message of a kernel.
 ERROR_BYTES = 1024
 WARM, LEAST, MOST = 32, 64, 20_000  # calls
 INTEGERS: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "double": ctypes.c_double}
 
 
 class Tensor(ctypes.Structure):
-    """``DLTensor``."""
+    """The struct ``DLTensor``."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -42,7 +43,7 @@ class Tensor(ctypes.Structure):
 
 
 class Context(ctypes.Structure):
-    """``sl_context``."""
+    """The struct ``sl_context``."""
 
     _fields_ = (
         ("abi_version", ctypes.c_uint32),
@@ -58,7 +59,7 @@ class Context(ctypes.Structure):
 
 
 class HeapInfo(ctypes.Structure):
-    """``struct mallinfo2`` of glibc 2.33 and later."""
+    """The struct ``mallinfo2`` of glibc 2.33 and later."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -78,7 +79,7 @@ class HeapInfo(ctypes.Structure):
 
 
 class Call:
-    """One call with its memory; everything lives as long as this object."""
+    """A call with its memory. All buffers live as long as this object."""
 
     def __init__(self, function: Any, spec: dict[str, Any]) -> None:
         self.function = function
@@ -94,7 +95,7 @@ class Call:
         self.arguments = (ctypes.c_void_p(ctypes.addressof(context)), *arguments)
 
     def buffer(self, content: bytes) -> int:
-        """Address of a copy of ``content``, aligned and with slack on both sides."""
+        """Return the address of a copy of ``content``, aligned and with slack on both sides."""
         room = ctypes.create_string_buffer(len(content) + 2 * SLACK + ALIGN)
         self.kept.append(room)
         at = (ctypes.addressof(room) + SLACK + ALIGN - 1) // ALIGN * ALIGN
@@ -102,7 +103,7 @@ class Call:
         return at
 
     def value(self, v: dict[str, Any]) -> Any:
-        """An argument as ctypes passes it."""
+        """Return an argument as ctypes passes it."""
         kind = v["kind"]
         if kind == "null":
             return ctypes.c_void_p(None)
@@ -137,11 +138,14 @@ class Call:
 
 
 def heap() -> Callable[[], int]:
-    """A function that returns the bytes given out by malloc. It always returns 0 where glibc does not report them."""
+    """Return a function that returns the bytes given out by malloc. The function always returns 0 where glibc does not
+    report them.
+    """
     try:
         info = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
         return lambda: 0
+    # mallinfo2 counts in size_t. The older mallinfo overflows at 2 GiB, so it is not used.
     info.restype = HeapInfo
 
     def used() -> int:
@@ -152,7 +156,7 @@ def heap() -> Callable[[], int]:
 
 
 def resident() -> int:
-    """Bytes of memory that this process occupies."""
+    """Return the bytes of memory that this process occupies."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -160,7 +164,7 @@ def resident() -> int:
 
 
 def descriptors() -> int:
-    """Open files of this process."""
+    """Return the number of open files of this process."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -168,7 +172,9 @@ def descriptors() -> int:
 
 
 def watch(call: Call, seconds: float, used: Callable[[], int]) -> dict[str, Any]:
-    """The status of the call, and what each repetition leaves behind. Of two rounds the better one counts."""
+    """Return the status of the call, and the memory and files that each repetition leaves behind. Of two rounds the
+    better one counts.
+    """
     status = call()
     message = call.error.value.decode(errors="replace")
     began = time.perf_counter()
@@ -185,11 +191,13 @@ def watch(call: Call, seconds: float, used: Callable[[], int]) -> dict[str, Any]
         for _ in range(repeat):
             call()
         rounds.append([(b - a) / repeat for a, b in zip(before, (used(), resident(), descriptors()), strict=True)])
+    # A leak shows in both rounds, a cache that fills or a thread that starts in one.
     usage["heap"], usage["resident"], usage["files"] = map(min, *rounds)
     return usage
 
 
 def main() -> None:
+    """Read the task from stdin, make its calls, and write their results."""
     task = json.load(sys.stdin)
     function = getattr(ctypes.CDLL(task["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW), task["symbol"])
     function.restype, used = ctypes.c_int, heap()

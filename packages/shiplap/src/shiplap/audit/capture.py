@@ -1,7 +1,7 @@
-"""Capture a call into a CUDA graph over static buffers, replay the graph, and track which device memory is free.
+"""Capture a call into a CUDA graph over static buffers, replay the graph, and track free device memory.
 
-A capture that fails leaves torch's allocator, generator and current stream in the middle of it; ``record`` puts all
-three back, so that a check may fail a capture on purpose and go on.
+A capture that fails leaves torch's allocator, generator and current stream in the middle of it. ``record`` restores all
+three, so that a check may fail a capture on purpose and continue.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Recording:
     allocations: int
 
     def replay(self, args: tuple[Any, ...] | None = None) -> tuple[Tensor, ...]:
-        """The results of a replay, with the values of ``args`` copied into the static buffers first."""
+        """Replay the graph, with the values of ``args`` copied into the static buffers first, and return its
+        results.
+        """
         with on_stream(self.stream):
             if args is not None:
                 fill(self.args, args)
@@ -106,12 +108,14 @@ def record(
     pool: Any = None,
     mode: str = "global",
 ) -> Recording:
-    """Capture ``call`` on copies of ``args`` on ``stream``. CaptureFailure says why a capture is not possible.
+    """Capture ``call`` on copies of ``args`` on ``stream``. Raises CaptureFailure with the reason where a capture is
+    not possible.
 
     **Warning**: replay only a graph captured in ``mode="global"``. Other modes accept calls that can crash a replay.
     """
     with on_stream(stream):
         static = tree_map(clone_exactly, args)
+    # The raw graph is kept, because its nodes are read below.
     graph, handle = torch.cuda.CUDAGraph(keep_graph=True), pool or torch.cuda.graph_pool_handle()
     failure, before = "", 0
     outs: tuple[Tensor, ...] = ()
@@ -126,6 +130,7 @@ def record(
             graph.capture_end()
         except RuntimeError as e:
             failure = failure or last_line(e)
+            # A failed capture leaves the allocator recording into the pool; later captures would fail, too.
             torch_private.abandon_capture(stream.device_index, handle)
     if failure:
         raise CaptureFailure(failure)
@@ -137,11 +142,14 @@ def record(
 
 
 def _allocations(stream: torch.cuda.Stream) -> int:
+    """Return the number of allocations on the device so far."""
     return int(torch.cuda.memory_stats(stream.device).get("allocation.all.allocated", 0))
 
 
 def _nodes(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[Copy, ...]]:
-    """How many nodes of each kind, and the copies. Empty where the runtime library is not found by its usual name."""
+    """Return the number of nodes of each kind, and the copies. Both are empty where the runtime library is not found by
+    its usual name.
+    """
     kinds: Counter[str] = Counter()
     copies = []
     try:
@@ -149,6 +157,7 @@ def _nodes(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[Copy, ...]]
     except OSError:
         return kinds, ()
     raw, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t(0)
+    # Without an array the runtime returns the number of nodes.
     if runtime.cudaGraphGetNodes(raw, None, ctypes.byref(count)):
         return kinds, ()
     nodes, kind = (ctypes.c_void_p * max(1, count.value))(), ctypes.c_int(0)
@@ -162,7 +171,7 @@ def _nodes(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[Copy, ...]]
 
 
 class _Memcpy(ctypes.Structure):
-    """``cudaMemcpy3DParms``, its nested structs written out."""
+    """The struct ``cudaMemcpy3DParms``, with its nested structs written out."""
 
     _fields_ = (
         ("source_array", ctypes.c_void_p),
@@ -179,10 +188,11 @@ class _Memcpy(ctypes.Structure):
 
 
 def _copy(runtime: Any, node: int) -> Copy | None:
-    """What a memcpy node copies. None when the runtime does not say."""
+    """Return the addresses and the size of a memcpy node, or None where the runtime does not return them."""
     params = _Memcpy()
     if runtime.cudaGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(params)):
         return None
+    # A copy of one dim has 0 or 1 as height and depth.
     width, height, depth = params.extent
     return Copy(params.source or 0, params.target or 0, width * max(1, height) * max(1, depth))
 
@@ -201,14 +211,15 @@ class Canaries:
         torch.cuda.synchronize(device)
 
     def damaged(self) -> int:
-        """Bytes of device memory that are no longer as they were filled.
+        """Return the number of bytes of device memory that are no longer as they were filled.
 
-        In parts, since torch makes eight bytes of each byte that it counts.
+        The memory is compared in parts, since torch makes eight bytes of each byte that it counts.
         """
         return sum(int((part != POISON).sum()) for t in self.held for part in t.split(PART))
 
 
 def _poisoned(size: int, stream: int, device: torch.device) -> Tensor:
+    """Return a block of memory on ``stream``, filled with the pattern."""
     with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
         return torch.full((size,), POISON, dtype=torch.uint8, device=device)
 
@@ -220,6 +231,7 @@ def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
     """
     index, addresses = torch.device(device).index or 0, []
     for segment in torch.cuda.memory_snapshot():
+        # Memory of a graph's pool belongs to the graph, also where it is inactive.
         if segment["device"] != index or tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
             continue
         for block in segment["blocks"]:

@@ -1,4 +1,4 @@
-"""The parts of a check: the samples to look at, a function that observes one sample, and the texts of the finding."""
+"""The parts of a check: its samples, a function that observes one sample, and the texts of the finding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up 
 class Observation:
     """The result for one sample: a ``problem``, a reason to ``skip`` the sample, or neither.
 
-    A skipped sample says nothing about the op. ``missed`` is the reason why a sample that would say something could not
+    A skipped sample is no evidence about the op. ``missed`` is the reason why a sample that would be evidence could not
     be examined. ``error`` and ``note`` hold details.
     """
 
@@ -50,32 +50,34 @@ class Subject:
 
     @property
     def name(self) -> str:
+        """The name of the op."""
         return self.op.spec.name
 
 
 def _always(op: Op) -> str:
+    """Return an empty text: the check applies to every op."""
     return ""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check. Each check is defined once, in the module of its name.
+    """A check of an audit. Each check is defined once, in the module of its name.
 
     Attributes:
         name: id, the name of the module.
-        observes: what is compared with what, in one line.
-        observe: looks at one sample; an exception counts as a problem.
+        observes: the comparison in one line.
+        observe: observes one sample; an exception counts as a problem.
         cases: the samples, plain ones first.
-        fix: what usually repairs it.
+        fix: the usual repair.
         order: an audit runs its checks by ascending order; 0 for a check that runs on request only.
         skips: the reason why the check cannot apply to an op, or "".
         needs: checks without whose success this one observes nothing new, or takes a risk.
-        sequence: for checks whose evidence is in a series of samples: looks at all of them after the single ones.
-        error: how to say the largest ``Observation.error``.
+        sequence: for checks whose evidence is in a series of samples: observes all of them after the single ones.
+        error: the format of the largest ``Observation.error``.
         symbol: its name in its module, where a module has several.
         patience: seconds of processor time that one sample may take before it is taken to hang.
         quiet: seconds in which nothing may run before a deadlock is supposed, if more than usual: compilers wait for
-            what other processes are compiling.
+            the compilations of other processes.
     """
 
     name: str
@@ -93,7 +95,8 @@ class Check:
     quiet: float | None = None
 
     def run(self, subject: Subject) -> Finding:
-        """Observe every case. The smallest failing case becomes the finding."""
+        """Observe every case, and return the finding. The smallest failing case becomes the finding."""
+        # A check that builds on a failed one would report the same fault in other words.
         broken = [name for name in self.needs if name in subject.failed]
         if broken:
             return Finding(self.name, "incomplete", subject.name, f"says nothing while {broken[0]} fails")
@@ -110,12 +113,13 @@ class Check:
             subject.begins(self, case)
             tally.add(case, self._once(subject, case))
         subject.begins(self, None)
+        # A series with a failing sample, or cut short, would repeat the failure or miss the evidence.
         if self.sequence and tally.seen and not tally.failed and not tally.cut:
             tally.add(None, _guarded(self.sequence, subject.op, tally.seen))
         return tally.finding()
 
     def _once(self, subject: Subject, case: Case) -> Observation:
-        """``observe``; an error that an earlier check reports already is set aside."""
+        """Observe one sample. An error that an earlier check reports already is set aside."""
         try:
             return self.observe(subject.op, case)
         except TooLong as e:
@@ -123,6 +127,7 @@ class Check:
         except Exception as e:
             if missing := unwritten(e) or _unimplemented(e):
                 return Observation(missed=missing)
+            # One error of the call itself is reported once, and not by each check.
             key = e.id if isinstance(e, ShiplapError) else last_line(e)
             if needs_builder(subject.op) and (why := _refusal(subject.op, case)):
                 return Observation(skip=f"generated integers mean nothing here, declare @op.samples: {why}")
@@ -136,16 +141,17 @@ class Check:
         return _guarded(self.observe, op, case)
 
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
-        """The observation of ``sequence`` on the samples of an audit with this seed."""
+        """Return the observation of ``sequence`` on the samples of an audit with this seed."""
         assert self.sequence is not None
         cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]
         return _guarded(self.sequence, op, cases)
 
 
 def _refusal(op: Op, case: Case) -> str:
-    """Why the reference refuses a sample: a row number into no rows is our guess, and no fault of the op.
+    """Return the error with which the reference refuses a sample, empty where it computes it.
 
-    It is asked on the CPU, since a row number out of range would end the process on another device.
+    A row number into no rows is a guess of the generator, and no fault of the op. The reference runs on the CPU, since
+    a row number out of range would end the process on another device.
     """
     try:
         reference(op, tree_map(lambda t: t.cpu(), case.args))
@@ -155,12 +161,15 @@ def _refusal(op: Op, case: Case) -> str:
 
 
 def _unimplemented(e: Exception) -> str:
-    """A kernel of torch that does not exist for a dtype has computed nothing wrong; nor has anything been proven."""
+    """Return a text if torch has no kernel for a dtype: then no wrong value was computed, and nothing is proven
+    either.
+    """
     text = last_line(e)
     return f"{text}: narrow the declaration's dtypes" if "\" not implemented for '" in text else ""
 
 
 def _guarded(observe: Callable[..., Observation], *args: object) -> Observation:
+    """Return the observation of a function, with an exception as a problem."""
     try:
         return observe(*args)
     except TooLong as e:
@@ -171,8 +180,11 @@ def _guarded(observe: Callable[..., Observation], *args: object) -> Observation:
 
 
 def _shrunk(check: Check, subject: Subject, case: Case, observation: Observation) -> tuple[Case, Observation]:
-    """A smaller sample that fails too: each size on its own is halved, then lowered by one, while that still fails."""
+    """Return a smaller sample that fails too. Each size on its own is halved, then lowered by one, while the sample
+    still fails.
+    """
     end = time.monotonic() + SHRINK_S
+    # Restart with the first dim after each success: a smaller size may make another one reducible.
     moved = True
     while moved:
         moved = False
@@ -183,6 +195,7 @@ def _shrunk(check: Check, subject: Subject, case: Case, observation: Observation
                 tried = subject.samples.make(case.recipe.but(sizes={name: smaller}))
                 if tried is None or tried.label in subject.lethal:
                     continue
+                # The parent must know the sample if it ends the process.
                 subject.begins(check, tried)
                 seen = check.look(subject.op, tried)
                 if seen.problem and not seen.skip:
@@ -193,6 +206,8 @@ def _shrunk(check: Check, subject: Subject, case: Case, observation: Observation
 
 @dataclass
 class _Tally:
+    """The observations of one check so far."""
+
     check: Check
     subject: Subject
     seen: list[Case] = field(default_factory=list)
@@ -204,6 +219,7 @@ class _Tally:
     cut: bool = False
 
     def add(self, case: Case | None, observation: Observation) -> None:
+        """Add the observation of one sample, or of the series of samples where ``case`` is None."""
         if observation.missed:
             self.missed.append(observation.missed)
             return
@@ -222,6 +238,7 @@ class _Tally:
         self.error = max(self.error, observation.error)
 
     def finding(self) -> Finding:
+        """Return the finding of all observations."""
         check, subject, samples = self.check, self.subject, self.subject.samples
         if self.failed:
             return self._failure()
@@ -244,7 +261,9 @@ class _Tally:
         return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
 
     def _failure(self) -> Finding:
+        """Return the finding of the smallest failing sample, with a script that reproduces it."""
         check, subject, samples = self.check, self.subject, self.subject.samples
+        # The smallest sample is the easiest to debug.
         case, observation = min(self.failed, key=lambda f: f[0].numel if f[0] else 0)
         if case is not None:
             case, observation = _shrunk(check, subject, case, observation)

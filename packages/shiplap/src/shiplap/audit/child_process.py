@@ -1,9 +1,9 @@
 """Run untrusted code in a child process under limits, and keep every event that the child sent before it ended.
 
-``stream(work)`` forks a child that runs ``work(send)``. What it sends arrives as JSON lines. A child that crashes,
-exits, waits for ever, computes for ever or fills the memory ends in a ``Death`` that says how. The fork is cheap, since
-torch is imported already. The work runs on a thread of the child's own, because the OpenMP threads that served the
-forking thread do not exist there.
+``stream(work)`` forks a child that runs ``work(send)``. Events arrive as JSON lines. A child that crashes, exits, waits
+for ever, computes for ever or fills the memory ends in a ``Death`` with the cause. The fork is cheap, since torch is
+imported already. The work runs on a thread of the child's own, because the OpenMP threads that served the forking
+thread do not exist there.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from shiplap.sandbox.proc_filesystem import resident, stat_fields
 
 Event = dict[str, Any]
 Send = Callable[[Event], None]
+# Short enough for a prompt end, long enough not to take time from the child.
 POLL_S = 0.02
 STACK = 64 << 20  # bytes: as much as a main thread usually has, and some
 
@@ -40,9 +41,9 @@ class Limits:
     """The resources that a child may use.
 
     Attributes:
-        busy_s: seconds of processor time between two events; an event may ask for more (``"patience"``).
-        idle_s: seconds in which neither the child nor a process that it started computes anything; an event may ask
-            for more (``"quiet"``).
+        busy_s: seconds of processor time between two events; an event may set more (``"patience"``).
+        idle_s: seconds in which neither the child nor a process that it started computes anything; an event may set
+            more (``"quiet"``).
         memory: bytes of resident memory beyond those that it began with.
     """
 
@@ -66,8 +67,9 @@ def can_isolate(device: str = "cpu") -> bool:
     """Whether a fork of this process can run samples on ``device``.
 
     Only on the CPU, and not once an accelerator is in use here: CUDA does not work in a fork of a process that has as
-    much as counted its devices (H100, torch 2.11, 2026-11-22). Samples for a GPU run in this process. Nor does autograd
-    of a torch that was built for CUDA, once a compiled function has been differentiated here, on any machine.
+    much as counted its devices (H100, torch 2.11, 2026-11-22). Samples for a GPU run in this process. Autograd of a
+    torch that was built for CUDA does not work in a fork either, once a compiled function has been differentiated here,
+    on any machine.
     """
     if not hasattr(os, "fork") or not Path("/proc/self/stat").exists():
         return False
@@ -77,11 +79,12 @@ def can_isolate(device: str = "cpu") -> bool:
 
 
 def _differentiates() -> bool:
-    """Whether autograd works in a fork of this process. Torch says so there, and nowhere else."""
+    """Whether autograd works in a fork of this process. Only a call in a fork shows it."""
     child = os.fork()
     if child == 0:
         status = 1
         try:
+            # The backward may also hang in a fork.
             signal.alarm(10)
             with torch.enable_grad():
                 torch.ones(1, requires_grad=True).sum().backward()
@@ -92,7 +95,7 @@ def _differentiates() -> bool:
 
 
 def stream(work: Callable[[Send], None], limits: Limits | None = None) -> Iterator[Event | Death]:
-    """The events that ``work`` sends from its child, and a ``Death`` if it ended before its work did."""
+    """Yield the events that ``work`` sends from its child, and a ``Death`` if the child ended before its work did."""
     limits = limits or Limits()
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as output:
@@ -109,7 +112,7 @@ def stream(work: Callable[[Send], None], limits: Limits | None = None) -> Iterat
 
 
 def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> None:
-    """The child: never returns."""
+    """Run ``work`` in the child. This function never returns."""
     status = 1
     try:
         os.setsid()  # its own children end with it
@@ -129,6 +132,7 @@ def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> Non
             line = json.dumps(event).encode() + b"\n"
             with lock:
                 while line:
+                    # A write to a pipe may be cut short.
                     line = line[os.write(writing, line) :]
 
         def run() -> None:
@@ -140,6 +144,7 @@ def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> Non
             except BaseException as e:
                 send({"kind": "raised", "text": f"{type(e).__name__}: {e}"[:400]})
 
+        # The setting is for this thread alone. Threads that the work starts get the usual stack.
         before = threading.stack_size(STACK)
         thread = threading.Thread(target=run)
         thread.start()
@@ -150,7 +155,7 @@ def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> Non
 
 
 class _Watch:
-    """The parent's side: reads events, and the clock, and the child's memory."""
+    """The parent's side of a child: its events, its processor time and its memory."""
 
     def __init__(self, child: int, reading: int, limits: Limits, output: IO[bytes]) -> None:
         self.child, self.reading, self.limits, self.output = child, reading, limits, output
@@ -161,6 +166,7 @@ class _Watch:
         self.began = self.used = 0.0
 
     def events(self) -> Iterator[Event | Death]:
+        """Yield the events of the child, and its death if it does not finish."""
         while True:
             ready, _, _ = select.select([self.reading], [], [], POLL_S)
             if not ready:
@@ -185,16 +191,19 @@ class _Watch:
                 self.since = self.moved = time.monotonic()  # what the reader did meanwhile is not the child's time
 
     def _lines(self, chunk: bytes) -> list[bytes]:
+        """Return the complete lines that have arrived."""
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         return lines
 
     def _heard(self, event: Event) -> None:
+        """Apply the limits of an event, and restart the clocks."""
         self.busy_s = float(event.get("patience", self.limits.busy_s))
         self.idle_s = float(event.get("quiet", self.limits.idle_s))
         self.began = self.used = _seconds(self.child)
 
     def _over(self) -> str:
-        """Which limit the child has passed, or nothing."""
+        """Return the limit that the child has passed as text, empty where there is none."""
+        # The child shares the parent's pages, so only its growth counts.
         if resident(self.child) - self.base > self.limits.memory:
             return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"
         now = time.monotonic()
@@ -203,6 +212,7 @@ class _Watch:
             return f"hangs: {self.busy_s:g} s of processor time and no end"
         if used > self.used:
             self.used, self.moved = used, now
+        # Reading all of /proc is slow, so it is done only when the child itself stands still.
         elif now - self.moved > self.idle_s / 2:
             if (others := _session_seconds(self.child)) > self.used:
                 self.used, self.moved = others, now
@@ -211,6 +221,7 @@ class _Watch:
         return ""
 
     def _ending(self) -> str:
+        """Return the exit status or signal of the child as text."""
         _, status = os.waitpid(self.child, 0)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
@@ -218,6 +229,7 @@ class _Watch:
         return f"the process exited with status {os.WEXITSTATUS(status)}"
 
     def _last_words(self) -> str:
+        """Return the last line of the child's output."""
         size = self.output.seek(0, os.SEEK_END)
         self.output.seek(max(0, size - 2000))
         lines = [x.strip() for x in self.output.read().decode(errors="replace").splitlines() if x.strip()]
@@ -225,6 +237,8 @@ class _Watch:
 
 
 def _kill(child: int) -> None:
+    """Kill the child and its session, and wait for its end."""
+    # The group first. The child alone is left if it died before it could make a session of its own.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
@@ -233,12 +247,15 @@ def _kill(child: int) -> None:
 
 
 def _seconds(pid: int | str) -> float:
+    """Return the processor time of a process in seconds."""
     fields = stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def _session_seconds(leader: int) -> float:
-    """Processor time of the child's session and of all its descendants: compilers that it waits for have their own."""
+    """Return the processor time of the child's session and of all its descendants: compilers that it waits for have
+    sessions of their own.
+    """
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = {pid for pid, stat in fields.items() if pid == leader or int(stat[3]) == leader}
     grown = family

@@ -27,18 +27,19 @@ from shiplap.sampling.case import Case, describe
 from shiplap.sampling.run import call, last_line, quiet, split
 from shiplap.sampling.samples import Samples
 
+# An odd number of rounds has one median.
 ROUNDS, ROUND_S = 7, 0.01
 CHAIN, GRAPHED = 9, 20
 
 
 @dataclass(frozen=True)
 class CostCard:
-    """Nanoseconds per call, the median of seven rounds. None where nothing can be measured, with the reason in
-    ``notes``.
+    """The nanoseconds per call, the median of seven rounds. A time is None where it cannot be measured, with the reason
+    in ``notes``.
 
     Attributes:
-        binding: what serves an eager call: ``"native"`` or ``"python"`` for a C ABI kernel, else the kernel's name,
-            ``"reference"`` or ``"adopted"``.
+        binding: the implementation of an eager call: ``"native"`` or ``"python"`` for a C ABI kernel, else the kernel's
+            name, ``"reference"`` or ``"adopted"``.
     """
 
     subject: str
@@ -57,6 +58,7 @@ def cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
     notes: list[str] = []
     with quiet(), torch.no_grad():
         samples = Samples(op, seed, device)
+        # The smallest sample: the card shows overhead, which larger ones would hide.
         case = samples.build(samples.base)
         binding = _binding(op, torch.device(device).type, notes)
         positional, named = split(op.spec, case.fresh())
@@ -68,17 +70,20 @@ def cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
 
 
 def _per_call(run: Callable[[], Any], device: str) -> float:
-    """Median nanoseconds of a call, the device's own time included."""
+    """Return the median nanoseconds of a call, the device's own time included."""
+    # Kernels run asynchronously; without the wait only their launches would be timed.
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     for _ in range(3):
         run()
     repeats, spent = 1, 0.0
+    # The number of repeats doubles until a round is long enough for the clock.
     while spent < ROUND_S and repeats < 1 << 20:
         repeats, spent = 2 * repeats, _timed(run, 2 * repeats, wait)
     return statistics.median(_timed(run, repeats, wait) / repeats for _ in range(ROUNDS)) * 1e9
 
 
 def _timed(run: Callable[[], Any], repeats: int, wait: Callable[[], None]) -> float:
+    """Return the seconds of ``repeats`` calls."""
     wait()
     began = time.perf_counter()
     for _ in range(repeats):
@@ -88,6 +93,7 @@ def _timed(run: Callable[[], Any], repeats: int, wait: Callable[[], None]) -> fl
 
 
 def _attempt(what: str, measure: Callable[[], float], notes: list[str]) -> float | None:
+    """Return a measurement, or None with a note where it raises."""
     try:
         return measure()
     except Exception as e:  # the card shows what there is
@@ -96,11 +102,13 @@ def _attempt(what: str, measure: Callable[[], float], notes: list[str]) -> float
 
 
 class _Absent(Exception):
-    """Why there is nothing to measure."""
+    """The reason why there is nothing to measure."""
 
 
 def _binding(op: Op, device: str, notes: list[str]) -> str:
-    """What serves the calls that are timed. A native binding is built first, so that it does not arrive half-way."""
+    """Return the implementation of the timed calls. A native binding is built first, so that it does not appear in the
+    middle of a measurement.
+    """
     kernels = op.eager(device)
     if not kernels:
         return "reference" if op.kernels or type(op) is Op else "adopted"
@@ -117,7 +125,7 @@ def _binding(op: Op, device: str, notes: list[str]) -> str:
 
 
 def _raw(op: Op, case: Case, notes: list[str]) -> float | None:
-    """The C function, timed from inside a call through the Python binding: there all its arguments are alive."""
+    """Time the C function from inside a call through the Python binding: there all its arguments are alive."""
     device = torch.device(case.device).type
     kernel = next((k for k in op.kernels.get(device, ()) if isinstance(k, CKernel)), None)
     if kernel is None:
@@ -127,7 +135,9 @@ def _raw(op: Op, case: Case, notes: list[str]) -> float | None:
 
 
 def _link(op: Op) -> tuple[int, int] | None:
-    """``(argument, output)`` of the same declared type: then calls can be chained, each on the result of the last."""
+    """Return ``(argument, output)`` of the same declared type, or None. With such a pair calls can be chained, each on
+    the result of the last.
+    """
     for i, arg in enumerate(op.spec.args):
         for j, out in enumerate(op.spec.outputs):
             if arg.tensor is not None and not arg.mutated and not arg.many and str(arg.tensor) == str(out.tensor):
@@ -136,7 +146,9 @@ def _link(op: Op) -> tuple[int, int] | None:
 
 
 def _chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
-    """``length`` calls in one function, chained where possible, else each on arguments of its own (never merged)."""
+    """Return a function of ``length`` calls, chained where possible, else each on arguments of its own (never
+    merged).
+    """
     link = _link(op)
 
     def program(groups: list[tuple[Any, ...]]) -> list[Any]:
@@ -153,12 +165,13 @@ def _chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
 
 
 def _groups(op: Op, case: Case, length: int) -> list[tuple[Any, ...]]:
-    """Arguments of each call of a chain. A chain that is linked shares them."""
+    """Return the arguments of each call of a chain. A chain that is linked shares them."""
     shared = case.fresh()
     return [shared if _link(op) else case.fresh() for _ in range(length)]
 
 
 def _compiled(op: Op, case: Case, notes: list[str]) -> float:
+    """Time a call inside a compiled function."""
     took = []
     with torch_private.data_dependent_sizes():
         for length in (1, CHAIN):
@@ -173,6 +186,7 @@ def _compiled(op: Op, case: Case, notes: list[str]) -> float:
 
 
 def _captured(op: Op, case: Case) -> float:
+    """Time a call inside a replayed CUDA graph."""
     if not case.device.startswith("cuda"):
         raise _Absent("graphs are captured on a CUDA device")
     stream, groups, program = torch.cuda.Stream(case.device), _groups(op, case, GRAPHED), _chain(op, GRAPHED)

@@ -1,7 +1,7 @@
 """``audit(op)``: run the checks in a process of its own, each to a finding, within a time budget.
 
-The samples run in a child (``referee.isolate``). When the child dies, that is a finding of the check that was at work,
-and another child goes on with the next one: nothing that was found before is lost.
+The samples run in a child (``shiplap.audit.child_process``). When the child dies, that is a finding of the check that
+was running, and another child continues with the next one, so no earlier finding is lost.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from shiplap.kernels.triton.kernel import LaunchedKernel
 from shiplap.sampling.recipe import Recipe
 from shiplap.sampling.run import last_line
 
+# The default keeps an audit short enough to be run before a commit.
 BUDGET_S = 300.0
 MOST_DEATHS = 4  # of one op, after which the rest of its checks is left
 RETRY = Limits(busy_s=5.0, idle_s=3.0)  # for a sample that has ended one process already
+# Each try may end another process, so the time is limited.
 SHRINK_S = 8.0
 
 Looked = Callable[[str, dict[str, Any]], None]
@@ -79,6 +81,7 @@ def audit(
             expected="what @sl.op or @sl.adopt returned",
             fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")',
         )
+    # Names are checked before any sample runs.
     names = tuple(load(name).name if ":" not in name else name for name in (CHECKS if checks is None else checks))
     device = device or "cpu"
     seed = secrets.randbelow(2**31) if seed is None else seed
@@ -92,7 +95,7 @@ def audit(
 
 
 class _Audit:
-    """The findings so far, and where in which check the child is."""
+    """An audit in progress: its findings so far, and the check and sample that the child runs."""
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class _Audit:
         self.deaths = 0
 
     def isolated(self) -> None:
-        """Children, one after another, until every check has spoken."""
+        """Run children, one after another, until every check has a finding."""
         while self.plan.checks:
             death = None
             for event in stream(lambda send: session(self.op, self.plan, send), self.limits):
@@ -122,6 +125,7 @@ class _Audit:
             self._died(death)
 
     def handle(self, event: dict[str, Any]) -> None:
+        """Process one event of the child."""
         kind = event["kind"]
         if kind == "error":
             words = event["words"]
@@ -137,6 +141,7 @@ class _Audit:
             self._add(Finding(**event["finding"]))
 
     def _add(self, finding: Finding) -> None:
+        """Add a finding, and take its check off the plan."""
         self.findings.append(finding)
         failed = self.plan.failed | ({self.plan.checks[0]} if finding.verdict == "fail" else set())
         if self.plan.checks and finding.check == self.plan.checks[0].partition(":")[0]:
@@ -145,13 +150,14 @@ class _Audit:
             self.progress(finding)
 
     def _died(self, death: Death) -> None:
-        """The check at work failed. What ended its process is looked for once more, alone and smaller."""
+        """Record that the check at work ended its process. The sample at work is repeated alone and shrunk."""
         self.deaths += 1
         seed, device = self.plan.seed, self.plan.device
         name = self.check if self.check != "samples" else self.plan.checks[0].partition(":")[0]
         label, how = self.label, str(death)
         slow = death.how.startswith("hangs") and _interpreted(self.op)
         if label:
+            # Later children skip this sample, so that one crash costs one process.
             self.plan = replace(self.plan, lethal={**self.plan.lethal, label: name})
             smaller = "" if slow else self._smallest(name, label)
             how += "" if smaller else "; this sample alone does not do it: what came before has a part in it"
@@ -169,7 +175,7 @@ class _Audit:
                 self._add(Finding(rest.partition(":")[0], "incomplete", self.op.spec.name, reason))
 
     def _smallest(self, check: str, label: str) -> str:
-        """The smallest sample found that ends a process by itself; "" if this one does not."""
+        """Return the smallest sample found that ends a process by itself, empty if this one does not."""
         end = time.monotonic() + SHRINK_S
         if not self._ends(check, label):
             return ""
@@ -185,16 +191,19 @@ class _Audit:
         return label
 
     def _ends(self, check: str, label: str) -> bool:
+        """Whether a sample alone ends a process."""
         events = stream(lambda send: repeat(self.op, self.plan, check, label, send), RETRY)
         return any(isinstance(e, Death) and not e.how.startswith("raised") for e in events)
 
 
 def _interpreted(op: Op) -> bool:
+    """Whether Triton's interpreter runs a kernel of the op."""
     kernels = [k for each in op.kernels.values() for k in each]
     return any(isinstance(k, LaunchedKernel) and k.interpreted for k in kernels)
 
 
 def _fix(death: Death) -> str:
+    """Return the fix for the cause of a death."""
     if death.how.startswith("memory"):
         return "free what a call has allocated, and allocate no more than the sizes of the arguments ask for"
     if death.how.startswith(("hangs", "deadlock")):
@@ -205,7 +214,7 @@ def _fix(death: Death) -> str:
 
 
 def card_of(op: Op, device: str, measure: Callable[..., CostCard]) -> CostCard | str:
-    """The cost card of an op, measured in a process of its own, or the reason why it cannot be measured."""
+    """Return the cost card of an op, measured in a process of its own, or the reason why it cannot be measured."""
     if not can_isolate(device):
         try:
             return measure(op, device=device)

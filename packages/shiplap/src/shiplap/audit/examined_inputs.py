@@ -15,7 +15,9 @@ MANY = 1 << 20  # elements beyond which values are not looked at
 
 
 def seen_of(op: Op, case: Case) -> dict[str, Any]:
-    """Plain data: label, sizes, dtypes, values and layouts as they are, and which optional arguments are absent."""
+    """Return plain data: label, sizes, dtypes, values and layouts as they are, and the optional arguments that are
+    absent.
+    """
     values = tensors(case.args)
     return {
         "label": case.label,
@@ -28,7 +30,7 @@ def seen_of(op: Op, case: Case) -> dict[str, Any]:
 
 
 def _values(t: Tensor) -> list[str]:
-    """Facts about the values that a kernel may depend on."""
+    """Return the facts about values that a kernel may depend on."""
     if t.numel() == 0:
         return ["none"]
     if t.numel() > MANY or t.is_complex() or is_float8(t) or t.dtype == torch.bool:
@@ -54,6 +56,7 @@ def _values(t: Tensor) -> list[str]:
 
 
 def _layout(t: Tensor) -> str:
+    """Return the name of a tensor's layout."""
     if t.is_contiguous():
         return "offset" if t.storage_offset() else "contiguous"
     if any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True)):

@@ -1,4 +1,6 @@
-"""``Finding`` under the name that the checks import. The class is in ``referee``, since tuning has findings as well."""
+"""``Finding`` under the name that the checks import. The class is in ``shiplap.sampling``, since tuning has findings as
+well.
+"""
 
 from shiplap.sampling.finding import Finding, Verdict
 

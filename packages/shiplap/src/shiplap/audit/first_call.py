@@ -1,4 +1,4 @@
-"""The first call of an op in a process: what it returned, and what it changed that belongs to the process.
+"""The first call of an op in a process: its result, and its changes to the state of the process.
 
 Later calls show neither: a kernel that initialises itself has done so by then.
 """
@@ -26,9 +26,9 @@ LOADING = (
 
 @dataclass(frozen=True)
 class First:
-    """The sample of the first call, its effects, and what of the process it changed, with the states around it.
+    """The sample of the first call, its effects, and its changes to the process, with the states around it.
 
-    ``loaded`` is what a library that is loaded may change as well: only a call that changes it again is at fault.
+    ``loaded`` are changes that a loaded library may make as well: only a call that makes them again is at fault.
     """
 
     case: Case
@@ -41,12 +41,15 @@ _FIRST: WeakKeyDictionary[Op, First] = WeakKeyDictionary()
 
 
 def first_call(op: Op, case: Case, state: Callable[[], dict[str, Any]]) -> First:
-    """Call ``op`` on ``case`` between two readings of ``state``, if nobody has yet in this process."""
+    """Call ``op`` on ``case`` between two readings of ``state``, or return the first call of this process if it was
+    made already.
+    """
     if (known := _FIRST.get(op)) is not None:
         return known
     before = state()
     got = run(op, case)
     after = state()
+    # State that was empty before, such as that of NumPy, comes from an import and not from the op.
     moved = [(n, before[n], after[n]) for n in before if n in after and before[n] != after[n] and before[n] != ""]
     changed, loaded = (tuple(m for m in moved if (m[0] in LOADING) is which) for which in (False, True))
     made = _FIRST[op] = First(case, got, changed, loaded)
@@ -54,7 +57,7 @@ def first_call(op: Op, case: Case, state: Callable[[], dict[str, Any]]) -> First
 
 
 def was_wrong(op: Op) -> str:
-    """What was wrong with the result of the first call, if the same call is right by now."""
+    """Return the fault of the first call's result, if the same call is right by now."""
     first = _FIRST.get(op)
     if first is None:
         return ""

@@ -1,4 +1,4 @@
-"""Tensors that lie beside memory that nobody may touch: an access next to them ends the process, and does not pass."""
+"""Tensors that lie beside protected memory: an access next to them ends the process instead of passing unseen."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import mmap
 import torch
 from torch import Tensor
 
+# PROT_NONE of mprotect, which the mmap module does not name.
 NONE, PAGE = 0, mmap.PAGESIZE
 
 
 def guarded(t: Tensor, *, after: bool) -> Tensor:
-    """A contiguous copy of ``t`` whose last byte is the last one before a page that cannot be read or written, or whose
-    first byte is the first one behind such a page.
+    """Return a contiguous copy of ``t`` whose last byte is the last one before a page that cannot be read or written,
+    or whose first byte is the first one behind such a page.
 
-    ``t`` itself where it has no elements, or lies on another device.
+    Returns ``t`` itself where it has no elements, or lies on another device.
     """
     size = t.numel() * t.itemsize
     if t.device.type != "cpu" or not size:
@@ -28,4 +29,5 @@ def guarded(t: Tensor, *, after: bool) -> Tensor:
         return t
     start = pages - size if after else PAGE
     placed = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start).view(t.dtype).view(t.shape)
+    # The tensor keeps the mapping alive: its storage holds a reference to the buffer.
     return placed.copy_(t)

@@ -1,7 +1,7 @@
 """Run a script under a tool of NVIDIA's compute-sanitizer, and parse the report.
 
-The report goes through the script's own stdout, in order: a line that the script prints before each sample says to
-which sample an error belongs.
+The report goes through the script's own stdout, in order. The script prints a line before each sample, and an error
+belongs to the sample of the last such line.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 COMMAND = "compute-sanitizer"
+# Lines that the script prints. The prefix keeps them apart from output of the op itself.
 SAMPLE, DONE = "shiplap-sample: ", "shiplap-done: "
 PREFIX = "========= "
 FAULT = re.compile(
@@ -27,7 +28,7 @@ UNUSABLE = re.compile(r"(Device not supported|not supported on|Unable to|Failed 
 
 @dataclass
 class Fault:
-    """One record of the report: its first line, its details without host frames, and the sample that ran."""
+    """A record of the report: its first line, its details without host frames, and the sample that ran."""
 
     title: str
     details: list[str] = field(default_factory=list)
@@ -39,15 +40,15 @@ class Fault:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         faults: the tool's records, in order, as far as it prints them.
-        errors: how many it counted.
-        samples: how many the script began.
+        errors: the number of records that the tool counted.
+        samples: the number of samples that the script began.
         finished: the script came to its end.
-        problem: why there is no verdict: no such tool, no device for it, killed, timed out.
-        said: the last line on stderr.
+        problem: the reason why there is no verdict: no such tool, no device for it, killed, timed out.
+        last_line: the last line on stderr.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -59,7 +60,7 @@ class Report:
 
 
 def command() -> str | None:
-    """The tool: on PATH, below CUDA_HOME, or beside nvcc."""
+    """Return the path of the tool: on PATH, below CUDA_HOME, or beside nvcc, or None."""
     nvcc = shutil.which("nvcc")
     folders = [f"{home}/bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
     folders += [str(Path(nvcc).resolve().parent)] if nvcc else []
@@ -67,7 +68,7 @@ def command() -> str | None:
 
 
 def version() -> str:
-    """``2025.3.1.0``, or empty where there is none."""
+    """Return the version, ``2025.3.1.0``, or an empty text where there is no tool."""
     path = command()
     if path is None:
         return ""
@@ -92,6 +93,7 @@ def run(script: list[str], tool: str, timeout_s: float, env: dict[str, str] | No
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         env={**os.environ, **(env or {})},
+        # A session of its own, so that the tool and the script can be killed together.
         start_new_session=True,
     )
     late = ""
@@ -105,7 +107,7 @@ def run(script: list[str], tool: str, timeout_s: float, env: dict[str, str] | No
 
 
 def read(out: str, err: str = "", status: int = 0, late: str = "") -> Report:
-    """The report in what the tool and the script printed."""
+    """Parse the output of the tool and the script into a report."""
     faults: list[Fault] = []
     sample, samples, finished, counted, unusable = "", 0, False, None, ""
     for line in out.splitlines():
@@ -133,7 +135,7 @@ def read(out: str, err: str = "", status: int = 0, late: str = "") -> Report:
 
 
 def _gather(faults: list[Fault], text: str, sample: str) -> None:
-    """A record begins at a title without indentation. Its indented lines follow."""
+    """Add one line of the report. A record begins at a title without indentation, and its indented lines follow."""
     if FAULT.match(text):
         faults.append(Fault(text.strip(), sample=sample))
     elif faults and text.startswith("    ") and not re.match(r"\s+(Host Frame|Saved host|Device Frame|in )", text):
@@ -141,7 +143,7 @@ def _gather(faults: list[Fault], text: str, sample: str) -> None:
 
 
 def script_of(home: str, name: str, labels: list[str], seed: int, device: str, root: Path | None) -> str:
-    """A Python program that calls the op on these samples and prints the sample before each call."""
+    """Return a Python program that calls the op on these samples and prints the sample before each call."""
     path = f"sys.path.insert(0, {str(root)!r})\n" if root else ""
     return (
         f"import sys\n{path}import torch\nfrom shiplap.audit import find, sample\n"

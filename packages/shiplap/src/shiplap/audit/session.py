@@ -1,6 +1,7 @@
 """The part of an audit that runs the op: one check after another, with an event at the start and the end of each.
 
-It runs in a process of its own (``engine``), so all that it says is plain data: what a sample is, and findings.
+It runs in a process of its own (``shiplap.audit.engine``), so all its events are plain data: descriptions of samples,
+and findings.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ def repeat(op: Op, plan: Plan, check: str, label: str, send: Send) -> None:
 
 
 def _subject(op: Op, plan: Plan, send: Send) -> Subject:
+    """Return the subject of an audit, which sends an event for each sample."""
+
     def begins(check: Check, case: Case | None) -> None:
         label = case.label if case else ""
         limits = {"patience": check.patience} | ({"quiet": check.quiet} if check.quiet else {})
@@ -95,13 +98,16 @@ def _subject(op: Op, plan: Plan, send: Send) -> Subject:
 
     subject = Subject(op, Samples(op, plan.seed, plan.device))
     subject.begins, subject.looked = begins, looked
+    # The plan holds the results of earlier children of this audit.
     subject.failed, subject.raised = set(plan.failed), dict(plan.raised)
     subject.lethal, subject.deadline = dict(plan.lethal), plan.deadline
     return subject
 
 
 def _preflight(op: Op, samples: Samples, send: Send) -> None:
-    """What would make every check fail alike is an error, not a finding of each."""
+    """Call the op on its base sample. A fault that would make every check fail alike is an error, not a finding of each
+    check.
+    """
     case = samples.build(samples.base)
     send({"kind": "case", "check": "samples", "label": case.label})
     try:
@@ -132,6 +138,7 @@ def _preflight(op: Op, samples: Samples, send: Send) -> None:
 
 
 def _run(check: Check, subject: Subject, plan: Plan) -> Finding:
+    """Return the finding of one check, also where the check itself raises."""
     if time.monotonic() > subject.deadline:
         return Finding(check.name, "incomplete", subject.name, f"out of budget_s={plan.budget_s:g}")
     try:
@@ -151,6 +158,7 @@ def _run(check: Check, subject: Subject, plan: Plan) -> Finding:
 
 @contextmanager
 def _sampler(op: Op, builder: Callable[..., tuple[Any, ...]] | None) -> Iterator[None]:
+    """Give the op another builder of samples for a block."""
     before = op.sampler
     op.sampler = builder or before
     try:

@@ -1,4 +1,4 @@
-"""The statement of an audit: which code was examined, on which samples, and what each check found."""
+"""The statement of an audit: the code that was examined, the samples of each check, and its finding."""
 
 from __future__ import annotations
 
@@ -48,11 +48,13 @@ class SampleCollector:
         self.seen.setdefault(check, []).append(seen)
 
     def rows(self) -> dict[str, ExaminedSamples]:
-        """Return what each check examined, with each value once and in order."""
+        """Return the examined samples of each check, with each value once and in order."""
         return {check: _examined(seen) for check, seen in sorted(self.seen.items())}
 
 
 def _examined(seen: list[dict[str, Any]]) -> ExaminedSamples:
+    """Return the union of the samples of one check."""
+
     def union(name: str) -> list[str]:
         return sorted({value for s in seen for value in s[name]})
 
@@ -69,6 +71,7 @@ def _examined(seen: list[dict[str, Any]]) -> ExaminedSamples:
 
 
 def _numbers_first(value: str) -> tuple[bool, int, str]:
+    """Return a sort key that puts numbers first, by size."""
     return not value.isdigit(), int(value) if value.isdigit() else 0, value
 
 

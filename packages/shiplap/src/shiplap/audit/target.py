@@ -1,4 +1,4 @@
-"""Turn an op into a script that anyone can run, and find the op again from the script."""
+"""Turn an op into a script that any user can run, and find the op again from the script."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from shiplap.errors import error
 
 
 def find(home: str, name: str) -> Op:
-    """The op ``namespace::name`` that the module or file ``home`` declares or adopts. SL501 if there is none."""
+    """Return the op ``namespace::name`` that the module or file ``home`` declares or adopts. Raises SL501 if there is
+    none.
+    """
     module = _run_file(Path(home).resolve()) if home.endswith(".py") else importlib.import_module(home)
+    # The module's own ops first: another module may register the same name later.
     declared = [op for op in _ops(vars(module).values()) if op.spec.name == name]
     declared_op = declared[0] if declared else registry.find(name)
     if declared_op is None:
@@ -32,7 +35,7 @@ def find(home: str, name: str) -> Op:
 
 
 def _ops(values: Iterable[Any]) -> Iterator[Op]:
-    """Ops among the values of a module, also inside its lists and dicts."""
+    """Yield the ops among the values of a module, also inside its lists and dicts."""
     for value in list(values):
         if isinstance(value, Op):
             yield value
@@ -78,7 +81,7 @@ found = {check}.{symbol}.replay(op, seed={seed}{device})"""
 
 
 def script(op: Op, check: str, label: str | None, seed: int, device: str, symbol: str = "CHECK") -> str:
-    """A complete script that observes the same sample, or the same series of samples when ``label`` is None.
+    """Return a complete script that observes the same sample, or the same series of samples when ``label`` is None.
 
     ``symbol`` is the name of the check in the module ``check``.
     """
@@ -93,7 +96,7 @@ def script(op: Op, check: str, label: str | None, seed: int, device: str, symbol
 
 
 def address(op: Op) -> tuple[str, Path | None]:
-    """``(module or file, directory to add to sys.path)``, by which another process can import the op."""
+    """Return ``(module or file, directory to add to sys.path)``, by which another process can import the op."""
     module = op.reference.__module__
     file = inspect.getsourcefile(op.reference)
     if file is None:
@@ -101,6 +104,7 @@ def address(op: Op) -> tuple[str, Path | None]:
     path = Path(file).resolve()
     stem = path.parent if path.name == "__init__.py" else path.with_suffix("")
     parts = tuple(module.split("."))
+    # A file that was run as a script has no module name that another process could import.
     if module not in sys.modules or stem.parts[-len(parts) :] != parts:
         return str(path), None
     root = Path(*stem.parts[: -len(parts)])

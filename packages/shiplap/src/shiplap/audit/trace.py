@@ -1,4 +1,4 @@
-"""Count what a call asks of the CUDA runtime, with torch's profiler: launches, allocations, synchronisations, loads.
+"""Count the calls of the CUDA runtime in a call, with torch's profiler: launches, allocations, synchronisations, loads.
 
 The caching allocator makes none of these calls in a warm process, so a raw allocation is the op's own.
 """
@@ -27,12 +27,15 @@ KINDS = {  # what a call is counted as → names of the runtime's and the driver
     "module load": r"cu(da)?(ModuleLoad|LibraryLoad)",
     "launch": r"cu(da)?Launch(Cooperative)?Kernel",
 }
+# Kinds that a captured graph or an overlapping stream cannot afford.
 SHOWN = ("raw allocation", "synchronisation", "host callback", "module load")
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Calls by kind (see ``KINDS``), and the streams that kernels ran on; or the ``reason`` why nothing was seen."""
+    """The calls by kind (see ``KINDS``), and the streams that kernels ran on, or the ``reason`` why there are no
+    counts.
+    """
 
     calls: Counter[str]
     streams: frozenset[int] = frozenset()
@@ -46,7 +49,7 @@ class Trace:
 
 
 def traced(run: Callable[[], Any]) -> Trace:
-    """Run ``call`` under torch's profiler and count its calls, without those of the profiler itself."""
+    """Run ``run`` under torch's profiler and count its calls, without those of the profiler itself."""
     activity = torch.profiler.ProfilerActivity
     if activity.CUDA not in torch.profiler.supported_activities():
         return Trace(Counter(), reason="this torch has no CUPTI")
@@ -74,6 +77,7 @@ def read(trace: dict[str, Any]) -> Trace:
     for e in events:
         inside = mark["ts"] <= e["ts"] <= mark["ts"] + mark["dur"]
         if inside and e.get("cat") in ("cuda_runtime", "cuda_driver"):
+            # The correlation id joins a launch and its kernel, which runs later and outside of the marked range.
             launched.add(e.get("args", {}).get("correlation"))
             calls.update(kind for kind, pattern in KINDS.items() if re.match(pattern, e["name"]))
     if not launched:

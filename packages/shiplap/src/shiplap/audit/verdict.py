@@ -18,9 +18,9 @@ class Judgement:
 
     Attributes:
         subject: name of the op.
-        word: ``failed`` when a check failed, ``incomplete`` when a required one did not look at everything.
+        word: ``failed`` when a check failed, ``incomplete`` when a required one did not examine everything.
         required: the checks that the verdict rests on.
-        failed: checks that failed. ``missing``: required ones that did not get to look, with the reason.
+        failed: checks that failed. ``missing``: required checks that examined nothing, with the reason.
     """
 
     subject: str
@@ -31,11 +31,12 @@ class Judgement:
 
 
 def judge(findings: Iterable[Finding], subject: str, required: Sequence[str]) -> Judgement:
-    """The verdict on ``subject``. An op with an unexamined required check is never *proven*."""
+    """Return the verdict on ``subject``. An op with an unexamined required check is never *proven*."""
     mine = [f for f in findings if f.subject == subject]
     failed = tuple(dict.fromkeys(f.check for f in mine if f.verdict == "fail"))
     there = {f.check for f in mine}
     missing = [(f.check, f.evidence) for f in mine if f.verdict == "incomplete"]
+    # After a failure the remaining checks may have been left out, so they are not reported as missing.
     missing += [(name, "was not run") for name in required if name not in there and not failed]
     looked = any(f.verdict == "ok" for f in mine)
     if not looked and not failed and not missing:

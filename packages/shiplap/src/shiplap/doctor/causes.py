@@ -1,4 +1,4 @@
-"""Why the graph broke: torch's several hundred messages, sorted into the causes that have a remedy of their own."""
+"""The causes of graph breaks: torch's several hundred messages, sorted into causes that have a remedy of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shiplap.doctor.places import statement
 
 @dataclass(frozen=True)
 class Message:
-    """Torch's message, taken apart: its first line, explanation, hints, debug context and registry id."""
+    """A message of torch, taken apart: its first line, explanation, hints, debug context and registry id."""
 
     reason: str
     explanation: str = ""
@@ -25,7 +25,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause, and an explanation for readers who do not know the compiler."""
+    """A cause of graph breaks, with an explanation for readers who do not know the compiler."""
 
     id: str
     title: str
@@ -179,7 +179,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def classify(message: Message) -> str:
-    """The cause of ``message``; ``"other"`` when no rule knows it."""
+    """Return the cause of ``message``, ``"other"`` when no rule matches it."""
     for cause, reason, context in RULES:
         if re.search(reason, message.reason) and re.search(context, message.context):
             return cause
@@ -187,7 +187,8 @@ def classify(message: Message) -> str:
 
 
 def culprit(cause: str, message: Message, place: Place) -> str:
-    """The kernel or call at fault, named as far as the message and the source line allow."""
+    """Return the kernel or call at fault, named as far as the message and the source line allow."""
+    # The debug context names the callee more surely than the source line, so its formats are tried first.
     if match := re.search(r"module: ([\w.]+), qualname: ([\w.<>]+)", message.context):
         return f"{match[1]}.{match[2]}"
     if match := re.match(r"builtin (\w+)", message.context):
@@ -202,6 +203,7 @@ def culprit(cause: str, message: Message, place: Place) -> str:
         call = call_at(place, cause)
         if call is not None:
             return _short(ast.unparse(call.func if isinstance(call, ast.Call) else call))
+    # The source line comes first: it has the user's own spelling of the call.
     if match := re.search(r"aten\.[\w.]+", message.context):
         return match[0]
     if match := re.search(r"<(?:function|class) '?([\w.<>]+)", message.context):
@@ -210,7 +212,7 @@ def culprit(cause: str, message: Message, place: Place) -> str:
 
 
 def _header(place: Place) -> str:
-    """The statement without its body: ``if x.sum() > 0``."""
+    """Return the statement at a place without its body: ``if x.sum() > 0``."""
     match statement(place):
         case ast.If(test=test):
             return f"if {ast.unparse(test)}"
@@ -226,6 +228,7 @@ def _header(place: Place) -> str:
 
 
 def _short(text: str, limit: int = 60) -> str:
+    """Return ``text`` on one line, cut at ``limit`` characters."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -248,7 +251,9 @@ _TELLING: dict[str, tuple[str, ...]] = {
 
 
 def call_at(place: Place, cause: str) -> ast.expr | None:
-    """The call on that line which fits the cause. A subscript where none does, as in ``x[mask]``."""
+    """Return the call on the line of ``place`` that fits the cause, a subscript such as ``x[mask]`` where no call fits,
+    or None.
+    """
     node = statement(place)
     if node is None:
         return None
@@ -257,19 +262,26 @@ def call_at(place: Place, cause: str) -> ast.expr | None:
     signs = _TELLING.get(cause)
     if signs is None:
         return _innermost(calls)
+    # Signs in the outer loop: a surer sign elsewhere on the line wins over a weaker one in front of it.
     matching = (call for sign in signs for call in calls if re.search(sign, ast.unparse(call.func)))
     subscripts = (n for n in on_line if isinstance(n, ast.Subscript)) if cause in ("item", "shape") else iter(())
     return next(matching, None) or next(subscripts, None)
 
 
 def _innermost(calls: list[ast.Call]) -> ast.Call | None:
-    """The call whose arguments call nothing else: it ran first. Casts and constructors of torch are passed over."""
+    """Return the call whose arguments call nothing else, since it ran first. Casts and constructors of torch are passed
+    over.
+    """
     plain = [c for c in calls if not re.match(r"torch\.|.*\.(numpy|detach|cpu|contiguous)$", ast.unparse(c.func))]
+    # ast.walk is breadth first, so the last call is the innermost.
     return plain[-1] if plain else (calls[-1] if calls else None)
 
 
 def _expressions(node: ast.stmt) -> Iterator[ast.expr]:
-    """Expressions of a statement's own lines, outermost first; bodies of ``if``, ``for`` and ``with`` are others'."""
+    """Yield the expressions of a statement's own lines, outermost first, without the bodies of ``if``, ``for`` and
+    ``with``.
+    """
+    # Statements in the body have lines of their own, and a break there is reported at those.
     own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]
     for child in own:
         yield from (n for n in ast.walk(child) if isinstance(n, ast.expr))

@@ -1,4 +1,4 @@
-"""The doctor's values: graph breaks, recompiles, unused CUDA graphs. All views render these."""
+"""The values that the doctor returns: graph breaks, recompiles, unused CUDA graphs. All views render these."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ class Place:
     @property
     def short(self) -> str:
         """The file and line relative to its package: ``transformers/models/x.py:123``."""
+        # From the right: a virtual environment may lie in a folder that has the name of the package.
         _, package, rest = self.file.rpartition(f"/{self.package}/") if self.package else ("", "", "")
         return f"{self.package}/{rest}:{self.line}" if package else str(self)
 
 
 @dataclass(frozen=True)
 class Break:
-    """One line at which ``torch.compile`` broke the graph, for one reason. Repetitions are counted.
+    """A line at which ``torch.compile`` broke the graph, for one reason. Repetitions are counted.
 
     Attributes:
         place: the line to change: innermost frame that is neither torch nor Python's standard library.
@@ -69,8 +70,9 @@ class Recompile:
     """A function that was compiled again because one guard failed; repeated failures of that guard are counted.
 
     Attributes:
-        cause: what varied: ``"size"``, ``"value"``, ``"type"``, ... (``shiplap.doctor.recompiles.VARIED``).
-        subject: the argument, dim or attribute that varied; ``values``: what it was, in order, as far as torch says.
+        cause: the kind of variation: ``"size"``, ``"value"``, ``"type"``, ... (``shiplap.doctor.recompiles.VARIED``).
+        subject: the argument, dim or attribute that varied; ``values``: its values, in order, as far as torch reports
+            them.
         guard: the first failed guard in torch's words.
         limit: torch stopped compiling the function after so many versions. It now runs uncompiled.
     """
@@ -88,12 +90,13 @@ class Recompile:
 
     @property
     def cost(self) -> tuple[bool, int, float]:
+        """The sort key by importance: code that runs uncompiled, then number of recompiles, then compile time."""
         return self.limit, self.times, self.seconds
 
 
 @dataclass(frozen=True)
 class Skip:
-    """CUDA graphs were asked for and not used."""
+    """A reason for which CUDA graphs were requested and not used."""
 
     reason: str
     place: Place | None = None
@@ -125,11 +128,12 @@ class Diagnosis:
     @property
     def ok(self) -> bool:
         """Whether every compiled function became one graph."""
+        # A run that compiled nothing proves nothing.
         return bool(self.compiled) and not self.breaks
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """All counts in one line."""
         if not self.compiled:
             return "nothing was compiled: no call of a torch.compile'd function was seen"
         recompiled, skips = sum(r.times for r in self.recompiles), sum(s.times for s in self.skips)
@@ -141,4 +145,5 @@ class Diagnosis:
 
 
 def _count(number: int, thing: str) -> str:
+    """Return a number with its noun, in the plural where needed."""
     return f"{number} {thing}" + "s" * (number != 1)

@@ -22,10 +22,10 @@ from shiplap.errors import ShiplapError, error
 
 
 def examine(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diagnosis:
-    """Run ``command`` as it would run without us and diagnose it. Its processes and ranks are read together.
+    """Run ``command`` as it would run on its own, and diagnose it. Its processes and ranks are read together.
 
     The program keeps its arguments, directory, streams and exit status. It gets one more environment variable,
-    ``TORCH_TRACE``. Ctrl-C reaches it as always, and what was compiled until then is diagnosed. SL701 if it cannot be
+    ``TORCH_TRACE``. Ctrl-C reaches it as always, and all compilations until then are diagnosed. SL701 if it cannot be
     started.
     """
     with _trace_directory() as directory:
@@ -35,11 +35,13 @@ def examine(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diag
             raise _not_started(command, e) from None
         status = _wait(process)
         trace = read(directory)
+    # Python puts the folder of the script first on its path, and so must the draft of a declaration.
     scripts = [Path(a).resolve().parent for a in command[1:] if a.endswith(".py") and Path(a).is_file()]
     return diagnose(trace, " ".join(command), exit_code=status, paths=(*scripts[:1], Path.cwd()))
 
 
 def _not_started(command: Sequence[str], e: OSError) -> ShiplapError:
+    """Return the error for a command that cannot be started."""
     where, expected = " ".join(command), "a program, such as 'python script.py'"
     if command[0].endswith(".py") and Path(command[0]).is_file():
         fix = f"let Python run the file: shiplap doctor -- python {where}"
@@ -49,8 +51,11 @@ def _not_started(command: Sequence[str], e: OSError) -> ShiplapError:
 
 @contextlib.contextmanager
 def _trace_directory() -> Iterator[Path]:
-    """A new directory for the trace. If the user already set a trace directory, it lies inside that one and is kept."""
+    """Yield a new directory for the trace. If the user already set a trace directory, the new one lies inside it and is
+    kept.
+    """
     if wanted := os.environ.get("TORCH_TRACE"):
+        # The user's own tools expect the trace below the folder of the variable.
         os.makedirs(wanted, exist_ok=True)
         yield Path(tempfile.mkdtemp(prefix="shiplap-doctor-", dir=wanted))
     else:
@@ -59,21 +64,23 @@ def _trace_directory() -> Iterator[Path]:
 
 
 def _wait(process: subprocess.Popen[Any]) -> int:
-    """The exit status as a shell reports it. The program itself handles an interrupt."""
+    """Return the exit status of ``process`` as a shell reports it. The program itself handles an interrupt."""
     while True:
         try:
+            # A second Ctrl-C must not end the doctor either: the program may need time to write its results.
             status = process.wait()
+            # subprocess reports a signal as a negative number, a shell as 128 plus its number.
             return status if status >= 0 else 128 - status
         except KeyboardInterrupt:
             continue
 
 
 def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
-    """Call ``fn(*args, **kwargs)`` and say where the graph broke, why, and what to do about it.
+    """Call ``fn(*args, **kwargs)`` and return each graph break with its line, its cause and its remedy.
 
-    It is called once as it is. If nothing was compiled by then, it is called once more under ``torch.compile`` with
-    the eager backend, which breaks graphs where every backend does. An exception that ``fn`` raises ends up in
-    ``Diagnosis.error``. What is compiled already is not compiled again, so it shows nothing: start afresh
+    It is called once as it is. If nothing was compiled by then, it is called once more under ``torch.compile`` with the
+    eager backend, which breaks graphs where every backend does. An exception that ``fn`` raises ends up in
+    ``Diagnosis.error``. Code that is compiled already is not compiled again and adds nothing: start afresh
     (``torch.compiler.reset()``).
 
     Example::
@@ -85,13 +92,16 @@ def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
 
     name = getattr(fn, "__qualname__", None) or type(fn).__name__
     trace, failure = _record(fn, args, kwargs)
+    # A function that raised is not called again: its second run could have other effects.
     if not failure and not compilations(trace):
         trace, failure = _record(torch.compile(fn, backend="eager"), args, kwargs)
     return diagnose(trace, str(name), exit_code=int(bool(failure)), failure=failure)
 
 
 def _record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, str]:
+    """Call ``fn`` and return the trace of the call, and the error that it raised as text."""
     failure = ""
+    # Recorded even if the call raises: the breaks ahead of the exception are findings as well.
     with recording() as trace:
         try:
             fn(*args, **kwargs)
@@ -103,8 +113,11 @@ def _record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 def diagnose(
     trace: Trace, target: str, *, exit_code: int = 0, failure: str = "", paths: tuple[Path, ...] = ()
 ) -> Diagnosis:
-    """What ``trace`` shows. ``paths``: where modules of the program may be found, to draft declarations of them."""
+    """Return the diagnosis of ``trace``. ``paths``: where modules of the program may be found, to draft declarations of
+    them.
+    """
     compiled = compilations(trace)
+    # A crash may end a compilation before its metrics are written; its start is in the trace.
     started = {(e.process, e.compile_id.partition("/")[0]) for e in trace.of("dynamo_start")}
     return Diagnosis(
         target=target,
@@ -121,17 +134,19 @@ def diagnose(
 
 
 def _breaks(seen: Iterator[Sighting], paths: tuple[Path, ...]) -> list[Break]:
-    """The breaks by line and reason, the most costly first."""
+    """Return the breaks by line and reason, the most costly first."""
     groups: dict[tuple[str, int, str, str], list[Sighting]] = {}
     for sighting in seen:
         at = innermost(sighting.stack) or Place("", 0)
         cause = classify(sighting.message)
         call = culprit(cause, sighting.message, at)
+        # One line may break for several reasons, each with a remedy of its own.
         groups.setdefault((at.file, at.line, sighting.message.reason, call), []).append(sighting)
     return sorted((_break(rows, paths) for rows in groups.values()), key=lambda b: b.cost, reverse=True)
 
 
 def _break(rows: list[Sighting], paths: tuple[Path, ...]) -> Break:
+    """Return one break from all its sightings."""
     longest = max(rows, key=lambda s: len(s.stack))  # resumed functions are logged without those that called them
     message, at = longest.message, innermost(longest.stack) or Place("", 0)
     cause = classify(message)
@@ -166,7 +181,7 @@ _SKIP_FIXES = (
 
 
 def _skips(compiled: Sequence[Compilation]) -> list[Skip]:
-    """CUDA graphs that were asked for and not used, by reason."""
+    """Return the CUDA graphs that were requested and not used, by reason."""
     groups: dict[str, list[Compilation]] = {}
     for c in compiled:
         if reason := c.metrics.get("cudagraph_skip_reason"):
@@ -184,6 +199,6 @@ def _skips(compiled: Sequence[Compilation]) -> list[Skip]:
 
 
 def _skip_reason(reason: str) -> str:
-    """The reason in one line, without torch's preamble and without the stack."""
+    """Return the reason in one line, without torch's preamble and without the stack."""
     first = reason.strip().splitlines()[0]
     return re.sub(r"^(skipping cudagraphs due to )+", "", first).partition(" Found from")[0].strip(" .:")

@@ -1,7 +1,7 @@
 """The remedy for a graph break: one sentence and, where it helps, a declaration that removes the break.
 
 Examples are code to start from. A declaration of a foreign call is drafted from its signature, as ``shiplap init``
-drafts it. What nobody can know is a line marked FILL.
+drafts it. A line that needs the author's knowledge is marked FILL.
 """
 
 from __future__ import annotations
@@ -89,21 +89,26 @@ Example = Callable[[Message, Place, str, tuple[Path, ...]], str]
 
 
 def remedy(cause: str, message: Message, place: Place, call: str, paths: tuple[Path, ...] = ()) -> tuple[str, str]:
-    """``(sentence, code)`` for a break; ``paths``: where the program found its modules, besides ``sys.path``."""
+    """Return ``(sentence, code)`` for a break. ``paths``: the folders of the program's modules, besides
+    ``sys.path``.
+    """
     example = _EXAMPLES.get(cause)
     return FIXES[cause], example(message, place, call, paths) if example else ""
 
 
 def _text(template: str) -> Example:
+    """Return a writer that fills the source line into ``template``."""
     return lambda message, place, call, paths: template.replace("__AT__", place.code)
 
 
 def _declaration(message: Message, place: Place, call: str, paths: tuple[Path, ...]) -> str:
-    """The skeleton of an op around the call at fault."""
+    """Return the skeleton of an op around the call at fault."""
     module, _, name = call.rpartition(".")
     fn = _find(module, name, paths) if "qualname" in message.context else None
+    # Extension modules are often called _C, and a namespace must not be empty.
     namespace = (module or "mylib").split(".")[0].strip("_") or "mylib"
     signatures = _documented(fn, f"{module}:{name}") if fn is not None else []
+    # The call as written shows the arguments where the function has no readable signature.
     signatures = signatures or _written(place)
     if not signatures:
         return ""
@@ -121,6 +126,7 @@ def _declaration(message: Message, place: Place, call: str, paths: tuple[Path, .
 
 
 def _documented(fn: object, where: str) -> list[Signature]:
+    """Return the signatures of a function, an empty list where none can be read."""
     try:
         return [s for s in of_function(fn, where) if callable(fn)] if callable(fn) else []
     except ShiplapError:  # its signature cannot be read: the call as written says more
@@ -128,6 +134,7 @@ def _documented(fn: object, where: str) -> list[Signature]:
 
 
 def _written(place: Place) -> list[Signature]:
+    """Return the signature of the call as it is written at ``place``."""
     call = call_at(place, "foreign")
     if not isinstance(call, ast.Call):
         return []
@@ -137,9 +144,10 @@ def _written(place: Place) -> list[Signature]:
 
 
 def _find(module: str, name: str, paths: tuple[Path, ...]) -> object:
-    """The function itself: the program imported its module, so importing it here asks for nothing new."""
+    """Import the module and return the function. The program imported the module itself, so this runs no new code."""
     if not module:
         return None
+    # An import may print, and stdout is the doctor's report.
     with _searching(paths), contextlib.redirect_stdout(sys.stderr):
         try:
             return getattr(importlib.import_module(module), name, None)
@@ -151,6 +159,7 @@ def _find(module: str, name: str, paths: tuple[Path, ...]) -> object:
 
 @contextlib.contextmanager
 def _searching(paths: tuple[Path, ...]) -> Iterator[None]:
+    """Put ``paths`` first on ``sys.path`` for a block."""
     before = list(sys.path)
     sys.path[:0] = [str(p) for p in paths]
     try:

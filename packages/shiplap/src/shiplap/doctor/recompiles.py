@@ -1,4 +1,4 @@
-"""Why a function was compiled again: the guard that failed, what varied, and what to do about it."""
+"""The reasons why a function was compiled again: the guard that failed, the property that varied, and the remedy."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Varied:
     example: str = ""
 
 
+# torch names the failed guard; the remedy depends on the kind of property that it guards.
 VARIED: dict[str, Varied] = {
     "size": Varied(
         "a tensor's size",
@@ -70,7 +71,7 @@ VARIED: dict[str, Varied] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """One failed guard: what varied, and from which value to which."""
+    """A failed guard: the property that varied, and its values before and after."""
 
     cause: str
     subject: str
@@ -86,11 +87,14 @@ _KINDS = {"size": "size", "rank": "rank", "stride": "stride", "dtype": "dtype", 
 
 
 def parse_guard(reason: str) -> Failure:
-    """``0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5`` → what varied."""
+    """Return the property that varied from the text of a guard: ``0/0: tensor 'x' size mismatch at index 0. expected 4,
+    actual 5``.
+    """
     guard = _guard(reason)
     if match := _TENSOR.search(guard):
         return _tensor(match)
     name = _source(guard)
+    # Guards on types and objects may contain "==" as well, so they are tried first.
     if "___check_type_id" in guard or "type(" in guard:
         return Failure("type", name)
     if "___check_obj_id" in guard or " is " in guard:
@@ -107,26 +111,29 @@ def parse_guard(reason: str) -> Failure:
 
 
 def _tensor(match: re.Match[str]) -> Failure:
+    """Return the property that varied from a guard on a tensor."""
     values = tuple(v for v in (match["old"], match["new"]) if v)
     cause = _KINDS.get(match["what"].split()[-1], "device")
+    # torch compiles sizes 0 and 1 apart even where a dim is dynamic.
     if cause == "size" and {"0", "1"} & set(values):
         cause = "small"
     return Failure(cause, match["name"] + (f", dim {match['dim']}" if match["dim"] is not None else ""), values)
 
 
 def _guard(reason: str) -> str:
-    """The condition of a guard, without its version, source line and stack."""
+    """Return the condition of a guard, without its version, source line and stack."""
     first = re.sub(r"^\d+/\d+: ", "", reason.strip().splitlines()[0])
     return re.split(r"\s+# |\s+\(HINT", first)[0].strip()
 
 
 def _source(guard: str) -> str:
+    """Return the expression that a guard is about."""
     match = re.search(r"\(([^,()]+)", guard) or re.match(r"(?:not )?([\w.\[\]']+)", guard)
     return match[1] if match else ""
 
 
 def recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
-    """One entry per function, cause and subject, the most costly first."""
+    """Return one entry per function, cause and subject, the most costly first."""
     groups: dict[tuple[str, int, str, str], list[tuple[Compilation, str, Failure]]] = {}
     for c in compiled:
         reason = c.metrics.get("recompile_reason")
@@ -138,6 +145,7 @@ def recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
 
 
 def _group(rows: list[tuple[Compilation, str, Failure]]) -> Recompile:
+    """Return the entry for all failures of one guard."""
     (first, reason, failure), varied = rows[0], VARIED[rows[0][2].cause]
     subject, _, dim = failure.subject.partition(", dim ")
     example = varied.example.replace("{name}", subject).replace("{dim}", dim or "0")

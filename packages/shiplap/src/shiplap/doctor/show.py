@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 
 def diagnosis_json(diagnosis: Diagnosis, facts: Mapping[str, str]) -> dict[str, object]:
-    """One JSON-ready object: facts, the diagnosis field by field, its summary and the titles of the causes."""
+    """Return one JSON-ready object: facts, the diagnosis field by field, its summary and the titles of the causes."""
     value = asdict(diagnosis) | {"ok": diagnosis.ok, "summary": diagnosis.summary}
     for row in value["breaks"]:
+        # Readers of the JSON need no table of causes.
         row["title"] = CAUSES[row["cause"]].title
     return {"facts": dict(facts), **json.loads(json.dumps(value))}
 
 
 def diagnosis_html(diagnosis: Diagnosis, facts: Mapping[str, str]) -> str:
-    """A self-contained HTML page."""
+    """Return a self-contained HTML page."""
     return render_html(
         "diagnosis.html.jinja",
         package="shiplap.doctor",
@@ -47,14 +48,15 @@ def diagnosis_html(diagnosis: Diagnosis, facts: Mapping[str, str]) -> str:
 
 
 def _by_cause(breaks: Sequence[Break]) -> list[tuple[str, list[Break]]]:
-    """The breaks by cause, the most costly cause first."""
+    """Return the breaks by cause, the most costly cause first."""
     order = list(dict.fromkeys(b.cause for b in breaks))
+    # The sort is stable, so breaks of one cause stay in the order of their cost.
     ranked = sorted(breaks, key=lambda b: order.index(b.cause))
     return [(cause, list(group)) for cause, group in groupby(ranked, key=lambda b: b.cause)]
 
 
 def show(p: Place) -> str:
-    """A place relative to its package or to the current directory."""
+    """Return a place as text, relative to its package or to the current directory."""
     try:
         return p.short if p.package else f"{Path(p.file).relative_to(Path.cwd())}:{p.line}"
     except ValueError:
@@ -62,7 +64,9 @@ def show(p: Place) -> str:
 
 
 def near(p: Place, radius: int = 1) -> list[tuple[int, str, bool]]:
-    """``(number, line, whether it is the one)`` around a place. Empty when the source cannot be had."""
+    """Return ``(number, line, whether it is the place itself)`` for the lines around a place, empty where the source
+    cannot be read.
+    """
     import linecache
 
     lines = linecache.getlines(p.file)
@@ -71,20 +75,20 @@ def near(p: Place, radius: int = 1) -> list[tuple[int, str, bool]]:
 
 
 def seen(b: Break) -> str:
-    """What a break cost, in words."""
+    """Return the cost of a break in words."""
     what = "runs uncompiled" if b.skipped else f"cuts {b.graphs} function" + "s" * (b.graphs != 1)
     return f"{what}, seen {b.times}x, {b.seconds:.2f} s of compilation"
 
 
 def recompile_cost(r: Recompile) -> str:
-    """What a recompile cost, in words."""
+    """Return the cost of a recompile in words."""
     values = f"; values {', '.join(r.values)}" if r.values else ""
     limit = "; torch has stopped compiling it" if r.limit else ""
     return f"{r.times}x, {r.seconds:.2f} s of compilation{values}{limit}"
 
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console | None = None) -> None:
-    """A ranked table, then each break and recompile with its code, its remedy and torch's own words."""
+    """Print a ranked table, then each break and recompile with its code, its remedy and torch's own words."""
     from rich.console import Console
     from rich.text import Text
 
@@ -108,11 +112,14 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console | None = None) -> Non
 
 
 def _table(breaks: Sequence[Break]) -> object:
+    """Return the table of all breaks."""
+    # rich is imported where something is printed: the JSON and HTML need none of it.
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("", "where", "call", "cause", "torch", "cuts", "s"):
+        # Numbers are compared by eye, so they are aligned to the right.
         right = name in ("", "cuts", "s")
         table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name == "torch")
     for number, b in enumerate(breaks, 1):
@@ -123,6 +130,7 @@ def _table(breaks: Sequence[Break]) -> object:
 
 
 def _row(console: Console, label: str, value: str, style: str = "") -> None:
+    """Print one labelled row of a break, nothing where the value is empty."""
     from rich.text import Text
 
     if value:
@@ -133,6 +141,7 @@ def _row(console: Console, label: str, value: str, style: str = "") -> None:
 
 
 def _print_break(number: int, b: Break, console: Console) -> None:
+    """Print one break with its code, cost and remedy."""
     from rich.text import Text
 
     console.print(Text(f"{number}. {show(b.place)}", "bold").append(f"  {b.call}", "bold red"), soft_wrap=True)
@@ -152,6 +161,7 @@ def _print_break(number: int, b: Break, console: Console) -> None:
 
 
 def _print_code(p: Place, console: Console) -> None:
+    """Print the lines around a place."""
     from rich.text import Text
 
     for n, line, here in near(p):
@@ -160,6 +170,7 @@ def _print_code(p: Place, console: Console) -> None:
 
 
 def _print_recompile(r: Recompile, console: Console) -> None:
+    """Print one recompile with its cost and remedy."""
     from rich.text import Text
 
     title = Text(f"recompiled: {show(r.place)}", "bold").append(f"  {r.place.function}", "bold red")

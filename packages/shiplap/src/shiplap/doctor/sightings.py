@@ -1,4 +1,4 @@
-"""Each occurrence of a graph break in torch's events: its message, its stack, its compilation and that one's cost."""
+"""The occurrences of graph breaks in torch's events, each with its message, stack, compilation and compile time."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from shiplap.doctor.trace import Event, Trace
 _AT = re.compile(r"^Graph break in user code at (.+):(\d+)$", re.MULTILINE)
 _STACK = re.compile(r"User code traceback:|The graph break occurred in the following user code:")
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|NoneType: None)$", re.MULTILINE)
+# Texts that torch appends to a message. Everything behind the first of them is left out.
 _ENDS = (
     "\nStack variable source attribution:",
     "\nUser code traceback:",
@@ -44,11 +45,12 @@ class Compilation:
 
     @property
     def frame(self) -> tuple[int, str]:
-        """The compiled function, whatever its version."""
+        """The compiled function, whatever its version: process and frame id."""
         return self.process, self.compile_id.partition("/")[0]
 
     @property
     def key(self) -> tuple[int, str]:
+        """The process and the id of this compilation."""
         return self.process, self.compile_id
 
 
@@ -64,11 +66,12 @@ class Sighting:
 
 
 def compilations(trace: Trace) -> list[Compilation]:
-    """The compiled functions. A backward graph belongs to the entry of its function."""
+    """Return the compiled functions. A backward graph belongs to the entry of its function."""
     compiled: list[Compilation] = []
     for event in trace.of("compilation_metrics"):
         m = event.data
         frame, _, version = str(m.get("compile_id") or "").rpartition("/")
+        # Backward graphs and runtime entries have metrics of their own, but are no compilations of a function.
         if not version or m.get("is_runtime") or (m.get("co_name") is None and m.get("fail_type") is None):
             continue
         known = next((c for c in compiled if c.frame == (event.process, frame)), None)  # past the limit it has no name
@@ -87,7 +90,7 @@ def compilations(trace: Trace) -> list[Compilation]:
 
 
 def sightings(trace: Trace, compiled: list[Compilation]) -> Iterator[Sighting]:
-    """Breaks that torch logged as such, then those that only ended a compilation."""
+    """Yield the breaks that torch logged as such, then those that only ended a compilation."""
     seconds = {c.key: c.seconds for c in compiled}
     logged = list(trace.of("dynamo_graph_break_reason"))
     count = Counter(map(_key, logged))
@@ -99,16 +102,19 @@ def sightings(trace: Trace, compiled: list[Compilation]) -> Iterator[Sighting]:
 
 
 def _key(event: Event) -> tuple[int, str]:
+    """Return the process and the compilation of an event."""
     return event.process, event.compile_id
 
 
 def _logged(event: Event, seconds: float) -> Sighting:
+    """Return the sighting of a break that torch logged."""
     text = event.payload
     match = _STACK.search(text)
     tail = text[match.end() :] if match else ""
     cut = _TRACEBACK.search(tail)
     stack = frames(tail[: cut.start()] if cut else tail)
     at = _AT.search(text)
+    # The message names the line of the break, which the printed stack may lack.
     if at and not (stack and (stack[-1].file, stack[-1].line) == (at[1], int(at[2]))):
         stack.append(place(at[1], int(at[2])))
     head = text[: match.start()] if match else text
@@ -116,9 +122,12 @@ def _logged(event: Event, seconds: float) -> Sighting:
 
 
 def _failed(c: Compilation) -> Sighting:
-    """A compilation that failed without a logged break: fullgraph=True, or too many recompiles."""
+    """Return the sighting of a compilation that failed without a logged break: fullgraph=True, or too many
+    recompiles.
+    """
     m = c.metrics
     message = parse_message(str(m.get("fail_reason") or m["fail_type"]), str(m["fail_type"]))
+    # There is no printed stack: the function and the failing line are all that the metrics have.
     stack = [place(c.file, c.line, c.function)] if c.file else []
     if m.get("fail_user_frame_filename"):
         stack.append(place(m["fail_user_frame_filename"], int(m.get("fail_user_frame_lineno") or 0)))
@@ -126,8 +135,9 @@ def _failed(c: Compilation) -> Sighting:
 
 
 def parse_message(text: str, kind: str = "") -> Message:
-    """A message of ``torch._dynamo.exc.Unsupported``, or any other text, whose first line is then the reason."""
+    """Parse a message of ``torch._dynamo.exc.Unsupported``, or any other text, whose first line is then the reason."""
     skipped = SKIPPED in text or "graph break in loop" in text or "results in a skip" in text
+    # A skipped frame reports its reason inside of a longer message.
     body = re.sub(r"\A.*?^Graph Break Reason: [^\n]*?(?::\n\n?|\Z)", "", text, count=1, flags=re.DOTALL | re.MULTILINE)
     if body == text:
         body = text.partition("Graph Break Reason: ")[2] or text
@@ -137,6 +147,7 @@ def parse_message(text: str, kind: str = "") -> Message:
     parts = _SECTION.split(body.partition("\n For more details")[0])
     reason = next((line.strip() for line in parts[0].splitlines() if line.strip()), kind or "unknown reason")
     named = list(zip(parts[1::2], (_dedent(p) for p in parts[2::2]), strict=True))
+    # Messages of other exceptions have no id.
     entry = registry.by_id(id[1]) if id else registry.by_type(reason)
     return Message(
         reason,
@@ -149,4 +160,5 @@ def parse_message(text: str, kind: str = "") -> Message:
 
 
 def _dedent(text: str) -> str:
+    """Return the non-empty lines of ``text`` without indentation."""
     return "\n".join(line.strip() for line in text.strip().splitlines() if line.strip())

@@ -1,7 +1,7 @@
 """Torch's structured trace as events, from the files of other processes or from this process.
 
-A trace file holds one line per event, a JSON object after a log prefix; an event's payload follows, indented by a tab.
-Verified on the files of torch 2.13; kinds of events that are not listed here are not read.
+A trace file holds one line per event, a JSON object after a log prefix. An event's payload follows, indented by a tab.
+Verified on the files of torch 2.13. Kinds of events that are not listed here are not read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from shiplap import torch_private
 
 _LINE = re.compile(r"^[VDIWEC]\d{4} \S+ (\d+) [^\]]*\] (\{.*)$")
 _ARTIFACTS = ("dynamo_graph_break_reason", "dynamo_error")
+# The starts of the lines that are read, as torch's JSON writer prints them.
 _QUICK = ('{"artifact": ', '{"compilation_metrics": ', '{"dynamo_start": ', '{"dynamo_output_graph": ')
 
 
 @dataclass(frozen=True)
 class Event:
-    """``kind``: an artifact's name, else the event's key; ``data``: its fields; ``compile_id``: ``"frame/version"``."""
+    """An event of the trace. ``kind``: an artifact's name, else the event's key; ``data``: its fields; ``compile_id``:
+    ``"frame/version"``.
+    """
 
     kind: str
     process: int
@@ -34,24 +37,27 @@ class Event:
 
 @dataclass
 class Trace:
-    """All events of a run that matter here, in order, process by process."""
+    """All events of a run that are read later, in order, process by process."""
 
     events: list[Event] = field(default_factory=list)
 
     def of(self, kind: str) -> Iterator[Event]:
+        """Return the events of one kind."""
         return (e for e in self.events if e.kind == kind)
 
     def add(self, process: int, metadata: dict[str, Any], payload: Callable[[], str]) -> None:
-        """Keep an event if it is of a kind that is read later. The payload is asked for only then."""
+        """Keep an event if it is of a kind that is read later. ``payload`` is called only then."""
         kind = _kind(metadata)
         if kind is None:
             return
+        # An artifact has its text in the payload, any other event its fields in the metadata.
         data = metadata[kind] if kind not in _ARTIFACTS else {}
         text = payload() if kind in _ARTIFACTS else ""
         self.events.append(Event(kind, process, _compile_id(metadata), data if isinstance(data, dict) else {}, text))
 
 
 def _kind(metadata: dict[str, Any]) -> str | None:
+    """Return the kind of an event, or None for a kind that is not read."""
     artifact = metadata.get("artifact")
     if isinstance(artifact, dict):
         return artifact["name"] if artifact.get("name") in _ARTIFACTS else None
@@ -59,14 +65,15 @@ def _kind(metadata: dict[str, Any]) -> str | None:
 
 
 def _compile_id(metadata: dict[str, Any]) -> str:
-    """Frame and version, unique within a process."""
+    """Return frame and version, unique within a process."""
     prefix = f"{metadata['compiled_autograd_id']}/" if "compiled_autograd_id" in metadata else ""
     return f"{prefix}{metadata.get('frame_id', '')}/{metadata.get('frame_compile_id', '')}"
 
 
 def read(directory: Path) -> Trace:
-    """The trace files of a directory, oldest first. A line cut off by a crash is passed over."""
+    """Return the events of the trace files of a directory, oldest first. A line cut off by a crash is passed over."""
     trace = Trace()
+    # torch writes one file per process and rank.
     for path in sorted(directory.glob("*.log"), key=lambda p: (p.stat().st_mtime, p.name)):
         with path.open(encoding="utf-8", errors="replace") as lines:
             _read_file(lines, trace)
@@ -74,6 +81,7 @@ def read(directory: Path) -> Trace:
 
 
 def _read_file(lines: Iterator[str], trace: Trace) -> None:
+    """Add the events of one file to ``trace``."""
     header: tuple[int, dict[str, Any]] | None = None
     payload: list[str] = []
 
@@ -92,7 +100,9 @@ def _read_file(lines: Iterator[str], trace: Trace) -> None:
 
 
 def _header(line: str) -> tuple[int, dict[str, Any]] | None:
+    """Return the process and the metadata of an event's first line, or None for any other line."""
     match = _LINE.match(line)
+    # Most lines of a trace are of other kinds, so the start of the text is compared before JSON is parsed.
     if match is None or not match[2].startswith(_QUICK):
         return None
     try:
@@ -103,7 +113,7 @@ def _header(line: str) -> tuple[int, dict[str, Any]] | None:
 
 @contextmanager
 def recording() -> Iterator[Trace]:
-    """Collect the events of this process; torch's own trace, if there is one, goes on as before."""
+    """Collect the events of this process. Torch's own trace, if there is one, goes on as before."""
     import os
 
     trace = Trace()

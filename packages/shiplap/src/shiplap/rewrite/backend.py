@@ -1,5 +1,5 @@
-"""``torch.compile(model, backend="shiplap")``: Inductor with rewrites, for programs that can only pass a backend's
-name.
+"""The backend ``torch.compile(model, backend="shiplap")``: Inductor with rewrites, for programs that can only pass the
+name of a backend.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def shiplap(
     gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The backend itself. Torch finds it through an entry point, so importing shiplap registers nothing.
+    """Compile ``gm`` with Inductor and rewrites. Torch finds this function through an entry point, so importing shiplap
+    registers nothing.
 
     ``options["rewrites"]`` are the rewrites to use, by default ``shiplap.rewrite.shipped.everything``; other options
     and ``mode`` are Inductor's.
@@ -26,6 +27,7 @@ def shiplap(
     from shiplap.torch_private.inductor_passes import compile_with
 
     given = dict(options or {})
+    # Inductor rejects an option that it does not know, so "rewrites" is taken out of the options first.
     chosen = given.pop("rewrites", None)
     if isinstance(chosen, Rewrite):
         chosen = [chosen]
@@ -35,6 +37,8 @@ def shiplap(
 
 @cache
 def _shipped() -> Rewrites:
+    """Return the rewrites that ship, as one set."""
+    # Imported late: a program that brings its own rewrites never loads those that ship.
     from shiplap.rewrite.shipped import everything
 
     return Rewrites(*everything)

@@ -1,4 +1,4 @@
-"""``Rewrite``: the interface of every rewrite, whether it is a pair of functions or a pass over the graph."""
+"""``Rewrite``, the interface of every rewrite: a pair of functions or a pass over the graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Rewrite(ABC):
-    """One rewrite. Immutable once built; identity is the object's.
+    """A change of graphs with a proof. A rewrite is immutable once built, and two are equal only if they are one
+    object.
 
     Attributes:
         name: an identifier, as it appears in findings and counters.
@@ -32,28 +33,30 @@ class Rewrite(ABC):
 
     @property
     def proven_late(self) -> bool:
-        """Whether the proof waits for the first place in a graph. Those of Shiplap wait: most are never met.
+        """Whether the proof waits for the first place in a graph.
 
-        What a user wrote is proven when it is put into force, where an error names the line.
+        The rewrites of Shiplap wait, since most graphs have no place for most of them. A rewrite of a user is proven
+        when it is put into force, where an error names the user's line.
         """
         return bool(self.anchors) and self.self_contained and type(self).__module__.startswith("shiplap.rewrite.")
 
     def may_match(self, graph: Graph) -> bool:
-        """Whether ``graph`` has a call that the rewrite is about."""
+        """Whether ``graph`` has a call of one of the ``anchors``, without which the rewrite has no place."""
         return not self.anchors or any(passthrough_ops.named(n) in self.anchors for n in graph.nodes)
 
     @property
     def self_contained(self) -> bool:
-        """Whether ``digest`` and Shiplap's code decide all that a proof sees: only then is it kept.
+        """Whether ``digest`` and the code of Shiplap decide all that a proof depends on. Only then is the proof kept
+        between processes.
 
-        That is so for the passes of Shiplap itself, and for a subclass elsewhere that says so.
+        True for the passes of Shiplap itself, and for a subclass elsewhere that overrides this.
         """
         return type(self).__module__.startswith("shiplap.rewrite.")
 
     @property
     @abstractmethod
     def digest(self) -> str:
-        """The digest of everything that decides what :meth:`apply` does: source, helpers, guards, options."""
+        """The digest of everything that decides the effect of :meth:`apply`: source, helpers, guards, options."""
 
     @abstractmethod
     def apply(self, graph: Graph) -> Iterator[Outcome]:
@@ -65,9 +68,11 @@ class Rewrite(ABC):
 
     @abstractmethod
     def programs(self) -> Iterable[Program]:
-        """The programs that the proof runs. The rewrite must apply in at least one of them."""
+        """Return the programs that the proof runs. The rewrite must apply in at least one of them."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of the proof, one for each check. Run once in a process, or read from the cache."""
+        """The findings of the proof, one for each check. The proof runs once in a process, or is read from the
+        cache.
+        """
         return prove(self)

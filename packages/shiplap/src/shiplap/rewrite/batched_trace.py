@@ -1,8 +1,8 @@
-"""Programs of a proof, captured several at a time: one trace costs as much as the first of its calls.
+"""Capture the programs of a proof several at a time, because one trace costs as much as the first of its calls.
 
-Programs of fixed sizes ahead of autograd do not see each other in one graph. Each has inputs of its own, so its nodes
-hang together and those of another do not, and the graph falls apart into those that single traces would give. Where it
-does not, and where a program cannot be traced at all, each is traced on its own.
+Programs of fixed sizes ahead of autograd share no node in one graph: each has inputs of its own. The graph therefore
+falls apart into the graphs that single traces would give. Where it does not, and where a program cannot be traced at
+all, each program is traced on its own.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ MOST = 24  # programs of one trace: what is captured after a first difference is
 
 
 def batches(programs: Iterator[Program], level: Level) -> Iterator[list[Program]]:
-    """``programs`` in order, those that can be captured together in one list."""
+    """Yield ``programs`` in order, in lists that can be captured together."""
     held: list[Program] = []
     for program in programs:
+        # Only neighbours share a trace, so that programs stay in the order of the rewrite.
         if held and not (len(held) < MOST and _beside(held[-1], program, level)):
             yield held
             held = []
@@ -35,11 +36,14 @@ def batches(programs: Iterator[Program], level: Level) -> Iterator[list[Program]
 
 
 def _beside(first: Program, second: Program, level: Level) -> bool:
+    """Whether two programs can be captured in one trace."""
+    # Autograd builds one backward for all results, and symbols of sizes are shared by inputs of equal size: either
+    # would join the graphs of two programs.
     return level == "pre-grad" and not first.dynamic and not second.dynamic
 
 
 def alone(program: Program, level: Level, train: bool) -> Captured:
-    """``program`` as a graph. Raises what torch raises."""
+    """Return the graph of ``program``. Raises the error that torch raises."""
     from shiplap.torch_private.inductor_passes import capture
 
     fn, tensors = program.of_tensors()
@@ -47,9 +51,9 @@ def alone(program: Program, level: Level, train: bool) -> Captured:
 
 
 def noted_of(program: Program, level: Level) -> Captured | None:
-    """``program`` as a graph of the calls that it makes, without Dynamo. None where that is not possible.
+    """Return ``program`` as a graph of the calls that it makes, without Dynamo, or None where that is not possible.
 
-    For the programs of the rewrites that ship. Dynamo writes the same calls of them, which a test compares.
+    Only the rewrites that ship use this: a test checks that Dynamo writes the same calls of their programs.
     """
     from shiplap.torch_private.inductor_passes import noted
 
@@ -60,10 +64,11 @@ def noted_of(program: Program, level: Level) -> Captured | None:
 
 
 def pieces_of(programs: Sequence[Program], level: Level) -> list[Captured] | None:
-    """Each of ``programs`` as a graph, from one trace ahead of autograd. None where that is not possible."""
+    """Return the graph of each program, from one trace ahead of autograd, or None where that is not possible."""
     from shiplap.torch_private.inductor_passes import capture
 
     parts = [p.of_tensors()[1] for p in programs]
+    # The inputs of all programs stand in one list, so each program has a range of roles.
     ends = [sum(map(len, parts[: i + 1])) for i in range(len(parts))]
     starts = [0, *ends[:-1]]
     all_tensors = [t for p, tensors in zip(programs, parts, strict=True) for t in p.leaves(tensors, p.train)]
@@ -76,9 +81,9 @@ def pieces_of(programs: Sequence[Program], level: Level) -> list[Captured] | Non
 
 
 def _joined(programs: Sequence[Program]) -> Callable[..., Any]:
-    """A function of all tensors that returns what each program does: one call each, with nothing around it.
+    """Return a function of all tensors that calls each program once and returns a list of the results.
 
-    Its code is generated. A quarter of the time of a trace went into loops over arguments (CPU, 2026-11-26).
+    The code of the function is generated: loops over arguments took a quarter of the time of a trace (CPU, 2026-11-26).
     """
     scope: dict[str, Any] = {}
     calls, number = [], 0
@@ -93,13 +98,14 @@ def _joined(programs: Sequence[Program]) -> Callable[..., Any]:
                 scope[given[-1]] = arg
         scope[f"program_{i}"] = program.fn
         calls.append(f"program_{i}({', '.join(given)})")
+    # The text holds numbers and names made here, and nothing of the programs themselves.
     exec(compile(f"def together(*tensors):\n    return [{', '.join(calls)}]\n", "<programs>", "exec"), scope)
     together: Callable[..., Any] = scope["together"]
     return together
 
 
 def _owners(captured: Captured, starts: Sequence[int], ends: Sequence[int]) -> dict[Node, int] | None:
-    """The number of the program of each node. None if a node belongs to none or to several."""
+    """Return the number of the program that each node belongs to, or None if a node belongs to none or to several."""
     owners: dict[Node, int] = {}
     for node in captured.graph.nodes:
         role = captured.roles.get(node)
@@ -120,7 +126,7 @@ def _owners(captured: Captured, starts: Sequence[int], ends: Sequence[int]) -> d
 
 
 def _piece(captured: Captured, owners: dict[Node, int], number: int, start: int) -> Captured:
-    """The nodes of one program as a graph of their own, with its inputs counted from 0."""
+    """Copy the nodes of one program into a graph of their own, with its inputs counted from 0."""
     graph, made, roles = Graph(), dict[Node, Node](), dict[Node, int | str]()
     for node in captured.graph.nodes:
         if owners.get(node) == number:
@@ -128,9 +134,11 @@ def _piece(captured: Captured, owners: dict[Node, int], number: int, start: int)
             role = captured.roles.get(node)
             if isinstance(role, int):
                 roles[made[node]] = role - start
+    # The shared output lists the results of all programs; each piece gets only its own.
     output = next(n for n in captured.graph.nodes if n.op == "output")
     (results,) = output.args
     assert isinstance(results, (list, tuple))
     graph.output(tuple(made[r] for r in results if isinstance(r, Node) and owners.get(r) == number))
+    # This gives the graph an owning module, from which its attributes are read.
     GraphModule(captured.graph.owning_module or {}, graph)
     return type(captured)(graph, roles)

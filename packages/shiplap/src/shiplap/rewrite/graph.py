@@ -1,4 +1,4 @@
-"""Replace nodes of a graph. All rewrites change graphs through this module."""
+"""Replace nodes of a graph. Every rewrite changes graphs through this module."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from shiplap.rewrite.program import placing
 from shiplap.sampling.run import quiet
 from shiplap.torch_private import graph_nodes as fx
 
+# Ends in a separator, so that a folder named torch_something does not count as torch.
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 
@@ -27,7 +28,7 @@ value = fx.node_value
 
 
 class Refused(Exception):
-    """Raised by a function that :func:`place` traces, if it cannot be used at this place. The text is the reason."""
+    """The error of a function that ``place`` traces, where the function cannot be used. Its text is the reason."""
 
     def __init__(self, obstacle: Obstacle, reason: str) -> None:
         self.obstacle: Obstacle = obstacle
@@ -35,7 +36,7 @@ class Refused(Exception):
 
 
 def flat_nodes(args: Any) -> list[Node]:
-    """The nodes in ``args``, each once, in order."""
+    """Return the nodes in ``args``, each once, in order."""
     nodes: dict[Node, None] = {}
     map_arg(args, lambda n: nodes.setdefault(n))
     return list(nodes)
@@ -64,6 +65,8 @@ def place(
     miss = _miss(level, rewrite, outputs[0], len(replaced))
     inputs = flat_nodes(args)
     try:
+        # The replacement is traced under the autocast state of the place, since a cast that autocast inserts is part of
+        # the result's dtype.
         with quiet(), fx.autocast_at(replaced[-1]):
             made, moved, free = _traced(fn, args, inputs, outputs, level)
     except Refused as e:
@@ -77,6 +80,7 @@ def place(
         or _blocked(graph, inputs, replaced)
     ):
         return miss(*problem)
+    # From here on the graph changes. A rewrite whose proof waits for its first place is proven now.
     placing.get()()
     before, cost = len(graph.nodes), _traffic(replaced)
     placed = _insert(graph, level, made, inputs, results, outputs)
@@ -102,8 +106,11 @@ def place(
 def _traced(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
-    """``fn`` as a graph, whose results lie in memory as the outputs do where a reader would see the difference; the
-    nodes behind an output that lie otherwise now, with their values; and the outputs whose layout nobody sees."""
+    """Trace ``fn`` into a graph.
+
+    Returns the graph, the nodes behind an output that lie otherwise in memory now, with their values, and the outputs
+    whose layout no reader sees. A result is copied to the layout of its output where a reader would see the difference.
+    """
 
     def flat(fn: Callable[..., Any]) -> Graph:
         return fx.trace(lambda *values: fn(*_filled(args, inputs, values)), [value(n) for n in inputs], level)
@@ -115,10 +122,12 @@ def _traced(
     wanted: list[Tensor | None] = []
     for new, old in zip(results, outputs, strict=True):
         differ = _differs(new, value(old))
+        # Only before autograd: after it, a view's strides are arguments of later calls.
         behind = unseen(old, new) if differ and differ[0] == "layout" and level == "pre-grad" else None
         moved += behind or []
         wanted.append(value(old) if differ and differ[0] == "layout" and behind is None else None)
     if any(w is not None for w in wanted):
+        # Traced a second time, so that the copies are part of the graph that is placed.
         made = flat(restored(fn, wanted))
     return made, moved, {o for o, w in zip(outputs, wanted, strict=True) if w is None}
 
@@ -126,7 +135,9 @@ def _traced(
 def _unfit(
     made: Graph, results: Sequence[Any], outputs: Sequence[Node], free: Collection[Node]
 ) -> tuple[Obstacle, str] | None:
-    """Why ``results`` of the replacement ``made`` cannot stand for ``outputs``. None if they can."""
+    """Return the reason why ``results`` of the replacement ``made`` cannot stand for ``outputs``, or None if they
+    can.
+    """
     if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
         return (
             "operator",
@@ -137,35 +148,43 @@ def _unfit(
         return "operator", f"the replacement returns {len(results)} values, {len(outputs)} are to be replaced"
     pairs = zip(results, outputs, strict=True)
     differences = ((_differs(value(new) if isinstance(new, Node) else new, value(old)), old) for new, old in pairs)
+    # A different layout is no problem where no reader of the output sees it.
     problems = (p for p, old in differences if p is not None and not (p[0] == "layout" and old in free))
     return next(problems, None)
 
 
 def _miss(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
+    """Return a function that makes the near miss at ``at`` from an obstacle and a reason."""
     return lambda obstacle, reason: NearMiss(
         rewrite, level, at.name, source_line(at), obstacle, reason, of, of, FIXES.get(obstacle, "")
     )
 
 
 def _order(graph: Graph) -> Callable[[Node], int]:
+    """Return a function from a node to its position in ``graph``."""
     return {n: i for i, n in enumerate(graph.nodes)}.__getitem__
 
 
 def _filled(args: Sequence[Any], inputs: Sequence[Node], values: Sequence[Any]) -> list[Any]:
+    """Return ``args`` with each node of ``inputs`` replaced by its value."""
     given = dict(zip(inputs, values, strict=True))
     return list(map_arg(tuple(args), given.__getitem__))
 
 
 def _first_line(e: Exception) -> str:
+    """Return the type of an error and the first line of its text, at most 200 characters."""
     return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"[:200]
 
 
 def _results(made: Graph) -> list[Any]:
+    """Return the values that ``made`` returns, as a list."""
     return list(next(n for n in made.nodes if n.op == "output").args[0])
 
 
 def _differs(new: Any, old: Any) -> tuple[Obstacle, str] | None:
-    """Whether a consumer of ``old`` would see anything else in ``new``, by their fake values."""
+    """Return the first property in which a reader of ``old`` would find ``new`` different, judged by fake values, or
+    None.
+    """
     if not (isinstance(new, Tensor) and isinstance(old, Tensor)):
         return (
             None if isinstance(old, Tensor) is isinstance(new, Tensor) else ("argument", "one of the two is no tensor")
@@ -182,7 +201,7 @@ def _differs(new: Any, old: Any) -> tuple[Obstacle, str] | None:
 
 
 def _needed(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
-    """The inputs from which one result is computed."""
+    """Return the inputs from which one result is computed."""
     given = dict(zip((n for n in made.nodes if n.op == "placeholder"), inputs, strict=True))
     stack, needed = [result] if isinstance(result, Node) else [], set()
     while stack:
@@ -194,8 +213,12 @@ def _needed(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
 
 
 def _looped(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
-    """Whether a result would be computed from itself, through others: in training, gradients come from results."""
+    """Return the reason if a result would be computed from itself through others, or None.
+
+    In training this happens: gradients are computed from results.
+    """
     after = [_downstream([o]) for o in outputs]
+    # reads[i] holds the results that are computed from output i.
     reads = [{j for j, need in enumerate(needs) if need & after[i]} for i in range(len(outputs))]
     for start in range(len(outputs)):
         reached: set[int] = set()
@@ -211,7 +234,9 @@ def _looped(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstac
 
 
 def _blocked(graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]) -> tuple[Obstacle, str] | None:
+    """Return the reason if a write or the edge of a mode lies between the nodes that would be merged, or None."""
     order = _order(graph)
+    # The merged call stands at the last of these nodes, so everything in between is passed.
     first, last = order(replaced[0]), max(map(order, [*replaced, *inputs]))
     between = (n for n in list(graph.nodes)[first : last + 1] if n not in replaced)
     wall = next((n for n in between if barrier(n) and not _writes_its_own(n)), None)
@@ -222,6 +247,7 @@ def _blocked(graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]) -> 
 
 
 def _downstream(nodes: Sequence[Node]) -> set[Node]:
+    """Return ``nodes`` and all nodes that are computed from them."""
     reached: set[Node] = set(nodes)
     stack = list(nodes)
     while stack:
@@ -233,24 +259,28 @@ def _downstream(nodes: Sequence[Node]) -> set[Node]:
 
 
 def barrier(node: Node) -> tuple[Obstacle, str] | None:
-    """Whether other nodes must not be moved past ``node``, with the reason."""
+    """Return the reason why other nodes must not be moved past ``node``, or None if they may."""
     if mutates(node):
         return "mutation", "writes to a tensor"
     return ("mode", "switches gradients, autocast or a transform") if _switches(node) else None
 
 
+# Operators that always return new memory. Views and casts may return their argument.
 FRESH = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "add", "sub", "mul", "div", "truediv", "conv1d", "conv2d"})
 
 
 def _writes_its_own(node: Node) -> bool:
-    """Whether what ``node`` writes to was made for it alone: ``relu(linear(x, w), inplace=True)``."""
+    """Whether ``node`` writes only to a tensor that was made for it alone: ``relu(linear(x, w), inplace=True)``."""
     given = node.args[0] if mutates(node) and node.args else None
+    # setitem is left out: it writes to a part, and the rest of the tensor is read by its other users.
     name = getattr(given.target, "__name__", "") if isinstance(given, Node) and given.op == "call_function" else ""
     return isinstance(given, Node) and name in FRESH and len(given.users) == 1 and node.target is not operator.setitem
 
 
 def _switches(node: Node) -> bool:
-    """Before autograd a graph holds ``with torch.no_grad():`` and its like as two calls without a result."""
+    """Whether ``node`` enters or leaves a mode. Before autograd a graph holds ``with torch.no_grad():`` and similar
+    blocks as two calls without a result.
+    """
     name = getattr(node.target, "__name__", "")
     plain = node.op == "call_function" and fx.overload_of(node) is None
     return plain and re.match(r"_(?!_|check|assert|log_api)", name) is not None and value(node) is None
@@ -267,10 +297,13 @@ def mutates(node: Node) -> bool:
     if schema is not None:
         return bool(schema.is_mutable)
     name = getattr(node.target, "__name__", "")
+    # A function of torch that ends in an underscore writes to its first argument; the four of the operator module do
+    # not.
     inplace = name.endswith("_") and not name.startswith("__") and node.target not in _NAMED_LIKE_WRITERS
     return inplace or node.target in _WRITERS or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
 
+# Functions of Python's operator module whose names end in an underscore because the word is a keyword.
 _NAMED_LIKE_WRITERS = (operator.and_, operator.or_, operator.not_, operator.is_)
 _WRITERS = (
     operator.setitem,
@@ -293,17 +326,21 @@ _WRITERS = (
 def _insert(
     graph: Graph, level: Level, made: Graph, inputs: Sequence[Node], results: Sequence[Any], outputs: Sequence[Node]
 ) -> list[Node]:
-    """The nodes of ``made`` ahead of the last output. The outputs' users read them instead."""
+    """Copy the nodes of ``made`` ahead of the last output, and let the users of the outputs read the copies. Returns
+    the copies.
+    """
     order = _order(graph)
     given = iter(inputs)
     env: dict[Node, Node] = {}
     placed: list[Node] = []
+    # Ahead of the last output all inputs exist, since no input is computed from an output.
     with graph.inserting_before(max(outputs, key=order)):
         for node in made.nodes:
             if node.op == "placeholder":
                 env[node] = next(given)
             elif node.op != "output":
                 env[node] = graph.node_copy(node, env.__getitem__)
+                # The value is set for the level of this graph: before autograd its key is "example_value", later "val".
                 env[node].meta = {k: v for k, v in node.meta.items() if k not in ("val", "example_value")}
                 fx.set_value(env[node], value(node), level)
                 fx.carry_over(env[node], outputs[0])
@@ -318,6 +355,7 @@ def _insert(
 def sort(graph: Graph) -> None:
     """Move every node behind its inputs, and keep the order otherwise."""
     done: set[Node] = set()
+    # Nodes are moved behind the last placed node, so a graph that is in order is not changed at all.
     cursor = None
     for start in list(graph.nodes):
         stack = [start]
@@ -337,25 +375,30 @@ def sort(graph: Graph) -> None:
 
 
 def _erase(replaced: Sequence[Node]) -> None:
+    """Remove the nodes of ``replaced`` that have no users and write to nothing."""
+    # From the last to the first, so that a node has lost its users when its turn comes.
     for node in reversed(replaced):
         if not node.users and not mutates(node):
             node.graph.erase_node(node)
 
 
 def operator_name(node: Node) -> str:
-    """``aten.addmm``, ``linear``, ``.view``: what a node calls, as its users write it."""
+    """Return the call of a node as its users write it: ``aten.addmm``, ``linear``, ``.view``."""
     return f".{node.target}" if node.op == "call_method" else fx.operator_name(node.target)
 
 
 def source_line(node: Node) -> str:
-    """``file:line`` of the user's call, the last one that is not torch's own; empty where the compiler knows none."""
+    """Return ``file:line`` of the user's call, the last one outside of torch, or an empty text where the compiler
+    recorded none.
+    """
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    # The last frame of the user is the line to edit; frames of torch below it are the same for all callers.
     own = [f for f in frames if not f[0].startswith(TORCH)]
     return ":".join((own or frames)[-1]) if frames else ""
 
 
 def describe(node: Any) -> str:
-    """``float32[8, 64] of linear_1``; constants as they are."""
+    """Return a short text for a node, ``float32[8, 64] of linear_1``, and the ``repr`` of a constant."""
     if not isinstance(node, Node):
         return repr(node)
     held = value(node)
@@ -363,24 +406,31 @@ def describe(node: Any) -> str:
 
 
 def _plain(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 
 def _shape(sizes: Iterable[Any]) -> str:
+    """Return sizes as text, ``[8, 64]``."""
     return f"[{', '.join(map(str, sizes))}]"
 
 
 def _traffic(nodes: Iterable[Node]) -> int:
-    """Bytes that the nodes read and write, each on its own; symbolic sizes count as in the call compiled for."""
+    """Return the bytes that the nodes read and write, each node counted on its own. A symbolic size counts as in the
+    call that is compiled for.
+    """
+    # Views move no bytes. What fusion would save is not modelled here: the survey measures it.
     return sum(sum(map(_bytes, (n, *n.all_input_nodes))) for n in nodes if not _is_view(n))
 
 
 def _is_view(node: Node) -> bool:
+    """Whether ``node`` returns memory of one of its inputs, and so moves no bytes."""
     given = (value(n) for n in node.all_input_nodes)
     return node.target is operator.getitem or (not mutates(node) and shares(value(node), given))
 
 
 def _bytes(node: Node) -> int:
+    """Return the size of the tensor of ``node`` in bytes, 0 where it is no tensor."""
     held = value(node)
     if not isinstance(held, Tensor):
         return 0

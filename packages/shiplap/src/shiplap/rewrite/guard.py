@@ -1,4 +1,6 @@
-"""``Guard``: a condition on what a pattern's arguments are bound to, as text that is evaluated, digested and shown."""
+"""``Guard``, a condition on the values that a pattern's arguments are bound to. A guard is text that is evaluated,
+digested and printed.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from shiplap.declare.dim_expression import FUNCTIONS, Expr
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import symbolic_sizes
 
+# Nodes of Python's syntax that a guard may contain. Calls, names and attributes are restricted further below.
 _GRAMMAR = (
     ast.Expression,
     ast.BoolOp,
@@ -52,6 +55,7 @@ _GRAMMAR = (
     ast.List,
     ast.Call,
 )
+# Properties that fake tensors have, too: a guard is evaluated while a graph is compiled.
 _ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "type", "itemsize", "requires_grad"})
 _METHODS = frozenset({"is_contiguous", "stride", "numel", "size", "dim"})
 _DTYPES = {n: getattr(torch, n) for n in dir(torch) if isinstance(getattr(torch, n), torch.dtype)}
@@ -59,20 +63,25 @@ _DTYPES = {n: getattr(torch, n) for n in dir(torch) if isinstance(getattr(torch,
 
 @dataclass(frozen=True)
 class Guard:
-    """``x.shape[-1] % 16 == 0``, ``x.dtype in (float16, bfloat16)``, ``x.device.type == "cuda"``, ``eps < 1e-3``.
+    """A condition such as ``x.shape[-1] % 16 == 0``, ``x.dtype in (float16, bfloat16)``, ``x.device.type == "cuda"`` or
+    ``eps < 1e-3``.
 
-    Names are the pattern's arguments and dims; dtypes have their own names; ``x.device == "cuda"`` compares the type.
+    Names are the pattern's arguments and dims. Dtypes have their own names. ``x.device == "cuda"`` compares the type of
+    the device.
     """
 
     source: str
 
     @classmethod
     def parse(cls, source: str, names: frozenset[str], where: str) -> Guard:
-        """SL803 for what is outside the language, or a name that is neither an argument nor a dim."""
+        """Parse the text of a guard. Raises SL803 for syntax outside the language, and for a name that is neither an
+        argument nor a dim.
+        """
         try:
             tree = ast.parse(source.strip(), mode="eval")
         except SyntaxError as e:
             raise error("SL803", where=where, got=source, expected=str(e.msg)) from None
+        # A method that is not called is always true, so its missing parentheses would go unnoticed.
         called = {n.func for n in ast.walk(tree) if isinstance(n, ast.Call)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in _METHODS and node not in called:
@@ -101,10 +110,13 @@ class Guard:
 
     @cached_property
     def names(self) -> frozenset[str]:
+        """The names of arguments and dims that the guard reads."""
         return frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - _DTYPES.keys()
 
     def of_dims(self, dim_at: Callable[[str, int], str], dims: frozenset[str]) -> str:
-        """The guard in terms of named dims alone, from which sizes that hold can be searched. Empty if it is not so."""
+        """Return the guard in terms of named dims alone, from which fitting sizes can be searched, or an empty text if
+        other values occur.
+        """
 
         class Named(ast.NodeTransformer):
             def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
@@ -119,34 +131,40 @@ class Guard:
 
         text = ast.unparse(Named().visit(ast.parse(self.source, mode="eval")))
         try:
+            # The language of declarations is smaller than that of guards. A guard outside of it is checked on samples,
+            # but no sizes are searched for it.
             expr = Expr.parse(text, "guard")
         except ShiplapError:
             return ""
         return text if expr.names and expr.names <= dims else ""
 
     def refuses(self, env: Mapping[str, Any], *, may_guard: bool = True) -> str:
-        """Empty when the guard holds, else why it does not: ``x.shape[-1] is 100``.
+        """Return an empty text when the guard holds, else its reason: ``x.shape[-1] is 100``.
 
-        On symbolic sizes it becomes a condition of the compiled code, or, unless ``may_guard``, does not hold.
+        On symbolic sizes the guard becomes a condition of the compiled code, or, unless ``may_guard``, does not hold.
         """
         try:
             if symbolic_sizes.holds(self._value(self._tree, env), may_guard=may_guard):
                 return ""
+        # A guard that cannot be evaluated does not hold: x.shape[3] of a matrix, say.
         except (ArithmeticError, LookupError, TypeError, AttributeError) as e:
             return f"{type(e).__name__}: {e}"
         except symbolic_sizes.data_dependent():
             pass
+        # The values of the parts say why the guard does not hold; the value of the whole is only False.
         leaves = {ast.unparse(n): _shown(self._value(n, env)) for n in _leaves(self._tree)}
         return ", ".join(f"{name} is {held}" for name, held in leaves.items())
 
     def _value(self, node: ast.expr, env: Mapping[str, Any]) -> Any:
+        """Evaluate one expression of the guard. Nothing of Python's builtins is in scope."""
         code = compile(ast.Expression(node), f"<guard {self.source}>", "eval")
         held = {k: _Seen(v) if isinstance(v, Tensor) else v for k, v in env.items()}
+        # Safe: parse() admitted only lookups, arithmetic and a few methods, and builtins are absent.
         return eval(code, {**_DTYPES, **FUNCTIONS, **held, "__builtins__": {}})
 
 
 class _Device(str):
-    """A device's type, which compares with text; ``.type`` is itself."""
+    """The type of a device, which compares with text. Its ``.type`` is itself."""
 
     __slots__ = ()
 
@@ -156,7 +174,7 @@ class _Device(str):
 
 
 class _Seen:
-    """What guards may see of a tensor."""
+    """The attributes of a tensor that a guard may read."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype, self.ndim = tuple(tensor.shape), tensor.dtype, tensor.dim()
@@ -173,6 +191,7 @@ class _Seen:
 
 
 def _admitted(node: ast.AST) -> bool:
+    """Whether a node of the syntax tree belongs to the language of guards."""
     if isinstance(node, (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)):
         return isinstance(node, _GRAMMAR)
     if isinstance(node, ast.Attribute):
@@ -187,7 +206,7 @@ def _admitted(node: ast.AST) -> bool:
 
 
 def _leaves(tree: ast.AST) -> list[ast.expr]:
-    """The largest parts that merely look something up: ``x.shape[-1]``, ``k``."""
+    """Return the largest parts of an expression that merely look up a value: ``x.shape[-1]``, ``k``."""
     if isinstance(tree, (ast.Name, ast.Attribute, ast.Subscript)) or (
         isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute)
     ):
@@ -196,4 +215,5 @@ def _leaves(tree: ast.AST) -> list[ast.expr]:
 
 
 def _shown(held: Any) -> str:
+    """Return a value as text, a dtype without ``torch.``."""
     return str(held).removeprefix("torch.") if isinstance(held, torch.dtype) else str(held)

@@ -1,4 +1,4 @@
-"""The memory layout of what a replacement returns: left as it is where nobody sees it, and restored elsewhere."""
+"""The memory layout of a replacement's results: kept where no reader sees it, and restored elsewhere."""
 
 from __future__ import annotations
 
@@ -14,33 +14,38 @@ from shiplap.torch_private import graph_nodes as fx
 from shiplap.torch_private import same_storage
 from shiplap.torch_private.symbolic_sizes import holds
 
+# Calls whose result does not depend on the layout of their input, except for its own layout.
 MOVES = frozenset(
     {"transpose", "permute", "mT", "swapaxes", "contiguous", "reshape", "view", "flatten", "unflatten", "unsqueeze"}
 )
 
 
 def same_strides(new: Tensor, old: Tensor) -> bool:
-    """Whether two tensors of one shape lie in memory alike: strides of dims with at most one element do not matter."""
+    """Whether two tensors of one shape have the same layout. Strides of dims with at most one element do not count."""
     return _strides(new) == _strides(old)
 
 
 def _strides(t: Tensor) -> list[Any]:
+    """Return the strides of the dims that have, or may have, more than one element."""
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if not (isinstance(n, int) and n <= 1)]
 
 
 def shares(made: Any, given: Iterable[Any]) -> bool:
-    """Whether a result, or one of several, is memory of one of these."""
+    """Whether a result, or one of several, is memory of one of ``given``."""
     own = [t for t in (made if isinstance(made, (list, tuple)) else [made]) if _is_dense(t)]
     theirs = [t for t in given if _is_dense(t)]
     return any(same_storage(a, b) for a in own for b in theirs)
 
 
 def _is_dense(held: Any) -> bool:
+    """Whether a value is a tensor with strides, which a sparse tensor is not."""
     return isinstance(held, Tensor) and held.layout == torch.strided
 
 
 def restored(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> Callable[..., list[Any]]:
-    """``fn``, whose results are copied to the dim order of ``wanted``, where that is not None."""
+    """Return a function that calls ``fn`` and copies each result to the dim order of ``wanted``, where that is not
+    None.
+    """
 
     def laid_out(*args: Any) -> list[Any]:
         results = fn(*args)
@@ -54,6 +59,7 @@ def restored(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> Callabl
 
 
 def _laid_out(new: Tensor, old: Tensor) -> Tensor:
+    """Copy ``new`` to the dim order of ``old``."""
     order = dim_order(old)
     if order == list(range(new.dim())):
         return new.contiguous()
@@ -61,7 +67,8 @@ def _laid_out(new: Tensor, old: Tensor) -> Tensor:
 
 
 def dim_order(t: Tensor) -> list[int]:
-    """Dims from the outermost to the innermost in memory."""
+    """Return the dims of a tensor from the outermost to the innermost in memory."""
+    # Insertion sort keeps the order of dims with equal strides.
     order = list(range(t.dim()))
     for i in range(1, t.dim()):  # strides may be symbols, which cannot be hashed but compared
         at = i
@@ -72,17 +79,20 @@ def dim_order(t: Tensor) -> list[int]:
 
 
 def unseen(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
-    """The readers of ``old`` with the values that they have if it is laid out as ``new``, up to those that are laid
-    out as before. None if somebody would see the difference.
+    """Return the readers of ``old`` with the values that they have if it is laid out as ``new``, or None if a reader
+    would see the difference.
 
-    A chain of views that ends in a copy does not: ``attended.transpose(1, 2).reshape(b, l, -1)``.
+    The list ends at the readers that are laid out as before. A chain of views that ends in a copy hides the difference:
+    ``attended.transpose(1, 2).reshape(b, l, -1)``.
     """
     readers, moved = list(old.users), list[tuple[Node, Any]]()
+    # Several readers would each need the check, and a reader that computes writes its result as it likes.
     if len(readers) != 1 or _called(readers[0]) not in MOVES:
         return None
     reader = readers[0]
     held = fx.node_value(reader)
     try:
+        # Fake values are computed in the mode of the graph, which owns its symbols.
         with held.fake_mode:
             made = _run(reader, old, new)
     except Exception:  # a view that this layout does not admit
@@ -96,13 +106,14 @@ def unseen(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
 
 
 def _called(node: Node) -> str:
+    """Return the name of the function or method that ``node`` calls."""
     if node.op == "call_method":
         return str(node.target)
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
 
 
 def _run(node: Node, given: Node, held: Tensor) -> Any:
-    """What ``node`` makes of fake values, ``held`` for ``given``."""
+    """Return the result of ``node`` on fake values, with ``held`` in place of ``given``."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: held if n is given else fx.node_value(n))
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)

@@ -1,4 +1,6 @@
-"""``Match`` and ``NearMiss``: what a rewrite did to a graph, or what kept it from doing it. Plain values."""
+"""``Match`` and ``NearMiss``, plain values: the change that a rewrite made to a graph, or the obstacle that prevented
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Level = Literal["pre-grad", "joint", "post-grad"]
+# In the order in which the compiler reaches them.
 LEVELS: tuple[Level, ...] = ("pre-grad", "joint", "post-grad")
 
 Obstacle = Literal[
@@ -27,8 +30,8 @@ Obstacle = Literal[
 
 @dataclass(frozen=True)
 class Saving:
-    """Of one place, before minus after; negative is a cost. Kernels and time belong to no place, since fusing knows no
-    bounds between places: ``shiplap.rewrite.survey.Step`` has them for each rewrite.
+    """The difference that one place makes, before minus after. A negative number is a cost. Kernels and time belong to
+    no place, since fusing knows no bounds between places: ``shiplap.rewrite.survey.Step`` has them for each rewrite.
 
     ``nodes``: calls in the graph; ``bytes``: read and written by the nodes when none is fused.
     """
@@ -39,7 +42,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class Match:
-    """One place where a rewrite was applied.
+    """A place where a rewrite was applied.
 
     Attributes:
         rewrite: its name. ``level``: where it ran.

@@ -1,9 +1,9 @@
-"""What a part of a graph computes, found out by running it: two spellings of one function are the same part.
+"""Find out by running it which function a part of a graph computes: two spellings of one function are the same part.
 
 A recogniser that follows calls knows the spellings that its author has read. This module takes the calls between a
-value ``x`` and a result, whatever they are, as a function of ``x`` and of the tensors that come in from the side, and
-runs it in float64 on random numbers. Whether it is the function that is looked for is then a comparison of numbers.
-Casts between floating dtypes are left out, because they change precision and no meaning.
+value ``x`` and a result, whatever they are, as a function of ``x`` and of the tensors that come in from the side. It
+runs the function in float64 on random numbers and compares the results. Casts between floating dtypes are left out,
+because they change the precision and not the function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from shiplap.torch_private.graph_nodes import hint
 DEEP = 24  # calls between a value and a result; published models have at most 12
 SMALL = 3  # sizes up to which a dim keeps its size while a part is run
 MOST = 1 << 22  # elements of a part that cannot be run on smaller sizes
+# Arithmetic that is exact enough in float64 to be recognised by its numbers.
 ARITHMETIC = frozenset({"add", "sub", "mul", "neg", "negative", "truediv", "div", "rsub", "multiply", "subtract"})
+# Calls that move values without changing them.
 MOVES = frozenset(
     {
         "getitem",
@@ -63,7 +65,7 @@ MOVES = frozenset(
 
 @dataclass(frozen=True)
 class Part:
-    """The calls from ``x`` to ``out``, in graph order; ``sides`` are the tensors that they read besides, each once."""
+    """The calls from ``x`` to ``out``, in graph order. ``sides`` are the tensors that they read besides, each once."""
 
     x: Node
     out: Node
@@ -71,7 +73,7 @@ class Part:
     sides: tuple[Node, ...]
 
     def run(self, x: Tensor, sides: Sequence[Tensor]) -> Tensor:
-        """What it computes of these, without casts. Raises what torch raises."""
+        """Compute the part, without casts, on ``x`` and ``sides``. Raises the error that torch raises."""
         held: dict[Node, Any] = {self.x: x, **dict(zip(self.sides, sides, strict=True))}
         for node in self.nodes:
             held[node] = _run(node, held)
@@ -80,9 +82,13 @@ class Part:
         return result
 
     def drawn(self, rng: torch.Generator) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """Random ``x`` and sides: first of small sizes, which the calls may not admit, then of those of the graph."""
+        """Yield random ``x`` and sides: first of small sizes, which the calls may not admit, then of the sizes of the
+        graph.
+        """
         held = [value(n) for n in (self.x, *self.sides)]
         shapes = [tuple(hint(n) for n in t.shape) for t in held]
+        # Small sizes make the run fast. A view with sizes written into it raises on them, and the sizes of the graph
+        # follow.
         for small in (True, False):
             sizes = [_small(shape, shapes) if small else shape for shape in shapes]
             if max(torch.Size(s).numel() for s in sizes) <= MOST:
@@ -91,18 +97,24 @@ class Part:
 
 
 def _small(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """``shape`` with other sizes than the last one made small: equal ones stay equal, different ones different."""
+    """Return ``shape`` with all sizes but the last made small: equal sizes stay equal, different sizes stay
+    different.
+    """
+    # The last dim keeps its size: pairs of a rotary embedding lie in it.
     large = sorted({n for s in shapes for n in s[:-1] if n > SMALL})
     return (*(SMALL + large.index(n) + 1 if n > SMALL else n for n in shape[:-1]), *shape[-1:])
 
 
 def _random(shape: Sequence[int], imaginary: bool, rng: torch.Generator) -> Tensor:
+    """Return a random tensor in float64, or complex128."""
     return torch.randn(tuple(shape), dtype=torch.complex128 if imaginary else torch.float64, generator=rng)
 
 
 def _run(node: Node, held: dict[Node, Any]) -> Any:
+    """Compute one call on the values in ``held``."""
     if passthrough_ops.named(node) in passthrough_ops.CASTS:
         return held[passthrough_ops.source(node)]
+    # A size that the graph computes is replaced by the number of the call that is compiled for.
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: held[n] if n in held else hint(value(n)))
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -111,12 +123,14 @@ def _run(node: Node, held: dict[Node, Any]) -> Any:
 
 
 def part(x: Node, out: Node) -> Part | None:
-    """The calls from ``x`` to ``out``, where each of them is one whose meaning can be run. None elsewhere."""
+    """Return the calls from ``x`` to ``out``, or None where one of them cannot be run."""
     between, stack = set[Node](), [out]
     reached = _above(out)
     if x not in reached:
         return None
+    # Calls that do not depend on x are sides of the part, not steps of it.
     below = {x}
+    # Nodes of a graph compare by their place in it.
     for node in sorted(reached):
         if any(n in below for n in node.all_input_nodes):
             below.add(node)
@@ -132,9 +146,8 @@ def part(x: Node, out: Node) -> Part | None:
 
 
 def starts(out: Node) -> list[Node]:
-    """The values of the shape of ``out`` from which it is computed, each a candidate for the ``x`` of a part.
-
-    The nearest to ``out`` comes first.
+    """Return the values of the shape of ``out`` from which it is computed, the nearest first. Each is a candidate for
+    the ``x`` of a part.
     """
     held = value(out)
     shaped = [
@@ -144,13 +157,16 @@ def starts(out: Node) -> list[Node]:
 
 
 def above(out: Node) -> set[str]:
-    """The names of the calls behind ``out`` that a part may hold."""
+    """Return the names of the calls behind ``out`` that a part may hold."""
     return {passthrough_ops.named(n) for n in _above(out) if understood(n)}
 
 
 def _above(out: Node) -> set[Node]:
-    """``out`` and all that it is computed from through calls whose meaning can be run, the values before them too."""
+    """Return ``out`` and all nodes that it is computed from through calls that a part may hold, with the values before
+    them.
+    """
     reached, layer = {out}, [out]
+    # Layer by layer, so that a graph with many paths is not walked once per path.
     for _ in range(DEEP):
         layer = list({g for n in layer if understood(n) for g in n.all_input_nodes} - reached)
         reached.update(layer)
@@ -158,7 +174,7 @@ def _above(out: Node) -> set[Node]:
 
 
 def understood(node: Node) -> bool:
-    """Whether a call is one that a part may hold: arithmetic, a cast, or one that moves values."""
+    """Whether a part may hold this call: arithmetic, a cast, or an operator that moves values."""
     name = passthrough_ops.named(node)
     if name in passthrough_ops.CASTS:
         return passthrough_ops.idle(node)

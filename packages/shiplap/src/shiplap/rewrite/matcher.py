@@ -1,4 +1,4 @@
-"""Comparing a pattern with a place in a graph: one walk gives the match, or how far it came and what stopped it."""
+"""Compare a pattern with a place in a graph. One walk returns the match, or the part that fits and the obstacle."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normalize_call import COMMUTATIVE, Dim, arguments, as_power, called
 from shiplap.torch_private.symbolic_sizes import Sizes, is_number, is_size
 
+# For the hint of a near miss: a weight that is stored transposed is a common difference.
 TRANSPOSES = frozenset({"permute", "t", "transpose", "mT", "T"})
 PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm"})
 MOST_WAYS = 32  # of one pattern at one place: each sum of two arguments doubles them
@@ -45,22 +46,23 @@ class Pattern:
 
     @cached_property
     def picked(self) -> list[int]:
-        """Which results are computed: not None, and no argument as it came."""
+        """The numbers of the results that are computed: those that are neither None nor an argument unchanged."""
         return [i for i, n in enumerate(self.results) if isinstance(n, Node) and n not in self.inputs]
 
     @cached_property
     def outputs(self) -> list[Node]:
+        """The nodes of the results that are computed."""
         return [self.results[i] for i in self.picked]
 
     @property
     def calls(self) -> list[Node]:
-        """The nodes that have to be found: calls that do not merely compute sizes."""
+        """The nodes that a graph must have: calls that do not merely compute sizes."""
         return [n for n in self.graph.nodes if n.op.startswith("call") and not is_number(value(n))]
 
 
 @dataclass(frozen=True)
 class Stop:
-    """What stopped a walk: the node of the graph, the kind of obstacle, a sentence."""
+    """The obstacle at which a walk stopped: the node of the graph, the kind of obstacle, a sentence."""
 
     node: Node
     obstacle: Obstacle
@@ -69,7 +71,7 @@ class Stop:
 
 @dataclass
 class Fit:
-    """How a pattern lies on a graph: node of the pattern → of the graph, argument → what it is bound to.
+    """A pattern laid on a graph: the node of the graph for each node of the pattern, and the value of each argument.
 
     ``passed``: nodes of the graph between those that hand on what they get, such as casts to the dtype it has.
     """
@@ -85,16 +87,23 @@ class Fit:
 
     @property
     def replaced(self) -> list[Node]:
-        """The nodes of the graph that the pattern stands for: those of the pattern, and idle casts between them."""
+        """The nodes of the graph that the pattern stands for: those of its nodes, and idle casts between them."""
         return [*self.nodes.values(), *self.passed]
 
 
 class _Walker:
+    """The recursive comparison of one pattern with a graph. Each method returns the ways that fit, or the one that came
+    farthest.
+    """
+
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
 
     def node(self, fit: Fit, want: Node, actual: Any, user: Node) -> list[Fit]:
-        """The ways in which ``want`` of the pattern is ``actual``, which ``user`` reads, or how far it came."""
+        """Return the ways in which ``want`` of the pattern is ``actual``, which ``user`` reads, or the one that came
+        farthest.
+        """
+        # A cast to the dtype that a value already has is stepped over, unless the pattern has the same call there.
         if passthrough_ops.same(actual) and (want in self.pattern.inputs or called(actual) != called(want)):
             fit = fit.copy()
             fit.passed += (actual,)
@@ -105,6 +114,7 @@ class _Walker:
             same = fit.nodes[want] is actual
             reason = f"{operator_name(user)} reads {_name(actual)}, the pattern {fit.nodes[want].name} again"
             return [fit if same else self._stop(fit, user, "operator", reason)]
+        # x * x and x.pow(2) are one power: the bases are compared instead of the calls.
         if isinstance(actual, Node) and (bases := _same_power(want, actual)) is not None:
             fit = fit.copy()
             fit.nodes[want] = actual
@@ -119,6 +129,7 @@ class _Walker:
         return self._arguments(fit, want, actual)
 
     def _input(self, fit: Fit, want: Node, actual: Any, user: Node) -> Fit:
+        """Bind an input of the pattern to ``actual``."""
         name = self.pattern.inputs[want]
         if name not in fit.args:
             fit = fit.copy()
@@ -135,7 +146,9 @@ class _Walker:
         )
 
     def _arguments(self, fit: Fit, want: Node, actual: Node) -> list[Fit]:
+        """Compare the arguments of two calls of the same operator, in both orders if they commute."""
         wanted, given = arguments(want), arguments(actual)
+        # The graph may leave out an argument that has its default, while the pattern states it.
         if not wanted.keys() <= given.keys():
             given = arguments(actual, wanted)
         if wanted.keys() != given.keys():
@@ -149,13 +162,18 @@ class _Walker:
         return _nearest(tried)
 
     def _each(self, fit: Fit, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[Fit]:
-        """All of ``pairs``: the name of an argument of ``user``, what the pattern has there, what is there."""
+        """Compare all of ``pairs``: the name of an argument of ``user``, its value in the pattern, its value in the
+        graph.
+        """
         fits = [fit]
+        # The ways of one argument restrict the ways of the next, so the list is trimmed after each: else it would
+        # double with every sum.
         for name, want, given in pairs:
             fits = _nearest([more for fit in fits for more in self._value(fit, want, given, name, user)])
         return fits
 
     def _value(self, fit: Fit, want: Any, given: Any, name: str, user: Node) -> list[Fit]:
+        """Compare one argument of two calls."""
         if isinstance(want, (list, tuple)):
             if not isinstance(given, (list, tuple)) or len(want) != len(given):
                 return [self._differs(fit, user, name, given, _name(want))]
@@ -164,6 +182,7 @@ class _Walker:
             parts = [(name, getattr(want, part), getattr(given, part)) for part in ("start", "stop", "step")]
             return self._each(fit, parts, user)
         held = value(want) if isinstance(want, Node) else want
+        # Sizes are compared at the end, when every symbol of the pattern is bound.
         if is_number(held) and not (type(given) is float and type(held) is int and held == given):  # 2 and 2.0 are one
             return [self._size(fit, held, given, name, user)]
         if isinstance(want, Node):
@@ -173,6 +192,7 @@ class _Walker:
         return [fit if _equal(want, given) else self._differs(fit, user, name, given, _name(want))]
 
     def _size(self, fit: Fit, want: Any, given: Any, name: str, user: Node) -> Fit:
+        """Compare sizes. A size that is a symbol in the pattern is kept for ``check_sizes``."""
         if isinstance(given, (list, tuple)) and len(given) == 1:  # torch.roll(x, 2, -1) has shifts=[2]
             given = given[0]
         actual = value(given) if isinstance(given, Node) else given
@@ -186,23 +206,27 @@ class _Walker:
         return fit
 
     def _scalar(self, fit: Fit, name: str, given: float, user: Node) -> Fit:
+        """Bind an argument of the pattern to a constant of the graph."""
         fit = fit.copy()
         if fit.args.setdefault(name, given) == given:
             return fit
         return self._stop(fit, user, "constant", f"{name} would be both {fit.args[name]} and {given}")
 
     def _differs(self, fit: Fit, user: Node, name: str, given: Any, want: str) -> Fit:
+        """Return ``fit`` with the obstacle that an argument has another value."""
         return self._stop(fit, user, "constant", f"{operator_name(user)} has {name}={_name(given)}, the pattern {want}")
 
     def _stop(self, fit: Fit, node: Node, obstacle: Obstacle, reason: str) -> Fit:
-        """The first obstacle is remembered. The walk goes on, to see how much fits besides."""
+        """Return ``fit`` with its first obstacle. The walk goes on, to count the nodes that fit besides."""
         stopped = fit.copy()
         stopped.stop = fit.stop or Stop(node, obstacle, reason)
         return stopped
 
 
 def _same_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
-    """What two calls are the same power of, where they are spelled differently: ``x.pow(2)`` and ``x * x``."""
+    """Return the bases of two powers that have one exponent and different spellings, ``x.pow(2)`` and ``x * x``, or
+    None.
+    """
     if not actual.op.startswith("call") or called(want) == called(actual):
         return None
     ours, theirs = as_power(want), as_power(actual)
@@ -210,34 +234,37 @@ def _same_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
 
 
 def ways(pattern: Pattern, at: Node, known: Fit | None = None, output: int = 0) -> list[Fit]:
-    """How ``pattern`` may lie with an output (the first) at ``at``, on top of what is ``known``.
+    """Return the ways in which ``pattern`` may lie with output number ``output`` at ``at``, on top of the partial match
+    ``known``.
 
-    Several ways where arguments commute: which one is meant, only what is looked at later may tell. One with a
-    ``stop`` where something is in the way.
+    There are several where arguments commute, and only a later comparison decides between them. The list holds one
+    match with a ``stop`` where an obstacle is in the way.
     """
     return _Walker(pattern).node(known or Fit(), pattern.outputs[output], at, at)
 
 
 def walk(pattern: Pattern, at: Node) -> Fit:
-    """The first of the :func:`ways`."""
+    """Return the first of the ``ways``."""
     return ways(pattern, at)[0]
 
 
 def _nearest(tried: Sequence[Fit]) -> list[Fit]:
-    """Those that nothing stops, each binding of arguments once; else the one that came farthest."""
+    """Return the matches without an obstacle, each binding of arguments once, or else the one that came farthest."""
     fitting: list[Fit] = []
     for way in tried:
         if way.stop is None and all(way.args != other.args for other in fitting):
             fitting.append(way)
+    # Among misfits the longest is kept, because its obstacle is the most useful to report.
     return fitting[:MOST_WAYS] or [max(tried, key=lambda way: len(way.nodes))]
 
 
 def complete(pattern: Pattern, fit: Fit, graph: Graph) -> Fit:
-    """The other outputs of a pattern whose first one fits, wherever in the graph they are."""
+    """Match the other outputs of a pattern whose first output fits, wherever in the graph they are."""
     for index, output in enumerate(pattern.outputs[1:], 1):
         if output in fit.nodes:
             continue
         places = [n for n in graph.nodes if n.op.startswith("call") and called(n) == called(output)]
+        # The inputs are bound already, so only the place with the same arguments fits.
         tried = [way for n in places for way in ways(pattern, n, fit, index)]
         fitting = [t for t in tried if t.stop is None]
         if not fitting:
@@ -253,13 +280,16 @@ def complete(pattern: Pattern, fit: Fit, graph: Graph) -> Fit:
 
 
 def check_sizes(pattern: Pattern, fit: Fit, *, any_rank: bool) -> Stop | None:
-    """Whether sizes agree, once every argument is bound: those of arguments, and those that the graph computes with."""
+    """Return the obstacle if sizes disagree, once every argument is bound: sizes of arguments, and sizes that the graph
+    computes with.
+    """
     sizes, at = Sizes(), fit.nodes[pattern.outputs[0]]
     for want, name in pattern.inputs.items():
         size, wanted = fit.args.get(name), value(want)
         held = value(size) if isinstance(size, Node) else size
         if not (isinstance(held, Tensor) and isinstance(wanted, Tensor)):
             continue
+        # Annotations with a variadic dim admit any rank; the declaration checks them then.
         if held.dim() != wanted.dim():
             if not any_rank:
                 return Stop(
@@ -280,7 +310,7 @@ def check_sizes(pattern: Pattern, fit: Fit, *, any_rank: bool) -> Stop | None:
 
 
 def check_users(pattern: Pattern, fit: Fit) -> Stop | None:
-    """Whether somebody else reads what only the pattern may read."""
+    """Return the obstacle if a node outside of the match reads a value that would no longer be computed."""
     inside, outputs = set(fit.replaced), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
     for node in fit.nodes.values():
         stranger = next((u for u in node.users if u not in inside), None)
@@ -291,6 +321,7 @@ def check_users(pattern: Pattern, fit: Fit) -> Stop | None:
 
 
 def _renamed(actual: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """Return a sentence on the arguments that one of two calls has and the other lacks."""
     more, less = [n for n in given if n not in wanted], [n for n in wanted if n not in given]
     call = operator_name(actual)
     if len(more) == len(less) == 1 and (isinstance(wanted[less[0]], Node) or wanted[less[0]] == given[more[0]]):
@@ -301,20 +332,21 @@ def _renamed(actual: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) 
 
 
 def _equal(want: Any, given: Any) -> bool:
-    """Constants: 1 and 1.0 are one, and so is NaN; 0.0 and -0.0 are two."""
+    """Whether two constants are one: 1 and 1.0 are, and so are two NaN. 0.0 and -0.0 are not."""
     if type(want) is type(given) is float:
         return repr(want) == repr(given)
     return want == given and (type(want) is type(given) or isinstance(want, (int, float)))
 
 
 def _name(actual: Any) -> str:
+    """Return the name of a node, or the text of a constant."""
     if isinstance(actual, (list, tuple)):
         return f"[{', '.join(map(_name, actual))}]"
     return actual.name if isinstance(actual, Node) else repr(actual)
 
 
 def _hint(want: Node, actual: Any) -> str:
-    """What such a difference usually means: a weight that is stored the other way round."""
+    """Return the usual cause of such a difference: a weight that is stored the other way round."""
     if called(want) in TRANSPOSES:
         return ": it is not transposed here"
     if isinstance(actual, Node) and called(actual) in TRANSPOSES:
@@ -329,6 +361,7 @@ def _hint(want: Node, actual: Any) -> str:
 
 
 def _what(actual: Any) -> str:
+    """Return the kind of a value: a constant, an input, or a call."""
     if not isinstance(actual, Node):
         return "a constant"
     if actual.op == "placeholder":

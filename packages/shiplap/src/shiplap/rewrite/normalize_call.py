@@ -1,6 +1,6 @@
-"""Calls in one form: what is called, and its arguments by name, without those that are the default anyway.
+"""Bring calls into one form: the operator, and its arguments by name, without those that have their default.
 
-``F.softmax(x, dim=1)``, ``torch.softmax(x, 1)`` and ``x.softmax(-1)`` of a matrix are one call here.
+``F.softmax(x, dim=1)``, ``torch.softmax(x, 1)`` and ``x.softmax(-1)`` of a matrix are one call in this form.
 """
 
 from __future__ import annotations
@@ -16,22 +16,29 @@ from torch.fx import Node
 from shiplap.rewrite.graph import value
 from shiplap.torch_private.graph_operators import NUMPY_NAMES, operator_of, signature_of
 
+# Both orders of two operands are tried for these.
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "logical_or", "bitwise_and", "bitwise_or"})
+# Arguments that count dims, and may count them from the end.
 DIMS = ("dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim")
 OF_THE_RESULT = ("unsqueeze", "stack", "diag_embed")  # their dims are those of what they return
 SPREAD = ("view", "expand", "permute", "repeat", "tile", "flip")  # methods that take a list as several arguments
+# Arguments without a meaning for the result.
 NOISE = ("_stacklevel",)
 # torch.split has its own names
 SAME = {"self": "input", "tensor": "input", "split_size_or_sections": "split_size", **NUMPY_NAMES}
+# Calls of one argument that are a power, with its exponent.
 POWERS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
 EMPTY = inspect.Parameter.empty
 
 CASTS = {"to", "type", "float", "half", "bfloat16", "double", "type_as"}
+# "getattr" stands for x.T and x.mT.
 SWAPS = {"transpose", "swapaxes", "swapdims", "permute", "t", "getattr"}
 
 
 def called(node: Node) -> Any:
-    """What ``node`` calls, one name for all spellings: a cast is ``to``, and what swaps two dims is ``transpose``."""
+    """Return one name for all spellings of the call of ``node``: a cast is ``to``, and a swap of two dims is
+    ``transpose``.
+    """
     name = _name(node)
     if name in CASTS and _cast(node) is not None:
         return "to"
@@ -39,7 +46,9 @@ def called(node: Node) -> Any:
 
 
 def as_power(node: Node) -> tuple[Node, float] | None:
-    """``(x, p)`` where ``node`` is ``x ** p`` in any spelling: ``x.square()`` and ``x * x``, ``x.rsqrt()``."""
+    """Return ``(x, p)`` where ``node`` is ``x ** p`` in any spelling, such as ``x.square()``, ``x * x`` or
+    ``x.rsqrt()``, or None.
+    """
     name, given = called(node), node.args
     if not given or not isinstance(given[0], Node):
         return None
@@ -56,20 +65,22 @@ def as_power(node: Node) -> tuple[Node, float] | None:
 
 
 def _name(node: Node) -> Any:
+    """Return the operator that ``node`` calls, without unifying casts and swaps."""
     return "getattr" if node.target is getattr else operator_of(node)
 
 
 def _cast(node: Node) -> torch.dtype | None:
-    """The dtype to which ``node`` casts a tensor, if that is all it does."""
+    """Return the dtype to which ``node`` casts a tensor, if the call does nothing else, or None."""
     given = node.args[0] if node.args else None
     before, after = value(given) if isinstance(given, Node) else None, value(node)
+    # A call that moves to another device as well is no plain cast.
     if not (isinstance(before, Tensor) and isinstance(after, Tensor)) or before.device != after.device:
         return None
     return None if {"copy", "memory_format", "layout"} & node.kwargs.keys() else after.dtype
 
 
 def _swapped(node: Node) -> tuple[Dim, Dim] | None:
-    """The two dims that ``node`` swaps, in order."""
+    """Return the two dims that ``node`` swaps, in order, or None if it does not swap two dims."""
     name, given = _name(node), node.args[0] if node.args else None
     held = value(given) if isinstance(given, Node) else None
     if not isinstance(held, Tensor) or held.dim() < 2:
@@ -85,35 +96,40 @@ def _swapped(node: Node) -> tuple[Dim, Dim] | None:
         if len(dims) != len(named):
             return None
         if name == "permute":
+            # A permutation that moves two dims only is a swap.
             moved = [i for i, d in enumerate(dims) if d % rank != i] if len(dims) == rank else []
             dims = moved if len(moved) == 2 else []
     if len(dims) != 2:
         return None
+    # The order of two swapped dims has no meaning.
     first, second = sorted(Dim.of(d, rank) for d in dims)
     return (first, second) if first != second else None
 
 
 class Dim(int):
-    """A dim, counted from the front as ints are compared. Where two ranks differ it is counted as it was written."""
+    """The number of a dim, counted from the front. Two dims of tensors of different rank compare as they were
+    written.
+    """
 
     rank: int
     from_end: bool
 
     @classmethod
     def of(cls, written: int, rank: int) -> Dim:
+        """Return the dim that is written as ``written`` in a call on a tensor of ``rank`` dims."""
         made = cls(written % rank)
         made.rank, made.from_end = rank, written < 0
         return made
 
     def means(self, other: int) -> bool:
-        """Whether a pattern that has this dim is about ``other`` of a graph."""
+        """Whether a pattern with this dim fits ``other`` of a graph."""
         return self - self.rank == other - other.rank if self.from_end and isinstance(other, Dim) else self == other
 
 
 def arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
-    """Argument name → node or constant; ``arg0``, ``arg1``, ... where nobody knows the names.
+    """Return the arguments of a call by name, each a node or a constant. Unknown names are ``arg0``, ``arg1``, ...
 
-    Those that have their default are left out, except for those in ``spelled``, which are there even if the call does
+    Arguments with their default are left out, except for those in ``spelled``, which are there even if the call does
     not give them.
     """
     if (name := called(node)) == "to" and (dtype := _cast(node)) is not None:
@@ -123,6 +139,7 @@ def arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
     passed = node.args
     if called(node) in SPREAD and len(passed) > 2:  # x.view(2, 3)
         passed = (passed[0], passed[1:])
+    # Functions and methods of torch call the same argument "input", "self" or "tensor".
     signature = {_same(k): p for k, p in signature_of(node, passed).items()}
     names = [*signature, *(f"arg{i}" for i in range(len(signature), len(passed)))]
     if called(node) in COMMUTATIVE and not signature and len(passed) == 2:
@@ -138,7 +155,7 @@ def arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _rank(node: Node, given: Mapping[str, Any]) -> int:
-    """Of the tensor whose dims a call names; 0 where there is none."""
+    """Return the rank of the tensor whose dims a call names, or 0 where there is none."""
     inputs = [given.get("input"), *node.all_input_nodes]
     of = node if called(node) in OF_THE_RESULT else next((n for n in inputs if isinstance(n, Node)), None)
     held = value(of) if of is not None and called(node) != "tensordot" else None  # its dims may be a number of dims
@@ -146,11 +163,12 @@ def _rank(node: Node, given: Mapping[str, Any]) -> int:
 
 
 def _same(name: str) -> str:
+    """Return the one name of an argument that has several."""
     return SAME.get(name, name)
 
 
 def _equal(given: Any, default: Any) -> bool:
-    """Constants: 1 and 1.0 are one, and neither is True."""
+    """Whether an argument equals its default: 1 and 1.0 are equal, and neither equals True."""
     if isinstance(given, Node) or isinstance(given, bool) != isinstance(default, bool):
         return False
     numbers = isinstance(given, (int, float)) and isinstance(default, (int, float))
@@ -158,7 +176,9 @@ def _equal(given: Any, default: Any) -> bool:
 
 
 def _canonical(name: str, given: Any, count: int, node: Node, rank: int) -> Any:
-    """Dims counted from the front. The sizes of a view without -1; ``count`` numbers where one stands for all."""
+    """Return an argument in one form: dims counted from the front, the sizes of a view without -1, and ``count``
+    numbers where one number stands for all.
+    """
     if count and isinstance(given, int) and not isinstance(given, bool):
         given = [given] * count
     if name in DIMS and rank:
@@ -166,6 +186,7 @@ def _canonical(name: str, given: Any, count: int, node: Node, rank: int) -> Any:
             return Dim.of(given, rank)
         if isinstance(given, (list, tuple)) and all(isinstance(d, int) for d in given):
             return [Dim.of(d, rank) for d in given]
+    # The fake value has the sizes that -1 stands for.
     if called(node) in ("view", "expand") and name in ("size", "shape") and isinstance(value(node), Tensor):
         return list(value(node).shape)
     return list(given) if isinstance(given, (list, tuple)) else given

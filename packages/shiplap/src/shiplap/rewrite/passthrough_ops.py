@@ -1,7 +1,7 @@
-"""Calls that a recogniser may step over: what they do to values, whatever their spelling.
+"""Calls that a recogniser may step over, with their effect on values in any spelling.
 
 A pass over a graph that looks for a computation, rather than for one spelling of it, follows values through calls that
-hand them on (a cast, ``contiguous``, dropout of an evaluated model) or scale them by a constant.
+return them unchanged (a cast, ``contiguous``, dropout of an evaluated model) or scaled by a constant.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from shiplap.rewrite.graph import value
 from shiplap.rewrite.normalize_call import arguments, called
 from shiplap.torch_private import symbolic_sizes
 
+# Spellings of a cast before autograd, and the one of ATen.
 CASTS = frozenset({"to", "type", "float", "half", "bfloat16", "double", "type_as", "_to_copy"})
 SAME_VALUES = CASTS | {"contiguous", "alias", "detach_", "positive"}
+# Calls that fill a tensor with one number, which models use in place of a Python number.
 FILLED = frozenset({"full", "full_like", "tensor", "scalar_tensor", "new_full"})
 
 
 def named(node: Any) -> str:
-    """What ``node`` calls, as text; empty for what is no call, and for functions that are not torch's."""
+    """Return the name of the call of ``node``, or an empty text for a value that is no call and for a function outside
+    of torch.
+    """
     if not isinstance(node, Node) or not node.op.startswith("call"):
         return ""
     name = called(node)
@@ -30,35 +34,37 @@ def named(node: Any) -> str:
 
 
 def operands(node: Node) -> list[Any]:
-    """The positional arguments of a call, then those by name."""
+    """Return the positional arguments of a call, then those by name."""
     return [*node.args, *node.kwargs.values()]
 
 
 def source(node: Node) -> Node:
-    """The first argument of a call that is known to read a tensor there."""
+    """Return the first argument of a call that is known to read a tensor there."""
     first = node.args[0]
     assert isinstance(first, Node), node
     return first
 
 
 def drops(node: Node) -> bool:
-    """Whether ``node`` is a dropout that would drop something."""
+    """Whether ``node`` is a dropout that drops values."""
     return named(node) == "dropout" and not _idle_dropout(node)
 
 
 def _idle_dropout(node: Node) -> bool:
+    """Whether ``node``, a dropout, returns its argument unchanged."""
     given = arguments(node)
     return given.get("training", given.get("train", True)) is False or given.get("p", 0.5) == 0
 
 
 def idle(node: Any) -> bool:
-    """Whether ``node`` hands on the values of its first argument: in another dtype or layout at most."""
+    """Whether ``node`` returns the values of its first argument, in another dtype or layout at most."""
     name = named(node)
     if not name or not node.args or not isinstance(node.args[0], Node):
         return False
     given, made = value(node.args[0]), value(node)
     if not (isinstance(given, Tensor) and isinstance(made, Tensor)) or given.device != made.device:
         return False
+    # Only between floating dtypes: a cast to an integer cuts fractions off.
     if name in SAME_VALUES:
         return made.is_floating_point() and given.is_floating_point() and same_shape(given, made)
     if name in ("view", "expand", "flatten"):
@@ -67,7 +73,9 @@ def idle(node: Any) -> bool:
 
 
 def same(node: Any) -> bool:
-    """Whether ``node`` hands on its argument as it is: a cast to the dtype it has, dropout that drops nothing."""
+    """Whether ``node`` returns its argument as it is: a cast to the dtype that it has, or dropout that drops
+    nothing.
+    """
     if not idle(node) or named(node) not in (*CASTS, "dropout"):
         return False
     given, made = value(node.args[0]), value(node)
@@ -75,24 +83,26 @@ def same(node: Any) -> bool:
 
 
 def _copies(node: Node) -> bool:
+    """Whether a cast is written so that it always copies."""
     return bool(node.kwargs.get("copy") or node.kwargs.get("memory_format"))
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:
-    """Whether two shapes are known to agree, without a guard."""
+    """Whether two shapes are known to be equal, without adding a guard."""
     return a.dim() == b.dim() and all(
+        # Symbols are compared by their text, since a comparison of symbols would add a guard.
         x is y or (isinstance(x, int) and isinstance(y, int) and x == y) or str(x) == str(y)
         for x, y in zip(a.shape, b.shape, strict=True)
     )
 
 
 def only_reader(node: Node) -> Node | None:
-    """The one node that reads ``node``. None where there are several, or none."""
+    """Return the one node that reads ``node``, or None where there are several or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def handed_on(node: Any, passed: list[Node] | None = None) -> Any:
-    """What ``node`` hands on, through any number of idle calls; these are added to ``passed``."""
+    """Return the first node above ``node`` that is no idle call. The idle calls in between are added to ``passed``."""
     while idle(node):
         if passed is not None:
             passed.append(node)
@@ -101,7 +111,7 @@ def handed_on(node: Any, passed: list[Node] | None = None) -> Any:
 
 
 def constant(given: Any) -> float | None:
-    """The number that ``given`` is, or that a call fills a tensor of one element with."""
+    """Return the number that ``given`` is, or the number with which a call fills a tensor of one element, or None."""
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return float(given)
     held = value(given) if isinstance(given, Node) else None
@@ -112,13 +122,17 @@ def constant(given: Any) -> float | None:
             return None
     if named(given) in FILLED:
         numbers = [a for a in operands(given) if isinstance(a, (int, float)) and not isinstance(a, bool)]
+        # Two numbers would leave open which of them is the value.
         if isinstance(held, Tensor) and held.dim() == 0 and len(numbers) == 1:
             return float(numbers[0])
     return None
 
 
 def factor(node: Any) -> tuple[Node, float] | None:
-    """``(x, c)`` where ``node`` is ``x * c``, ``c * x`` or ``x / c`` for a constant ``c``, by which it then divides."""
+    """Return ``(x, c)`` where ``node`` is ``x * c`` or ``c * x`` for a constant ``c``, and ``(x, 1 / c)`` where it is
+    ``x / c``, or None.
+    """
+    # The in-place operators of Python are "imul" and "itruediv".
     name = named(node).removeprefix("i")
     if name not in ("mul", "multiply", "div", "divide", "truediv") or len(given := operands(node)) != 2:
         return None
@@ -126,6 +140,7 @@ def factor(node: Any) -> tuple[Node, float] | None:
     if isinstance(first, Node) and not isinstance(second, bool) and (number := constant(second)) is not None:
         if name in ("mul", "multiply"):
             return first, number
+        # Division by 0 has no factor.
         return (first, 1 / number) if number else None
     if name in ("mul", "multiply") and isinstance(second, Node) and (number := constant(first)) is not None:
         return second, number

@@ -1,4 +1,4 @@
-"""``rewrite``: a pattern and a replacement, both plain functions of the same arguments."""
+"""``rewrite``: declare a pattern and its replacement, both plain functions of the same arguments."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NO_GAIN = "it does not pay here"
 
 
 class PatternRewrite(Rewrite):
-    """Puts ``replacement`` where a graph computes what ``pattern`` does.
+    """A rewrite that puts ``replacement`` where a graph computes the function ``pattern``.
 
     Attributes:
         pattern, replacement: plain functions of the same arguments.
-        guards: conditions on what these are bound to.
-        pays: says of fake arguments whether the replacement is worth it, or why not.
+        guards: conditions on the values that the arguments are bound to.
+        pays: a function of fake arguments that returns whether the replacement is worth it, or the reason why not.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class PatternRewrite(Rewrite):
 
     @property
     def _functions(self) -> tuple[Callable[..., Any] | None, ...]:
+        """All functions of the user that decide what the rewrite does."""
         return self.pattern, self.replacement, self.pays, self._drawn.given
 
     @property
@@ -79,6 +80,7 @@ class PatternRewrite(Rewrite):
 
         with preserving_state():
             patterns = self._drawn.patterns(self.pattern, self.level, graph)
+        # Only nodes with the operator of a pattern's first output can be its result.
         roots = {called(p.outputs[0]) for p in patterns}
         gone: set[str] = set()
         misses: list[tuple[str, NearMiss]] = []
@@ -93,8 +95,11 @@ class PatternRewrite(Rewrite):
         yield from (miss for root, miss in misses if root not in gone)  # what belongs to a match is no miss
 
     def _at(self, graph: Graph, node: Node, patterns: Sequence[Pattern]) -> Match | NearMiss | None:
-        """What becomes of the place whose result is ``node``: the first form that fits, else the nearest."""
+        """Return the outcome at the place whose result is ``node``: that of the first form that fits, else of the
+        nearest.
+        """
         best: tuple[Pattern, Fit, Stop] | None = None
+        # Forms are tried in the order of pattern_samples: the usual one first.
         for pattern, fit in ((p, way) for p in patterns for way in ways(p, node)):
             if fit.stop is None:
                 fit = complete(pattern, fit, graph)
@@ -109,6 +114,8 @@ class PatternRewrite(Rewrite):
         return self._near(*best) if best else None
 
     def _refused(self, pattern: Pattern, fit: Fit) -> Stop | None:
+        """Return the obstacle if arguments, sizes, users, guards or costs speak against the match, or None."""
+        # After autograd the guards of the compiled code are fixed.
         may_guard = self.level != "post-grad"
         env, problem = self.signature.bind({**pattern.fixed, **fit.args}, may_guard=may_guard)
         if problem:
@@ -123,7 +130,9 @@ class PatternRewrite(Rewrite):
         return Stop(at, "cost", why) if why else None
 
     def _costs(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
-        """Why it does not pay. Empty where it does. What is asked of symbolic sizes becomes a guard, as in guards."""
+        """Return the reason why the replacement does not pay, empty where it does. A comparison of symbolic sizes
+        becomes a guard of the compiled code.
+        """
         try:
             answer = pays(**{n: env[n] for n in self.signature.parameters})
             if isinstance(answer, str):
@@ -135,6 +144,7 @@ class PatternRewrite(Rewrite):
             return f"pays= raises {last_line(e)}"
 
     def _place(self, graph: Graph, pattern: Pattern, fit: Fit) -> Match | NearMiss:
+        """Put the replacement where ``fit`` lies."""
         args = {**pattern.fixed, **fit.args}
         names = self.signature.parameters
         given = [args[n] for n in (*names, *pattern.tangents)]
@@ -150,7 +160,9 @@ class PatternRewrite(Rewrite):
         )
 
     def _near(self, pattern: Pattern, fit: Fit, stop: Stop) -> NearMiss | None:
+        """Return the near miss of the best match, or None if less than half of the pattern fits."""
         fitting, of = len(fit.nodes), len(pattern.calls)
+        # A match of less than half of the pattern is no near miss: every product would be one of attention.
         if 2 * fitting < of:
             return None
         return NearMiss(
@@ -167,13 +179,15 @@ class PatternRewrite(Rewrite):
 
 
 def _alone(fit: Fit) -> list[Node]:
-    """What is replaced, without idle calls that somebody else reads as well."""
+    """Return the nodes to replace, without idle calls that other nodes read as well."""
     inside = set(fit.replaced)
     return [*fit.nodes.values(), *(n for n in fit.passed if all(u in inside for u in n.users))]
 
 
 def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[str]) -> Callable[..., list[Any]]:
-    """What computes the outputs of ``pattern``: the replacement, and in a form for training its gradients."""
+    """Return the function that computes the outputs of ``pattern``: the replacement, and in a form for training its
+    gradients.
+    """
 
     def forward(*args: Any) -> list[Any]:
         results = replacement(*args)
@@ -186,11 +200,13 @@ def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[
             leaves = {n: args[i].detach().requires_grad_() for i, n in enumerate(names) if n in pattern.grads}
             outputs = replacement(*(leaves.get(n, a) for n, a in zip(names, args, strict=True)))
             flat = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+            # A result without a gradient has no tangent in the joint graph either.
             live = [r for r in flat if isinstance(r, Tensor) and r.requires_grad]
             grads = torch.autograd.grad(live, [leaves[n] for n in pattern.grads], tangents, allow_unused=True)
         for name, grad in zip(pattern.grads, grads, strict=True):
             if grad is None:
                 raise Refused("gradient", f"the replacement gives {name} no gradient, the pattern does")
+        # In the joint graph results and gradients are outputs of one graph without autograd.
         results = [r.detach() for r in flat] + list(grads)
         return [results[i] for i in pattern.picked]
 
@@ -210,9 +226,9 @@ def rewrite(
     """Declare that ``replacement`` may stand where a model computes ``pattern``.
 
     Args:
-        pattern: what models compute, as a plain function. Annotated as an op is (``x: Float[Tensor, "*b k"]``), it
-            says which dtypes and sizes are meant, and from which ones the proof draws samples.
-        replacement: what to compute instead. The same parameters, which may also be sizes' owners: ``x.shape[0]``.
+        pattern: the computation of models, as a plain function. Annotated as an op is (``x: Float[Tensor, "*b k"]``),
+            it says which dtypes and sizes are meant, and from which ones the proof draws samples.
+        replacement: the computation to put there. The same parameters, which may also be sizes' owners: ``x.shape[0]``.
         name: an identifier. By default the replacement's.
         level: ``"pre-grad"`` (torch functions, before autograd), ``"joint"`` or ``"post-grad"`` (ATen).
         where: guards, such as ``"x.shape[-1] % 16 == 0"`` or ``"k >= 64"``; see :class:`Guard`.
@@ -220,10 +236,11 @@ def rewrite(
         pays: gets the (fake) arguments; returns True, or why the replacement is not worth it here.
 
     Raises:
-        ShiplapError: SL802, SL803. What it computes is proven when it is put into force, by :func:`rewrites`.
+        ShiplapError: SL802, SL803. The results are proven when the rewrite is put into force, by ``rewrites``.
     """
     _callable(pattern=pattern, replacement=replacement, samples=samples or list, pays=pays or bool)
     name = name or replacement.__name__
+    # One guard may be given without a list; other objects are rejected below with their value.
     where = (where,) if isinstance(where, str) else tuple(where) if isinstance(where, Iterable) else (where,)
     here = f"sl.rewrite({name!r})"
     if strange := [w for w in where if not isinstance(w, str)]:
@@ -254,6 +271,7 @@ def rewrite(
 
 
 def _callable(**functions: Any) -> None:
+    """Raise SL802 for the first of ``functions`` that cannot be called."""
     fix = "give a function of the pattern's arguments; samples= takes a function that returns a list of tuples of them"
     for name, given in functions.items():
         if not callable(given):

@@ -30,9 +30,11 @@ from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims, some
 from shiplap.sampling.values import KINDS
 
+# Fixed, so that the proof of one digest has one result.
 SEED = 0
 STAND_IN = 0.7390851332151607  # a float argument while a pattern is traced: no constant of a model is this by accident
 FLOATS = (1e-6, 1e-3, 0.125, 2.0, 16.0)  # tried where the guards do not admit the default of a float argument
+# Proven apart from the wide dtypes: casts to float32 and back show only in these.
 NARROW = floating(widest=16)
 OTHER = (*NARROW, "float64")  # than the base has: in ATen constants and casts name their dtype
 MOST_ORDERS = 24  # of the sizes of a sample
@@ -42,7 +44,7 @@ Given = Callable[[], Iterable[Sequence[Any]]]
 
 
 class Drawn:
-    """Arguments for one pattern, drawn from its annotations or given by its author."""
+    """The arguments for one pattern, drawn from its annotations or given by its author."""
 
     def __init__(
         self, fn: Callable[..., Any], signature: Signature, guards: Sequence[Guard], given: Given | None
@@ -55,10 +57,12 @@ class Drawn:
         self._made: dict[Any, Pattern] = {}
         self._narrows: bool | None = None
         floats = (a.name for a in self.spec.scalars if a.scalar == "float")
+        # Each float argument is traced as a number of its own, so that its constant is found in the graph.
         self._stands: dict[float, str] = {STAND_IN + i: name for i, name in enumerate(floats)}
 
     @cached_property
     def samples(self) -> Samples:
+        """The generator of samples from the annotations. Raises SL805 where there are none."""
         if not self.signature.args:
             raise error(
                 "SL805",
@@ -70,7 +74,7 @@ class Drawn:
         return Samples(self, SEED)  # type: ignore[arg-type]
 
     def _listed(self) -> Iterator[tuple[Any, ...]]:
-        """What ``samples=`` returned: a tuple of arguments each."""
+        """Yield the tuples of arguments that ``samples=`` returned."""
         count = len(self.signature.parameters)
         samples = self.given() if self.given is not None else ()
         for args in samples if isinstance(samples, Iterable) and not isinstance(samples, Tensor) else (samples,):
@@ -87,7 +91,7 @@ class Drawn:
 
     @cached_property
     def base(self) -> Recipe:
-        """Base arguments: float32 where that is admitted, and no two dims of one size, which would share a symbol.
+        """The base arguments: float32 where that is admitted, and no two dims of one size, which would share a symbol.
 
         The smallest admitted size is avoided where there is another. A pattern that halves a size of 2 would compute
         with 1, which torch does not treat as a symbol.
@@ -96,13 +100,16 @@ class Drawn:
             recipe = self.samples.base
         except AuditError as e:  # which speaks of ops
             raise error("SL805", where=f"rewrite {self.signature.name!r}", got=e.got, expected=e.expected) from None
+        # Two dims of one size would become one symbol in a trace, and the pattern would fit only equal sizes.
         taken: set[int] = set()
         for name, size in recipe.sizes:
             if not isinstance(size, int):
                 taken.update(size)
                 continue
+            # Multiples come first: a guard such as "k % 16 == 0" admits them.
             for wanted in (*(size * n for n in (2, 3, 4, 5)), size, *(size + n for n in (1, 2, 3))):
                 changed = recipe.but(sizes={name: wanted})
+                # Sizes 0 and 1 are specialised by torch, so the base avoids them.
                 if wanted > 1 and wanted not in taken and self.samples.make(changed) is not None:
                     recipe = changed
                     taken.add(wanted)
@@ -112,13 +119,16 @@ class Drawn:
         return self._running(next((r for r in (recipe, *tried) if self._admitted(r)), recipe))
 
     def _running(self, recipe: Recipe) -> Recipe:
-        """``recipe``, with its sizes exchanged between dims if the pattern raises otherwise: a part of a head is no
-        longer than the head."""
+        """Return ``recipe``, with its sizes exchanged between dims if the pattern raises otherwise.
+
+        For example, the rotated part of a head is no longer than the head.
+        """
         sizes = {name: size for name, size in recipe.sizes if isinstance(size, int)}
         orders = (
             {} if o == (*sizes.values(),) else dict(zip(sizes, o, strict=True)) for o in permutations(sizes.values())
         )
         why = ""
+        # n dims have n! orders; 24 are all orders of four dims.
         for changed in islice(orders, MOST_ORDERS):
             case = self._admitted(recipe.but(sizes=changed)) if changed else self.samples.make(recipe)
             if case is None:
@@ -137,7 +147,7 @@ class Drawn:
         )
 
     def _raised(self, case: Case) -> str:
-        """What the pattern raises on these arguments. Empty where it returns."""
+        """Return the error of the pattern on these arguments as text, empty where it returns."""
         try:
             with quiet(), torch.no_grad():
                 self.fn(*case.fresh())
@@ -146,8 +156,9 @@ class Drawn:
         return ""
 
     def _forms(self) -> Iterator[Recipe]:
-        """What a pattern may look different for: the base, then each optional argument absent, sizes that broadcast at
-        1, and other ranks."""
+        """Yield the recipes for which a pattern may look different: the base, each optional argument absent, sizes that
+        broadcast at 1, and other ranks.
+        """
         yield self.base
         yield from (self.base.but(absent=group) for group in some(self.signature.optional))
         for group in some(self.spec.broadcasts, every=True):
@@ -156,7 +167,7 @@ class Drawn:
             yield from (self.base.but(sizes={dim: rank}) for rank in RANKS)
 
     def _note_narrowing(self, fn: Callable[..., Any], level: Level) -> None:
-        """Find out whether the pattern computes in float32 what it gets in float64.
+        """Find out whether the pattern computes in float32 on arguments in float64.
 
         It is then less exact than a replacement that keeps float64: nothing is proven, and nothing placed, in float64.
         """
@@ -168,10 +179,11 @@ class Drawn:
         if case is not None:
             made = as_pattern(fn, self.signature.parameters, self._stood_in(case.fresh())[0], level, self._stands)
             casts = (n for n in made.graph.nodes if n.op.startswith("call") and called(n) == "to")
+            # Casts to 16 bits are not meant: a pattern may compute in any narrower dtype that the graph has as well.
             self._narrows = any(value(n.args[0]).dtype.itemsize > value(n).dtype.itemsize > 2 for n in casts)
 
     def _in(self, recipe: Recipe, dtype: str) -> Recipe | None:
-        """``recipe`` in another floating dtype, where the declaration admits it."""
+        """Return ``recipe`` in another floating dtype, or None where the declaration does not admit it."""
         if dtype == "float64" and self._narrows:
             return None
         classes = {
@@ -181,7 +193,7 @@ class Drawn:
         return recipe.but(dtypes=changed) if changed else None
 
     def _admitted(self, recipe: Recipe | None) -> Case | None:
-        """The sample of ``recipe``, if there is one and the guards hold for it."""
+        """Return the sample of ``recipe``, or None if there is none or a guard does not hold for it."""
         case = self.samples.make(recipe) if recipe is not None else None
         if case is None:
             return None
@@ -189,7 +201,8 @@ class Drawn:
         return None if problem or any(g.refuses(env) for g in self.guards) else case
 
     def programs(self, fn: Callable[..., Any], level: Level) -> Iterator[Program]:
-        """The programs of the proof: wide and narrow dtypes, ranks, kinds of values, other layouts, sizes 1 and 0.
+        """Yield the programs of the proof: wide and narrow dtypes, ranks, kinds of values, other layouts, sizes 1 and
+        0.
 
         Programs with sizes 1 and 0 may look different in ATen, so the pattern need not match there.
         """
@@ -204,13 +217,16 @@ class Drawn:
         yield from self._program(
             fn, self.base.but(layouts={"every": "transposed"}), fires=level == "pre-grad", runs=False
         )
+        # Symbolic sizes take other paths in the compiler than the fixed ones above.
         yield from self._program(fn, self.base, dynamic=True)
         for dtype in NARROW:
             yield from self._program(fn, self._in(self.base, dtype))
+        # After autograd a size of 1 folds calls away, so only one case with a size of 0 is run there.
         for sizes in self._edges() if level == "pre-grad" else islice(self._edges(), 1, 2):
             yield from self._program(fn, self.base.but(sizes=sizes), fires=False)
 
     def _edges(self) -> Iterator[dict[str, int]]:
+        """Yield the sizes of the edge cases: all 1, then each dim 0."""
         names = [n for n, kind in free_dims(self.spec).items() if kind != "variadic"]
         yield dict.fromkeys(names, 1)
         yield from ({n: 0} for n in names)
@@ -218,13 +234,15 @@ class Drawn:
     def _program(
         self, fn: Callable[..., Any], recipe: Recipe | None, *, runs: bool = True, **options: Any
     ) -> Iterator[Program]:
-        """``runs``: whether the pattern is known not to raise there. No model has what raises."""
+        """Yield the program of ``recipe``, if it is admitted. ``runs``: whether the pattern is known not to raise
+        there. A model contains no call that raises.
+        """
         case = self._admitted(recipe)
         if case is not None and ((runs and options.get("fires", True)) or not self._raised(case)):
             yield Program(fn, case.fresh(), case.label, **options)
 
     def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[Pattern]:
-        """The graphs that ``fn`` may have inside ``graph``. Each is traced once, when it is first needed.
+        """Return the graphs that ``fn`` may have inside ``graph``. Each is traced once, when it is first needed.
 
         Before autograd, rank does not change the traced graph, and dtype only where a pattern casts to one. After
         autograd, rank, dtype and autocast do.
@@ -237,6 +255,7 @@ class Drawn:
         casts = False
         self._note_narrowing(fn, level)
         for key, args, stand_ins, other in self._traced(level, graph):
+            # Before autograd a graph names no dtypes, unless the pattern casts.
             if other and level == "pre-grad" and not casts:
                 continue
             floating = tuple(n for n, a in zip(self.signature.parameters, args, strict=True) if _differentiable(a))
@@ -250,6 +269,9 @@ class Drawn:
         return graphs
 
     def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str], bool]]:
+        """Yield the arguments for each graph of the pattern: a key, the arguments, the stand-ins, whether the dtype is
+        not that of the form.
+        """
         if self.given is not None:
             yield from ((i, tuple(args), {}, False) for i, args in enumerate(self._listed()))
             return
@@ -257,6 +279,7 @@ class Drawn:
         dtypes = {str(v.dtype).removeprefix("torch.") for v in held}
         ranks = {v.dim() for v in held}
         for form in self._forms():
+            # Another rank gives the same graph before autograd, and cannot occur where no tensor of the graph has it.
             if self._rank(form) != self._rank(self.base) and (level == "pre-grad" or not self._ranks(form) & ranks):
                 continue
             for recipe in (form, *(self._in(form, dtype) for dtype in sorted(dtypes.intersection(OTHER)))):
@@ -264,17 +287,19 @@ class Drawn:
                     yield str(recipe), *self._stood_in(case.fresh()), recipe is not form
 
     def _stood_in(self, given: Sequence[Any]) -> tuple[tuple[Any, ...], dict[float, str]]:
-        """Arguments with a number in each float that no model has by accident, and what these numbers stand for."""
+        """Return arguments with a number in each float that no model contains by accident, and the arguments that these
+        numbers stand for.
+        """
         floats = {name: number for number, name in self._stands.items()}
         pairs = zip(self.signature.parameters, given, strict=True)
         return tuple(floats.get(n, a) for n, a in pairs), dict(self._stands)
 
     def _rank(self, recipe: Recipe) -> dict[str, Any]:
-        """The sizes that say how many dims arguments have."""
+        """Return the sizes that decide how many dims arguments have."""
         return {n: v for n, v in recipe.sizes if isinstance(v, tuple)}
 
     def _ranks(self, recipe: Recipe) -> set[int]:
-        """Of the arguments whose number of dims the declaration leaves open."""
+        """Return the ranks of the arguments whose number of dims the declaration leaves open."""
         sizes = dict(recipe.sizes)
         kinds = [a.tensor.dims for a in self.spec.tensors if a.tensor and a.tensor.variadic]
         return {sum(len(sizes.get(d.text, ())) if d.kind == "variadic" else 1 for d in dims) for dims in kinds}
@@ -288,7 +313,7 @@ def as_pattern(
     stand_ins: dict[float, str],
     leaves: Collection[str | None] = (),
 ) -> Pattern:
-    """``fn`` as a graph whose sizes are symbols. With the gradients of ``leaves``."""
+    """Trace ``fn`` into a graph whose sizes are symbols, with the gradients of ``leaves``."""
     from shiplap.torch_private.inductor_passes import capture
 
     at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
@@ -326,7 +351,9 @@ def as_pattern(
 
 
 def _strip(graph: Graph) -> bool:
-    """Take idle casts out of ``graph``: in another dtype, a model would not have them. Whether there were any casts."""
+    """Remove idle casts from ``graph``, which a model in another dtype would not have. Returns whether there were any
+    casts.
+    """
     casts = [n for n in graph.nodes if n.op.startswith("call") and called(n) == "to"]
     for node in casts:
         if passthrough_ops.same(node):
@@ -336,12 +363,14 @@ def _strip(graph: Graph) -> bool:
 
 
 def _absent(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
-    """The names of the scalars whose stand-in is not in ``graph``."""
+    """Return the names of the scalars whose stand-in is not in ``graph``."""
+    # The printed graph contains every constant, those inside of lists too.
     text = str(graph)
     return [name for constant, name in stand_ins.items() if repr(constant) not in text]
 
 
 def _require_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
+    """Raise SL804 if the pattern does not use an argument."""
     if missing:
         raise error(
             "SL804",
@@ -353,9 +382,11 @@ def _require_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
 
 
 def _results(graph: Graph) -> list[Any]:
+    """Return the values that ``graph`` returns, as a list."""
     (results,) = next(n for n in graph.nodes if n.op == "output").args
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def _differentiable(value: Any) -> bool:
+    """Whether a value is a floating tensor."""
     return isinstance(value, Tensor) and value.is_floating_point()

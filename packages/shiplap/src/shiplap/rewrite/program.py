@@ -1,4 +1,4 @@
-"""``Program``: what the proof of a rewrite runs, and ``Provable``: what it asks of a rewrite."""
+"""``Program``, the unit of a rewrite's proof, and ``Provable``, the interface that the proof needs of a rewrite."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Program:
     constants: tuple[int, ...] = ()
 
     def of_tensors(self) -> tuple[Callable[..., Any], list[Tensor]]:
-        """``fn`` as a function of its tensors alone, and these."""
+        """Return ``fn`` as a function of its tensors alone, and these tensors."""
         at = [i for i, a in enumerate(self.args) if isinstance(a, Tensor)]
 
         def of_tensors(*tensors: Tensor) -> Any:
@@ -62,18 +62,21 @@ class Program:
         return of_tensors, [self.args[i] for i in at]
 
     def leaves(self, tensors: Sequence[Tensor], train: bool) -> list[Tensor]:
-        """``tensors`` as a model would have them: with gradients where it is trained and they are no constants."""
+        """Return ``tensors`` as a model would have them: with gradients where the model is trained and they are no
+        constants.
+        """
         asked = (train and t.is_floating_point() and i not in self.constants for i, t in enumerate(tensors))
         return [t.detach().requires_grad_(needs) for t, needs in zip(tensors, asked, strict=True)]
 
     def others(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """``tensors`` with values of other kinds: same sizes, dtypes and strides; integers stay."""
+        """Yield ``tensors`` with values of other kinds, of the same sizes, dtypes and strides. Integers stay."""
         for seed, kind in enumerate(self.kinds):
             rng = torch.Generator().manual_seed(seed)
             yield [_redrawn(t, kind, rng) if t.is_floating_point() else t for t in tensors]
 
 
 def _redrawn(t: Tensor, kind: str, rng: torch.Generator) -> Tensor:
+    """Return a copy of ``t`` with values of another kind."""
     copy = clone_exactly(t)
     if all(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):  # expanded ones cannot be written to
         copy.copy_(draw(tuple(t.shape), t.dtype, kind, 1, rng))
@@ -81,7 +84,7 @@ def _redrawn(t: Tensor, kind: str, rng: torch.Generator) -> Tensor:
 
 
 class Provable(Hashable, Protocol):
-    """A change of graphs that can be proven: :class:`shiplap.rewrite.base.Rewrite` says what each member means."""
+    """A change of graphs that can be proven. :class:`shiplap.rewrite.base.Rewrite` documents each member."""
 
     name: str
     level: Level

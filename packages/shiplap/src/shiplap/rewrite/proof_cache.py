@@ -1,10 +1,9 @@
-"""Proofs that are kept between processes, in the directory ``proofs`` of the cache.
+"""Keep proofs of rewrites between processes, in the directory ``proofs`` of the cache.
 
-A proof is found again by what it was about: the digest of the rewrite (the code of both functions, of their helpers, of
-the samples), Shiplap's own code that rewrites and compares, the versions of torch and Python, the processor, and the
-modes of torch that change results. It is kept only where these decide everything, and only if no check failed. Files
-are read through ``shiplap.safe_io``: one that another user could have written, that was cut or edited, counts as
-absent.
+The key of a proof is the digest of the rewrite (the code of both functions, of their helpers, of the samples),
+Shiplap's own code that rewrites and compares, the versions of torch and Python, the processor, and the modes of torch
+that change results. A proof is kept only where these decide everything, and only if no check failed. Files are read
+through ``shiplap.safe_io``: a file that another user could have written, or that was cut or edited, counts as absent.
 """
 
 from __future__ import annotations
@@ -23,34 +22,38 @@ from shiplap.tuning.store import Store, Stored
 if TYPE_CHECKING:
     from shiplap.rewrite.program import Provable
 
+# The packages of Shiplap whose code decides the verdict of a proof. A change in one makes stored proofs void.
 ROOMS = ("rewrite", "torch_private", "declare", "plan", "dispatch", "sampling", "sandbox")
+# A failed proof is not stored, since the user is about to edit the code.
 GOOD = ("ok", "skip")
 
 
 def read(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
-    """The findings of the proof of ``rewrite`` in another process. Empty if there is none to be believed.
+    """Return the findings of the proof of ``rewrite`` in another process, or an empty tuple if no valid proof is
+    stored.
 
-    ``digest`` is that of the rewrite: to look at all of its code again takes longer than to read the file.
+    ``digest`` is that of the rewrite: computing it again takes longer than reading the file.
     """
     if not rewrite.self_contained:
         return ()
     held = _store().get(_key(rewrite, digest))
     listed = held.get("findings") if held is not None else None
     findings = tuple(map(_finding, listed)) if isinstance(listed, list) else ()
+    # One entry of a wrong form makes the whole file worthless.
     return () if None in findings else tuple(f for f in findings if f is not None)
 
 
 def write(rewrite: Provable, digest: str, findings: tuple[Finding, ...]) -> bool:
-    """Keep ``findings``; whether they were kept. Those of a proof that found a fault are not."""
+    """Store ``findings``, and return whether they were stored. A proof that found a fault is not stored."""
     if not rewrite.self_contained or any(f.verdict not in GOOD for f in findings):
         return False
     return _store().put(_key(rewrite, digest), {"findings": [asdict(f) for f in findings]})
 
 
 def proofs() -> list[tuple[Stored, str]]:
-    """The kept proofs, each with the reason why it serves no process like this one; empty where it may.
+    """Return the stored proofs, each with the reason why no process like this one can use it, empty where one can.
 
-    Whether a rewrite has changed since only the process knows that has the rewrite.
+    Whether a rewrite has changed since is known only in a process that has the rewrite.
     """
     current = {"extra.engine": code_of(*ROOMS), "extra.torch": str(torch.version.git_version), **environment("cpu")}
     listed = []
@@ -62,15 +65,17 @@ def proofs() -> list[tuple[Stored, str]]:
 
 
 def remove(entry: Stored) -> bool:
-    """Delete one proof; whether it is gone."""
+    """Delete one proof, and return whether it is gone."""
     return _store().remove(entry.path)
 
 
 def _store() -> Store:
+    """Return the store of proofs in the directory of the settings."""
     return Store(Path(settings().cache_dir).absolute() / "proofs", "proofs of rewrites")
 
 
 def _key(rewrite: Provable, digest: str) -> Key:
+    """Return the key under which the proof of ``rewrite`` is stored."""
     fields = {
         "op": f"rewrite {rewrite.name}",
         "source": digest,
@@ -84,7 +89,7 @@ def _key(rewrite: Provable, digest: str) -> Key:
 
 
 def _modes() -> str:
-    """What a program of a proof computes differently by."""
+    """Return the modes of torch that change the results of a program, as text."""
     return " ".join(
         (
             str(torch.get_default_dtype()),
@@ -96,7 +101,7 @@ def _modes() -> str:
 
 
 def _finding(given: Any) -> Finding | None:
-    """A finding as it was written. None for anything else: no proof says that something failed."""
+    """Return a finding as it was written, or None for any other value. A stored proof contains no failure."""
     if not isinstance(given, dict) or given.keys() != asdict(Finding("", "ok", "", "")).keys():
         return None
     if given["verdict"] not in GOOD or not all(isinstance(v, str) for v in given.values()):

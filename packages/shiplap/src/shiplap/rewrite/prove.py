@@ -28,6 +28,7 @@ from shiplap.torch_private.graph_nodes import hint, node_value
 if TYPE_CHECKING:
     from shiplap.torch_private.inductor_passes import Captured
 
+# In the order of a report: a later check has no meaning where an earlier one fails.
 CHECKS = ("fires", "deterministic", "outputs", "strides", "aliasing", "mutation", "gradients")
 FIXES = {
     "fires": "write the pattern as models compute it, and let guards admit its samples",
@@ -39,6 +40,7 @@ FIXES = {
     "gradients": "let autograd see every step of the replacement, or give its op a backward",
 }
 OURS = ("shiplap.rewrite.shipped.", "shiplap.rewrite.group.")  # modules of rewrites whose programs need no Dynamo
+# A replacement that cannot stand is reported under the check that would have found the difference.
 BY_OBSTACLE = {
     "gradient": "gradients",
     "layout": "strides",
@@ -52,7 +54,7 @@ _findings: WeakKeyDictionary[Provable, tuple[str, tuple[Finding, ...]]] = WeakKe
 
 
 def proven(rewrite: R) -> R:
-    """``rewrite``, proven. SL801 says what it changes if it is refused."""
+    """Return ``rewrite`` after its proof. Raises SL801 with the failed check if the rewrite is refused."""
     for finding in prove(rewrite):
         if finding.verdict == "fail":
             raise error(
@@ -66,11 +68,10 @@ def proven(rewrite: R) -> R:
 
 
 def prove(rewrite: Provable) -> tuple[Finding, ...]:
-    """A finding per check of ``CHECKS``. The rewrite is refused if one of them fails.
+    """Return a finding for each check of ``CHECKS``. The rewrite is refused if one of them fails.
 
-    Run once in a process, and again when what its functions call has become something else (in a notebook, say). A
-    proof that found no fault is kept in the cache (see ``shiplap.rewrite.proof_cache``) and read there by other
-    processes.
+    The proof runs once in a process, and again when the code of its functions has changed (in a notebook, say). A proof
+    that found no fault is kept in the cache (see ``shiplap.rewrite.proof_cache``) and read there by other processes.
 
     Raises:
         ShiplapError: SL805 without a program to prove it on, SL804 for a program that is no graph.
@@ -85,8 +86,10 @@ def prove(rewrite: Provable) -> tuple[Finding, ...]:
 
 
 def _prove(rewrite: Provable, digest: str) -> None:
+    """Run the proof of ``rewrite``, and store its findings in this process and in the cache."""
     from shiplap.torch_private.inductor_passes import preserving_state, uncast
 
+    # A proof may run while a user's model is compiled, so the compiler's state is restored afterwards.
     with preserving_state(), uncast(), quiet(), _uncollected():
         if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
             _findings[rewrite] = digest, _run(rewrite)
@@ -97,7 +100,7 @@ def _prove(rewrite: Provable, digest: str) -> None:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without collections of garbage: with a compiler in memory each takes 0.2 s, and a proof makes little garbage."""
+    """Turn collections of garbage off: with a compiler in memory each takes 0.2 s, and a proof makes little garbage."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -108,6 +111,8 @@ def _uncollected() -> Iterator[None]:
 
 
 def _run(rewrite: Provable) -> tuple[Finding, ...]:
+    """Return the findings of the proof."""
+    # Costs are not compared in a proof: its samples are too small to pay.
     token = proving.set(True)
     try:
         return tuple(_summed(rewrite, list(_observed(rewrite))))
@@ -117,7 +122,7 @@ def _run(rewrite: Provable) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one check saw on one program; ``problem`` is empty where all is well."""
+    """The observation of one check on one program. ``problem`` is empty where the check passes."""
 
     check: str
     problem: str
@@ -125,7 +130,7 @@ class _Seen:
 
 
 def _observed(rewrite: Provable) -> Iterator[_Seen]:
-    """What the checks see, program by program; after a first difference no more is looked for."""
+    """Yield the observations of the checks, program by program, up to the first program with a difference."""
     for batch in batched_trace.batches(iter(rewrite.programs()), rewrite.level):
         for program, captured in zip(batch, _captured(rewrite, batch), strict=True):
             seen = list(_program(rewrite, program, captured))
@@ -135,6 +140,7 @@ def _observed(rewrite: Provable) -> Iterator[_Seen]:
 
 
 def _summed(rewrite: Provable, seen: Sequence[_Seen]) -> Iterator[Finding]:
+    """Yield one finding per check from all observations. Raises SL805 where there are none."""
     if not seen:
         raise error(
             "SL805",
@@ -155,10 +161,13 @@ def _summed(rewrite: Provable, seen: Sequence[_Seen]) -> Iterator[Finding]:
 
 
 def _program(rewrite: Provable, program: Program, captured: Captured) -> Iterator[_Seen]:
+    """Apply the rewrite to one captured program, and yield the observations of all checks."""
+
     def seen(check: str, problem: str = "") -> _Seen:
         return _Seen(check, problem, program.label)
 
     train, tensors = _trained(rewrite, program), program.of_tensors()[1]
+    # Copied first, since apply() changes the graph in place.
     before = _module(captured.graph)
     outcomes = list(rewrite.apply(captured.graph))
     if not any(isinstance(o, Match) for o in outcomes):
@@ -168,12 +177,14 @@ def _program(rewrite: Provable, program: Program, captured: Captured) -> Iterato
     yield seen("fires")
     captured.graph.lint()
     after = _module(captured.graph)
+    # One graph serves all kinds of values, since they have the same sizes and strides.
     for values in (tensors, *program.others(tensors)):
         run = _Run(captured, values, rewrite.level if train else "", program)
         yield from (seen(check, problem) for check, problem in _compared(run, before, after))
 
 
 def _silent(outcomes: Sequence[Outcome], seen: Callable[[str, str], _Seen]) -> _Seen:
+    """Return the observation for a program in which the rewrite did not apply, with the nearest miss as its reason."""
     misses = [o for o in outcomes if isinstance(o, NearMiss)]
     nearest = max(misses, key=lambda o: o.fitting, default=None)
     if nearest is None:
@@ -183,11 +194,13 @@ def _silent(outcomes: Sequence[Outcome], seen: Callable[[str, str], _Seen]) -> _
 
 
 def _trained(rewrite: Provable, program: Program) -> bool:
+    """Whether gradients of ``program`` are compared."""
     return program.train and rewrite.level != "post-grad"
 
 
 def _captured(rewrite: Provable, batch: Sequence[Program]) -> Iterator[Captured]:
-    """Each program of a batch as a graph, from one trace where that is possible."""
+    """Yield each program of a batch as a graph, from one trace where that is possible."""
+    # Programs of Shiplap's own rewrites are plain calls, which can be recorded without Dynamo.
     if type(rewrite).__module__.startswith(OURS):
         for program in batch:
             yield batched_trace.noted_of(program, rewrite.level) or _captured_alone(rewrite, program)
@@ -197,6 +210,7 @@ def _captured(rewrite: Provable, batch: Sequence[Program]) -> Iterator[Captured]
 
 
 def _captured_alone(rewrite: Provable, program: Program) -> Captured:
+    """Return the graph of one program. Raises SL804 where it cannot be traced."""
     try:
         return batched_trace.alone(program, rewrite.level, _trained(rewrite, program))
     except ShiplapError:
@@ -211,24 +225,27 @@ def _captured_alone(rewrite: Provable, program: Program) -> Captured:
 
 
 def _module(graph: Graph) -> Interpreter:
-    """A copy of ``graph`` that takes and returns flat lists, whatever its own code does."""
+    """Return an interpreter of a copy of ``graph`` that takes and returns flat lists."""
     held = Graph()
     held.output(held.graph_copy(graph, {}))
     return Interpreter(graph.owning_module or Module(), graph=held)  # no code is generated for what is interpreted
 
 
 class _Run:
-    """Running a graph on copies of the same values, with everything that this has an effect on."""
+    """A run of a graph on copies of the same values, with all its effects."""
 
     def __init__(self, captured: Captured, tensors: Sequence[Tensor], train: str, program: Program) -> None:
         self.captured, self.tensors, self.program = captured, tensors, program
         self.differentiate, self.joint = train == "pre-grad", train == "joint"
         self.primals = sum(role != "grad" for role in captured.roles.values())
+        # An upper bound of the terms in a sum, by which the tolerance for rounding grows.
         self.terms = max((t.numel() for t in tensors), default=1)
 
     def __call__(self, module: Interpreter, wide: bool = False) -> _Effect:
+        # Each run gets fresh copies with the same strides, so that a write does not reach the next run.
         made = [clone_exactly(widen(t) if wide else t) for t in self.tensors]
         leaves = self.program.leaves(made, self.differentiate)
+        # The same numbers in every run: inputs that are gradients must not differ between runs.
         rng = torch.Generator().manual_seed(1)
         given = [self._input(node, role, leaves, rng, wide) for node, role in self.captured.roles.items()]
         with nullcontext() if self.differentiate else torch.no_grad():
@@ -239,6 +256,7 @@ class _Run:
         return _Effect(outs, leaves, _gradients(outs, leaves) if self.differentiate else grads)
 
     def _input(self, node: Any, role: Any, leaves: Sequence[Tensor], rng: torch.Generator, wide: bool) -> Any:
+        """Return the value of one input of the graph, by its role."""
         if isinstance(role, int):
             return leaves[role]
         held = node_value(node)
@@ -250,16 +268,20 @@ class _Run:
 
 @dataclass
 class _Effect:
+    """The effects of a run: its results, its arguments afterwards, and the gradients of the arguments."""
+
     outs: list[Tensor]
     leaves: list[Tensor]
     grads: list[Tensor | None] | None
 
 
 def _gradients(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of ``leaves`` for random gradients of the results."""
     rng = torch.Generator().manual_seed(2)
     live = [o for o in outs if o.requires_grad]
     if not live:
         return [None] * len(leaves)
+    # Drawn in float64 and cast, so that runs in two dtypes get the same numbers.
     cotangents = [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o) for o in live]
     wanted = [t for t in leaves if t.requires_grad]
     gradients = iter(torch.autograd.grad(live, wanted, cotangents, allow_unused=True))
@@ -267,7 +289,12 @@ def _gradients(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor 
 
 
 def _compared(run: _Run, before: Interpreter, after: Interpreter) -> Iterator[tuple[str, str]]:
+    """Yield each check with the difference between the graph before and after the rewrite, empty where there is
+    none.
+    """
+    # Two runs of the pattern itself show whether a difference can be blamed on the replacement.
     own, repeat, got = run(before), run(before), None
+    # A pattern with random numbers cannot be compared, so this check comes first.
     yield "deterministic", bitwise(repeat.outs, own.outs, "then")
     try:
         got = run(after)
@@ -275,6 +302,7 @@ def _compared(run: _Run, before: Interpreter, after: Interpreter) -> Iterator[tu
         yield "outputs", f"the replacement fails where the pattern does not: {last_line(e)}"
         return
     try:
+        # The results in float64 bound the error that rounding explains.
         wide = run(before, wide=True)
     except Exception:  # it insists on a dtype
         wide = own
@@ -287,6 +315,7 @@ def _compared(run: _Run, before: Interpreter, after: Interpreter) -> Iterator[tu
 
 
 def _strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
+    """Return the first difference in strides as text."""
     for i, (g, o) in enumerate(zip(got, own, strict=False)):
         if [s for s, n in zip(g.stride(), g.shape, strict=True) if n > 1] != [
             s for s, n in zip(o.stride(), o.shape, strict=False) if n > 1
@@ -296,6 +325,7 @@ def _strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
 
 
 def _aliasing(got: _Effect, own: _Effect) -> str:
+    """Return the first difference in shared memory as text."""
     for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
         for j, (a, b) in enumerate(zip(got.leaves, own.leaves, strict=True)):
             if same_storage(g, a) != same_storage(o, b):
@@ -307,6 +337,7 @@ def _aliasing(got: _Effect, own: _Effect) -> str:
 
 
 def _mutation(got: _Effect, own: _Effect, tensors: Sequence[Tensor]) -> str:
+    """Return the first difference in writes to arguments as text."""
     for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
         if bool(bitwise([g], [t])) != bool(bitwise([o], [t])):
             return f"argument {i} is {'written to' if bitwise([g], [t]) else 'left alone'}; before it was not so"
@@ -316,6 +347,7 @@ def _mutation(got: _Effect, own: _Effect, tensors: Sequence[Tensor]) -> str:
 
 
 def _gradient(run: _Run, own: _Effect, got: _Effect, wide: _Effect) -> str:
+    """Return the first difference in gradients as text."""
     for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
         if g.requires_grad != o.requires_grad:
             return f"result {i} {'carries' if g.requires_grad else 'carries no'} gradient; before it was not so"

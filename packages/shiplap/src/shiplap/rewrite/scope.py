@@ -1,4 +1,6 @@
-"""``rewrites``: which rewrites are in force, for how long, and what they did. Nothing outlives the scope."""
+"""``rewrites``: the rewrites that are in force, for a block or a compilation, and their outcomes. Nothing outlives the
+scope.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,21 @@ _active: ContextVar[tuple[Rewrites, ...]] = ContextVar("shiplap_rewrites", defau
 
 
 class _Entered(threading.local):
-    """The blocks of one scope that a thread is in; threads may share a scope."""
+    """The blocks of one scope that a thread has entered. Threads may share a scope."""
 
     def __init__(self) -> None:
         self.blocks: list[tuple[Token[tuple[Rewrites, ...]], ExitStack]] = []
 
 
 class Rewrites:
-    """Rewrites, proven before they change a graph, to be put into force for a block or for one ``torch.compile``.
+    """A set of rewrites, proven before they change a graph, to be put into force for a block or for one
+    ``torch.compile``.
 
     Attributes:
         rewrites: in the order in which they are tried at each level.
         labels: the name of each in ``outcomes``. The second of a name is ``name_2``, so any two sets may be joined.
-        outcomes: what they did in the graphs compiled so far. Code from a cache is not compiled: it adds nothing.
+        outcomes: the matches and near misses in the graphs compiled so far. Code from a cache is not compiled: it adds
+            nothing.
         graphs: how many graphs they have seen, at all levels.
     """
 
@@ -67,15 +71,17 @@ class Rewrites:
 
     @property
     def levels(self) -> set[Level]:
-        """Where there is something to do."""
+        """The levels at which a rewrite runs."""
         return {r.level for r in self.rewrites}
 
     @property
     def matches(self) -> list[Match]:
+        """The places where a rewrite was applied."""
         return [o for o in self.outcomes if isinstance(o, Match)]
 
     @property
     def near_misses(self) -> list[NearMiss]:
+        """The places where a rewrite fits but for one thing."""
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def __iter__(self) -> Iterator[Rewrite]:
@@ -85,6 +91,7 @@ class Rewrites:
         from shiplap.torch_private import inductor_passes
 
         token, stack = _active.set((*_active.get(), self)), ExitStack()
+        # The pass looks up the active scopes when a graph is compiled, not when the block is entered.
         stack.enter_context(inductor_passes.installed(_of_the_context))
         self._entered.blocks.append((token, stack))
         return self
@@ -95,21 +102,23 @@ class Rewrites:
         _active.reset(token)
 
     def options(self, **options: Any) -> dict[str, Any]:
-        """For ``torch.compile(fn, options=...)``: these rewrites, after the passes of ``options`` or those configured.
+        """Return options for ``torch.compile(fn, options=...)``: these rewrites, after the passes of ``options`` or
+        those configured.
 
-        Compiled inside of blocks, the rewrites of these come first.
+        In a compilation inside of ``with`` blocks, the rewrites of the blocks come first.
         """
         from shiplap.torch_private import inductor_passes
 
         made = dict(options)
         for level in self.levels:
             place = inductor_passes.PLACES[level]
+            # A pass that the user configured keeps running ahead of the rewrites.
             before = options.get(place, inductor_passes.current(level))
             made[place] = _pass(level, lambda: (*_active.get(), self), before)
         return made
 
     def run(self, level: Level, graph: Graph) -> None:
-        """Apply the rewrites of one level to one graph; ``outcomes`` says what they did."""
+        """Apply the rewrites of one level to one graph, and add their outcomes to ``outcomes``."""
         for rewrite in self.rewrites:
             if rewrite.level == level and rewrite.may_match(graph):
                 label = self.labels[rewrite]
@@ -117,13 +126,14 @@ class Rewrites:
         self.graphs += 1
 
     def identity(self, level: Level) -> str:
-        """Of what :meth:`run` does at ``level``."""
+        """Return the digest of the effect of :meth:`run` at ``level``, a part of the compiler's cache key."""
+        # The order of rewrites is part of the digest, since an earlier one may take the place of a later one.
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
         return hashlib.sha256("\n".join([_engine(), *parts]).encode()).hexdigest()[:16]
 
 
 def _applied(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
-    """What ``rewrite`` did in ``graph``. It is proven before it changes anything."""
+    """Apply ``rewrite`` to ``graph`` and return its outcomes. The rewrite is proven before it changes the graph."""
     if not rewrite.proven_late:
         return list(proven(rewrite).apply(graph))
     token = placing.set(_Once(rewrite))
@@ -134,7 +144,9 @@ def _applied(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
 
 
 class _Once:
-    """The proof of a rewrite, at the first call. The proof places it too, and asks for no other proof then."""
+    """The proof of a rewrite, run at the first call. The proof applies the rewrite too, and that starts no other
+    proof.
+    """
 
     def __init__(self, rewrite: Rewrite) -> None:
         self.rewrite, self.asked = rewrite, False
@@ -146,10 +158,12 @@ class _Once:
 
 
 def _labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
+    """Return a unique label for each rewrite."""
     labels: dict[Rewrite, str] = {}
     taken = {r.name for r in rewrites}
     for rewrite in rewrites:
         label, number = rewrite.name, 2
+        # A rewrite that is really called name_2 keeps its name.
         while label in labels.values() or (label != rewrite.name and label in taken):
             label, number = f"{rewrite.name}_{number}", number + 1
         labels[rewrite] = label
@@ -158,7 +172,9 @@ def _labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
 
 @cache
 def _engine() -> str:
-    """Of the code that finds and places: with another Shiplap the same rewrite may do something else."""
+    """Return the digest of the code that finds and places: another version of it may have another effect with the same
+    rewrite.
+    """
     package = Path(__file__).parent
     names = ("graph_nodes", "graph_operators", "inductor_passes", "symbolic_sizes")
     private = [package.parent / "torch_private" / f"{name}.py" for name in names]
@@ -185,7 +201,7 @@ def rewrites(*rewrites: Rewrite) -> Rewrites:
 
 
 def _pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any) -> Pass:
-    """Runs the scopes that ``scopes()`` names whenever a graph is compiled."""
+    """Return a pass that runs the scopes which ``scopes()`` returns, whenever a graph is compiled."""
 
     from shiplap.torch_private import inductor_passes
 
@@ -202,4 +218,5 @@ def _pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any)
 
 
 def _of_the_context(level: Any, before: Any) -> Pass:
+    """Return a pass that runs the scopes whose blocks are entered at that time."""
     return _pass(level, _active.get, before)

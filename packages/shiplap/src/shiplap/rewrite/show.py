@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def survey_json(survey: Survey, facts: Mapping[str, str]) -> dict[str, Any]:
-    """One JSON-ready object: facts, matches, near misses, measurements, and each graph as a difference of texts."""
+    """Return one JSON-ready object: facts, matches, near misses, measurements, and each graph as a difference of
+    texts.
+    """
     measured = asdict(survey.measured) | {"speedup": survey.measured.speedup} if survey.measured else None
     return {
         "facts": dict(facts),
@@ -36,7 +38,7 @@ def survey_json(survey: Survey, facts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def print_survey(survey: Survey, console: Console, graphs: bool = False) -> None:
-    """A line per rewrite, its places, the near misses with their reasons, and what it all saved."""
+    """Print a line per rewrite, its places, the near misses with their reasons, and the total saving."""
     from rich.text import Text
 
     def say(text: str, style: str = "") -> None:
@@ -62,27 +64,32 @@ def print_survey(survey: Survey, console: Console, graphs: bool = False) -> None
 
 
 def _counted(texts: Iterator[str]) -> Iterator[tuple[str, str]]:
-    """Each text once, with how often it was said: a model repeats its layers."""
+    """Yield each text once, with its number of occurrences: a model repeats its layers."""
+    # groupby() joins neighbours only.
     for text, same in groupby(sorted(texts)):
         number = len(list(same))
         yield text, f"  ({number} times)" if number > 1 else ""
 
 
 def _matched(m: Match) -> str:
+    """Return one line for a match."""
     where = _at(m.where[-1] if m.where else "")
     return f"{' + '.join(_short(m.operators))}{where}: {_change(m.saving.nodes, m.saving.bytes)}"
 
 
 def _missed(m: NearMiss) -> str:
+    """Return one line for a near miss."""
     fix = f"; {m.fix}" if m.fix else ""
     return f"{m.obstacle}{_at(m.where)}: {m.reason} ({m.fitting} of {m.of} nodes fit){fix}"
 
 
 def _short(operators: Sequence[str]) -> list[str]:
+    """Return the operators with repetitions counted, ``3 x linear``."""
     return [f"{n} x {op}" if (n := len(list(same))) > 1 else op for op, same in groupby(operators)]
 
 
 def _bytes(number: int) -> str:
+    """Return a number of bytes with a unit."""
     size = float(number)
     for unit in ("B", "kB", "MB"):
         if abs(size) < 1000:
@@ -92,18 +99,19 @@ def _bytes(number: int) -> str:
 
 
 def _saved(survey: Survey) -> str:
+    """Return the sum of all savings as text."""
     nodes = sum(m.saving.nodes for m in survey.matches)
     return _change(nodes, sum(m.saving.bytes for m in survey.matches))
 
 
 def _change(nodes: int, traffic: int) -> str:
-    """Nodes, and the bytes that they read and write where none is fused."""
+    """Return a number of nodes and of bytes, those that the nodes read and write where none is fused, as text."""
     fewer = f"{abs(nodes)} node{'s' * (abs(nodes) != 1)} {'more' if nodes < 0 else 'fewer'}"
     return f"{fewer}, {_bytes(abs(traffic))} {'more' if traffic < 0 else 'less'} to move"
 
 
 def _at(where: str) -> str:
-    """A line of source, from the current directory on where it lies below."""
+    """Return a line of source as text, relative to the current directory where it lies below."""
     if not where:
         return ""
     try:
@@ -113,6 +121,7 @@ def _at(where: str) -> str:
 
 
 def _measured(survey: Survey) -> str:
+    """Return the line with the measurements of all rewrites."""
     assert survey.measured is not None
     m = survey.measured
     errors = f"results differ by {m.error:.1e}, compiled code from eager by {m.eager_error:.1e}"
@@ -120,24 +129,27 @@ def _measured(survey: Survey) -> str:
 
 
 def _changed(m: Measured | Step) -> str:
-    """``5 -> 4 kernels, 0.812 -> 0.797 ms a call``."""
+    """Return kernels and times before and after: ``5 -> 4 kernels, 0.812 -> 0.797 ms a call``."""
     without, with_it = (f"{s * 1e3:.3g}" for s in m.seconds)
     return f"{m.kernels[0]} -> {m.kernels[1]} kernels, {without} -> {with_it} ms a call"
 
 
 def difference(view: View) -> str:
-    """Before and after as a difference of texts, a node a line. Only what changed, with the lines around it."""
+    """Return before and after as a difference of texts, a node a line: only changed lines, with the lines around
+    them.
+    """
     before, after = ([_line(c) for c in calls] for calls in (view.before, view.after))
     return "\n".join(difflib.unified_diff(before, after, "before", "after", lineterm="", n=2))
 
 
 def _line(call: Call) -> str:
+    """Return one node as a line of text."""
     made = f"{call.name}: {call.shape}" if call.shape else call.name
     return f"{made} = {call.operator}({', '.join(call.reads)})"
 
 
 def survey_html(survey: Survey, facts: Mapping[str, str]) -> str:
-    """One page that needs nothing else: the places as pictures, before and after."""
+    """Return one page that needs no other file, with the places as pictures, before and after."""
     return render_html(
         "survey.html.jinja",
         package="shiplap.rewrite",
@@ -155,7 +167,9 @@ def survey_html(survey: Survey, facts: Mapping[str, str]) -> str:
 
 
 def _pictures(survey: Survey) -> Iterator[tuple[Match, int, str, str]]:
-    """``(match, how many look the same, svg before, svg after)``: places with the same operators are drawn once."""
+    """Yield ``(match, how many look the same, svg before, svg after)``. Places with the same operators are drawn
+    once.
+    """
     kinds: dict[tuple[Any, ...], list[Match]] = {}
     for match in survey.matches:
         kinds.setdefault((match.rewrite, match.operators), []).append(match)
@@ -169,9 +183,10 @@ def _pictures(survey: Survey) -> Iterator[tuple[Match, int, str, str]]:
 
 
 def _drawn(calls: Sequence[Call], names: Sequence[str], most: int = 40) -> str:
-    """The named nodes with what they read and who reads them."""
+    """Return a picture of the named nodes with their inputs and readers."""
     inside = set(names[:most])
     by_name = {c.name: c for c in calls}
+    # Neighbours on both sides show where the place lies in the graph.
     around = {n for c in calls if c.name in inside for n in c.reads} | {c.name for c in calls if inside & set(c.reads)}
     shown = [by_name[n] for n in by_name if n in inside | around]
     return graph_svg([Box(c.name, c.operator, c.shape, c.reads, c.name in inside) for c in shown])

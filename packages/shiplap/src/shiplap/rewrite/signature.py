@@ -1,4 +1,6 @@
-"""The annotated arguments of a pattern: what they may be bound to, and the samples that a proof draws from them."""
+"""The annotated arguments of a pattern: the values that they may be bound to, and the declaration that a proof draws
+samples from.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from shiplap.torch_private.symbolic_sizes import equal
 
 
 class Signature:
-    """Arguments by name. Without annotations only the names are known, and samples have to be given."""
+    """The arguments of a pattern by name. Without annotations only the names are known, and samples have to be
+    given.
+    """
 
     def __init__(self, name: str, fn: Callable[..., Any], requires: Iterable[str] = ()) -> None:
         self.name, self.parameters = name, tuple(inspect.signature(fn).parameters)
@@ -28,10 +32,11 @@ class Signature:
 
     @property
     def dims(self) -> frozenset[str]:
+        """The names of the dims in the annotations."""
         return frozenset(d.text for a in self.args if a.tensor for d in a.tensor.dims if d.kind == "name")
 
     def dim_at(self, name: str, position: int) -> str:
-        """The name of a dim by its place in an argument: ``("x", -1)``. Empty where it has none."""
+        """Return the name of a dim by its place in an argument, ``("x", -1)``, or an empty text where it has none."""
         arg = next((a for a in self.args if a.name == name and a.tensor), None)
         dims = arg.tensor.dims if arg and arg.tensor else ()
         variadic = any(d.kind == "variadic" for d in (dims[: position + 1] if position >= 0 else dims[position:]))
@@ -41,14 +46,16 @@ class Signature:
 
     @property
     def optional(self) -> tuple[str, ...]:
+        """The names of the tensors that may be absent."""
         return tuple(a.name for a in self.args if a.tensor and a.optional)
 
     @property
     def scalars(self) -> tuple[str, ...]:
+        """The names of the arguments that are scalars."""
         return tuple(a.name for a in self.args if a.scalar)
 
     def spec(self, requires: Iterable[str] = ()) -> OpSpec:
-        """As an op that computes nothing: what samples are drawn from."""
+        """Return the declaration of an op that computes nothing, from which samples are drawn."""
         return OpSpec(
             f"rewrite::{self.name}",
             self.args,
@@ -60,9 +67,10 @@ class Signature:
     def bind(
         self, bound: Mapping[str, Any], *, may_guard: bool = False
     ) -> tuple[dict[str, Any], tuple[Obstacle, str] | None]:
-        """What guards may use - arguments and dims by name - or what a match must not be bound to, and why.
+        """Return the arguments and dims by name, for guards, and the reason if a match must not be bound to these
+        values.
 
-        ``may_guard``: that two symbols are one size may become a guard of the compiled code.
+        ``may_guard``: the equality of two symbols may become a guard of the compiled code.
         """
         env = {k: value(v) if isinstance(v, Node) else v for k, v in bound.items()}
         seen: dict[str, tuple[Any, str]] = {}
@@ -80,6 +88,7 @@ class Signature:
 
 
 def _dtype(arg: Arg, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any) -> tuple[Obstacle, str] | None:
+    """Return the reason if the dtype of an argument is not admitted, or None."""
     assert arg.tensor is not None
     name = str(held.dtype).removeprefix("torch.")
     if arg.tensor.dtypes and name not in arg.tensor.dtypes:
@@ -94,6 +103,9 @@ def _dtype(arg: Arg, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any) 
 def _shape(
     arg: Arg, kind: TensorType, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any, may_guard: bool
 ) -> tuple[Obstacle, str] | None:
+    """Return the reason if the shape of an argument is not admitted, or None. Sizes of named dims are added to
+    ``seen``.
+    """
     fixed = len(kind.dims) - kind.variadic
     if held.dim() < fixed or (held.dim() > fixed and not kind.variadic):
         return "shape", f"{arg.name} is {describe(node)}: {held.dim()} dims, the pattern takes {kind}"
@@ -103,6 +115,7 @@ def _shape(
         sizes = sizes[len(got) if isinstance(got, tuple) else 1 :]
         if dim.kind in ("any", "expr") or dim.text == "...":
             continue
+        # A repeated dim may broadcast from 1.
         if dim.of and equal(got, 1, may_guard=False):
             continue
         name = dim.of or dim.text

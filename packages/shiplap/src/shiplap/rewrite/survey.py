@@ -1,4 +1,4 @@
-"""``survey``: compile a function with rewrites in force, look on, and say what they did, missed and saved."""
+"""``survey``: compile a function with rewrites in force, and return their matches, near misses and savings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shiplap.tuning.measure import Plan, clock_for, race
 
 @dataclass(frozen=True)
 class Call:
-    """A node as it is shown. ``reads``: names of the nodes that it reads; ``shape``: ``float32[8, 64]``."""
+    """A node as it is printed. ``reads``: names of the nodes that it reads. ``shape``: ``float32[8, 64]``."""
 
     name: str
     operator: str
@@ -43,7 +43,7 @@ class View:
 
 @dataclass(frozen=True)
 class Step:
-    """What one rewrite adds to those before it: kernels, and seconds a call, without it and with it."""
+    """The effect that one rewrite adds to those before it: kernels, and seconds a call, without it and with it."""
 
     rewrite: str
     kernels: tuple[int, int]
@@ -52,7 +52,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Measured:
-    """The compiled function without the rewrites and with them: kernels, seconds a call (medians), largest difference.
+    """The measurements of the compiled function without the rewrites and with them: kernels, seconds a call (medians),
+    largest difference.
 
     ``error``: between the two, relative to the largest result; ``eager_error``: between compiled code without rewrites
     and eager, for comparison. ``steps``: of the rewrites that matched, in the order in which they are applied; kernels
@@ -67,12 +68,13 @@ class Measured:
 
     @property
     def speedup(self) -> float:
+        """The time without the rewrites over the time with them."""
         return self.seconds[0] / self.seconds[1]
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What rewrites do to a function. ``views`` are of the graphs in which something was found."""
+    """The effect of rewrites on a function. ``views`` are the graphs that contain a match or a near miss."""
 
     target: str
     rewrites: tuple[tuple[str, Level], ...]
@@ -83,26 +85,28 @@ class Survey:
 
     @property
     def matches(self) -> list[Match]:
+        """The places where a rewrite was applied."""
         return [o for o in self.outcomes if isinstance(o, Match)]
 
     @property
     def near_misses(self) -> list[NearMiss]:
+        """The places where a rewrite fits but for one thing."""
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def step(self, rewrite: str) -> Step | None:
-        """What was measured of one rewrite, if it matched."""
+        """Return the measurement of one rewrite, or None if it did not match."""
         return next((s for s in (self.measured.steps if self.measured else ()) if s.rewrite == rewrite), None)
 
     @property
     def summary(self) -> str:
-        """``12 matches, 2 near misses in 1 graph``."""
+        """The counts in one line: ``12 matches, 2 near misses in 1 graph``."""
         counts = ((len(self.matches), "match", "es"), (len(self.near_misses), "near miss", "es"))
         text = ", ".join(f"{n} {what}{'' if n == 1 else more}" for n, what, more in counts)
         return f"{text} in {self.graphs} graph{'' if self.graphs == 1 else 's'}"
 
 
 class _Watched(Rewrites):
-    """Rewrites that keep each graph as it was and as it became."""
+    """A set of rewrites that keeps each graph before and after them."""
 
     def __init__(self, *rewrites: Rewrite) -> None:
         super().__init__(*rewrites)
@@ -123,7 +127,7 @@ class _Watched(Rewrites):
 
 
 def calls(graph: Graph) -> tuple[Call, ...]:
-    """The nodes of a graph but for its output, as values."""
+    """Return the nodes of a graph but for its output, as values."""
     return tuple(
         Call(
             n.name,
@@ -138,6 +142,7 @@ def calls(graph: Graph) -> tuple[Call, ...]:
 
 
 def _shape(node: Node) -> str:
+    """Return dtype and shape of a node as text, empty for a node that is no tensor."""
     held = value(node)
     if not isinstance(held, Tensor):
         return ""
@@ -163,7 +168,7 @@ def survey(
         measure: compile without the rewrites, too, and with one after the other of those that matched; compare
             kernels, time and results.
         dynamic: of ``torch.compile``.
-        say: hears what is being compiled.
+        say: is called with a text before each compilation.
 
     Raises:
         ShiplapError: SL806 when no graph was compiled. SL801 for a rewrite that its proof refuses.
@@ -194,7 +199,7 @@ def survey(
 
 
 def by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """``fn`` as a function of the values of ``given`` by position, and these."""
+    """Return ``fn`` as a function of the values of ``given`` by position, and these values."""
     names = tuple(given)
 
     def called(*values: Any) -> Any:
@@ -205,7 +210,7 @@ def by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Callable[
 
 
 class _Variant:
-    """``fn`` compiled in one way and called once: ``kernels`` of its code, and its ``results``."""
+    """``fn`` compiled with one set of options and called once: the ``kernels`` of its code, and its ``results``."""
 
     def __init__(
         self, fn: Callable[..., Any], args: Sequence[Any], options: dict[str, Any], train: bool, dynamic: bool | None
@@ -225,8 +230,9 @@ class _Variant:
 def _measured(
     fn: Callable[..., Any], args: Sequence[Any], scope: Rewrites, changed: _Variant, say: Callable[[str], None]
 ) -> Measured:
-    """``changed`` against no rewrites, and against the rewrites that matched, one more each time."""
+    """Measure ``changed`` against no rewrites, and against the rewrites that matched, one more each time."""
     rewrites = {m.rewrite for m in scope.matches}
+    # In the order in which the compiler applies them, so that each step adds to the code of the one before.
     matched = sorted((r for r in scope if scope.labels[r] in rewrites), key=lambda r: LEVELS.index(r.level))
     variants = []
     for count in range(len(matched)):
@@ -249,46 +255,52 @@ def _measured(
 
 
 def _timed(variants: Sequence[_Variant]) -> list[float]:
-    """Medians of the variants, which take turns."""
+    """Return the median times of the variants, which take turns."""
     device = next((t.device for t in tensors(variants[0].args)), torch.device("cpu"))
     runs = {i: lambda v=v: tuple(v()) for i, v in enumerate(variants)}
+    # No variant is given up: the times of slower ones are reported, too.
     plan = Plan(seconds=1.5 * len(variants), hopeless=float("inf"))
     timings = race(runs, clock_for(str(device), "never"), plan)
     return [timings[i].median for i in runs]
 
 
 def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn`` behind a function of its own: compiled code is kept by code object."""
+    """Wrap ``fn`` in a function of its own, since torch keeps compiled code by code object."""
 
     def run(*args: Any) -> Any:
         return fn(*args)
 
+    # A new code object: torch would otherwise find the code that it compiled for the variant before.
     run.__code__ = run.__code__.replace()
     return run
 
 
 def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
-    """All tensors of the result; training, with a backward pass from the floating ones."""
+    """Return all tensors of the result. In training a backward pass from the floating ones follows."""
     with torch.set_grad_enabled(train):
         results = [t for t in leaves(_plain(fn(*args))) if isinstance(t, Tensor)]
         live = [t for t in results if t.requires_grad] if train else []
         if live:
+            # One backward through all results, as a loss would have it.
             torch.stack([t.float().sum() for t in live]).sum().backward()
     return [t.detach() for t in results]
 
 
 def _plain(result: Any) -> Any:
-    """Outputs of models are often classes of their own, which are mappings."""
+    """Return a mapping as a dict: outputs of models are often classes of their own, which are mappings."""
     return dict(result) if hasattr(result, "keys") else result
 
 
 def _largest_difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The largest difference relative to the largest finite value; infinite where only one of two values is finite."""
+    """Return the largest difference relative to the largest finite value. The result is infinite where only one of two
+    values is finite.
+    """
     worst = 0.0
     for result, wanted in zip(got, expected, strict=False):
         if wanted.is_floating_point() and wanted.numel():
             g, e = result.double(), wanted.double()
             differ = ~torch.isclose(g, e, rtol=0, atol=0, equal_nan=True)
+            # A NaN on one side only counts as an infinite difference.
             off = (g - e)[differ].abs().nan_to_num(float("inf"), float("inf"))
             scale = max(float(e[e.isfinite()].abs().max()) if e.isfinite().any() else 0.0, 1e-30)
             worst = max(worst, float(off.max()) / scale if off.numel() else 0.0)

@@ -49,7 +49,9 @@ CRT_BYTES = {".data": 16, ".bss": 16}  # what an empty library has, with its ali
 
 @dataclass(frozen=True)
 class Symbol:
-    """``kind`` is ``"global"`` for writable data of the process, ``"thread-local"`` for that of each thread."""
+    """A writable symbol. ``kind`` is ``"global"`` for data of the process, ``"thread-local"`` for that of each
+    thread.
+    """
 
     name: str
     size: int
@@ -82,12 +84,12 @@ KEEPS = "shiplap_keeps"  # an exported const char[] with a line "name: reason" f
 
 
 def state_of(library: Path) -> State:
-    """Writable globals and thread-locals of ``library``. ValueError when it is no ELF file."""
+    """Return the writable globals and thread-locals of ``library``. Raises ValueError when it is no ELF file."""
     return _read(library, library.stat().st_mtime_ns)
 
 
 def compilers(library: Path) -> tuple[str, ...]:
-    """What compilers wrote into ``library`` about themselves. Empty when stripped of it or no ELF file."""
+    """Return the names that compilers wrote into ``library``, empty when it was stripped of them or is no ELF file."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
@@ -102,6 +104,7 @@ def compilers(library: Path) -> tuple[str, ...]:
 
 @cache
 def _read(library: Path, changed: int) -> State:
+    """Read the state of a library. ``changed`` is the time of the last change, a part of the cache's key."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
@@ -117,13 +120,14 @@ def _read(library: Path, changed: int) -> State:
 
 
 def _writable(name: str) -> str:
-    """Kind of the section, or "": ``.data.rel.ro`` is written by the loader alone."""
+    """Return the kind of a writable section, or an empty text. The loader alone writes to ``.data.rel.ro``."""
     if name.startswith((".tbss", ".tdata")):
         return "thread-local"
     return "global" if name.startswith((".data", ".bss")) and not name.startswith(".data.rel.ro") else ""
 
 
 def _symbols(elf: Any, table: Any) -> State:
+    """Return the writable symbols of a table in their groups."""
     admitted: dict[Symbol, bool] = {}  # → whether it is local to a source file
     runtime: dict[str, None] = {}
     linked_in = False
@@ -144,7 +148,7 @@ def _symbols(elf: Any, table: Any) -> State:
 
 
 def _text(elf: Any, table: Any, name: str) -> str:
-    """The constant string ``name``. Empty without one."""
+    """Return the constant string ``name``, empty where the library has none."""
     for entry in table.get_symbol_by_name(name) or ():
         section = elf.get_section(entry["st_shndx"]) if not isinstance(entry["st_shndx"], str) else None
         if section is not None and not _writable(section.name):
@@ -155,7 +159,7 @@ def _text(elf: Any, table: Any, name: str) -> str:
 
 
 def _admitted(state: State, text: str) -> State:
-    """``state`` with what the library admits set apart from what it does not."""
+    """Return ``state`` with the symbols that the library admits separated from the others."""
     reasons = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
     admitted = [s for s in state.symbols if s.kind == "global" and s.name in reasons]
     others = tuple(s for s in state.symbols if s not in admitted)
@@ -163,12 +167,13 @@ def _admitted(state: State, text: str) -> State:
 
 
 def _owner(name: str) -> str:
+    """Return the owner of a symbol that compilers and runtimes add, empty for a symbol of the library."""
     known = next((why for pattern, why in RUNTIME.items() if fnmatch.fnmatchcase(name, pattern)), "")
     return known or (OURS_NOW if name.startswith(LINKED_IN) else "")
 
 
 def _nameless(elf: Any, state: State) -> tuple[tuple[str, int], ...]:
-    """Sections of a stripped library that hold more than the C runtime's own and the exported objects."""
+    """Return the sections of a stripped library that hold more than the C runtime's own and the exported objects."""
     exported = sum(s.size for s in state.symbols)
     sizes = [(s.name, s["sh_size"]) for s in elf.iter_sections() if _writable(s.name)]
     return tuple((name, size) for name, size in sizes if size > CRT_BYTES.get(name, 0) + exported)

@@ -1,4 +1,6 @@
-"""Draft: what an existing function says about itself, as the source of a declaration. Shared by init and doctor."""
+"""Draft the source of a declaration from the description that an existing function carries. Shared by init and
+doctor.
+"""
 
 from shiplap.scaffold.signature import Parameter, Signature, of_call, of_function, of_overload
 from shiplap.scaffold.skeleton import Draft, fill_lines, render

@@ -1,4 +1,4 @@
-"""Calls of ops, recorded while a program runs: what the arguments were, and what came of them."""
+"""Calls of ops, recorded while a program runs: the properties of their arguments and of their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its ima
 
 @dataclass(frozen=True)
 class Column:
-    """The values at one place of the last dim: the least, the largest, and whether all are whole numbers."""
+    """The values in one column of the last dim: the least, the largest, and whether all are whole numbers."""
 
     low: float
     high: float
@@ -26,7 +26,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Seen:
-    """One tensor of one call. ``low`` and ``high`` bound its values; None for no elements, or none that are finite.
+    """A tensor of one call. ``low`` and ``high`` bound its values; None for no elements, or none that are finite.
 
     A size of -1 depends on data: a fake has no number for it. ``columns``: of a tensor of two dims, if they are few.
     """
@@ -41,31 +41,32 @@ class Seen:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: arguments by name, tensors as ``Seen``, lists as tuples of them; the results in order."""
+    """A call: arguments by name, tensors as ``Seen``, lists as tuples of them, and the results in order."""
 
     arguments: Mapping[str, Any]
     results: tuple[Any, ...]
 
     @property
     def key(self) -> str:
-        """What tells this call from others: values of tensors do not."""
+        """A text that is equal for calls that differ in the values of tensors only."""
         return repr((_plain(tuple(self.arguments.values())), _plain(self.results)))
 
 
 def _plain(value: Any) -> Any:
+    """Return a value without the bounds of its tensors."""
     if isinstance(value, Seen):
         return value.dtype, value.shape, value.device
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
 def each(value: Any) -> list[Seen]:
-    """The tensors of an argument or result."""
+    """Return the tensors of an argument or result."""
     values = value if isinstance(value, tuple) else (value,)
     return [v for v in values if isinstance(v, Seen)]
 
 
 def call_of(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Call:
-    """One call of an op with this schema, which gave ``result``."""
+    """Return one call of an op with this schema, which returned ``result``."""
     names = [a.name for a in schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -75,10 +76,12 @@ def call_of(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result:
     return Call(arguments, tuple(map(_seen, results)))
 
 
+# Scalars of a schema. Other objects are kept as text, since they must not live as long as the recording.
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def _seen(value: Any) -> Any:
+    """Return the description of a tensor, or a scalar as it is."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_seen, value))
     if not isinstance(value, Tensor):
@@ -86,12 +89,13 @@ def _seen(value: Any) -> Any:
     values = _finite(value)
     low, high = (None, None) if values is None else _range(values)
     dtype = str(value.dtype).removeprefix("torch.")
+    # A fake has symbols for sizes that depend on data.
     shape = tuple(n if isinstance(n, int) else -1 for n in value.shape)
     return Seen(dtype, shape, value.device.type, low, high, _columns(value))
 
 
 def _traced(value: Any) -> bool:
-    """Whether a compiler is looking, with tensors that have symbols for sizes."""
+    """Whether a compiler traces the call, with tensors that have symbols for sizes."""
     if isinstance(value, dict):
         return any(map(_traced, value.values()))
     if isinstance(value, (list, tuple)):
@@ -100,7 +104,7 @@ def _traced(value: Any) -> bool:
 
 
 def _finite(t: Tensor) -> Tensor | None:
-    """The finite values, of a tensor with values; None where there are none."""
+    """Return the finite values of a tensor with values, or None where there are none."""
     if (
         type(t) not in (Tensor, torch.nn.Parameter)
         or t.is_meta
@@ -111,22 +115,24 @@ def _finite(t: Tensor) -> Tensor | None:
     ):
         return None
     wide = t.detach()
+    # float64 and int64 hold every value of the other dtypes, so that the bounds are exact.
     wide = wide.to(torch.float64 if wide.is_floating_point() else torch.int64)
     finite = wide[torch.isfinite(wide)]
     return finite if finite.numel() else None
 
 
 def _range(finite: Tensor) -> tuple[float, float]:
-    """The least and the largest value."""
+    """Return the least and the largest value."""
     least, largest = torch.aminmax(finite)
     return least.item(), largest.item()
 
 
 def _columns(t: Tensor) -> tuple[Column, ...]:
-    """What stands in each column of a matrix of few columns, all of whose values are finite."""
+    """Return the range of each column of a matrix of few columns, all of whose values are finite."""
     if t.dim() != 2 or not 1 < t.shape[1] <= MOST_COLUMNS or t.dtype is torch.bool:
         return ()
     columns = [_finite(c) for c in t.detach().unbind(1)] if type(t) in (Tensor, torch.nn.Parameter) else []
+    # A column with infinite values has no range.
     known = [c for c in columns if c is not None and len(c) == len(t)]
     if len(known) < t.shape[1]:
         return ()
@@ -135,10 +141,10 @@ def _columns(t: Tensor) -> tuple[Column, ...]:
 
 @dataclass
 class Recorder:
-    """Keeps the calls of ``wanted`` ops inside of ``with recorder.mode():``, each different call once.
+    """The calls of ``wanted`` ops inside of ``with recorder.mode():``, each different call once.
 
-    A call is seen below autograd: ops that are made of other ops are not. Values are looked at before the call, since
-    an op may write to its arguments. ``told`` hears the name of an op at its first call.
+    A call is seen below autograd: ops that are made of other ops are not. Values are read before the call, since an op
+    may write to its arguments. ``told`` is called with the name of an op at its first call.
     """
 
     wanted: Collection[str]
@@ -148,7 +154,7 @@ class Recorder:
     _keys: set[tuple[str, str]] = field(default_factory=set)
 
     def mode(self) -> Any:
-        """The context in which calls are recorded."""
+        """Return the context in which calls are recorded."""
         recorder = self
 
         class Mode(TorchDispatchMode):
@@ -164,6 +170,7 @@ class Recorder:
         """Call ``func``, and keep the call if its op is wanted."""
         schema = func._schema
         name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        # Calls with fakes have no values, and their symbols must not leave the trace.
         if name not in self.wanted or _traced((args, kwargs)):
             return func(*args, **kwargs)
         if name not in self.counts:
@@ -177,6 +184,7 @@ class Recorder:
     def keep(self, name: str, call: Call) -> None:
         """Add a call, unless one of the same sizes, dtypes and scalars is there already, or there are enough."""
         kept = self.calls.setdefault(name, [])
+        # A loop makes the same call thousands of times; only different ones are evidence.
         if (name, call.key) not in self._keys and len(kept) < MOST_CALLS:
             self._keys.add((name, call.key))
             kept.append(call)

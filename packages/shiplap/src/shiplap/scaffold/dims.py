@@ -1,4 +1,4 @@
-"""Names for sizes: which axes of which arguments are one dim, which are a fixed number, which are anything."""
+"""Name the sizes of arguments: axes that are one dim, axes of a fixed size, and axes of any size."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shiplap.scaffold.calls import Call, Seen, each
 from shiplap.scaffold.probe import Probed, Slot
 from shiplap.scaffold.schema import Field, Form
 
+# The usual letters for sizes first. x is left out, the usual name of a tensor.
 LETTERS = ("n", "m", "k", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
 ENOUGH = 3  # different calls, before a size that never changed is taken for fixed
 SMALL = 8  # coordinates and taps; a larger size that never changed is more likely that of one model
@@ -18,14 +19,14 @@ SMALL = 8  # coordinates and taps; a larger size that never changed is more like
 
 @dataclass
 class Dims:
-    """The dims of each argument that is one tensor, as text; None for an argument whose rank is not known."""
+    """The dims of each argument that is one tensor, as text. None stands for an argument whose rank is not known."""
 
     shapes: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     slots: dict[str, Slot] = field(default_factory=dict)  # a slot that has the dim
     scalars: tuple[str, ...] = ()  # ints, and elements of lists of ints: ``stride[0]``
 
     def environment(self, call: Call) -> dict[str, Any] | None:
-        """Dims and int arguments of a call by name; None for a call that lacks one."""
+        """Return dims and int arguments of a call by name, or None for a call that lacks one."""
         env = {name: call.arguments.get(name) for name in (s.partition("[")[0] for s in self.scalars)}
         for name, (argument, axis) in self.slots.items():
             seen = call.arguments.get(argument)
@@ -36,8 +37,11 @@ class Dims:
 
 
 def dims_of(form: Form, recorded: Sequence[Call], probed: Probed) -> Dims:
-    """Name the sizes of ``form`` by what agreed in the recorded calls and what the meta kernel refused."""
+    """Return names for the sizes of ``form``, from the sizes that agreed in recorded calls and those that the meta
+    kernel refused.
+    """
     calls = [*recorded, *probed.calls]
+    # Only an argument of one rank has axes that can be named.
     ranks = {a.name: _ranks(a.name, recorded, probed) for a in form.arguments if a.kind.rstrip("?") == "Tensor"}
     slots = [(n, axis) for n, r in ranks.items() if len(r) == 1 for axis in range(next(iter(r)))]
     classes = _Classes(slots)
@@ -46,11 +50,13 @@ def dims_of(form: Form, recorded: Sequence[Call], probed: Probed) -> Dims:
             if _same(one, other, recorded, probed):
                 classes.join(one, other)
     dims = Dims(scalars=tuple(name for a in form.arguments for name in _ints(a, calls)))
+    # Fixed sizes are found before names are given, so that letters go to real dims only.
     fixed = {c: n for c in classes.each() if (n := _fixed(c, recorded, probed, len(slots))) is not None}
     names = _names(form, [c for c in classes.each() if c not in fixed], dims.scalars, calls)
     texts = {slot: str(size) for c, size in fixed.items() for slot in c}
     for group, name in names.items():
         texts |= dict.fromkeys(group, name)
+        # A dim is read off an argument that is always there.
         present = [s for s in slots if s in group and not form_optional(form, s[0])]
         if present:
             dims.slots[name] = present[0]
@@ -60,7 +66,7 @@ def dims_of(form: Form, recorded: Sequence[Call], probed: Probed) -> Dims:
 
 
 def _ints(argument: Field, calls: Sequence[Call]) -> Iterator[str]:
-    """The int that an argument is, or the elements of a list that always has as many."""
+    """Yield the name of the int that an argument is, or of the elements of a list that always has as many."""
     if argument.kind in ("int", "SymInt"):
         yield argument.name
     if re.fullmatch(r"(int|SymInt)\[\d*\]", argument.kind):
@@ -74,26 +80,29 @@ def form_optional(form: Form, name: str) -> bool:
 
 
 def _ranks(name: str, recorded: Sequence[Call], probed: Probed) -> set[int]:
-    """The ranks of an argument: those of the recorded calls, or else those that the meta kernel takes."""
+    """Return the ranks of an argument: those of the recorded calls, or else those that the meta kernel takes."""
     shapes = [v.shape for c in recorded if isinstance(v := c.arguments.get(name), Seen)]
     return {len(s) for s in shapes} or set(probed.ranks.get(name, ()))
 
 
 class _Classes:
-    """Sets of slots that are one dim."""
+    """A partition of slots into sets that are one dim."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._of = {slot: frozenset((slot,)) for slot in slots}
 
     def join(self, one: Slot, other: Slot) -> None:
+        """Unite the sets of two slots."""
         joined = self._of[one] | self._of[other]
         self._of |= dict.fromkeys(joined, joined)
 
     def each(self) -> list[frozenset[Slot]]:
+        """Return all sets."""
         return list(dict.fromkeys(self._of.values()))
 
 
 def _values(slot: Slot, calls: Sequence[Call]) -> list[int | None]:
+    """Return the size at ``slot`` in each call, None where a call has none."""
     seen = (c.arguments.get(slot[0]) for c in calls)
     return [v.shape[slot[1]] if isinstance(v, Seen) and slot[1] < len(v.shape) else None for v in seen]
 
@@ -102,8 +111,9 @@ def _same(one: Slot, other: Slot, recorded: Sequence[Call], probed: Probed) -> b
     """Whether two slots are one dim.
 
     A meta kernel that refuses different sizes proves it. Sizes that agreed in calls of several sizes make it likely,
-    within one tensor only if the meta kernel did not take them apart: images may happen to be square.
+    within one tensor only if the meta kernel did not accept different ones: images may happen to be square.
     """
+    # A size of 0 agrees with too much to be evidence.
     pairs = [(a, b) for a, b in zip(_values(one, recorded), _values(other, recorded), strict=True) if a and b]
     if any(a != b for a, b in pairs):
         return False
@@ -112,12 +122,13 @@ def _same(one: Slot, other: Slot, recorded: Sequence[Call], probed: Probed) -> b
     if probed.calls and (one in probed.fixed or other in probed.fixed):
         return False
     separate = any(a != b for a, b in zip(_values(one, probed.calls), _values(other, probed.calls), strict=True))
+    # One pair of equal sizes may be chance.
     different = len(set(pairs))
     return different >= 2 and not separate if one[0] == other[0] else different >= 2
 
 
 def _fixed(group: frozenset[Slot], recorded: Sequence[Call], probed: Probed, others: int) -> int | None:
-    """The size of a dim that is a fixed number; None for one that varies, or may."""
+    """Return the size of a dim that is a fixed number, or None for a dim that varies, or may vary."""
     values = {v for slot in group for v in _values(slot, recorded or probed.calls) if v is not None}
     if len(values) != 1:
         return None
@@ -130,14 +141,14 @@ def _fixed(group: frozenset[Slot], recorded: Sequence[Call], probed: Probed, oth
 
 
 def _has_fields(slot: Slot, recorded: Sequence[Call]) -> bool:
-    """Whether the columns of a matrix mean different things: one has whole numbers, another has not."""
+    """Whether the columns of a matrix have different meanings: one has whole numbers, another has not."""
     seen = [v for c in recorded if isinstance(v := c.arguments.get(slot[0]), Seen)]
     kinds = {all(c.whole for c in column) for column in zip(*(s.columns for s in seen), strict=False)}
     return slot[1] == 1 and len(kinds) == 2
 
 
 def _moves_a_result(group: frozenset[Slot], probed: Probed) -> bool:
-    """Whether a result of the meta kernel changed with a size of the group: then the op does not fix that size."""
+    """Whether a result of the meta kernel changed with a size of the group, so that the op does not fix that size."""
     if not probed.calls:
         return False
     base, slots = probed.calls[0], list(group)
@@ -148,13 +159,14 @@ def _moves_a_result(group: frozenset[Slot], probed: Probed) -> bool:
 
 
 def _shapes(call: Call) -> list[tuple[int, ...]]:
+    """Return the shapes of all results of a call."""
     return [seen.shape for r in call.results for seen in each(r)]
 
 
 def _names(
     form: Form, groups: Sequence[frozenset[Slot]], scalars: Sequence[str], calls: Sequence[Call]
 ) -> dict[frozenset[Slot], str]:
-    """A name for each dim: that of an int argument that was its size in calls of several sizes, or a letter."""
+    """Return a name for each dim: that of an int argument that was its size in calls of several sizes, or a letter."""
     taken = {a.name for a in form.arguments}
     letters = _letters(taken)
     names: dict[frozenset[Slot], str] = {}
@@ -162,16 +174,19 @@ def _names(
         scalar = next(
             (s for s in scalars if s not in names.values() and "[" not in s and _is_size(group, s, calls)), None
         )
+        # The name of an int argument states that the argument is the size.
         names[group] = scalar or next(letters)
     return names
 
 
 def _is_size(group: frozenset[Slot], scalar: str, calls: Sequence[Call]) -> bool:
+    """Whether ``scalar`` was the size of the dim in all calls, in at least two different ones."""
     pairs = {(v, c.arguments.get(scalar)) for slot in group for c in calls for v in _values(slot, [c]) if v is not None}
     return len(pairs) >= 2 and all(size == number for size, number in pairs)
 
 
 def _letters(taken: set[str]) -> Iterator[str]:
+    """Yield names for dims that no argument has."""
     yield from (c for c in LETTERS if c not in taken)
     yield from (f"d{i}" for i in range(1000) if f"d{i}" not in taken)
 
@@ -182,7 +197,7 @@ def plain_name(text: str) -> bool:
 
 
 def ranges(calls: Sequence[Call], name: str) -> tuple[float | None, float | None]:
-    """The least and the largest value of an argument in all calls: of a tensor's elements, or of a number."""
+    """Return the least and the largest value of an argument in all calls: of a tensor's elements, or of a number."""
     values: list[Any] = [v for c in calls if (v := c.arguments.get(name)) is not None]
     low = [v.low if isinstance(v, Seen) else v for v in values]
     high = [v.high if isinstance(v, Seen) else v for v in values]
@@ -191,5 +206,5 @@ def ranges(calls: Sequence[Call], name: str) -> tuple[float | None, float | None
 
 
 def environments(dims: Dims, calls: Sequence[Call]) -> list[tuple[Call, Mapping[str, Any]]]:
-    """Calls with their dims."""
+    """Return the calls with their dims, without those that lack one."""
     return [(c, env) for c in calls if (env := dims.environment(c)) is not None]

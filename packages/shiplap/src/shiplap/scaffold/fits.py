@@ -1,4 +1,4 @@
-"""Whether a drafted declaration holds: the schema is the registered one, and every recorded call is admitted."""
+"""Check a drafted declaration: the schema is the registered one, and every recorded call is admitted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shiplap.torch_private.dispatcher_library import Overload
 
 
 def misfit(form: Form, known: Inferred, overload: Overload, recorded: Sequence[Call]) -> str:
-    """The first recorded call that the declaration would refuse, or whose results it gives other sizes; else empty.
+    """Return the first recorded call that the declaration would refuse or give other sizes, as text, or an empty text.
 
     Raises:
         ShiplapError: SL1xx when the declaration itself is refused.
@@ -37,8 +37,10 @@ def misfit(form: Form, known: Inferred, overload: Overload, recorded: Sequence[C
 
 
 def _refused(op: AdoptedOp[..., Any], call: Call) -> str:
+    """Return the reason why the declaration refuses a recorded call, empty where it admits the call."""
     try:
         bound = op.bind([_meta(v) for v in call.arguments.values()])
+        # A traced op takes its sizes from the reference, so none are declared.
         shapes = [] if op.spec.traced else [_known(o, bound.env, op) for o in op.spec.outputs]
     except ShiplapError as e:
         return f"{e.id} {e.what}: got {e.got}, expected {e.expected}"
@@ -51,16 +53,19 @@ def _refused(op: AdoptedOp[..., Any], call: Call) -> str:
 
 
 def _own(declared: Any) -> bool:
+    """Whether a declared result is no alias of an argument."""
     return not getattr(declared, "alias", "")
 
 
 def _known(out: Any, env: Any, op: AdoptedOp[..., Any]) -> list[Any]:
-    """The sizes of an output, None for one that depends on data."""
+    """Return the sizes of an output, None for one that depends on data."""
+    # -1 stands for a size that only the data knows, as in recorded calls.
     marked = {**env, **dict.fromkeys(op.spec.dynamic, -1)}
     return [None if n == -1 else n for n in shape_of(out, marked)]
 
 
 def _meta(value: Any) -> Any:
+    """Return a recorded argument as tensors without data."""
     if isinstance(value, tuple):
         return [_meta(v) for v in value]
     if isinstance(value, Seen):

@@ -1,4 +1,6 @@
-"""What a draft says beyond the schema, with where it comes from: dims, dtypes, bounds, requirements and samples."""
+"""Infer what a schema leaves open, with the source of each inference: dims, dtypes, bounds, requirements and
+samples.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from shiplap.scaffold.schema import Form
 
 @dataclass
 class Inferred:
-    """Annotations of single tensors by argument and by result, and what stands beside them in the declaration.
+    """The inferred parts of a declaration: annotations of single tensors by argument and by result, and keywords.
 
-    ``where`` says of an argument, of ``"return"`` and of ``"samples"`` what it was inferred from. ``reference``: the
+    ``where`` is the source of the inference for an argument, for ``"return"`` and for ``"samples"``. ``reference``: the
     sizes of the results are left to the reference. ``sampler`` has the lines of a builder of samples.
     """
 
@@ -36,7 +38,7 @@ class Inferred:
 
 
 def unknown(form: Form, why: str) -> Inferred:
-    """Nothing beyond the schema: any dtype, any sizes."""
+    """Return a declaration with nothing beyond the schema: any dtype, any sizes."""
     shaped = {a.name: 'Shaped[Tensor, "..."]' for a in form.arguments if a.tensor}
     where = {"return": f"not inferred: {why}"} if form.results else {}
     results = ['Shaped[Tensor, "..."]'] * len(form.results)
@@ -46,9 +48,11 @@ def unknown(form: Form, why: str) -> Inferred:
 def infer(
     form: Form, recorded: Sequence[Call], probed: Probed, following: Callable[[], bool] | None = None
 ) -> Inferred:
-    """Dims, dtypes, bounds and samples of ``form`` from recorded calls, and from what its meta kernel accepts.
+    """Return dims, dtypes, bounds and samples of ``form`` from recorded calls, and from the calls that its meta kernel
+    accepts.
 
-    ``following`` tells, where nothing was recorded, whether the dtype of the results follows that of the arguments.
+    ``following`` is called where nothing was recorded. It returns whether the dtype of the results follows that of the
+    arguments.
     """
     if not recorded and not probed.calls:
         return unknown(form, probed.reason or "no call was recorded, and no meta kernel was asked")
@@ -72,21 +76,24 @@ def infer(
 
 
 def _fresh(form: Form) -> bool:
-    """Whether results exist whose sizes somebody has to tell."""
+    """Whether results exist whose sizes have to be declared."""
     return any(not r.alias for r in form.results)
 
 
 def _count(number: int, what: str) -> str:
+    """Return a number with its noun, in the plural where needed."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _source(recorded: Sequence[Call], probed: Probed) -> str:
+    """Return the source of an inference in words."""
     parts = [_count(len(recorded), "recorded call")] if recorded else []
     parts += [f"{_count(len(probed.calls), 'call')} of the meta kernel"] if probed.calls else []
     return " and ".join(parts)
 
 
 def _argument(name: str, dims: Dims, recorded: Sequence[Call], spread: Mapping[str, str]) -> str:
+    """Return the annotation of an argument."""
     seen = [s for c in recorded for s in each(c.arguments.get(name))]
     kind = dtype_class({s.dtype for s in seen})
     shape = dims.shapes.get(name)
@@ -99,7 +106,7 @@ def _argument(name: str, dims: Dims, recorded: Sequence[Call], spread: Mapping[s
 
 
 def _spread(form: Form, dims: Dims, calls: Sequence[Call]) -> dict[str, str]:
-    """``*s`` for arguments of any rank whose shape a result has in all calls."""
+    """Return ``*s`` for arguments of any rank whose shape a result has in all calls."""
     free = [n for n, shape in dims.shapes.items() if shape is None]
     for name in free:
         shapes = [v.shape if isinstance(v := c.arguments.get(name), Seen) else None for c in calls]
@@ -110,11 +117,13 @@ def _spread(form: Form, dims: Dims, calls: Sequence[Call]) -> dict[str, str]:
 
 
 def _shape(call: Call, name: str) -> tuple[int, ...] | None:
+    """Return the shape of an argument in a call, or None if it is no single tensor."""
     value = call.arguments.get(name)
     return value.shape if isinstance(value, Seen) else None
 
 
 def _follows(index: int, shapes: Sequence[Any], calls: Sequence[Call]) -> bool:
+    """Whether a result has these shapes in all calls."""
     results = (c.results[index] for c in calls)
     return all(isinstance(r, Seen) and r.shape == s for r, s in zip(results, shapes, strict=True))
 
@@ -129,8 +138,9 @@ def _results(
     source: str,
     following: Callable[[], bool] | None,
 ) -> None:
-    """The annotations of the results; sizes that nothing gives are left to the reference."""
+    """Add the annotations of the results. Sizes without an expression are left to the reference."""
     notes = [n for n in sizes.where if n]
+    # A result that is an argument has the annotation of that argument.
     aliased = {r.alias: known.tensors[r.alias] for r in form.results if r.alias}
     for index, result in enumerate(form.results):
         if result.alias:
@@ -144,7 +154,9 @@ def _results(
         single = result.kind == "Tensor"
         known.reference = known.reference or (single and (text == "..." or not told))
         known.results.append(f'{kind}[Tensor, "{text}"]')
+    # One result without known sizes makes the whole op traced.
     if known.reference:
+        # The reference gives all sizes, so bounds of single dims would be redundant or wrong.
         known.bounds = {}
         known.results = [
             r if f.alias else 'Shaped[Tensor, "..."]' for f, r in zip(form.results, known.results, strict=True)
@@ -154,6 +166,7 @@ def _results(
 
 
 def _takes_shape(index: int, spread: Mapping[str, str], calls: Sequence[Call]) -> bool:
+    """Whether a result has the shape of the arguments of any rank in all calls."""
     shapes = [_shape(c, next(iter(spread))) for c in calls]
     return None not in shapes and _follows(index, shapes, calls)
 
@@ -161,12 +174,13 @@ def _takes_shape(index: int, spread: Mapping[str, str], calls: Sequence[Call]) -
 def _result_class(
     index: int, known: Inferred, recorded: Sequence[Call], following: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """The dtype class of a result, and whether the arguments determine it."""
+    """Return the dtype class of a result, and whether the arguments determine it."""
     dtypes = {s.dtype for c in recorded for s in each(c.results[index])}
     given = {t.partition("[")[0] for t in known.tensors.values()}
     if len(dtypes) == 1:
         return dtype_class(dtypes), True
     if not recorded:
+        # A call of the meta kernel in another dtype, made only where the recorded calls cannot answer.
         follows = following is not None and following()
         return "Shaped", follows and bool(known.tensors)
     kind = dtype_class(dtypes)
@@ -174,7 +188,7 @@ def _result_class(
 
 
 def dtype_class(dtypes: set[str]) -> str:
-    """The jaxtyping class of these dtypes: of one alone, of all floats, of all integers, or of any."""
+    """Return the jaxtyping class of these dtypes: of one alone, of all floats, of all integers, or of any."""
     if len(dtypes) == 1:
         return _classes().get(next(iter(dtypes)), "Shaped")
     kinds = [getattr(torch, n) for n in dtypes]
@@ -186,7 +200,7 @@ def dtype_class(dtypes: set[str]) -> str:
 
 @cache
 def _classes() -> dict[str, str]:
-    """Torch's name of a dtype → the jaxtyping class of it alone."""
+    """Return torch's name of a dtype → the jaxtyping class of that dtype alone."""
     import jaxtyping
 
     by_name: dict[str, str] = {}
@@ -194,16 +208,18 @@ def _classes() -> dict[str, str]:
         dtypes = getattr(getattr(jaxtyping, name), "dtypes", None)
         listed = [dtypes] if isinstance(dtypes, str) else list(dtypes) if isinstance(dtypes, (list, tuple)) else []
         torchs = [d for d in listed if isinstance(d, str) and isinstance(getattr(torch, d, None), torch.dtype)]
+        # Classes such as Float admit several dtypes, which one dtype does not justify.
         if len(torchs) == 1 and name[0].isupper():
             by_name.setdefault(torchs[0], name)
     return by_name
 
 
 def _requires(form: Form, recorded: Sequence[Call]) -> tuple[str, ...]:
-    """``k >= 1`` for ints that were never less, ``k >= 0`` for those that were zero at least."""
+    """Return ``k >= 1`` for ints that were never less, ``k >= 0`` for those that were zero at least."""
     limits = []
     for a in form.arguments:
         low, _ = ranges(recorded, a.name)
         if a.kind in ("int", "SymInt") and low is not None and low >= 0:
+            # A larger recorded minimum is chance, while 0 and 1 are usual limits.
             limits.append(f"{a.name} >= {min(int(low), 1)}")
     return tuple(limits)

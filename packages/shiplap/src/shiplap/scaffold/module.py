@@ -1,4 +1,6 @@
-"""The source of a module of drafted declarations: it imports, registers with Shiplap, and marks what was inferred."""
+"""Write the source of a module of drafted declarations: it imports, registers with Shiplap, and marks inferred
+parts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ WIDTH, LONGEST = 118, 100  # of a line, of a sentence
 
 @dataclass(frozen=True)
 class Entry:
-    """One op of the module. ``doc`` is a sentence about it, and ``documented`` the function that it was taken from."""
+    """An op of the module. ``doc`` is a sentence about it, and ``documented`` the function that the sentence was taken
+    from.
+    """
 
     form: Form
     known: Inferred
@@ -31,9 +35,10 @@ class Entry:
     python: str = ""
 
     def renamed(self, taken: set[str]) -> Entry:
-        """With a Python name that no other entry has; the name is added to ``taken``."""
+        """Return a copy with a Python name that no other entry has. The name is added to ``taken``."""
         space, _, rest = self.form.name.partition("::")
         base = re.sub(r"\W", "_", rest)
+        # These names are used by the module itself.
         base += "_" * (keyword.iskeyword(base) or base in ("sl", "error", "Tensor", "torch"))
         name = base if base not in taken else f"{space}_{base}"
         while name in taken:
@@ -43,8 +48,11 @@ class Entry:
 
 
 def module_source(entries: Sequence[Entry], left_out: Mapping[str, str], *, head: Sequence[str], home: str) -> str:
-    """The whole file. ``head`` says in the docstring where it comes from; ``home`` is imported, which registers."""
+    """Return the whole file. ``head`` is the docstring, with the origin of the draft. ``home`` is imported, which
+    registers the ops.
+    """
     bodies = [op_source(e) for e in entries]
+    # Imports depend on the bodies, so these are written first.
     text = "\n".join(bodies)
     classes = sorted({c for c in re.findall(r"(\w+)\[Tensor", text) if hasattr(jaxtyping, c)})
     imports = ["import torch"] if "torch." in text else []
@@ -60,7 +68,7 @@ def module_source(entries: Sequence[Entry], left_out: Mapping[str, str], *, head
 
 
 def keywords(form: Form, known: Inferred) -> dict[str, Any]:
-    """What stands beside the name in ``sl.adopt(name, ...)``."""
+    """Return the keywords beside the name in ``sl.adopt(name, ...)``."""
     fresh = len([r for r in form.results if not r.alias])
     taken = {a.name for a in form.arguments} | {"workspace"}
     usual = ["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)]
@@ -70,6 +78,7 @@ def keywords(form: Form, known: Inferred) -> dict[str, Any]:
         "static": form.static,
         "bounds": known.bounds,
         "requires": known.requires,
+        # Declared outputs are called out, out0, ...; an argument of that name needs others.
         "outputs": tuple(f"result{i}" for i in range(fresh)) if taken & set(usual) else (),
         "sizes": "reference" if known.reference else "",
     }
@@ -77,8 +86,9 @@ def keywords(form: Form, known: Inferred) -> dict[str, Any]:
 
 
 def function_of(form: Form, known: Inferred) -> Callable[..., Any]:
-    """The drafted function as an object, to read a declaration from. Its body does nothing."""
+    """Return the drafted function as an object, to read a declaration from. Its body is empty."""
     scope: dict[str, Any] = {**vars(jaxtyping), "torch": torch, "Tensor": Tensor, "inf": float("inf")}
+    # The text holds names of a schema and annotations made here.
     exec("\n".join([*_signature(form, known, "drafted", marks=False), "    ..."]), scope)
     function: Callable[..., Any] = scope["drafted"]
     function.__module__ = __name__
@@ -86,7 +96,7 @@ def function_of(form: Form, known: Inferred) -> Callable[..., Any]:
 
 
 def op_source(entry: Entry) -> str:
-    """The declaration of one op."""
+    """Return the declaration of one op."""
     form, known = entry.form, entry.known
     given = [f"{k}={_show(v)}" for k, v in keywords(form, known).items()]
     lines = [*_wrapped(f"# {form.schema}"), *(f"# {note}" for note in entry.notes)]
@@ -107,13 +117,15 @@ def op_source(entry: Entry) -> str:
 
 
 def _call(*given: str) -> list[str]:
+    """Return the lines of the decorator, one line if it is short enough."""
     line = f"@sl.adopt({', '.join(given)})"
     return [line] if len(line) <= WIDTH else ["@sl.adopt(", *(f"    {g}," for g in given), ")"]
 
 
 def _wrapped(text: str) -> list[str]:
-    """A comment in lines that are not too long."""
+    """Return a comment in lines that are not too long."""
     lines, rest = [], text
+    # A schema has no spaces inside of its types, so it is cut between arguments.
     while len(rest) > WIDTH and (cut := rest.rfind(", ", 0, WIDTH)) > 0:
         lines.append(rest[: cut + 1])
         rest = "#     " + rest[cut + 2 :]
@@ -121,6 +133,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _show(value: Any) -> str:
+    """Return a value as source."""
     if isinstance(value, tuple):
         return _show(value[0]) if len(value) == 1 and value[0] is not None else f"({', '.join(map(_show, value))})"
     if isinstance(value, dict):
@@ -129,7 +142,7 @@ def _show(value: Any) -> str:
 
 
 def _signature(form: Form, known: Inferred, name: str, *, marks: bool) -> list[str]:
-    """``def name(...) -> ...:``, a line for each argument."""
+    """Return ``def name(...) -> ...:``, a line for each argument."""
     lines, arguments = [f"def {name}("], _defaults(form.arguments)
     for index, a in enumerate(arguments):
         if a.keyword_only and not (index and arguments[index - 1].keyword_only):
@@ -145,6 +158,7 @@ def _signature(form: Form, known: Inferred, name: str, *, marks: bool) -> list[s
 
 
 def _mark(argument: Field, known: Inferred) -> str:
+    """Return the comment behind an argument: the source of the inference, or FILL."""
     where = known.where.get(argument.name, "")
     fill = "; FILL: the dtype" if argument.name in known.open and where else ""
     if argument.name in known.open and not where:
@@ -153,7 +167,9 @@ def _mark(argument: Field, known: Inferred) -> str:
 
 
 def _defaults(arguments: Sequence[Field]) -> list[Field]:
-    """Arguments whose defaults Python allows: those before an argument without one have none."""
+    """Return the arguments with the defaults that Python allows: those before an argument without a default lose
+    theirs.
+    """
     positional = [a for a in arguments if not a.keyword_only]
     keep = len(positional)
     while keep and positional[keep - 1].default is not None:
@@ -163,8 +179,9 @@ def _defaults(arguments: Sequence[Field]) -> list[Field]:
 
 
 def sentence(doc: str) -> str:
-    """The first sentence of a docstring, on one line that can stand in another."""
+    """Return the first sentence of a docstring, on one line that can stand in another docstring."""
     paragraph = " ".join(doc.strip().split("\n\n")[0].split())
     first = re.split(r"(?<=[.!?])\s", paragraph)[0]
+    # The sentence stands inside of triple quotes in the draft.
     plain = first.replace("\\", "").replace('"""', "").rstrip('"')
     return plain if len(plain) <= LONGEST else plain[:LONGEST].rpartition(" ")[0] + " ..."

@@ -1,4 +1,4 @@
-"""All ops that an installed package registers, and a draft of each: what the schema says, and what was inferred."""
+"""Find all ops that an installed package registers, and draft each of them from its schema and from recorded calls."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ Report = Callable[[str, int, int], None]
 
 @dataclass
 class Drafted:
-    """Entries that can be declared, and for each op that cannot the reason."""
+    """The ops that can be declared, and for each op that cannot the reason."""
 
     entries: list[Entry] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
 
 def package_ops(package: str, load: Callable[[str], object], namespaces: Sequence[str] = ()) -> dict[str, Overload]:
-    """The ops that importing ``package`` registers, by name. ``load`` imports a module, or raises a ShiplapError.
+    """Return the ops that importing ``package`` registers, by name. ``load`` imports a module, or raises a
+    ShiplapError.
 
     An op that torch, or the module of another package, is known to have registered is not among them. With
     ``namespaces``, all ops of those.
@@ -38,8 +39,10 @@ def package_ops(package: str, load: Callable[[str], object], namespaces: Sequenc
     Raises:
         ShiplapError: SL501 if the package registers no op.
     """
+    # Ops that are registered by the import are the package's, unless it was imported before.
     loaded, before = package in sys.modules, names()
     load(package)
+    # Taken after the import, since the package's modules hold their libraries only then.
     after, own = names(), registrars(package)
     torchs = registrars("torch") - own
 
@@ -51,6 +54,7 @@ def package_ops(package: str, load: Callable[[str], object], namespaces: Sequenc
             return module == package or module.startswith(package + ".")
         return space not in torchs and (space in own or space == package or (name not in before and not loaded))
 
+    # Sorted, so that two drafts of one package can be compared.
     ops = {n: op for n in sorted(after) if mine(n) and (op := _overload(n)) is not None}
     if not ops:
         spaces = sorted({n.partition("::")[0] for n in after - before} - torchs)
@@ -66,6 +70,7 @@ def package_ops(package: str, load: Callable[[str], object], namespaces: Sequenc
 
 
 def _overload(name: str) -> Overload | None:
+    """Return the overload of a name, or None where Python cannot call it."""
     space, _, rest = name.partition("::")
     try:
         return find_overload(space, rest)
@@ -74,7 +79,7 @@ def _overload(name: str) -> Overload | None:
 
 
 def version_of(package: str) -> str:
-    """The version of the installed distribution, empty if it has none."""
+    """Return the version of the installed distribution, empty if it has none."""
     try:
         distributions = importlib.metadata.packages_distributions().get(package.partition(".")[0], [package])
         return importlib.metadata.version(distributions[0])
@@ -88,7 +93,7 @@ def draft_ops(
     package: str,
     report: Report = lambda what, done, total: None,
 ) -> Drafted:
-    """A draft of each op, or the reason why it can have none."""
+    """Return a draft of each op, or the reason why it can have none."""
     result, docs, taken = Drafted(), _documents(package), set[str]()
     for done, (name, overload) in enumerate(ops.items()):
         report(name, done, len(ops))
@@ -106,7 +111,8 @@ def draft_ops(
 
 
 def drafted(form: Form, overload: Overload, recorded: Sequence[Call], doc: tuple[str, str] = ("", "")) -> Entry:
-    """The draft of one op. What was inferred is left out again, with the reason, where it refuses a recorded call.
+    """Return the draft of one op. Inferred parts are left out again, with the reason, where they refuse a recorded
+    call.
 
     Raises:
         ShiplapError: SL1xx for a schema that no declaration has.
@@ -116,13 +122,14 @@ def drafted(form: Form, overload: Overload, recorded: Sequence[Call], doc: tuple
     problem = _problem(form, known, overload, recorded)
     if problem:
         known = unknown(form, f"a declaration with inferred dims has another result: {problem}")
+        # Checked once more, so that a schema which no declaration has raises its own error.
         _problem(form, known, overload, ())
     notes = [] if recorded or not composite(form.name) else ["made of other ops: calls of it cannot be recorded"]
     return Entry(form, known, *doc, notes)
 
 
 def _problem(form: Form, known: Inferred, overload: Overload, recorded: Sequence[Call]) -> str:
-    """Why the declaration of what was inferred does not hold; empty if it does."""
+    """Return the reason why the inferred declaration does not hold, empty if it does."""
     try:
         return misfit(form, known, overload, recorded)
     except ShiplapError as e:
@@ -132,7 +139,9 @@ def _problem(form: Form, known: Inferred, overload: Overload, recorded: Sequence
 
 
 def _documents(package: str) -> dict[str, tuple[str, str]]:
-    """First sentences of the package's Python functions and the functions, by their names: those of ops as well."""
+    """Return the first sentences of the package's Python functions, and the functions, by name. An op often has the
+    name of its function.
+    """
     documents: dict[str, tuple[str, str]] = {}
     for name, module in list(sys.modules.items()):
         if module is None or not (name == package or name.startswith(package + ".")):

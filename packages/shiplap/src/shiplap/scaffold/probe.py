@@ -1,7 +1,7 @@
-"""What a meta kernel says about sizes: which it takes together, and which results they give. Nothing real runs.
+"""Probe a meta kernel for sizes: those that it takes together, and the results that they give. No real kernel runs.
 
 From one accepted call, each size is changed alone. A size that is refused alone is changed together with others of the
-same value: those that are accepted together are one dim. What is refused every time is a size that the op fixes.
+same value: sizes that are accepted together are one dim. A size that is refused every time is fixed by the op.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from shiplap.torch_private.dispatcher_library import Overload
 from shiplap.torch_private.dispatcher_registered import without_data
 
 Slot = tuple[str, int]  # an argument that is one tensor, and an axis of it
+# Matrices first: most kernels take them.
 RANKS = (2, 1, 3, 4, 0, 5)
 SIZES = (6, 4, 5, 3, 1, 2)  # tried for all sizes at once: an op may want boxes of 4 coordinates
 STEPS = (5, 12)  # by which a size grows: to values that no other size has
+# Bounds the time for kernels with many arguments.
 MOST_TRIES = 600
+# Harmless values, by which few kernels refuse a call.
 SCALARS: dict[str, Any] = {
     "int": 1,
     "SymInt": 1,
@@ -39,7 +42,9 @@ REFUSALS = Exception  # a meta kernel may raise anything, and all of it means no
 
 @dataclass
 class Probed:
-    """Accepted calls; slots that have to agree; slots whose size the op fixes; ranks that an argument may have."""
+    """The accepted calls, the slots that have to agree, the slots whose size the op fixes, and the ranks that an
+    argument may have.
+    """
 
     calls: list[Call] = field(default_factory=list)
     ties: list[frozenset[Slot]] = field(default_factory=list)
@@ -49,7 +54,7 @@ class Probed:
 
 
 def probe(form: Form, overload: Overload, start: Call | None = None) -> Probed:
-    """Ask the implementation for tensors without data, from ``start`` or from the first call that it accepts."""
+    """Call the implementation with tensors without data, from ``start`` or from the first call that it accepts."""
     if not without_data(form.name):
         return Probed(reason="no meta kernel")
     asker = _Asker(form, overload)
@@ -78,17 +83,20 @@ def follows(form: Form, overload: Overload, probed: Probed) -> bool:
 
 
 def _wide(value: Any) -> Any:
+    """Return an argument with the dtype float64."""
     if isinstance(value, tuple):
         return tuple(map(_wide, value))
     return Seen("float64", value.shape, value.device) if isinstance(value, Seen) else value
 
 
 class _Asker:
+    """The calls of one meta kernel, at most ``MOST_TRIES`` of them."""
+
     def __init__(self, form: Form, overload: Overload) -> None:
         self.form, self.overload, self.left, self.reason = form, overload, MOST_TRIES, ""
 
     def ask(self, arguments: Mapping[str, Any]) -> Call | None:
-        """The call with fakes of these arguments, None if it is refused."""
+        """Return the call with fakes of these arguments, or None if it is refused."""
         if self.left <= 0:
             return None
         self.left -= 1
@@ -96,10 +104,12 @@ class _Asker:
             values = {name: _fake(v) for name, v in arguments.items()}
             positional = [values[a.name] for a in self.form.arguments if not a.keyword_only]
             named = {a.name: values[a.name] for a in self.form.arguments if a.keyword_only}
+            # A fake of an op with an autograd kernel would record a graph for nothing.
             with torch.no_grad():
                 result = self.overload(*positional, **named)
             results = call_of(self.overload._schema, (), {}, result).results
         except REFUSALS as e:
+            # No further call can succeed, so the remaining tries are given up.
             if isinstance(e, NotImplementedError) or type(e).__name__ == "UnsupportedOperatorException":
                 self.left, self.reason = 0, "no meta kernel"
                 return None
@@ -108,24 +118,27 @@ class _Asker:
         return Call({n: _bare(v) for n, v in arguments.items()}, results)
 
     def first(self) -> Call | None:
-        """A call that is accepted: the same rank for all tensors, then every combination of ranks."""
+        """Return a call that is accepted: the same rank for all tensors, then every combination of ranks."""
         scalars = {a.name: _scalar(a.kind, a.default) for a in self.form.arguments if not a.tensor}
         if any(v is ... for v in scalars.values()):
             return None
         tensors = [a for a in self.form.arguments if a.tensor]
         same = [(r,) * len(tensors) for r in RANKS]
+        # Six ranks for each of five tensors are 7776 combinations, far above MOST_TRIES.
         mixed = [] if len(tensors) > 4 else list(product(RANKS, repeat=len(tensors)))
         for ranks, size in product([*same, *(m for m in mixed if m not in same)], SIZES[:2]):
+            # Kernels on indices refuse floats, most others refuse integers.
             for dtype in ("float32", "int64"):
                 given = {a.name: _of_rank(a.kind, r, size, dtype) for a, r in zip(tensors, ranks, strict=True)}
                 if (call := self.ask({a.name: {**scalars, **given}[a.name] for a in self.form.arguments})) is not None:
                     return call
+            # Half of the tries are left for the sizes.
             if self.left < MOST_TRIES // 2:
                 return None
         return None
 
     def ranks(self, base: Call, answers: Probed) -> None:
-        """For each tensor the ranks that it may have while the others stay as they are."""
+        """Find for each tensor the ranks that it may have while the others stay as they are."""
         for name, value in base.arguments.items():
             if not isinstance(value, Seen):
                 continue
@@ -146,6 +159,7 @@ class _Asker:
             changed = [self.ask(_grown(base, (slot,), step)) for step in STEPS]
             answers.calls += [c for c in changed if c is not None]
             if changed[0] is None:
+                # Refused alone: the size is fixed, or tied to another one.
                 stuck.append(slot)
         for group in self._groups(base, stuck):
             if any(tied & group for tied in answers.ties) and len(group) == 2 and self._known(group, answers):
@@ -158,10 +172,13 @@ class _Asker:
         answers.fixed = {slot for slot in stuck if slot not in tied} if self.left > 0 else set()
 
     def _known(self, group: frozenset[Slot], answers: Probed) -> bool:
+        """Whether a group is already a part of a known tie."""
         return any(group <= tied for tied in answers.ties)
 
     def _groups(self, base: Call, stuck: Sequence[Slot]) -> Iterator[frozenset[Slot]]:
-        """Pairs of the same size, then all of a size, then all of a size of several arguments' same axis."""
+        """Yield pairs of the same size, then all slots of a size, then all of a size on one axis of several
+        arguments.
+        """
         by_size: dict[int, list[Slot]] = {}
         for slot in stuck:
             by_size.setdefault(_size(base, slot), []).append(slot)
@@ -177,16 +194,18 @@ class _Asker:
 
 
 def _slots(call: Call) -> list[Slot]:
+    """Return all slots of a call."""
     return [(n, axis) for n, v in call.arguments.items() if isinstance(v, Seen) for axis in range(len(v.shape))]
 
 
 def _size(call: Call, slot: Slot) -> int:
+    """Return the size at a slot."""
     seen: Seen = call.arguments[slot[0]]
     return seen.shape[slot[1]]
 
 
 def _grown(call: Call, slots: Sequence[Slot], step: int) -> dict[str, Any]:
-    """The arguments with larger sizes at ``slots``."""
+    """Return the arguments with larger sizes at ``slots``."""
     arguments = dict(call.arguments)
     for name, axis in slots:
         seen: Seen = arguments[name]
@@ -196,7 +215,7 @@ def _grown(call: Call, slots: Sequence[Slot], step: int) -> dict[str, Any]:
 
 
 def _other_ints(call: Call) -> Iterator[dict[str, Any]]:
-    """The arguments with another value for one int, or for one element of a list of ints."""
+    """Yield the arguments with another value for one int, or for one element of a list of ints."""
     for name, value in call.arguments.items():
         if type(value) is int:
             yield from ({**call.arguments, name: value + step} for step in (1, 3))
@@ -207,6 +226,7 @@ def _other_ints(call: Call) -> Iterator[dict[str, Any]]:
 
 
 def _of_rank(kind: str, rank: int, size: int, dtype: str) -> Any:
+    """Return a tensor argument, or a list of two tensors, of one rank and size."""
     if kind.endswith("?"):
         return None
     seen = Seen(dtype, (size,) * rank, "cpu")
@@ -214,7 +234,7 @@ def _of_rank(kind: str, rank: int, size: int, dtype: str) -> Any:
 
 
 def _scalar(kind: str, default: str | None) -> Any:
-    """A value of a scalar argument; ``...`` if there is none to try."""
+    """Return a value of a scalar argument, ``...`` if there is none to try."""
     if default is not None:
         return _evaluated(default)
     if kind.endswith("?"):
@@ -227,11 +247,13 @@ def _scalar(kind: str, default: str | None) -> Any:
 
 
 def _evaluated(source: str) -> Any:
+    """Return the value of a default that was printed as source."""
     names: dict[str, Callable[..., Any] | Any] = {"torch": torch, "inf": float("inf"), "nan": float("nan")}
     return eval(source, names)  # the default of a schema, printed by us
 
 
 def _fake(value: Any) -> Any:
+    """Return a recorded argument as empty tensors."""
     if isinstance(value, tuple):
         return [_fake(v) for v in value]
     if not isinstance(value, Seen):
@@ -240,7 +262,7 @@ def _fake(value: Any) -> Any:
 
 
 def _bare(value: Any) -> Any:
-    """Without the range of the values, which no fake has."""
+    """Return an argument without the range of its values, which no fake has."""
     if isinstance(value, tuple):
         return tuple(map(_bare, value))
     return Seen(value.dtype, value.shape, value.device) if each(value) else value

@@ -1,4 +1,4 @@
-"""The sizes and dtypes of results, from calls: an expression of the dims, a bound, or what the reference gives."""
+"""Find the sizes and dtypes of results from calls: an expression of the dims, a bound, or the reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows = Sequence[tuple[Call, Mapping[str, Any]]]
 
 @dataclass
 class Sizes:
-    """The dims of each result, None where no declaration of the sizes is known; new dims with their bounds."""
+    """The dims of each result, None where no declaration of the sizes is known, and new dims with their bounds."""
 
     shapes: list[tuple[str, ...] | None] = field(default_factory=list)
     bounds: dict[str, str] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Sizes:
 
 
 def sizes_of(form: Form, dims: Dims, recorded: Sequence[Call], probed: Sequence[Call]) -> Sizes:
-    """An expression for each size of each result that holds in all calls."""
+    """Return an expression for each size of each result that holds in all calls."""
     rows = environments(dims, [*recorded, *probed])
     sizes_found = Sizes()
     names = list(dict.fromkeys((*dims.slots, *dims.scalars)))
@@ -46,6 +46,7 @@ def sizes_of(form: Form, dims: Dims, recorded: Sequence[Call], probed: Sequence[
 def _shape(
     index: int, names: Sequence[str], rows: Rows, bounds: dict[str, str], dims: Dims, *, seen: bool
 ) -> tuple[tuple[str, ...] | None, str]:
+    """Return the dims of one result, or None, with a note on those that depend on data."""
     shapes = [c.results[index].shape for c, _ in rows if isinstance(c.results[index], Seen)]
     if len(shapes) != len(rows) or len({len(s) for s in shapes}) != 1:
         return None, "a rank that varies" if shapes else "no tensor in a call"
@@ -65,13 +66,17 @@ def _shape(
 
 
 def _few(sizes: Sequence[int]) -> str:
+    """Return at most four different sizes as text."""
     different = sorted(set(sizes))
     return ", ".join(map(str, different[:4])) + ", ..." * (len(different) > 4)
 
 
 def _expression(sizes: Sequence[int], names: Sequence[str], rows: Rows) -> str | None:
-    """The simplest expression that has these values; a number only where other sizes varied, or none is a name."""
+    """Return the simplest expression that has these values in all calls. A number is only returned where other sizes
+    varied, or none is a name.
+    """
     different = len(set(sizes)) > 1
+    # If no dim varied in the calls, a constant size is no evidence for a constant.
     varied = any(len({env[n] for _, env in rows}) > 1 for n in names if "[" not in n)
     for text in _candidates(names, sizes[0] if varied or not names else None, deep=different):
         try:
@@ -84,12 +89,14 @@ def _expression(sizes: Sequence[int], names: Sequence[str], rows: Rows) -> str |
 
 
 def _candidates(names: Sequence[str], constant: int | None, *, deep: bool) -> Iterator[str]:
+    """Yield expressions, the simplest first. ``deep``: whether the size varied, so that more than names are tried."""
     yield from names
     if constant is not None:
         yield str(constant)
     if not deep:
         return
     yield from _windows(names)
+    # Pairs and triples grow fast with the number of names.
     names = names[:MOST_NAMES]
     yield from (f"{a}*{b}" for a, b in combinations(names, 2))
     yield from (f"{a}+{b}" for a, b in combinations(names, 2))
@@ -103,11 +110,12 @@ def _candidates(names: Sequence[str], constant: int | None, *, deep: bool) -> It
 
 @lru_cache(4096)
 def _parsed(text: str) -> Expr:
+    """Return an expression as a callable."""
     return Expr.parse(text, "draft")
 
 
 def _windows(names: Sequence[str]) -> Iterator[str]:
-    """What a convolution or a pooling leaves of a size, from arguments with the usual names."""
+    """Yield the sizes that a convolution or a pooling leaves, from arguments with the usual names."""
 
     def called(*parts: str) -> list[str]:
         return [n for n in names if any(p in n for p in parts)]
@@ -118,6 +126,7 @@ def _windows(names: Sequence[str]) -> Iterator[str]:
         return
     for size, tap in permutations(dict.fromkeys(taps), 2):
         for pad, spread, stride in product(pads or [""], spreads or [""], strides or [""]):
+            # The size of a window's result: (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1.
             padded = f"{size}+2*{pad}" if pad else size
             left = f"{padded}-{spread}*({tap}-1)-1" if spread else f"{padded}-{tap}"
             yield f"({left})//{stride}+1" if stride else f"{left}+1"
@@ -126,7 +135,7 @@ def _windows(names: Sequence[str]) -> Iterator[str]:
 def _bounded(
     sizes: Sequence[int], names: Sequence[str], rows: Rows, bounds: dict[str, str], dims: Dims, *, data: bool
 ) -> str | None:
-    """A new dim with the tightest bound of those that hold in all calls."""
+    """Add a new dim with the tightest bound of those that hold in all calls, and return its name."""
     known = [(size, env) for size, (_, env) in zip(sizes, rows, strict=True) if size != DATA]
     options = [*names, *(f"{a}*{b}" for a, b in combinations([n for n in names if n in dims.slots], 2))]
     holding = []
@@ -139,5 +148,6 @@ def _bounded(
     taken = {*dims.slots, *dims.scalars, *bounds, *rows[0][0].arguments}
     name = next(c for c in ("m", "k", "kept", *(f"kept{i}" for i in range(100))) if c not in taken)
     assert plain_name(name)
+    # The least sum over all calls is the tightest bound.
     bounds[name] = min(holding)[1]
     return name

@@ -1,4 +1,4 @@
-"""A builder of samples with the ranges of recorded calls, as source lines."""
+"""Write a builder of samples with the ranges of recorded calls, as source lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from shiplap.scaffold.schema import Field, Form
 
 
 def sampler_of(form: Form, dims: Dims, recorded: Sequence[Call]) -> list[str]:
-    """The body of ``fn(rng, sizes, dtype, device)``. Empty where one of the arguments cannot be built."""
+    """Return the body of ``fn(rng, sizes, dtype, device)``, an empty list where one of the arguments cannot be
+    built.
+    """
     lines, made = [], []
     for a in form.arguments:
         if not a.tensor:
@@ -27,6 +29,7 @@ def sampler_of(form: Form, dims: Dims, recorded: Sequence[Call]) -> list[str]:
 
 
 def _values(a: Field, dims: Dims, recorded: Sequence[Call]) -> str | None:
+    """Return an expression for one argument, or None where it cannot be built."""
     seen = [s for c in recorded for s in each(c.arguments.get(a.name))]
     shape = dims.shapes.get(a.name)
     if a.optional and not seen:
@@ -40,11 +43,14 @@ def _values(a: Field, dims: Dims, recorded: Sequence[Call]) -> str | None:
 
 
 def _sizes(shape: Sequence[str]) -> str:
+    """Return a shape as source."""
     return f"({', '.join(map(_size, shape))}{',' * (len(shape) == 1)})"
 
 
 def _fields(name: str, dims: Dims, recorded: Sequence[Call]) -> str:
-    """Values of a matrix column by column, where one has whole numbers: the image of a box, say. Empty for others."""
+    """Return an expression for a matrix column by column, where one column has whole numbers (the image of a box, say),
+    else an empty text.
+    """
     shape, calls = dims.shapes[name] or (), [s for c in recorded for s in each(c.arguments.get(name)) if s.shape[0]]
     count = int(shape[1]) if len(shape) == 2 and shape[1].isdigit() else 0
     if not count or not calls or any(len(s.columns) != count for s in calls):
@@ -63,21 +69,26 @@ def _fields(name: str, dims: Dims, recorded: Sequence[Call]) -> str:
 
 
 def _size(text: str) -> str:
+    """Return one size as source."""
     return f'sizes["{text}"]' if plain_name(text) else text
 
 
 def _drawn(
     size: str, dtype: str, low: float | None, high: float | None, limit: str | None, moved: str | None = None
 ) -> str:
-    """An expression for values from ``low`` to ``high``, or below the size ``limit``, on the device or ``moved``."""
+    """Return an expression for values from ``low`` to ``high``, or below the size ``limit``, on the device or
+    ``moved``.
+    """
     to = moved if moved is not None else ".to(device)"
     if dtype == "bool":
         return f"(torch.rand({size}, generator=rng) < 0.5){to}"
     if dtype.startswith(("int", "uint")):
+        # randint excludes its upper bound.
         top = limit or str(int(high or 0) + 1)
         return f"torch.randint({int(low or 0)}, {top}, {size}, generator=rng, dtype=torch.{dtype}){to}"
     to = moved if moved is not None else f".to(device, torch.{dtype})"
     if dtype.startswith(("float", "bfloat")) and low is not None and high is not None:
+        # Rounded to be readable: a sample need not reach the exact bounds.
         spread, start = _round(high - low) or 1.0, _round(low)
         shift = f" + {start!r}" if start > 0 else f" - {-start!r}" if start < 0 else ""
         return f"(torch.rand({size}, generator=rng) * {spread!r}{shift}){to}"
@@ -89,16 +100,20 @@ def _round(value: float) -> float:
 
 
 def _highest(seen: Seen) -> float | None:
+    """Return the highest value of a tensor."""
     return seen.high
 
 
 def _highest_of(column: int, seen: Seen) -> float | None:
+    """Return the highest value in one column of a tensor."""
     return seen.columns[column].high if seen.columns else None
 
 
 def _limit(name: str, dims: Dims, recorded: Sequence[Call], highest: Callable[[Seen], float | None]) -> str | None:
-    """What the values of an index stay below: the dim that they came within a quarter of in all calls. If none, what
-    was recorded, and no size that was larger in each call, since it may be an index into any of those.
+    """Return the limit of the values of an index: the dim that they came within a quarter of in all calls.
+
+    If there is none, the limit is the recorded maximum, and no size that was larger in each call, since the value may
+    be an index into any of those.
     """
     tops: list[tuple[float, dict[str, Any]]] = []
     for call, env in environments(dims, recorded):
@@ -108,6 +123,7 @@ def _limit(name: str, dims: Dims, recorded: Sequence[Call], highest: Callable[[S
     most = max((top for top, _ in tops), default=-1.0)
     if most < 0:
         return None
+    # An index into its own dim is rare, unless there is no other.
     own = set(dims.shapes.get(name) or ())
     larger = [
         d for d in dims.slots if all(top < env[d] for top, env in tops) and (d not in own or len(dims.slots) == 1)

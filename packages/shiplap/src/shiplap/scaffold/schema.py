@@ -1,6 +1,6 @@
-"""A torch schema → the text of a declaration: annotations, ``mutates=``, ``aliases=`` and ``static=``.
+"""Turn a torch schema into the text of a declaration: annotations, ``mutates=``, ``aliases=`` and ``static=``.
 
-The text is the same whether a draft is written or ``tools/count_schemas.py`` counts which schemas can be said.
+The text is the same whether a draft is written or ``tools/count_schemas.py`` counts the schemas that can be declared.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ TYPES = {
     "MemoryFormat": "torch.memory_format",
     "Generator": "torch.Generator",
 }
+# Defaults of these types are plain ints in a schema.
 _NUMBERED: dict[str, dict[int, object]] = {
     "ScalarType": {row.number: getattr(torch, name) for name, row in DTYPES.items()},
     "MemoryFormat": {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last},
@@ -38,7 +39,7 @@ _ALIAS = re.compile(r"\([\w*|$]+!?( -> [\w*|$]*)?\)")
 
 
 class Unsayable(Exception):
-    """Why no declaration has this schema."""
+    """The reason why no declaration has this schema."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +58,29 @@ class Field:
 
     @property
     def tensor(self) -> bool:
+        """Whether the type is a tensor or a list of tensors."""
         return self.kind.startswith("Tensor")
 
     @property
     def many(self) -> bool:
+        """Whether the type is a list."""
         return "[" in self.kind
 
     @property
     def optional(self) -> bool:
+        """Whether the value may be None."""
         return self.kind.endswith("?")
 
     def annotation(self, tensor: str = TYPES["Tensor"]) -> str:
-        """The annotation of the declaration, with ``tensor`` for each tensor. Unsayable for a type without a form."""
+        """Return the annotation of the declaration, with ``tensor`` for each tensor. Raises ``Unsayable`` for a type
+        without a form.
+        """
         return _annotation(self.kind, tensor)
 
 
 @dataclass(frozen=True)
 class Form:
-    """A schema as a declaration has it."""
+    """A schema in the form of a declaration."""
 
     name: str
     schema: str
@@ -83,21 +89,25 @@ class Form:
 
     @property
     def mutates(self) -> tuple[str, ...]:
+        """The names of the arguments that the op writes to."""
         return tuple(a.name for a in self.arguments if a.written)
 
     @property
     def aliases(self) -> tuple[str | None, ...]:
+        """The argument that each result shares memory with, empty where none does."""
         names = tuple(r.alias or None for r in self.results)
         return names if any(names) else ()
 
     @property
     def static(self) -> tuple[str, ...]:
-        """Ints that are no symbols in the schema."""
+        """The names of the ints that are no symbols in the schema."""
         return tuple(a.name for a in self.arguments if re.match(r"int\b", a.kind))
 
 
 def form_of(schema: Any) -> Form:
-    """``schema``, a ``torch._C.FunctionSchema``, read. Unsayable says why no declaration has it."""
+    """Return the form of ``schema``, a ``torch._C.FunctionSchema``. Raises ``Unsayable`` where no declaration has
+    it.
+    """
     arguments, texts = list(schema.arguments), kinds(schema)[0]
     if len(texts) != len(arguments):
         raise Unsayable("any number of arguments")
@@ -124,8 +134,9 @@ def form_of(schema: Any) -> Form:
 
 
 def kinds(schema: Any) -> tuple[list[str], list[str]]:
-    """The types of the arguments and of the results as the schema writes them, without alias sets."""
+    """Return the types of the arguments and of the results as the schema writes them, without alias sets."""
     head, opening, rest = str(schema).partition("(")
+    # Types are read from the text, since torch's objects print some of them differently.
     plain = _ALIAS.sub("", rest) if opening else head
     given, _, made = plain.rpartition(") -> ")
     arguments = [re.sub(r" \w+(=.*)?$", "", p) for p in _parts(given) if p and p != "*"]
@@ -134,11 +145,12 @@ def kinds(schema: Any) -> tuple[list[str], list[str]]:
 
 
 def _parts(text: str) -> list[str]:
-    """``text`` cut at the commas between arguments."""
+    """Return ``text`` cut at the commas between arguments."""
     return [p.strip() for p in re.split(r", (?![^\[]*\])(?![^()]*\))", text)]
 
 
 def _annotation(kind: str, tensor: str) -> str:
+    """Return the annotation for a type of a schema."""
     if kind.endswith("?"):
         return f"{_annotation(kind[:-1], tensor)} | None"
     if listed := re.fullmatch(r"(.+)\[(\d*)\]", kind):
@@ -150,7 +162,7 @@ def _annotation(kind: str, tensor: str) -> str:
 
 
 def _alias(result: Any, arguments: Sequence[Any]) -> str:
-    """The argument that a result may share memory with, empty for a fresh one."""
+    """Return the argument that a result may share memory with, empty for a fresh one."""
     if result.alias_info is None:
         return ""
     wanted = result.alias_info.before_set
@@ -162,7 +174,7 @@ def _alias(result: Any, arguments: Sequence[Any]) -> str:
 
 
 def _default(argument: Any) -> str:
-    """The default of an argument as Python source. Schemas write torch's own types as numbers."""
+    """Return the default of an argument as Python source. Schemas write torch's own types as numbers."""
     value, kind = argument.default_value, str(argument.real_type)
     if isinstance(value, int) and not isinstance(value, bool) and kind in _NUMBERED:
         value = _NUMBERED[kind].get(value, value)

@@ -1,4 +1,4 @@
-"""Where drafts learn names and types: annotations, extension docstrings, torch schemas, or a call that somebody wrote.
+"""Read the signatures that drafts start from: annotations, extension docstrings, torch schemas, or a call in source.
 
 All but the last end as text of a Python signature, which is parsed once. A type that has no certain Shiplap form stays
 ``object`` with its original text, so that a draft never guesses.
@@ -19,7 +19,9 @@ from shiplap.errors import error
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument. ``type`` is a Shiplap form, bare ``Tensor`` where dims are unknown, ``object`` where all is."""
+    """An argument. ``type`` is a Shiplap form, bare ``Tensor`` where dims are unknown, ``object`` where all is
+    unknown.
+    """
 
     name: str
     type: str
@@ -36,7 +38,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """A callable as far as it is known; ``returns`` is None when nothing says what it returns, () for no output."""
+    """A callable as far as it is known. ``returns`` is None where the source does not name the results, () for no
+    output.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -45,12 +49,15 @@ class Signature:
 
 
 def of_function(fn: Callable[..., Any], where: str) -> list[Signature]:
-    """Annotations of ``fn``, or else the signatures in its docstring. SL604 when neither says anything."""
+    """Return the signatures of ``fn`` from its annotations, or else from its docstring. Raises SL604 when neither has
+    any.
+    """
     name = getattr(fn, "__name__", where.rpartition(":")[2])
     try:
         annotated = inspect.signature(fn)
     except (TypeError, ValueError):
         annotated = None
+    # Annotations are more exact than a docstring; names without types come last.
     if annotated is not None and any(p.annotation is not p.empty for p in annotated.parameters.values()):
         return [parse(f"{name}{_spell(annotated)}", where)]
     signatures = [parse(line, where) for line in _documented(name, inspect.getdoc(fn) or "")]
@@ -67,12 +74,12 @@ def of_function(fn: Callable[..., Any], where: str) -> list[Signature]:
 
 
 def _tells(signature: inspect.Signature) -> bool:
-    """Names without types are a start; ``(*args, **kwargs)`` is none."""
+    """Whether a signature has a named parameter. Names without types are a start, ``(*args, **kwargs)`` is none."""
     return any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values())
 
 
 def _spell(signature: inspect.Signature) -> str:
-    """Source text of a signature; values that are no literals become ``...``."""
+    """Return a signature as source text. Values that are no literals become ``...``."""
     parts, star = [], False
     for p in signature.parameters.values():
         if p.kind is p.KEYWORD_ONLY and not star:
@@ -88,11 +95,14 @@ def _spell(signature: inspect.Signature) -> str:
 
 
 def _annotation(annotation: Any) -> str:
+    """Return an annotation as source text."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    # A class without a name in source prints as <...>, which cannot be parsed.
     return re.sub(r"<[^<>]*>", "object", text)
 
 
 def _literal(value: Any) -> str:
+    """Return a value as source text, ``...`` if it is no literal."""
     try:
         return repr(value) if ast.literal_eval(repr(value)) == value else "..."
     except (ValueError, SyntaxError):
@@ -100,8 +110,9 @@ def _literal(value: Any) -> str:
 
 
 def _documented(name: str, doc: str) -> Iterator[str]:
-    """Signature lines: the first, or under "Overloaded function." the numbered ones."""
+    """Yield the signature lines of a docstring: the first line, or the numbered ones under "Overloaded function."."""
     lines = [line.strip() for line in doc.splitlines()]
+    # pybind11 lists overloads in this form.
     numbered = [m[1] for line in lines if (m := re.match(rf"\d+\.\s+({re.escape(name)}\(.*)", line))]
     if numbered:
         yield from numbered
@@ -110,7 +121,7 @@ def _documented(name: str, doc: str) -> Iterator[str]:
 
 
 def of_overload(overload: Any) -> Signature:
-    """The schema of a registered torch op."""
+    """Return the signature of a registered torch op from its schema."""
     schema = overload._schema
     parameters = tuple(
         Parameter(
@@ -130,7 +141,8 @@ def of_overload(overload: Any) -> Signature:
 
 
 def of_call(call: ast.Call) -> Signature:
-    """The arguments of a call as it is written, where the function itself says nothing; their types are all open."""
+    """Return the arguments of a call as it is written, for a function without a signature. Their types are all open."""
+    # Two arguments may have the same source, such as f(x, x).
     names: list[str] = []
     values = [*((None, a) for a in call.args), *((k.arg, k.value) for k in call.keywords)]
     parameters = []
@@ -143,7 +155,7 @@ def of_call(call: ast.Call) -> Signature:
 
 
 def parse(text: str, where: str) -> Signature:
-    """``f(x: torch.Tensor, y: int = 3) -> torch.Tensor``, in Python's words or pybind11's."""
+    """Parse ``f(x: torch.Tensor, y: int = 3) -> torch.Tensor``, in Python's syntax or pybind11's."""
     try:
         head = ast.parse(f"def {_pythonic(text)}: pass").body[0]
     except SyntaxError as e:
@@ -155,20 +167,23 @@ def parse(text: str, where: str) -> Signature:
     defaults = [None] * (len(positional) - len(head.args.defaults)) + list(head.args.defaults)
     parameters = [_parameter(a, d, False) for a, d in zip(positional, defaults, strict=True)]
     parameters += [_parameter(a, d, True) for a, d in zip(head.args.kwonlyargs, head.args.kw_defaults, strict=True)]
+    # A missing annotation leaves the outputs open, while -> None says that there are none.
     returns = None if head.returns is None else _returns(head.returns)
     return Signature(head.name, tuple(parameters), returns, text)
 
 
 def _pythonic(text: str) -> str:
-    """C++ spellings that pybind11 leaves in docstrings, as names that Python can parse."""
+    """Return C++ spellings that pybind11 leaves in docstrings as names that Python can parse."""
     text = re.sub(r"=\s*<[^>]*>", "= ...", text.rstrip(": "))
     text = re.sub(r"\b(?:c10|std)::optional<([\w:]+)>", r"Optional[\1]", text)
+    # From the inside out, because templates nest. "->" is no bracket.
     while (shorter := re.sub(r"(?<!-)<[^<>]*>", "", text)) != text:
         text = shorter
     return re.sub(r"\b\w+::", "", text)
 
 
 def _parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool) -> Parameter:
+    """Return the parameter of one parsed argument."""
     form = _form(argument.annotation)
     original = ast.unparse(argument.annotation) if argument.annotation else ""
     value = ast.unparse(default) if default else None
@@ -176,11 +191,12 @@ def _parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool) 
 
 
 def _returns(node: ast.expr) -> tuple[str, ...]:
-    """The outputs: a tensor, a tuple of them, or nothing."""
+    """Return the outputs: a tensor, a tuple of them, or nothing."""
     if isinstance(node, ast.Constant) and node.value is None:
         return ()
     if isinstance(node, ast.Subscript) and _last(node.value) in ("tuple", "Tuple"):
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        # tuple[Tensor, ...] has no fixed number of outputs, which a declaration needs.
         if not any(isinstance(i, ast.Constant) and i.value is ... for i in items):
             return tuple(_form(i) or "object" for i in items)
     return (_form(node) or "object",)
@@ -196,11 +212,12 @@ _SCALARS = {
     "bool": "bool",
     "str": "str",
 }
+# All of these become list[...], the one sequence that a schema has.
 _LISTS = ("list", "List", "Sequence", "tuple", "Tuple", "Iterable")
 
 
 def _form(node: ast.expr | None) -> str | None:
-    """The annotation that sl.op would take for ``node``. None when there is no certain one."""
+    """Return the annotation that sl.op would take for ``node``, or None when there is no certain one."""
     match node:
         case ast.Constant(value=str(text)):
             return _form(_expression(text))
@@ -216,6 +233,7 @@ def _form(node: ast.expr | None) -> str | None:
 
 
 def _subscript(base: str, items: list[ast.expr]) -> str | None:
+    """Return the form of ``base[items]``, or None."""
     if base == "Optional":
         return _optional([items[0], ast.Constant(None)])
     if base == "Union":
@@ -238,6 +256,7 @@ def _is_dtype_class(name: str) -> bool:
 
 
 def _optional(parts: list[ast.expr]) -> str | None:
+    """Return the form of a union of a type and None, or None for any other union."""
     rest = [p for p in parts if not (isinstance(p, ast.Constant) and p.value is None)]
     if len(rest) != 1 or len(parts) != 2:
         return None
@@ -246,7 +265,9 @@ def _optional(parts: list[ast.expr]) -> str | None:
 
 
 def _root(node: ast.expr) -> str:
-    """A name for an argument: its own, its attribute's, or for ``cost.numpy()`` and ``cost[0]`` that of ``cost``."""
+    """Return a name for an argument: its own, its attribute's, or for ``cost.numpy()`` and ``cost[0]`` that of
+    ``cost``.
+    """
     while isinstance(node, ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
         node = node.value if isinstance(node, ast.Attribute) else node
@@ -254,10 +275,12 @@ def _root(node: ast.expr) -> str:
 
 
 def _last(node: ast.expr) -> str:
+    """Return the last name of a dotted expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _expression(text: str) -> ast.expr | None:
+    """Parse an expression, or return None where it is no Python."""
     try:
         return ast.parse(text, mode="eval").body
     except SyntaxError:

@@ -1,4 +1,6 @@
-"""``Signature`` → the source of a declaration draft. What nobody can know yet is a line marked FILL, never a guess."""
+"""Write the source of a declaration draft from a ``Signature``. A line that needs the author's knowledge is marked
+FILL.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from shiplap.scaffold.signature import Parameter, Signature
 
 @dataclass(frozen=True)
 class Draft:
-    """What to declare, and where it comes from: ``decorator`` ``"op"`` wraps a function, ``"adopt"`` a torch op."""
+    """The contents of a draft and their origin. ``decorator``: ``"op"`` wraps a function, ``"adopt"`` a torch op."""
 
     origin: str
     namespace: str
@@ -25,7 +27,9 @@ class Draft:
 
 
 def render(draft: Draft) -> str:
-    """The file: imports and one drafted op per signature. It imports, and every call of it raises SL113."""
+    """Return the file: imports and one drafted op per signature. The file can be imported, and every call of an op
+    raises SL113.
+    """
     names = _names(draft)
     bodies = [_op(draft, s, n) for s, n in zip(draft.signatures, names, strict=True)]
     text = "\n\n\n".join(["\n".join(_head(draft)), *bodies]) + "\n"
@@ -34,13 +38,13 @@ def render(draft: Draft) -> str:
 
 
 def fill_lines(text: str) -> list[dict[str, object]]:
-    """``{"line", "fill"}`` for each line that is still to be filled in."""
+    """Return ``{"line", "fill"}`` for each line that is still to be filled in."""
     marks = ((number, line.partition("FILL: ")) for number, line in enumerate(text.splitlines(), 1))
     return [{"line": number, "fill": what.rstrip('"')} for number, (_, mark, what) in marks if mark]
 
 
 def _names(draft: Draft) -> list[str]:
-    """Python names, one per overload."""
+    """Return Python names, one per overload."""
     names: list[str] = []
     for signature in draft.signatures:
         name = signature.name + "_" * keyword.iskeyword(signature.name)
@@ -50,7 +54,9 @@ def _names(draft: Draft) -> list[str]:
 
 
 def _head(draft: Draft) -> list[str]:
+    """Return the lines ahead of the first op."""
     types = " ".join(t for s in draft.signatures for t in (*(p.type for p in s.parameters), *(s.returns or ())))
+    # Float is imported in any case, since most drafts need it when they are filled in.
     classes = sorted({"Float", *re.findall(r"(\w+)\[Tensor,", types)})
     source = f"{draft.imports}\n" if draft.imports else ""
     return [
@@ -70,6 +76,7 @@ def _head(draft: Draft) -> list[str]:
 
 
 def _op(draft: Draft, signature: Signature, name: str) -> str:
+    """Return the declaration of one op."""
     qualified = f"{draft.namespace}::{signature.name if draft.decorator == 'adopt' else name}"
     parameters = _defaults(signature.parameters)
     lines = [f"# {line}" for line in signature.text.splitlines()]
@@ -90,6 +97,7 @@ def _op(draft: Draft, signature: Signature, name: str) -> str:
 
 
 def _decorator(draft: Draft, qualified: str, parameters: Sequence[Parameter], signature: Signature) -> list[str]:
+    """Return the decorator of one op."""
     written = [p.name for p in parameters if p.written]
     known = draft.decorator == "adopt"  # a torch schema says what is written
     mutates = f", mutates=({', '.join(map(repr, written))},)".replace("'", '"') if written else ""
@@ -102,7 +110,9 @@ def _decorator(draft: Draft, qualified: str, parameters: Sequence[Parameter], si
 
 
 def _defaults(parameters: Sequence[Parameter]) -> list[Parameter]:
-    """Drop defaults that are not literals, and those before them: Python wants them last."""
+    """Return the parameters without defaults that are not literals, and without those before them: Python requires them
+    last.
+    """
     positional = [p for p in parameters if not p.keyword_only]
     keep = len(positional)
     while keep and positional[keep - 1].default not in (None, "..."):
@@ -119,6 +129,7 @@ def _defaults(parameters: Sequence[Parameter]) -> list[Parameter]:
 
 
 def _argument(p: Parameter) -> str:
+    """Return the line of one argument, with FILL where its type is open."""
     default = "" if p.default is None else f" = {p.default}"
     dropped = p.original.partition(" = ")[2]
     if p.type == "object":
@@ -133,6 +144,7 @@ def _argument(p: Parameter) -> str:
 
 
 def _result(returns: tuple[str, ...] | None) -> str:
+    """Return the line of the results, with FILL where they are open."""
     if returns == ():
         return ") -> None:"
     if returns is None:
@@ -147,7 +159,9 @@ def _result(returns: tuple[str, ...] | None) -> str:
 
 
 def _kernel(draft: Draft, name: str, parameters: Sequence[Parameter]) -> list[str]:
-    """A launcher that calls the drafted-from function. It returns fresh outputs, which shiplap checks."""
+    """Return the lines of a launcher that calls the original function. It returns fresh outputs, which shiplap
+    checks.
+    """
     arguments = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in parameters)
     signature = ", ".join(
         ("*, " if p.keyword_only and not (i and parameters[i - 1].keyword_only) else "") + p.name

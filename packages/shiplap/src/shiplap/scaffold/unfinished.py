@@ -1,4 +1,4 @@
-"""What stands in a draft where ``sl.op`` or ``sl.adopt`` will stand."""
+"""The decorator that stands in a draft in place of ``sl.op`` or ``sl.adopt``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from shiplap.errors import error
 
 
 def unfinished(name: str, **declaration: object) -> Callable[[Callable[..., Any]], Unfinished]:
-    """Stands where ``sl.op`` or ``sl.adopt`` will stand: the decorated draft of ``name`` raises SL113 when called."""
+    """Return a decorator in place of ``sl.op`` or ``sl.adopt``: the decorated draft of ``name`` raises SL113 when
+    called.
+    """
     return lambda fn: Unfinished(name, fn)
 
 
 class Unfinished:
-    """A drafted declaration. Nothing is registered, so nothing can rely on what has not been filled in."""
+    """A drafted declaration. It is not registered, so no code can use an unfinished part."""
 
     def __init__(self, name: str, draft: Callable[..., Any]) -> None:
         self.name, self.__doc__, self.__module__ = name, draft.__doc__, draft.__module__
@@ -23,13 +25,13 @@ class Unfinished:
         raise error("SL113", where=self.name, got="lines marked FILL", expected="a finished declaration")
 
     def kernel(self, device: str, implementation: Any = None, **keywords: Any) -> Any:
-        """As ``Op.kernel``, without binding anything."""
+        """Accept the arguments of ``Op.kernel``, without binding a kernel."""
         return (lambda fn: fn) if implementation is None else implementation
 
     def backward(self, fn: Any = None, **keywords: Any) -> Any:
-        """As ``Op.backward``, without declaring anything."""
+        """Accept the arguments of ``Op.backward``, without declaring a gradient."""
         return (lambda f: f) if fn is None else fn
 
     def samples(self, fn: Any) -> Any:
-        """As ``Op.samples``, without declaring anything."""
+        """Accept the arguments of ``Op.samples``, without declaring samples."""
         return fn

@@ -1,8 +1,8 @@
 """The checks, one file each: a module in this folder that defines ``CHECK`` is part of every audit.
 
-``CHECKS`` has their names in the order in which an audit runs them (``Check.order``): a check that explains what later
-ones would find comes first. An error that the call itself raises is reported by the first check that meets it, so plain
-calls come before all else.
+``CHECKS`` has their names in the order in which an audit runs them (``Check.order``). A check that explains the
+findings of later ones comes first. An error that the call itself raises is reported by the first check that meets it,
+so plain calls come before all else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ __all__ = ["CHECKS", "ON_REQUEST", "load"]
 
 
 def _defined() -> dict[str, Check]:
-    """The check of each module in this folder, by name and in order."""
+    """Return the check of each module in this folder, by name and in order."""
+    # A new file is a new check, without a list to edit.
     checks = [import_module(f"{__name__}.{module.name}").CHECK for module in pkgutil.iter_modules(__path__)]
     return {check.name: check for check in sorted(checks, key=lambda check: (check.order, check.name))}
 
@@ -30,7 +31,7 @@ ON_REQUEST = ("sanitizer", "sanitizer:memcheck", "sanitizer:racecheck", "sanitiz
 
 
 def load(name: str) -> Check:
-    """The check of this name; SL503 if there is none."""
+    """Return the check of this name. Raises SL503 if there is none."""
     if name in _DEFINED:
         return _DEFINED[name]
     if name not in ON_REQUEST:

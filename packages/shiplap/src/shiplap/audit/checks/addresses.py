@@ -30,10 +30,14 @@ BESIDE = "load no element beyond the last one, nor before the first: mask the ta
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain samples, every dtype, and one larger sample."""
     yield from chain(samples.plain(), samples.dtypes(), islice(samples.grown(1), 1))
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Call the op with tensors at other addresses, then with the first tensors again, and compare with the
+    reference.
+    """
     first = case.fresh()
     kept = [first]  # everything stays alive: an address that is used again would hide the fault
     if problem := _differs(op, case, first):
@@ -47,6 +51,7 @@ def observe(op: Op, case: Case) -> Observation:
         if problem := _differs(op, case, first):
             return Observation(f"the first tensors again, after {what}: {problem}", fix=KEEP)
     for after in (True, False):
+        # An access beside the tensor ends the process, which the parent reports as a failure of this check.
         beside = tree_map(partial(guarded, after=after), case.args)
         if problem := _differs(op, case, beside):
             return Observation(f"tensors that end at the limit of the readable memory: {problem}", fix=BESIDE)
@@ -54,7 +59,9 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _differs(op: Op, case: Case, args: tuple[Any, ...]) -> str:
-    """What is wrong with a call on ``args``; arguments that it mutates are copied, the others are these very ones."""
+    """Return the difference of a call on ``args`` from the reference. Arguments that the op mutates are copied, the
+    others keep their address.
+    """
     own = reference(op, args)
     pairs = zip(op.spec.args, args, strict=True)
     given = tuple(_copied(v) if a.mutated else v for a, v in pairs)
@@ -63,14 +70,19 @@ def _differs(op: Op, case: Case, args: tuple[Any, ...]) -> str:
 
 
 def _copied(value: Any) -> Any:
+    """Return a copy of a tensor or of a list of tensors."""
     return [_copied(v) for v in value] if isinstance(value, list) else value.clone() if value is not None else None
 
 
 def _moved(op: Op, case: Case, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:
-    """Other values elsewhere, then a view that is aligned to one element: of each independent argument, and of all."""
+    """Yield other values elsewhere, then a view that is aligned to one element: of each independent argument, and of
+    all.
+    """
     changed = other(op, case).fresh()
+    # A builder of samples may return other sizes, which would test nothing about addresses.
     if [t.shape for t in tensors(changed)] != [t.shape for t in tensors(first)]:
         return
+    # One argument at a time shows which pointer the plan kept.
     for position, arg in enumerate(op.spec.args):
         new = changed[position]
         if not isinstance(new, Tensor) or arg.mutated or not new.numel() or not independent(new):
@@ -86,6 +98,7 @@ def _moved(op: Op, case: Case, first: tuple[Any, ...]) -> Iterator[tuple[str, tu
 
 
 def _odd(t: Tensor) -> Tensor:
+    """Return a copy of ``t`` at an address that is aligned to one element only."""
     return apply_layout(t, "offset")
 
 

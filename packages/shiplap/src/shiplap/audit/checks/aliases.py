@@ -1,4 +1,4 @@
-"""``aliases``: the same tensor, or overlapping views of one, as several arguments give what separate copies give."""
+"""``aliases``: one tensor, or overlapping views of one, as several arguments give the results of separate copies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from shiplap.sampling.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain and larger samples, and one whose sizes are all equal."""
     yield from samples.plain()
     yield from samples.grown(2)
+    # With all sizes equal, most pairs of arguments have one shape.
     equal = {name: 6 for name, size in samples.base.sizes if type(size) is int}
     if (case := samples.make(samples.base.but(sizes=equal))) is not None:
         yield case
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Call the op with aliased arguments, and compare with the reference."""
     tried = 0
     for what, args in _aliased(op, case):
         try:
@@ -45,19 +48,23 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _aliased(op: Op, case: Case) -> Iterator[tuple[str, tuple[object, ...]]]:
+    """Yield arguments in which two tensors are one, overlap, or are transposes of each other."""
     places = [i for i, a in enumerate(op.spec.args) if a.tensor is not None and not a.mutated]
+    # Overlap with a mutated argument is refused by SL210.
     if op.spec.mutated:
         return
     for i, j in combinations(places, 2):
         args = list(case.fresh())
         a, b = args[i], args[j]
         names = f"{op.spec.args[i].name} and {op.spec.args[j].name}"
+        # Integers are often indices into another argument, and the same numbers would be out of range.
         if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.dtype != b.dtype or not a.is_floating_point():
             continue
         if a.shape == b.shape:
             args[j] = args[i]
             yield f"{names} are one tensor", tuple(args)
             if a.dim() and a.numel():
+                # The second view begins one row behind the first.
                 room = a.new_zeros(a.numel() + a[0].numel())
                 room[: a.numel()] = a.reshape(-1)
                 args = list(case.fresh())
@@ -76,7 +83,9 @@ def _aliased(op: Op, case: Case) -> Iterator[tuple[str, tuple[object, ...]]]:
 
 
 def _same_start(op: Op, case: Case, i: int, j: int, names: str) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """Views of one shape that begin at one address and have other strides: the address alone does not name a tensor."""
+    """Yield views of one shape that begin at one address and have other strides: the address alone does not identify a
+    tensor.
+    """
     if op.spec.args[j].contiguous:
         return
     args = list(case.fresh())

@@ -22,7 +22,7 @@ from shiplap.sampling.samples import Samples
 
 @dataclass(frozen=True)
 class Bad:
-    """One wrong call: what is wrong with it, and the ids that say so."""
+    """A wrong call, with its fault and the ids of the errors that refuse it."""
 
     what: str
     args: tuple[Any, ...]
@@ -31,11 +31,14 @@ class Bad:
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain samples."""
     yield from samples.plain()
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Make wrong calls, and check that each is refused before anything is written."""
     adopted = is_adopted(op)
+    # An adopted op may accept more than its declaration, so narrower restrictions are not tested on it.
     bad_calls = [b for b in _bad(op, case) if not (adopted and b.narrower)]
     for bad in bad_calls:
         problem = _adopted(op, bad) if adopted else _refused(op, bad)
@@ -49,6 +52,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _refused(op: Op, bad: Bad) -> str:
+    """Return the fault of the refusal of a wrong call, empty where it is right."""
     kept = [t.detach().clone() for t in _readable(bad.args)]
     try:
         call(op, bad.args)
@@ -67,7 +71,9 @@ def _refused(op: Op, bad: Bad) -> str:
 
 
 def _adopted(op: Op, bad: Bad) -> str:
-    """Another library's op has its own words, but it must refuse, or do about what the reference does."""
+    """Return the fault of an adopted op on a wrong call. Another library's op has its own errors, but it must refuse,
+    or compute about the results of the reference.
+    """
     copies = tree_map(torch.clone, bad.args)
     try:
         got = call(op, copies)
@@ -86,15 +92,17 @@ def _adopted(op: Op, bad: Bad) -> str:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """The same shape and device, and about the same values."""
+    """Whether two tensors have the same shape and device, and about the same values."""
     return a.shape == b.shape and a.device == b.device and torch.allclose(a, b, 1e-2, 1e-2, equal_nan=True)
 
 
 def _readable(args: tuple[Any, ...]) -> list[Tensor]:
+    """Return the tensors that have data."""
     return [t for t in tensors(args) if t.device.type != "meta"]
 
 
 def _bad(op: Op, case: Case) -> Iterator[Bad]:
+    """Yield wrong calls: for each tensor argument, then for each precondition."""
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
         if isinstance(value, Tensor):
@@ -106,6 +114,7 @@ def _bad(op: Op, case: Case) -> Iterator[Bad]:
 
 
 def _wrong_tensors(op: Op, case: Case, arg: Arg, t: Tensor) -> Iterator[tuple[str, Tensor, tuple[str, ...], bool]]:
+    """Yield wrong tensors for one argument, each with the ids of the errors that refuse it."""
     assert arg.tensor is not None
     kind, name = arg.tensor, arg.name
     if not kind.variadic:
@@ -129,7 +138,7 @@ def _wrong_tensors(op: Op, case: Case, arg: Arg, t: Tensor) -> Iterator[tuple[st
 
 
 def _bound_axes(op: Op, case: Case, arg: Arg) -> Iterator[int]:
-    """Axes whose size another argument, an expression or the declaration itself fixes."""
+    """Yield the axes whose size another argument, an expression or the declaration itself fixes."""
     assert arg.tensor is not None
     present = [a for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and isinstance(v, Tensor)]
     names = Counter(name for a in present for name in _lying(op, case, a) if name)
@@ -142,7 +151,7 @@ def _bound_axes(op: Op, case: Case, arg: Arg) -> Iterator[int]:
 
 
 def _lying(op: Op, case: Case, arg: Arg) -> list[str]:
-    """For each axis of an argument the name of its dim, of a repeated one that of the size it broadcasts to."""
+    """Return for each axis of an argument the name of its dim, of a repeated one that of the size it broadcasts to."""
     value = case.args[op.spec.args.index(arg)]
     dims = arg.tensor.dims if arg.tensor is not None else ()
     if arg.tensor is None or arg.tensor.variadic:
@@ -151,11 +160,12 @@ def _lying(op: Op, case: Case, arg: Arg) -> list[str]:
 
 
 def _violated(op: Op, case: Case) -> Iterator[Bad]:
-    """For each precondition one scalar that breaks it, if changing a scalar can."""
+    """Yield for each precondition one scalar that violates it, if changing a scalar can."""
     for expr in op.spec.requires:
         for position, arg in enumerate(op.spec.args):
             if arg.scalar not in ("int", "list[int]") or arg.name not in expr.names:
                 continue
+            # Negative, empty and huge values break most preconditions on ints.
             for value in (-1, 0, 1 << 20):
                 old = case.args[position]
                 wrong = [value] * len(old) if isinstance(old, list) else value
@@ -168,6 +178,7 @@ def _violated(op: Op, case: Case) -> Iterator[Bad]:
 
 
 def _breaks(expr: Any, env: dict[str, Any]) -> bool:
+    """Whether a precondition does not hold."""
     try:
         return not expr(env)
     except (ArithmeticError, LookupError, TypeError, ValueError):

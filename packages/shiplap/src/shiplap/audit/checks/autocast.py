@@ -20,6 +20,7 @@ NARROW = torch.bfloat16
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     if op.spec.autocast is None:
         return "the declaration says autocast=None"
     if op.spec.draws:
@@ -33,15 +34,18 @@ def skips(op: Op) -> str:
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain samples, and those without optional arguments."""
     yield from samples.plain()
     yield from samples.optionals()
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare calls under autocast with calls on explicitly cast inputs."""
     flexible = [a.name for a in op.spec.tensors if a.tensor and not a.tensor.concrete]
     present = [
         n for n, v in zip((a.name for a in op.spec.args), case.args, strict=True) if n in flexible and v is not None
     ]
+    # Each argument alone in bfloat16 is a mixed call; with one argument there are only all and none.
     for narrow in ({n} for n in present) if len(present) > 1 else (set(), set(present)):
         args = tuple(_narrowed(a, v, narrow) for a, v in zip(op.spec.args, case.fresh(), strict=True))
         expected_args = _cast(op, args)
@@ -63,13 +67,17 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _narrowed(arg: Arg, value: object, narrow: set[str]) -> object:
+    """Return an argument in bfloat16 if its name is in ``narrow``."""
     if arg.name not in narrow:
         return value
     return tree_map(lambda t: t.to(NARROW) if t.is_floating_point() else t, (value,))[0]
 
 
 def _cast(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
-    """The declared rule, spelled out once more: per dtype class the widest, the context's dtype, or float32."""
+    """Return the arguments cast by the declared rule, written a second time here: per dtype class the widest, the
+    context's dtype, or float32.
+    """
+    # Arguments of a fixed dtype are not cast.
     kinds = {a.name: a.tensor.dtype_class for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
     target: dict[str, torch.dtype] = {}
     for kind in set(kinds.values()):
@@ -88,7 +96,7 @@ def _cast(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
 
 
 def _gradient(op: Op, case: Case) -> Observation:
-    """A float32 parameter that autocast narrows still gets a float32 gradient."""
+    """Check that a float32 parameter which autocast narrows still gets a float32 gradient."""
     if has_backward(op, case):
         return Observation()
     args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, case.fresh())

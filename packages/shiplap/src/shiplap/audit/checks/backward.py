@@ -1,4 +1,4 @@
-"""``backward``: a backward besides its values: order, repetition, threads, saved memory, second order."""
+"""``backward``: properties of a backward besides its values: order, repetition, threads, saved memory, second order."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ SAVE = "read tensors from saved, for which sl.op keeps them with save_for_backwa
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain, larger, optional and scalar samples, and one wide one."""
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
     yield from islice(samples.wide(), 1)
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Run the backward in all the ways that the check covers."""
     if reason := has_backward(op, case):
         return Observation(skip=reason)
     names = floating_args(op, case)
     otherwise = drawn_otherwise(op, case)
+    # Where results are random, gradients of single outputs and of shared arguments have no reference.
     looks = [_repeated, _interleaved, _threaded, _overwritten, _checkpointed]
     for look in looks if otherwise else [*looks, _single_outputs, _twice_one]:
         observation = look(op, case, names)
@@ -54,24 +57,26 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _graph(op: Op, case: Case, names: list[str]) -> tuple[list[Tensor], list[Tensor]]:
-    """``(outputs that carry a gradient, inputs)`` of a recorded call."""
+    """Return ``(outputs that carry a gradient, inputs)`` of a recorded call."""
     args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
     wanted = [v for a, v in zip(op.spec.args, args, strict=True) if a.name in names]
     return [o for o in call(op, args) if o.requires_grad], wanted
 
 
 def _directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """Return random gradients of the outputs."""
     rng = torch.Generator().manual_seed(seed)
     return [direction(o, rng).to(o.device, o.dtype) for o in outs]
 
 
 def _pull(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywords: Any) -> list[Tensor]:
+    """Return the gradients of ``wanted`` for random gradients of the outputs, zeros where there is none."""
     gradients = torch.autograd.grad(outs, wanted, _directions(outs, seed), allow_unused=True, **keywords)
     return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True)]
 
 
 def _repeated(op: Op, case: Case, names: list[str]) -> Observation:
-    """The same graph twice, and ``grad_output`` left as it was."""
+    """Run the backward of one graph twice, and check that ``grad_output`` stays as it was."""
     outs, wanted = _graph(op, case, names)
     directions = _directions(outs, case.seed)
     kept = [d.clone() for d in directions]
@@ -89,7 +94,7 @@ def _repeated(op: Op, case: Case, names: list[str]) -> Observation:
 
 
 def _interleaved(op: Op, case: Case, names: list[str]) -> Observation:
-    """Two graphs whose backwards run in the order of their forwards, as in a network that calls the op twice."""
+    """Run the backwards of two graphs in the order of their forwards, as in a network that calls the op twice."""
     expected = _pull(*_graph(op, case, names), case.seed)
     for between in _others(op, case):
         first, second = _graph(op, case, names), _graph(op, between, names)
@@ -104,7 +109,9 @@ def _interleaved(op: Op, case: Case, names: list[str]) -> Observation:
 
 
 def _others(op: Op, case: Case) -> Iterator[Case]:
-    """Calls that come between: with other values, and of the plain sample with another scalar and with other sizes."""
+    """Yield calls that come between: with other values, and of the plain sample with another scalar and with other
+    sizes.
+    """
     yield other(op, case)
     samples = Samples(op, case.seed, case.device)
     if case.recipe == samples.base:
@@ -114,6 +121,7 @@ def _others(op: Op, case: Case) -> Iterator[Case]:
 
 
 def _threaded(op: Op, case: Case, names: list[str]) -> Observation:
+    """Run a backward on another thread."""
     outs, wanted = _graph(op, case, names)
     expected = _pull(outs, wanted, case.seed, retain_graph=True)
     with ThreadPoolExecutor(1) as pool:
@@ -126,12 +134,13 @@ def _threaded(op: Op, case: Case, names: list[str]) -> Observation:
 
 
 def _overwritten(op: Op, case: Case, names: list[str]) -> Observation:
-    """An input written in place after the forward: autograd has to notice, or the gradient not to depend on it."""
+    """Write to an input after the forward: autograd has to raise, or the gradient must not depend on the input."""
     expected = _pull(*_graph(op, case, names), case.seed)
     changed = {a.name: v for a, v in zip(op.spec.args, other(op, case).fresh(), strict=True)}
     for name in names:
         leaves = {a.name: v for a, v in zip(op.spec.args, case.fresh(), strict=True)}
         wanted = [leaves[n].requires_grad_() for n in names]
+        # An intermediate tensor, because autograd forbids in-place writes to a leaf.
         used = {n: v * 1 if n in names else v for n, v in leaves.items()}
         outs = [o for o in call(op, tuple(used.values())) if o.requires_grad]
         if used[name].shape != changed[name].shape:
@@ -148,7 +157,7 @@ def _overwritten(op: Op, case: Case, names: list[str]) -> Observation:
 
 
 def _checkpointed(op: Op, case: Case, names: list[str]) -> Observation:
-    """A call that a checkpoint repeats in the backward; each saved tensor is given back once."""
+    """Repeat the call by a checkpoint in the backward. A checkpoint returns each saved tensor once."""
     if op.spec.random:
         return Observation()  # a generator is not where it was
     expected = _pull(*_graph(op, case, names), case.seed)
@@ -164,10 +173,12 @@ def _checkpointed(op: Op, case: Case, names: list[str]) -> Observation:
 
 
 def _by_reference(op: Op, args: tuple[Any, ...]) -> list[Tensor]:
+    """Return the outputs of the reference that carry a gradient."""
     return [o for o in differentiated(op, args) if o.requires_grad]
 
 
 def _references(op: Op, case: Case, names: list[str], widened: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """Return ``(outputs that carry a gradient, inputs)`` of the reference, in float64 if ``widened``."""
     plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
     args = tree_map(widen, plain) if widened else plain
     given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
@@ -176,7 +187,7 @@ def _references(op: Op, case: Case, names: list[str], widened: bool) -> tuple[li
 
 
 def _single_outputs(op: Op, case: Case, names: list[str]) -> Observation:
-    """The gradient of one output, where the others were not used."""
+    """Compare the gradient of one output, where the others were not used."""
     count = len(_graph(op, case, names)[0])
     for at in range(count) if count > 1 else ():
 
@@ -200,7 +211,7 @@ def _single_outputs(op: Op, case: Case, names: list[str]) -> Observation:
 
 
 def _twice_one(op: Op, case: Case, names: list[str]) -> Observation:
-    """One tensor as two arguments: its gradient is the sum."""
+    """Pass one tensor as two arguments: its gradient is the sum."""
     for i, j in combinations(names, 2):
         given = {a.name: v for a, v in zip(op.spec.args, case.args, strict=True)}
         if given[i].shape != given[j].shape or given[i].dtype != given[j].dtype:
@@ -229,7 +240,9 @@ def _twice_one(op: Op, case: Case, names: list[str]) -> Observation:
 
 
 def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
-    """The gradient of the gradient, by the inputs and by the gradient of the output, where it may be asked for."""
+    """Compare the gradient of the gradient, by the inputs and by the gradient of the output, where autograd can compute
+    it.
+    """
 
     def second(graph: tuple[list[Tensor], list[Tensor]]) -> list[Tensor | None]:
         outs, wanted = graph
@@ -268,6 +281,7 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
     judged = settle(got, own, wide, Reduction(max(1, case.numel)), recompute, op.spec.tolerated)
     if not judged.problem:
         return Observation()
+    # All gradients missing means that the backward ran outside of autograd.
     silent = " (nothing of the backward was recorded)" if all(g is None for g in gradients) else ""
     return Observation(
         f"second order{silent}: {judged.problem}",

@@ -1,4 +1,4 @@
-"""``bound``: a data-dependent size stays within the declared bound, and within what the fake promised."""
+"""``bound``: a data-dependent size stays within the declared bound, and within the range of the fake."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from shiplap.sampling.samples import Samples, other
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     return "" if op.spec.bounds else "no output size depends on data"
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield samples of all kinds of values, twice each, and larger, edge and scalar samples."""
     more = [other(samples.op, c) for c in samples.values()]
     yield from chain(samples.values(), more, islice(samples.grown(2), 2), samples.edges(), samples.scalars())
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare the sizes of the results with the bound and with the range of the fake."""
     outs = call(op, case.fresh())
     promised = _promised(op, case)
     env, fullest = dict(case.env), 0.0
@@ -41,12 +44,13 @@ def observe(op: Op, case: Case) -> Observation:
                     f"{dim.text} = {size}, the fake promised {low} <= {dim.text} <= {high}",
                     fix="give new_dynamic_size the true min and max, or none",
                 )
+            # The report shows how tight the bound is: one that is never approached wastes memory.
             fullest = max(fullest, size / bound if bound else 0.0)
     return Observation(error=fullest)
 
 
 def _promised(op: Op, case: Case) -> list[list[tuple[float, float]]]:
-    """For each dim of each output the range that the fake gave it."""
+    """Return for each dim of each output the range that the fake gave it."""
     inputs = case.fresh()
     with torch.no_grad(), torch_private.fake_mode(symbolic=True) as mode:
         fakes = tree_map(lambda t: torch_private.fakify(mode, t, dynamic=False), inputs)

@@ -1,7 +1,9 @@
-"""``c_abi``: a C ABI kernel answers wrong values with a status; nothing leaves it, crashes or stays behind.
+"""``c_abi``: a C ABI kernel returns a status for wrong values. No exception leaves it, it does not crash, and it leaks
+nothing.
 
 An exception that leaves an ``extern "C"`` function ends the process, so the calls are made in a process of their own
-(see ``cprocess``), on the C function itself: what the dispatcher or a native binding would catch does not count.
+(see ``c_child_process``), on the C function itself. The dispatcher or a native binding would hide faults by catching
+them.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from shiplap.kernels.c.library import locate
 from shiplap.sampling.case import Case
 from shiplap.sampling.samples import Samples
 
+# The time for which one call is repeated, the limit of a process, and the deaths after which no process is started.
 SECONDS, TIMEOUT_S, DEATHS = 0.01, 30, 8
 LARGEST = 1 << 22  # bytes of one tensor
 HEAP, RESIDENT, FILES = 8, 512, 0.5  # per call: less is the noise of two rounds
@@ -46,7 +49,9 @@ RELEASE = "release on every path: RAII (std::vector, std::unique_ptr), or take s
 
 @dataclass(frozen=True)
 class Attempt:
-    """One call. A ``lax`` one passes what the declaration's checks would have refused: there a crash proves nothing."""
+    """A call to make. A ``lax`` one passes arguments that the declaration's checks would have refused: a crash there
+    proves nothing.
+    """
 
     what: str
     spec: dict[str, Any]
@@ -55,7 +60,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Death:
-    """How the process ended in a call."""
+    """The end of the process in a call."""
 
     call: int
     status: int
@@ -70,22 +75,27 @@ class Death:
 
     @property
     def thrown(self) -> bool:
+        """Whether an exception left the C function."""
         return bool(THROWN.search(self.stderr))
 
 
 def _kernels(op: Op) -> list[CKernel]:
+    """Return the C ABI kernels of an op for the CPU."""
     return [k for k in op.kernels.get("cpu", ()) if isinstance(k, CKernel)]
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     return "" if _kernels(op) else "no C ABI kernel for the CPU"
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain samples."""
     yield from samples.plain()
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Call each C function of the op with wrong values in a process of its own."""
     if case.device != "cpu":
         return Observation(skip="C functions are called on the CPU: audit with device='cpu'")
     notes = []
@@ -102,7 +112,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _judge(kernel: CKernel, library: Path, attempts: list[Attempt]) -> Observation:
-    """The first attempt that throws, crashes or leaks."""
+    """Return the observation of the first attempt that throws, crashes or leaks."""
     results, deaths = _run(library, kernel.native.symbol, attempts)
     for death in deaths:
         attempt = attempts[death.call]
@@ -123,6 +133,7 @@ def _judge(kernel: CKernel, library: Path, attempts: list[Attempt]) -> Observati
 
 
 def _left(result: dict[str, Any]) -> str:
+    """Return the memory and files that a call leaves behind in words, empty where there are none."""
     left = [f"{result['heap']:.0f} bytes"] if result["heap"] >= HEAP else []
     if not left and result["resident"] >= RESIDENT:
         left = [f"{result['resident']:.0f} bytes of resident memory"]
@@ -130,7 +141,7 @@ def _left(result: dict[str, Any]) -> str:
 
 
 def _run(library: Path, symbol: str, attempts: list[Attempt]) -> tuple[dict[int, dict[str, Any]], list[Death]]:
-    """Results by attempt, and who died; after a death the next process goes on with the next attempt."""
+    """Return the results by attempt, and the deaths. After a death the next process continues with the next attempt."""
     results: dict[int, dict[str, Any]] = {}
     deaths: list[Death] = []
     first = 0
@@ -141,6 +152,7 @@ def _run(library: Path, symbol: str, attempts: list[Attempt]) -> tuple[dict[int,
         lines = [json.loads(line) for line in out.splitlines() if line.endswith("}")]
         results |= {line["call"]: line for line in lines if "status" in line}
         begun = max((line["call"] for line in lines), default=None)
+        # A process that dies before its first call cannot load the library at all.
         if status == 0 or begun is None:
             if status:
                 raise RuntimeError(f"{library.name} cannot be called in a process of its own: {err.strip()[-300:]}")
@@ -151,6 +163,7 @@ def _run(library: Path, symbol: str, attempts: list[Attempt]) -> tuple[dict[int,
 
 
 def _process(task: str) -> tuple[int, str, str]:
+    """Return status, stdout and stderr of one child process."""
     command = [sys.executable, "-I", c_child_process.__file__]
     try:
         done = subprocess.run(command, input=task.encode(), capture_output=True, timeout=TIMEOUT_S, check=False)
@@ -160,8 +173,10 @@ def _process(task: str) -> tuple[int, str, str]:
 
 
 def _attempts(op: Op, kernel: CKernel, case: Case) -> Iterator[Attempt]:
+    """Yield the attempts: the plain sample, wrong values, and tensors that are described wrongly."""
     plain = _attempt(op, kernel, "its plain sample", case.args)
     assert plain is not None
+    # The plain sample is first: if it leaks or dies, wrong values are no evidence.
     yield plain
     for what, args in _wrong_values(op, case):
         if (attempt := _attempt(op, kernel, what, args)) is not None:
@@ -170,7 +185,7 @@ def _attempts(op: Op, kernel: CKernel, case: Case) -> Iterator[Attempt]:
 
 
 def _attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> Attempt | None:
-    """None where the declaration refuses the arguments, or where they ask for large outputs."""
+    """Return an attempt, or None where the declaration refuses the arguments, or where they need large outputs."""
     try:
         call = op.bind(args)
         spec = _spec(op, kernel, call)
@@ -180,7 +195,7 @@ def _attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> Attem
 
 
 def _spec(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
-    """The call as ``cprocess`` takes it."""
+    """Return the call in the form that ``c_child_process`` reads."""
     env = {**call.env, **{dim: bound(call.env) for dim, bound in op.spec.bounds}}
     given = {a.name: v for a, v in zip(op.spec.args, call.args, strict=True)}
     arguments: list[dict[str, Any]] = []
@@ -188,6 +203,7 @@ def _spec(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
         if p.role == "output":
             out = next(o for o in op.spec.outputs if o.name == p.source)
             shape, dtype = [int(n) for n in shape_of(out, env)], call.dtype_of(out.tensor)
+            # Huge values of size arguments may ask for outputs that do not fit into memory.
             if math.prod(shape) * dtype.itemsize > LARGEST:
                 return None
             arguments.append(_tensor(torch.zeros(shape, dtype=dtype)))
@@ -203,6 +219,7 @@ def _spec(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
 
 
 def _tensor(t: Tensor) -> dict[str, Any]:
+    """Return a tensor in the form that ``c_child_process`` reads."""
     t = t.detach().contiguous()
     code, bits, lanes = of(t.dtype, "the audit").dlpack
     data = base64.b64encode(t.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
@@ -219,6 +236,7 @@ def _tensor(t: Tensor) -> dict[str, Any]:
 
 
 def _scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
+    """Return a scalar in the form that ``c_child_process`` reads."""
     if role == "extent":
         return {"kind": "int64s", "value": [0]}
     if role == "length":
@@ -230,7 +248,7 @@ def _scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
 
 
 def _wrong_values(op: Op, case: Case) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Values that the types admit and no sample holds."""
+    """Yield arguments with values that the types admit and no sample holds."""
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
 
@@ -240,6 +258,7 @@ def _wrong_values(op: Op, case: Case) -> Iterator[tuple[str, tuple[Any, ...]]]:
         if isinstance(value, Tensor) and value.numel():
             yield from ((f"{arg.name} full of {name}", swap(torch.full_like(value, w))) for name, w in _extremes(value))
         elif arg.scalar in ("int", "list[int]"):
+            # The borders of 32 and 64 bits, where size arithmetic overflows.
             for wrong in (-1, 0, 1 << 31, (1 << 63) - 1, -(1 << 63)):
                 yield f"{arg.name}={wrong}", swap([wrong] * len(value) if isinstance(value, list) else wrong)
         elif arg.scalar == "float":
@@ -249,6 +268,7 @@ def _wrong_values(op: Op, case: Case) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 
 def _extremes(t: Tensor) -> list[tuple[str, Any]]:
+    """Return extreme values of a dtype, each with its name."""
     if t.is_floating_point():
         widest = float("inf") if t.itemsize > 1 else torch.finfo(t.dtype).max  # not every float8 has infinities
         return [("NaN", float("nan")), (str(widest), widest)]
@@ -259,7 +279,9 @@ def _extremes(t: Tensor) -> list[tuple[str, Any]]:
 
 
 def _misdescribed(plain: Attempt) -> Iterator[Attempt]:
-    """A rank or dtype that the declaration refuses: a kernel may trust it, or refuse too, but not throw or leak."""
+    """Yield calls with a rank or dtype that the declaration refuses: a kernel may rely on it, or refuse too, but not
+    throw or leak.
+    """
     for index, argument in enumerate(plain.spec["arguments"]):
         if argument["kind"] != "tensor":
             continue

@@ -20,16 +20,18 @@ from shiplap.sampling.compare_to_reference import against_run
 from shiplap.sampling.run import call, effects, is_float8, last_line
 from shiplap.sampling.samples import Samples
 
+# The number of larger samples, and the recompiles that torch may need for all of them.
 SIZES, MOST_RECOMPILES = 4, 2
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain samples, larger ones, two layouts, and those without optional arguments."""
     layouts = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") in ("transposed", "padded"))
     yield from chain(samples.plain(), samples.grown(SIZES), layouts, samples.optionals())
 
 
 def _program(op: Op) -> Callable[..., tuple[Tensor, ...]]:
-    """The op with a pointwise neighbour on each result, which Inductor reads through the promised strides."""
+    """Return the op with a pointwise neighbour on each result, which Inductor reads through the promised strides."""
 
     def program(*args: Any) -> tuple[Tensor, ...]:
         return _doubled(effects(op, args, call(op, args)))
@@ -38,12 +40,14 @@ def _program(op: Op) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _doubled(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Return each floating result times two."""
     wide = (t.float() if is_float8(t) else t for t in results)
     return tuple(t * 2 if t.is_floating_point() else t for t in wide)
 
 
 def observe(op: Op, case: Case) -> Observation:
-    """One sample, compiled for its sizes with aot_eager; other sizes are compiled in ``sequence``, twice."""
+    """Compile one sample for its sizes with aot_eager, and compare. Other sizes are compiled in ``sequence``, twice."""
+    # A layout or an absent argument is another graph, which the shared compiled function would count as a recompile.
     other_form = case.recipe.layouts or case.recipe.absent or _repeats(op, case)
     if not other_form and case.recipe != Samples(op, case.seed, case.device).base:
         return Observation()
@@ -53,7 +57,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def sequence(op: Op, cases: list[Case]) -> Observation:
-    """All sizes through one compiled function: aot_eager as users call it, inductor with dynamic sizes."""
+    """Run all sizes through one compiled function: aot_eager as users call it, inductor with dynamic sizes."""
     plain = [c for c in cases if not c.recipe.layouts and c.form == cases[0].form and not _repeats(op, c)]
     transposed = [c for c in cases if dict(c.recipe.layouts).get("every") == "transposed"]
     kinds = len({str([fields_of(v) for v in c.args if isinstance(v, Opaque)]) for c in plain})
@@ -61,6 +65,7 @@ def sequence(op: Op, cases: list[Case]) -> Observation:
     with torch_private.data_dependent_sizes():
         for backend, dynamic in (("aot_eager", None), ("inductor", True)):
             torch_private.reset_compiler()
+            # One compiled function for all sizes, so that recompiles are counted.
             compiled = torch.compile(_program(op), backend=backend, fullgraph=True, dynamic=dynamic)
             for case in plain:
                 if problem := _problem(op, case, compiled, f"{backend}, dynamic={dynamic}"):
@@ -83,6 +88,7 @@ def _repeats(op: Op, case: Case) -> bool:
 
 
 def _problem(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> str:
+    """Return the difference of compiled code from eager, or its error, as text."""
     try:
         return _agrees(op, case, compiled, how).problem
     except Exception as e:
@@ -90,15 +96,20 @@ def _problem(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> str:
 
 
 def _too_much(counts: torch_private.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
-    """``kinds``: objects among the arguments with different fields, for each of which a graph is compiled."""
+    """Return the fault if there were graph breaks or too many recompiles.
+
+    ``kinds``: the number of objects among the arguments with different fields, for each of which a graph is compiled.
+    """
     if counts.graph_breaks:
         return f"{backend}: {counts.graph_breaks} graph breaks: {', '.join(counts.break_reasons)}"
+    # One recompile makes a size dynamic, a second one may separate sizes 0 and 1.
     if counts.recompiles > MOST_RECOMPILES + kinds - 1:
         return f"{backend}: {counts.recompiles} recompiles over {sizes} sizes"
     return ""
 
 
 def _agrees(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> Observation:
+    """Return the observation of compiled code against an eager call."""
     expected = _program(op)(*case.fresh())
     got, sums = compiled(*case.fresh()), reduction(op.spec, case.env)
     difference = against_run(op, got, expected, sums, lambda body: _doubled(body(op, case.args)))

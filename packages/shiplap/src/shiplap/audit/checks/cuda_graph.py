@@ -1,6 +1,6 @@
 """``cuda_graph``: captured once, the op is right on every replay, whatever happens to memory in between.
 
-Each step looks for one class of fault, the harmless ones first: a step that could take the CUDA context down (a replay
+Each step detects one class of fault, the harmless ones first. A step that could take the CUDA context down (a replay
 over released memory) only runs when all freed memory was held, poisoned and found untouched before.
 """
 
@@ -33,6 +33,7 @@ from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.run import call, effects, last_line, reference, tensors
 from shiplap.sampling.samples import Samples
 
+# Calls before a capture, replays of a step, and rounds of calls on two streams.
 WARM, REPLAYS, ROUNDS = 3, 3, 12
 LARGER, COLD = 10, 12  # how often a sample has grown: beyond what the other checks have shown to the op
 
@@ -51,13 +52,14 @@ CAPACITY = (
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain samples, and those without optional arguments."""
     yield from samples.plain()
     yield from samples.optionals()
 
 
 @dataclass
 class _Trial:
-    """One sample with the streams it is tried on."""
+    """A sample with the streams that it is tried on."""
 
     op: Op
     case: Case
@@ -67,18 +69,21 @@ class _Trial:
 
     @classmethod
     def of(cls, op: Op, case: Case) -> _Trial:
+        """Return a trial on two new streams."""
         return cls(op, case, torch.cuda.Stream(case.device), torch.cuda.Stream(case.device))
 
     def run(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Call the op and return its results and mutated arguments."""
         return effects(self.op, args, call(self.op, args))
 
     def warm(self, case: Case) -> None:
+        """Call the op a few times, so that plans and caches are made."""
         with on_stream(self.stream):
             for _ in range(WARM):
                 self.run(case.fresh())
 
     def values(self, case: Case | None = None) -> Case:
-        """The same sizes with values that were never seen before."""
+        """Return a sample of the same sizes with values that were never used before."""
         case, self.drawn = case or self.case, self.drawn + 1
         for attempt in range(8):  # a builder may deviate from the sizes it is asked for
             fresh = Samples(self.op, case.seed + 100 * self.drawn + attempt, case.device).build(case.recipe)
@@ -87,15 +92,18 @@ class _Trial:
         return case
 
     def grown(self, steps: int) -> Case | None:
-        """The sample after so many steps of growth, if the declaration lets it grow so far."""
+        """Return the sample after so many steps of growth, or None where the declaration does not let it grow so
+        far.
+        """
         *_, sample = [None, *Samples(self.op, self.case.seed, self.case.device).grown(steps)]
         return sample if sample is not None and sample.form == self.case.form else None
 
     def differs(self, got: tuple[Tensor, ...], case: Case) -> str:
+        """Return the difference from the reference as text."""
         return against_reference(self.op, case, got).problem
 
     def replayed(self, recording: Recording, case: Case) -> str:
-        """What is wrong after a replay with the values of ``case``."""
+        """Return the fault of a replay with the values of ``case`` as text."""
         got = recording.replay(case.args)
         pairs = zip(self.op.spec.args, recording.args, case.args, strict=True)
         kept = [(b, v) for a, b, v in pairs if not a.mutated]
@@ -106,12 +114,14 @@ class _Trial:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Run all steps on one sample, up to the first problem."""
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
     if observation := kept_out(op):
         return observation
     torch.cuda.empty_cache()  # what lies free from now on is of this trial
     trial, notes = _Trial.of(op, case), []
+    # The order matters: eager steps find faults that would make a later capture crash.
     for step in (_eager, _side_stream, _synchronises, _two_streams, _capture, _cold, _counted, _other_device):
         observation = step(trial)
         if observation.problem:
@@ -121,7 +131,9 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def kept_out(op: Op) -> Observation | None:
-    """An op that no graph can hold: fine if it is tagged so, for then the compiler keeps it out."""
+    """Return the observation of an op that no graph can hold, or None. Such an op passes if it is tagged so that the
+    compiler keeps it out.
+    """
     tagged = torch.Tag.cudagraph_unsafe in op.overload.tags
     if op.spec.dynamic:
         reason = f"cannot be captured: its size {', '.join(op.spec.dynamic)} depends on data; use the capacity form"
@@ -132,7 +144,7 @@ def kept_out(op: Op) -> Observation | None:
 
 
 def _eager(trial: _Trial) -> Observation:
-    """No graph yet: the same buffers with new values, one call after another."""
+    """Call the op without a graph: the same buffers with new values, one call after another."""
     trial.warm(trial.case)
     args = trial.case.fresh()
     for _ in range(REPLAYS):
@@ -146,10 +158,11 @@ def _eager(trial: _Trial) -> Observation:
 
 
 def _side_stream(trial: _Trial) -> Observation:
-    """The inputs are written late on the op's own stream: work that was launched elsewhere reads old values."""
+    """Write the inputs late on the op's own stream: work that was launched on another stream reads old values."""
     trial.warm(trial.case)
     changed, args = trial.values(), trial.case.fresh()
     torch.cuda.synchronize(trial.stream.device)
+    # The op's own stream waits for the gate, so that work on any other stream runs ahead of the writes to the inputs.
     gate = hold(trial.second)
     with torch.cuda.stream(trial.stream):
         trial.stream.wait_event(gate)
@@ -166,6 +179,7 @@ def _side_stream(trial: _Trial) -> Observation:
 
 
 def _synchronises(trial: _Trial) -> Observation:
+    """Call the op in a context that forbids synchronisation."""
     args = trial.case.fresh()
     try:
         with on_stream(trial.stream), no_synchronisation():
@@ -178,11 +192,12 @@ def _synchronises(trial: _Trial) -> Observation:
 
 
 def _two_streams(trial: _Trial) -> Observation:
-    """Calls with different values, alternating between two streams that start together."""
+    """Make calls with different values, alternating between two streams that start together."""
     streams = trial.stream, trial.second
     pair = [trial.values(), trial.values()]
     args = [[c.fresh() for _ in range(ROUNDS)] for c in pair]
     trial.warm(trial.case)
+    # Both streams start at the same event, so that their calls overlap.
     gate, got = hold(torch.cuda.Stream(trial.stream.device)), []
     for stream in streams:
         stream.wait_event(gate)
@@ -201,7 +216,7 @@ def _two_streams(trial: _Trial) -> Observation:
 
 
 def _capture(trial: _Trial) -> Observation:
-    """Capture after a warm-up, then replays with new values while the world around the graph changes."""
+    """Capture after a warm-up, then replay with new values under different conditions of memory."""
     trial.warm(trial.case)
     try:
         recording = record(trial.run, trial.case.args, trial.stream)
@@ -222,7 +237,7 @@ def _capture(trial: _Trial) -> Observation:
 
 
 def _why(trial: _Trial, failure: str) -> Observation:
-    """A capture that failed in the strict mode: what is it that only the relaxed mode lets pass?"""
+    """Return the observation of a failed capture: whether only the relaxed mode accepts it."""
     try:
         record(trial.run, trial.case.args, trial.stream, mode="relaxed")
     except CaptureFailure:
@@ -235,6 +250,7 @@ def _why(trial: _Trial, failure: str) -> Observation:
 
 
 def _new_values(trial: _Trial, recording: Recording, old: tuple[Tensor, ...]) -> Observation | None:
+    """Replay the graph with new values."""
     for turn in range(REPLAYS):
         changed, canaries = trial.values(), Canaries(trial.stream.device)
         problem = trial.replayed(recording, changed)
@@ -243,6 +259,7 @@ def _new_values(trial: _Trial, recording: Recording, old: tuple[Tensor, ...]) ->
         if problem == WRITES:
             return Observation(f"replay {turn} {problem}", fix="work on a copy, or declare mutates=(...)")
         if problem:
+            # Results of the values at capture point to a value that was read on the host.
             stale = not close(recording.outs, old, old, Reduction(1)).problem
             nothing = recording.nodes and not set(recording.nodes) - {"empty node"}
             why = "; the graph is empty" if nothing else "; these are the results of the values at capture" * stale
@@ -251,7 +268,9 @@ def _new_values(trial: _Trial, recording: Recording, old: tuple[Tensor, ...]) ->
 
 
 def _after_larger(trial: _Trial, recording: Recording, _: Any) -> Observation | None:
-    """A larger call may replace a cached buffer: its memory is free for others while the graph still uses it."""
+    """Replay after a larger call, which may replace a cached buffer: its memory is free for others while the graph
+    still uses it.
+    """
     before = [t.clone() for t in recording.replay(trial.values().args)]
     larger = trial.grown(LARGER)
     with on_stream(trial.stream):
@@ -276,11 +295,12 @@ def _after_larger(trial: _Trial, recording: Recording, _: Any) -> Observation | 
 
 
 def _trespass(damaged: int, when: str) -> str:
+    """Return the sentence on writes to freed memory."""
     return f"{when} writes {damaged} bytes of memory that was freed: another tensor would have lived there"
 
 
 def _shared_pool(trial: _Trial, recording: Recording, _: Any) -> Observation | None:
-    """A second graph in the same pool, replayed in the order of capture."""
+    """Capture a second graph in the same pool, and replay both in the order of capture."""
     case = trial.grown(LARGER) or trial.case
     trial.warm(case)
     try:
@@ -297,7 +317,7 @@ def _shared_pool(trial: _Trial, recording: Recording, _: Any) -> Observation | N
 
 
 def _after_release(trial: _Trial, recording: Recording, _: Any) -> Observation | None:
-    """The second graph is gone, and so is all cached memory."""
+    """Replay when the second graph and all cached memory are gone."""
     gc.collect()
     torch.cuda.empty_cache()
     if problem := trial.replayed(recording, trial.values()):
@@ -308,7 +328,7 @@ def _after_release(trial: _Trial, recording: Recording, _: Any) -> Observation |
 
 
 def _cold(trial: _Trial) -> Observation:
-    """The first call with new sizes happens inside a capture, which records work and does not do it."""
+    """Capture the first call with new sizes: a capture records work and does not do it."""
     case = trial.grown(COLD)
     if case is None:
         return Observation()
@@ -330,7 +350,9 @@ def _cold(trial: _Trial) -> Observation:
 
 
 def _counted(trial: _Trial) -> Observation:
-    """What a warm call and a first one ask of the CUDA runtime: evidence, since each fault has a step of its own."""
+    """Count the calls of the CUDA runtime in a warm call and in a first one. They are evidence only, since each fault
+    has a step of its own.
+    """
     trial.warm(trial.case)
     args, new = trial.case.fresh(), trial.grown(COLD + 1)
     with on_stream(trial.stream):
@@ -342,7 +364,7 @@ def _counted(trial: _Trial) -> Observation:
 
 
 def _other_device(trial: _Trial) -> Observation:
-    """The tensors' device is not the current one."""
+    """Call the op while the device of the tensors is not the current one."""
     count = torch.cuda.device_count()
     if count < 2:
         return Observation(note="one device: not tried with another one current")

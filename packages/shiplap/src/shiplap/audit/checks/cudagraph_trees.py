@@ -1,8 +1,8 @@
 """``cudagraph_trees``: under ``torch.compile(mode="reduce-overhead")`` the op stays in the graph and copies nothing.
 
-Torch keeps parameters and buffers where they are and copies other inputs before each replay. An op can undo both: a
-result on the host keeps the whole region out of graphs, and a staging buffer of its own copies the weights at every
-replay, which nobody sees since the values are right.
+Torch keeps parameters and buffers where they are and copies other inputs before each replay. An op can undo both. A
+result on the host keeps the whole region out of graphs. A staging buffer of the op copies the weights at every replay,
+which no comparison of values detects.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ HOST = "return tensors on the device of the inputs only; or tag the op with torc
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain samples."""
     yield from samples.plain()
 
 
 class _Holder(torch.nn.Module):
-    """A module that owns all tensor arguments but one, as a model owns its weights; buffers, since they are static."""
+    """A module that owns all tensor arguments but one, as a model owns its weights. They are buffers, since buffers are
+    static.
+    """
 
     def __init__(self, op: Op, case: Case) -> None:
         super().__init__()
@@ -55,12 +58,13 @@ class _Holder(torch.nn.Module):
 
 
 def _moving(op: Op, case: Case) -> int:
-    """Position of the argument that changes from call to call; -1 when none can."""
+    """Return the position of the argument that changes from call to call, -1 when none can."""
     pairs = zip(op.spec.args, case.args, strict=True)
     return next((i for i, (a, v) in enumerate(pairs) if isinstance(v, Tensor) and not a.mutated), -1)
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Look for copies in a captured graph, then compile the op in a module with CUDA graphs."""
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
     if observation := kept_out(op):
@@ -72,7 +76,9 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _compiled(op: Op, case: Case, note: str) -> Observation:
-    """The op in a module, compiled with CUDA graphs: how often torch had to do without one, and the values."""
+    """Call the op in a module, compiled with CUDA graphs, and check its values and the number of skips that torch
+    counts.
+    """
     torch_private.reset_compiler()
     changed = other(op, case)
     moving = _moving(op, case)
@@ -84,7 +90,9 @@ def _compiled(op: Op, case: Case, note: str) -> Observation:
     try:
         with torch.no_grad():
             for turn in range(CALLS):
+                # Alternating values show whether a replay reads the new input.
                 x = values[turn % 2].clone()
+                # Results of the step before are overwritten from here on, which is why they are cloned below.
                 torch.compiler.cudagraph_mark_step_begin()
                 got = tuple(t.clone() for t in compiled(x))
                 if problem := _differs(op, case, moving, x, got):
@@ -102,12 +110,13 @@ def _compiled(op: Op, case: Case, note: str) -> Observation:
 
 
 def _differs(op: Op, case: Case, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
+    """Return the difference from the reference with ``x`` as the argument that varies."""
     args = (*case.args[:moving], x, *case.args[moving + 1 :])
     return against_reference(op, Case(case.recipe, case.seed, args, case.env, case.device), got).problem
 
 
 def _staged(op: Op, case: Case) -> Observation:
-    """Copies in the captured graph from an input to a buffer that the op keeps."""
+    """Return the observation of copies in the captured graph from an input to a buffer that the op keeps."""
     stream = torch.cuda.Stream(case.device)
 
     def run(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -127,7 +136,7 @@ def _staged(op: Op, case: Case) -> Observation:
 
 
 def _private() -> list[tuple[int, int]]:
-    """Addresses of the pools of graphs: what a call allocates while it is captured lies there."""
+    """Return the addresses of the pools of graphs: memory that a call allocates during a capture lies there."""
     return [
         (s["address"], s["address"] + s["total_size"])
         for s in torch.cuda.memory_snapshot()
@@ -136,7 +145,7 @@ def _private() -> list[tuple[int, int]]:
 
 
 def staged(op: Op, recording: Recording, private: list[tuple[int, int]]) -> str:
-    """The first input that the graph copies into memory that is neither an output nor its own, in words."""
+    """Return the first input that the graph copies into memory that is neither an output nor its own, in words."""
     owned = [*private, *(_range(t) for t in recording.outs)]
     for copy in recording.copies:
         if any(low <= copy.target < high for low, high in owned):
@@ -150,6 +159,7 @@ def staged(op: Op, recording: Recording, private: list[tuple[int, int]]) -> str:
 
 
 def _range(t: Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor's storage and the address behind it."""
     start = t.untyped_storage().data_ptr()
     return start, start + t.untyped_storage().nbytes()
 

@@ -16,10 +16,12 @@ REPEATS = 3
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield samples of all kinds of values."""
     yield from samples.values()
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Repeat a call, and repeat it again after a call with other values."""
     if problem := was_wrong(op):
         return Observation(f"the first call in a process: {problem}", fix="initialise before the first call computes")
     first = run(op, case)

@@ -1,4 +1,6 @@
-"""``distribution``: random results are distributed as the reference's, follow their seed alone, and leave others be."""
+"""``distribution``: random results have the distribution of the reference's, follow their seed alone, and leave other
+generators alone.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +23,31 @@ from shiplap.sampling.samples import Samples
 
 DISTANCES, PAIRS = (3, 8, 16, 24, 29), 4  # bits by which seeds differ, and how many pairs have to be equal
 LARGE = 1 << 15  # elements of a sample that is not repeated
+# Kinds of values that random ops treat apart. NaN and infinite results have no distribution to compare.
 KINDS = ("normal", "zeros", "large", "positive")
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     return "" if op.spec.random else "its results are not declared to be random"
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain, scalar, dtype and optional samples, some kinds of values, and larger ones."""
     kinds = (c for c in samples.values() if c.recipe.values in KINDS)
     yield from chain(samples.plain(), samples.scalars(), islice(samples.dtypes(), 4), samples.optionals(), kinds)
     yield from islice(samples.grown(2), 2)
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare the distribution of the op's results with that of the reference's."""
     if case.numel > LARGE:
         return Observation(skip="a sample too large to be repeated")
     plain = case.recipe == Samples(op, case.seed, case.device).base
     if problem := _seeded(op, case) or ((_distant(op, case) or _compiled(op, case)) if plain else ""):
         return Observation(problem)
     got = [_run(op, case, _op, k) for k in range(RUNS)]
+    # Other seeds than the op's: equal seeds need not give equal numbers in two implementations.
     wanted = [_run(op, case, _reference, RUNS + k) for k in range(RUNS)]
     for index, pair in enumerate(zip(zip(*got, strict=True), zip(*wanted, strict=True), strict=True)):
         one, other = pair if len({t.shape for ts in pair for t in ts}) == 1 else map(_sizes, pair)
@@ -54,27 +61,32 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Of the magnitudes: results that draw the same numbers are large together. Nothing where their shapes differ."""
+    """Return the product of the magnitudes: results that draw the same numbers are large together. Empty where their
+    shapes differ.
+    """
     return a.abs().double() * b.abs().double() if a.shape == b.shape else torch.zeros(0, dtype=torch.float64)
 
 
 def _sizes(runs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Where the sizes of a result are random, these are compared."""
+    """Return the sizes of a result as tensors, which are compared where sizes are random."""
     return tuple(torch.tensor(list(t.shape), dtype=torch.float64) for t in runs)
 
 
 def _op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Call the op and return its results and mutated arguments."""
     return effects(op, args, call(op, args))
 
 
 def _reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Call the reference and return its results and mutated arguments."""
     positional, named = split(op.spec, args)
     return effects(op, args, outputs(made_of(op.spec, args, op.reference(*positional, **named))))
 
 
 def _args(op: Op, case: Case, seed: int) -> tuple[Any, ...]:
-    """Fresh arguments whose seed is number ``seed``."""
+    """Return fresh arguments whose seed is number ``seed``."""
     args = case.fresh()
+    # An op that draws from torch's generator gets another state with each seed as well.
     torch.manual_seed(seed + 1000)
 
     def seeded(name: str, value: Any) -> Any:
@@ -88,6 +100,7 @@ def _args(op: Op, case: Case, seed: int) -> tuple[Any, ...]:
 
 
 def _run(op: Op, case: Case, run: Callable[..., tuple[Tensor, ...]], seed: int) -> tuple[Tensor, ...]:
+    """Call ``run`` on arguments with a seed, and return copies of the results."""
     with torch.no_grad():
         return tree_map(torch.clone, run(op, _args(op, case, seed)))
 
@@ -99,11 +112,14 @@ def _global(op: Op, args: tuple[Any, ...]) -> bool:
 
 
 def _state(device: str) -> Tensor:
+    """Return the state of torch's own generator of a device."""
     return torch.cuda.get_rng_state() if device.startswith("cuda") else torch.get_rng_state()
 
 
 def _seeded(op: Op, case: Case) -> str:
-    """Equal bits for equal seeds; torch's own generator is drawn from, left alone, but never seeded."""
+    """Return the fault if equal seeds give other bits, or if torch's own generator is seeded. The op may draw from it
+    or leave it alone.
+    """
     first = _run(op, case, _op, 0)
     if problem := bitwise(_run(op, case, _op, 0), first, "the first time"):
         return f"the same seed again: {problem}"
@@ -123,13 +139,16 @@ def _seeded(op: Op, case: Case) -> str:
 
 
 def _distant(op: Op, case: Case) -> str:
-    """Seeds that are a power of two apart draw different numbers, where they do in the reference."""
+    """Return the fault if seeds that are a power of two apart draw the same numbers, where they do not in the
+    reference.
+    """
     given = {a.name: v for a, v in zip(op.spec.args, case.args, strict=True)}.get(op.spec.random)
     limit = torch.iinfo(given.dtype).max if isinstance(given, Tensor) else 1 << 31
 
     def same(run: Callable[..., tuple[Tensor, ...]], bits: int) -> bool:
         return all(not bitwise(_run(op, case, run, s + (1 << bits)), _run(op, case, run, s)) for s in range(PAIRS))
 
+    # Narrow seeds cannot be that far apart.
     for bits in (b for b in DISTANCES if 2 << b < limit):
         if same(_op, bits) and not same(_reference, bits):
             return f"seeds that are {1 << bits} apart draw the same numbers: the seed loses its upper bits"
@@ -137,7 +156,9 @@ def _distant(op: Op, case: Case) -> str:
 
 
 def _compiled(op: Op, case: Case) -> str:
-    """Compiled code draws what an eager call does, twice in a row and for two calls of one graph."""
+    """Return the fault if compiled code draws other numbers than an eager call, twice in a row and for two calls of one
+    graph.
+    """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
         return (*effects(op, args, call(op, args)), *effects(op, args, call(op, args)))

@@ -16,11 +16,13 @@ from shiplap.sampling.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield edge sizes, and all layouts of plain, larger, single-element and other dtype samples."""
     grown = (samples.layouts(c.recipe) for c in islice(samples.grown(1), 1))
     yield from chain(samples.edges(), samples.layouts(), *grown, layouts_of_ones(samples), layouts_of_dtypes(samples))
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare one sample with the reference."""
     try:
         own = reference(op, case.args)
     except ArgumentError as e:  # a precondition on values, which the declaration cannot express
@@ -39,7 +41,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _refused(op: Op, case: Case, e: ArgumentError) -> Observation:
-    """What the reference refuses, the op refuses with the same error."""
+    """Return the observation where the reference refuses a sample: the op must refuse it with the same error."""
     try:
         run(op, case)
     except ArgumentError as mine:

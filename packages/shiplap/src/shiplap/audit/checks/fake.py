@@ -1,7 +1,7 @@
-"""``fake``: what compiled code is told about the outputs is what the real op returns.
+"""``fake``: compiled code reads from the fake the properties that the outputs of the real op have.
 
-Sizes, dtype, strides, offset, device and aliasing, with plain and with symbolic sizes; a symbolic run must not pin a
-dim to the size of the sample either, or every other size recompiles.
+The properties are sizes, dtype, strides, offset, device and aliasing, with plain and with symbolic sizes. A symbolic
+run must not pin a dim to the size of the sample either, or every other size recompiles.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from shiplap.sampling.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield samples of all dtypes, layouts and edge sizes."""
     yield from chain(samples.plain(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.layouts())
     yield from chain(samples.edges(), multiples(samples), samples.grown(2))
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Call the op on real tensors and on fakes, and compare the outputs."""
     args = case.fresh()
     with torch.no_grad():
         real = call(op, args)
@@ -52,18 +54,23 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _varies(case: Case) -> bool:
-    """Whether symbolic sizes could tell more: torch makes 0 and 1 constants, and one argument is like all."""
+    """Whether a run with symbolic sizes adds evidence: torch makes 0 and 1 constants, and one layout for one argument
+    is like one for all.
+    """
     sizes = [v for _, v in case.recipe.sizes if type(v) is int]
     return min(sizes, default=2) > 1 and set(dict(case.recipe.layouts)) <= {"every"}
 
 
 def _fakify(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
+    """Return a fake of ``t`` in ``mode``."""
     return torch_private.fakify(mode, t, dynamic=symbolic)
 
 
 def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
+    """Return the first difference between real and fake outputs as text."""
     if len(real) != len(fake):
         return f"{len(fake)} fake outputs, {len(real)} real ones"
+    # Symbols are replaced by the sizes of the real outputs, so that strides can be compared as numbers.
     known = {
         symbol: size
         for r, f in zip(real, fake, strict=True)
@@ -75,6 +82,7 @@ def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fake
             if is_real != is_fake:
                 return f"output {index}: {name} {is_real} is real, {is_fake} is promised"
         for position, (a, b) in enumerate(zip(tensors(args), tensors(fakes), strict=True)):
+            # An empty real tensor has no storage to share.
             if r.numel() and (torch_private.same_storage(r, a) != torch_private.same_storage(f, b)):
                 which = "the real" if torch_private.same_storage(r, a) else "only the fake"
                 return f"output {index}: {which} output shares the memory of input {position}"
@@ -82,6 +90,8 @@ def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fake
 
 
 def _facts(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, Any, Any]]:
+    """Yield each property of an output with its real and its fake value."""
+
     def plain(sizes: Iterable[Any]) -> tuple[int | None, ...]:
         return tuple(torch_private.size_value(s, known) for s in sizes)
 
@@ -95,7 +105,7 @@ def _facts(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, A
 
 
 def _pinned(op: Op, case: Case, sizes: list[list[Any]]) -> str:
-    """The first dim that was symbolic before the fake ran and is a constant now, against the declaration."""
+    """Return the first dim that was symbolic before the fake ran and is a constant now, against the declaration."""
     free = {n for n, _ in case.recipe.sizes} - {n for e in op.spec.requires for n in e.names}
     if op.spec.traced and op.spec.scalars:
         return ""  # the reference may relate sizes to the values of scalars, such as those of pieces to a whole

@@ -1,4 +1,4 @@
-"""``fresh``: every call returns memory of its own, which later calls, and writes to the inputs, leave alone."""
+"""``fresh``: every call returns memory of its own, which neither later calls nor writes to the inputs change."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from shiplap.sampling.samples import Samples, other
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain and large samples, and those in which a view could stand in for a copy."""
     yield from chain(samples.plain(), samples.grown(1))
     ones = (c for c in samples.edges() if 1 in dict(c.recipe.sizes).values())
     yield from chain(samples.scalars(), ones, samples.layouts())  # where a view may do in place of a copy
@@ -28,6 +29,7 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Call the op several times, and check which memory the outputs own."""
     args = case.fresh()
     first = call(op, args)
     if shared := _shared(first, tensors(args)):
@@ -35,6 +37,7 @@ def observe(op: Op, case: Case) -> Observation:
     if case.recipe.layouts or 1 in dict(case.recipe.sizes).values():
         return Observation()  # what is kept between calls shows with ordinary samples
     kept = [o.detach().clone() for o in first]
+    # Other values, because equal results could not show an overwritten output.
     second_case = other(op, case)
     second = call(op, second_case.fresh())
     if shared := _shared(first, list(second), "the next call's output"):
@@ -47,9 +50,10 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _turned(op: Op, case: Case) -> str:
-    """The same numbers in another order: what is remembered by a sum of them would be served again.
+    """Return the fault after a call with the same numbers in another order: a result cached by their sum would be
+    returned again.
 
-    A wrong result is that of the call before, or it is no matter of memory: ``numerics`` says what is wrong.
+    A wrong result counts only if it is that of the call before. Any other wrong result is a finding of ``numerics``.
     """
     args = tree_map(lambda t: t.flatten().roll(1).reshape(t.shape) if independent(t) else t, case.fresh())
     if not takes(op, args):
@@ -60,8 +64,9 @@ def _turned(op: Op, case: Case) -> str:
 
 
 def _stale(op: Op, case: Case, changed: Case) -> Observation:
-    """The same tensor objects with new contents: a result cached by address would be served again."""
+    """Write new contents into the same tensor objects: a result cached by address would be returned again."""
     shapes = [[t.shape for t in tensors(c.args)] for c in (case, changed)]
+    # The new contents must fit into the old tensors.
     if op.spec.mutated or case.form != changed.form or shapes[0] != shapes[1]:
         return Observation()
     args = case.fresh()
@@ -78,7 +83,7 @@ def _stale(op: Op, case: Case, changed: Case) -> Observation:
 
 
 def _shared(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input") -> tuple[int, str] | None:
-    """``(output, what it shares memory with)``; an empty tensor owns nothing."""
+    """Return ``(output, the tensor that it shares memory with)``, or None. An empty tensor owns nothing."""
     for i, out in enumerate(outs):
         pointer = out.untyped_storage().data_ptr()
         if not pointer or not out.numel():
@@ -93,6 +98,7 @@ def _shared(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input")
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     if op.spec.draws:
         return "each call draws other numbers"
     return "its results may be views" if op.spec.view else ""

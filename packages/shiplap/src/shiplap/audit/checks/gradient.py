@@ -1,7 +1,7 @@
 """``gradient``: the backward is the derivative of the reference, for every subset of inputs that may need one.
 
-Compared with autograd through the reference in float64; where the op takes float64, also with finite differences of
-the op itself.
+It is compared with autograd through the reference in float64. Where the op takes float64, it is compared with finite
+differences of the op itself as well.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from shiplap.sampling.run import (
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import outsized
 
+# Values at which derivatives jump, vanish or overflow.
 KINKS = ("ties", "zeros", "saturating", "large", "mixed", "negative zero", "positive", "constant", "cancelling")
 NARROW_KINDS = ("large", "beyond float16", "mixed", "saturating", "positive")  # what a 16-bit gradient may overflow at
 ODD = 10  # odd scalars
@@ -54,6 +55,9 @@ Call = Any
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield samples of all forms, values at kinks, 16-bit values that overflow, odd scalars, and large samples while
+    they are quick.
+    """
     wide = (c for c in samples.dtypes() if {"float64", "complex128"} & set(dict(c.recipe.dtypes).values()))
     grown = islice(samples.grown(1), 1)
     transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
@@ -77,12 +81,15 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def _while_quick(cases: Iterable[Case]) -> Iterable[Case]:
-    """Samples with one long dim, as long as they are quick: a cost that grows with its square is left out in time."""
+    """Yield samples with one long dim, as long as they are quick. A cost that grows with the square of the dim ends the
+    series in time.
+    """
     end = time.process_time() + 2 * LARGE_S
     took: dict[str, tuple[int, float]] = {}
     for case in cases:
         name, size = max(((n, v) for n, v in case.recipe.sizes if type(v) is int), key=lambda p: p[1], default=("", 1))
         before, seconds = took.get(name, (size, 0.0))
+        # Attention-like costs grow with the square of one dim.
         if seconds * (size / before) ** 2 > LARGE_S:
             continue
         began = time.process_time()
@@ -94,6 +101,7 @@ def _while_quick(cases: Iterable[Case]) -> Iterable[Case]:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare the gradients of several subsets of inputs with those of the reference."""
     if not _differentiable(op, case):
         return Observation(skip="the reference refuses it")
     if problem := _of_lists(op, case):
@@ -128,7 +136,9 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _subsets(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Which inputs need a gradient, whether they are leaves, and the layout of the output's gradient."""
+    """Return the inputs that need a gradient in each run, whether they are leaves, and the layout of the output's
+    gradient.
+    """
     runs = [([n], True, "") for n in names] + ([(names, True, "")] if len(names) > 1 else [])
     runs += [(list(pair), True, "") for pair in combinations(names, 2)] if len(names) == 3 else []
     runs += [(names, False, ""), (names, True, "expanded")]
@@ -136,6 +146,8 @@ def _subsets(names: list[str]) -> list[tuple[list[str], bool, str]]:
 
 
 def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout: str) -> Observation:
+    """Compare the gradients of ``names`` with autograd through the reference."""
+
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
         """Random output gradients in ``layout``, identical for the op and its reference.
 
@@ -173,11 +185,12 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
 
 
 def _alone(op: Op, plain: tuple[Any, ...], names: list[str], directions: Call, index: int) -> list[Tensor]:
+    """Return one gradient of the reference in float64."""
     return [_grads(op, lambda args: differentiated(op, args), tree_map(widen, plain), names, directions, True)[index]]
 
 
 def _differentiable(op: Op, case: Case) -> bool:
-    """Whether the reference takes these values at all: odd ones are ours, not the declaration's."""
+    """Whether the reference accepts these values at all: odd ones come from the generator, not from the declaration."""
     try:
         reference(op, case.args)
     except Exception:
@@ -186,10 +199,12 @@ def _differentiable(op: Op, case: Case) -> bool:
 
 
 DOUBLE = (torch.float64, torch.complex128)
+# The ratio of the rounding errors, by which errors in single precision are scaled.
 DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
 def _single(t: Tensor) -> Tensor:
+    """Return ``t`` in single precision if it is in double precision."""
     return t.to(torch.complex64 if t.is_complex() else torch.float32) if t.dtype in DOUBLE else t
 
 
@@ -203,9 +218,10 @@ def _rounded(t: Tensor) -> Tensor:
 def _grads(
     op: Op, forward: Call, args: tuple[Any, ...], names: list[str], directions: Call, leaf: bool
 ) -> list[Tensor]:
-    """Gradients of ``names`` only; an unused input has a zero gradient."""
+    """Return the gradients of ``names`` only. An unused input has a zero gradient."""
     given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
     wanted = [given[n].requires_grad_() for n in names]
+    # A product with 1 makes a non-leaf with the same values.
     used = args if leaf else tuple(v * 1 if n in names else v for n, v in given.items())
     outs = [o for o in forward(used) if _numbers(o)]
     pairs = [(o, d) for o, d in zip(outs, directions(outs), strict=True) if o.requires_grad]
@@ -216,11 +232,12 @@ def _grads(
 
 
 def _numbers(t: Tensor) -> bool:
+    """Whether a tensor is floating or complex."""
     return t.is_floating_point() or t.is_complex()
 
 
 def _terms(op: Op, case: Case, name: str) -> int:
-    """An element of a gradient sums over all dims that its argument does not have."""
+    """Return the number of terms in an element of a gradient: it sums over all dims that its argument does not have."""
     kind = op.spec.arg(name).tensor
     ones = {n for n, v in case.recipe.sizes if n in op.spec.broadcasts}
     mine = {d.text if d.text in ones else d.of or d.text for d in kind.dims} if kind else set()
@@ -229,8 +246,11 @@ def _terms(op: Op, case: Case, name: str) -> int:
 
 
 def _numerically(op: Op, case: Case, names: list[str]) -> str:
-    """Finite differences of the op itself, in float64; where it is no number, there are none. Nor do they tell anything
-    of a gradient that is declared to be another function's derivative."""
+    """Return the difference from finite differences of the op itself, in float64.
+
+    There are no finite differences where a result is no finite number. They are no evidence about a gradient that is
+    declared to be another function's derivative.
+    """
     if op.gradient is not None and op.gradient.surrogate is not None:
         return ""
     if not all(bool(torch.isfinite(o).all()) for o in reference(op, case.args) if _numbers(o)):
@@ -247,6 +267,7 @@ def _numerically(op: Op, case: Case, names: list[str]) -> str:
         args = tuple({**rewound, **dict(zip(names, values, strict=True))}.values())
         return tuple(o for o in call(op, args) if _numbers(o))
 
+    # gradcheck writes to its inputs, so they must own their memory and be dense.
     dense = [p.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for p in points]
     try:
         torch.autograd.gradcheck(forward, dense, fast_mode=size > SLOW_LIMIT, nondet_tol=1e-9)
@@ -256,7 +277,7 @@ def _numerically(op: Op, case: Case, names: list[str]) -> str:
 
 
 def _of_lists(op: Op, case: Case) -> str:
-    """Gradients of the members of lists, and of all other tensors with them."""
+    """Return the difference in gradients of the members of lists, and of all other tensors with them."""
     lists = [v for v in case.args if isinstance(v, list) and v and isinstance(v[0], Tensor)]
     if op.spec.mutated or not any(carries(t) for v in lists for t in v):
         return ""
@@ -286,14 +307,17 @@ def _of_lists(op: Op, case: Case) -> str:
 
 
 def _numbers_of(pulled: Call, plain: tuple[Any, ...], forward: Call) -> list[Tensor]:
+    """Return the gradients of the reference in float64."""
     gradients = pulled(tree_map(widen, plain), forward)
     assert gradients is not None
     return list(gradients)
 
 
 def _swallowed(op: Op, case: Case, names: list[str]) -> str:
-    """Where the gradient of the output is infinite or NaN and that of the reference then is no number, the op's is none
-    either. What the input has no part in is left out: there a mask and a product with zero differ.
+    """Return the fault if a gradient is finite where that of the reference is not, for an infinite or NaN gradient of
+    the output.
+
+    Inputs that have no part in an output are left out: there a mask and a product with zero differ.
     """
     if case.recipe != Samples(op, case.seed, case.device).base:
         return ""
@@ -317,7 +341,9 @@ def _swallowed(op: Op, case: Case, names: list[str]) -> str:
 
 
 def _wasted(op: Op, case: Case, names: list[str]) -> str:
-    """Gradients that a declared backward computes although nobody needs them: right, but paid for."""
+    """Return the gradients that a declared backward computes although no input needs them. They are right, and cost
+    time.
+    """
     if op.gradient is None or len(names) < 2:
         return ""
     args = case.fresh()

@@ -1,6 +1,7 @@
-"""``kernels``: every kernel and every config of the device, not only the one that a plain call reaches; and ``op.out``.
+"""``kernels``: every kernel and every config of the device, not only the one that a plain call reaches, and ``op.out``.
 
-Each is run on each sample that it takes, past the choice among them. One that takes no sample has not been proven.
+Each kernel is run on each sample that it takes, without the choice among kernels. A kernel that takes no sample is not
+proven.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from shiplap.sampling.work_estimate import outsized
 
 CONFIGS = 8  # of one kernel
 GUARD = 64  # elements of another value on both sides of an output
+# Values that reveal the accumulator and the order of operations, in which kernels of one op differ.
 SOME = ("nan", "overflowing", "saturating", "cancelling", "positive", "skewed", "negative zero")
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     return "adopted: its kernels are another library's" if is_adopted(op) else ""
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield samples of all kinds, fewer where a plain call always reaches the only kernel."""
     if _plainly_served(samples.op, str(samples.device)):  # every other check calls it: only op.out is new
         yield from chain(samples.values(), samples.dtypes(), samples.edges(), samples.wide())
         return
@@ -44,19 +48,20 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def _plainly_served(op: Op, device: str) -> bool:
-    """Whether a plain call is always the only kernel's, in its only config."""
+    """Whether every plain call runs the only kernel in its only config."""
     kernels = kernels_of(op, device)
     plain = all(k.supports is None and not k.dtypes and k.space is None and k.template is None for k in kernels)
     return len(kernels) < 2 and plain and op.native is None
 
 
 def kernels_of(op: Op, device: str) -> list[Kernel]:
-    """All that a call on this device could be given to."""
+    """Return all kernels that a call on this device could run."""
     return list(op.kernels.get(torch.device(device).type, ()))
 
 
 def variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
-    """The kernel with each of its configs that takes the call."""
+    """Yield the kernel with each of its configs that takes the call."""
+    # A template chooses its own variant for a call.
     if kernel.template is not None:
         serving = kernel.serving(call)
         if isinstance(serving, Kernel):
@@ -71,6 +76,7 @@ def variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Run each variant of each kernel, and ``op.out``, and compare with the reference."""
     try:
         own = reference(op, case.args)
     except Exception as e:
@@ -97,13 +103,13 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _forced(op: Op, case: Case, kernel: Kernel) -> tuple[Tensor, ...]:
-    """Effects of this kernel on fresh arguments."""
+    """Return the effects of this kernel on fresh arguments."""
     args = case.fresh()
     return effects(op, args, outputs(op.serve(op.bind(args), kernel)))
 
 
 def _out(op: Op, case: Case, own: tuple[Tensor, ...]) -> str:
-    """``op.out`` into the middle of a larger buffer: the result, and nothing around it."""
+    """Return the fault of ``op.out`` into the middle of a larger buffer: a wrong result, or a write around it."""
     args = case.fresh()
     bound = op.bind(args)
     rooms, outs = [], []
@@ -126,7 +132,7 @@ def _out(op: Op, case: Case, own: tuple[Tensor, ...]) -> str:
 
 
 def _filled(count: int, dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
-    """Memory with a pattern in it, and NaN where it can be: what is not written shows."""
+    """Return memory with a pattern in it, and NaN where the dtype has it, so that unwritten elements show."""
     room = torch.zeros(count, dtype=dtype, device=tensors(args)[0].device)
     if dtype.is_floating_point and dtype.itemsize > 1:
         return room.fill_(float("nan"))
@@ -134,7 +140,7 @@ def _filled(count: int, dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
 
 
 def sequence(op: Op, cases: list[Case]) -> Observation:
-    """Whether each kernel has taken any sample."""
+    """Check that each kernel has taken a sample."""
     device = cases[0].device
     untouched = []
     for kernel in kernels_of(op, device):

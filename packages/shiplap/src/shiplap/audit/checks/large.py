@@ -1,7 +1,7 @@
 """``large``: sizes and strides beyond 2^31 elements are not cut to 32 bits.
 
-Fakes need no memory. A real input is a view whose rows lie more than 2^31 bytes apart in address space that is
-reserved but never touched between them; an op that first makes its input contiguous passes trivially.
+Fakes need no memory. A real input is a view whose rows lie more than 2^31 bytes apart, in address space that is
+reserved but never touched between them. An op that first makes its input contiguous passes trivially.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; in Python's mmap si
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain samples."""
     yield from samples.plain()
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Run the fake with large sizes, then the op with large strides."""
     fake_problem, fake_note = _fake(op, case)
     if fake_problem:
         return Observation(fake_problem)
@@ -47,12 +49,15 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _fake(op: Op, case: Case) -> tuple[str, str]:
-    """Each free dim alone so large that some argument exceeds 2^31 elements."""
+    """Return the fault and a note for fakes: each free dim alone is so large that some argument exceeds 2^31
+    elements.
+    """
     grown = []
     scalars = dict(case.recipe.scalars)
     for name, size in case.recipe.sizes:
         if type(size) is not int or name in {a.name for a in op.spec.scalars}:
             continue
+        # 2^31 plus a multiple of 16, since a precondition may require a multiple of a tile.
         env = environment(op.spec, {**dict(case.recipe.sizes), name: BEYOND + 16 * max(1, size), "...": (2,)}, scalars)
         if env is None or _overflows(op, env):
             continue
@@ -69,13 +74,15 @@ def _fake(op: Op, case: Case) -> tuple[str, str]:
 
 
 def _overflows(op: Op, env: dict[str, Any]) -> bool:
-    """Whether an argument or a result of this size has more bytes than an address can count: no tensor has."""
+    """Whether an argument or a result of this size has more bytes than an address can count, as no tensor has."""
     tensors = [(a.name, a.tensor) for a in op.spec.tensors if a.tensor] + [(o.name, o.tensor) for o in op.spec.outputs]
     known = {**env, **{d: e(env) for d, e in op.spec.bounds}}
     return any(prod(shape_of(Output(name, kind), known)) * 16 >= 2**62 for name, kind in tensors)
 
 
 def _fake_shapes(op: Op, case: Case, env: dict[str, Any]) -> str:
+    """Return the first fake output whose shape is not the declared one, as text."""
+
     def grow(arg: Arg, value: Any) -> Any:
         if not isinstance(value, Tensor) or arg.tensor is None:
             return value
@@ -96,7 +103,9 @@ def _fake_shapes(op: Op, case: Case, env: dict[str, Any]) -> str:
 
 
 def _real(op: Op, case: Case) -> tuple[str, str]:
-    """Each argument alone, each of its dims in turn with a stride beyond 2^31 elements."""
+    """Return the fault and a note for real tensors: each argument alone, each of its dims in turn with a stride beyond
+    2^31 elements.
+    """
     if not case.device.startswith("cpu"):
         return "", ""
     spread = []
@@ -118,16 +127,19 @@ def _real(op: Op, case: Case) -> tuple[str, str]:
 
 
 def _spread_out(t: Tensor, dim: int) -> Tensor:
-    """``t`` with ``dim`` spread over more than 2^31 elements of reserved, untouched address space."""
+    """Return ``t`` with ``dim`` spread over more than 2^31 elements of reserved, untouched address space."""
     inner = t.contiguous()
+    # The last row starts beyond 2^31 elements, and rows do not overlap.
     step = BEYOND // (t.shape[dim] - 1) + t.numel() + 64
     size = (step * t.shape[dim] + t.numel()) * t.itemsize
+    # NORESERVE: pages that are never written to take no memory and no swap.
     space = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
     strides = [step if d == dim else s for d, s in enumerate(inner.stride())]
     return torch.frombuffer(space, dtype=t.dtype).as_strided(t.shape, strides).copy_(t)
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     return "each call draws other numbers" if op.spec.draws else ""
 
 

@@ -1,4 +1,4 @@
-"""``numerics``: the kernel computes what the reference computes, which is evaluated in float64."""
+"""``numerics``: the kernel computes the results of the reference, which is evaluated in float64."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from shiplap.sampling.samples import Samples, other
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield samples of all kinds of values, dtypes, scalars and larger sizes."""
     big = list(islice(samples.grown(2), 2))
     yield from chain(samples.values(), samples.dtypes(), samples.optionals(), samples.scalars(), big)
     yield from chain(pairs_of_scalars(samples), scalars_of_sizes(samples), scalars_of_ties(samples))
@@ -22,6 +23,7 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare one sample with the reference."""
     try:
         own = reference(op, case.args)
     except RuntimeError as e:

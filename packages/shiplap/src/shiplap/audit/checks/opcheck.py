@@ -18,6 +18,9 @@ TESTS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_a
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain, transposed, optional and larger samples, with positive values where the reference would return
+    NaN.
+    """
     transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
     for case in chain(samples.plain(), transposed, samples.optionals(), islice(samples.grown(1), 1)):
         positive = None if _numbers(samples.op, case) else samples.make(case.recipe.but(values="positive"))
@@ -25,12 +28,13 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def _numbers(op: Op, case: Case) -> bool:
-    """Whether the reference gives numbers: torch's test compares NaN with NaN, and finds a difference."""
+    """Whether the reference returns finite numbers: torch's test compares NaN with NaN, and reports a difference."""
     results = reference(op, case.args)
     return all(bool(torch.isfinite(t.float()).all()) for t in results if t.is_floating_point())
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Run ``torch.library.opcheck`` on one sample."""
     args = case.fresh()
     if not has_backward(op, case):
         args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, args)

@@ -33,6 +33,7 @@ ROUNDS, CALLS = 2, 30
 WARM, SECONDS = 7, 5.0  # calls before the rounds; of a slow op a round has as many calls as fit into this time
 SLOW = 0.7  # seconds of a call from which on the rounds would take minutes on a busy machine
 MORE = 6  # rounds that follow where the first ones grew: a cache that fills up stops, a leak goes on
+# Signals that runtimes and debuggers install handlers for.
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE)
 _TINY = float("1e-17")  # less than half of what 1.0 can be told from, unless results are rounded up or down
 BYTES = 1 << 14  # per call: less than that is not told from noise
@@ -41,6 +42,7 @@ _settings: Any = torch.utils.deterministic
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain and optional samples, and one large enough for several threads."""
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grains(), 1))
 
 
@@ -48,12 +50,14 @@ DRAWN_FROM = "torch's random state", "CUDA's random state"  # of random ops: the
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare the state of the process before and after calls and their backwards."""
     first = first_call(op, case, process_state)
     changed = [c for c in first.changed if not (op.spec.random and c[0] in DRAWN_FROM)]
     if changed:
         shown = "; ".join(f"{n} from {_brief(a)} to {_brief(b)}" for n, a, b in changed)
         return Observation(f"the first call in a process changes {shown}")
     call(op, case.fresh())  # what happens once - a library loaded, a table made - is no leak and no fault
+    # A library that is loaded may set such state once; a call must not set it again.
     if repeated := _sets_repeatedly(first.loaded, lambda: call(op, case.fresh())):
         return Observation(f"each call changes {repeated}")
     if printed := _printed(lambda: call(op, case.fresh())):
@@ -77,7 +81,9 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
-    """Whether a call changes again what the first one changed, which may have been a library that it loaded."""
+    """Return the state that a call changes again after the first call changed it. The first change may have come from a
+    library that was loaded.
+    """
     for name, before, _ in loaded:
         write = WRITTEN.get(name)
         if write is None:
@@ -96,6 +102,7 @@ def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], A
 
 
 def _set_environment(values: dict[str, str]) -> None:
+    """Set the environment to ``values``."""
     for key in {*os.environ, *values}:
         if key not in values:
             del os.environ[key]
@@ -104,11 +111,13 @@ def _set_environment(values: dict[str, str]) -> None:
 
 
 def _set_filters(filters: list[Any]) -> None:
+    """Set the filters of warnings."""
     warnings.resetwarnings()
     warnings.filters.extend(filters)  # type: ignore[attr-defined]  # a list, that the stubs call a sequence
 
 
 def _set_handlers(handlers: list[Any]) -> None:
+    """Set the handlers of signals, on the main thread only."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in zip(HANDLED, handlers, strict=True):
             if handler is not None:  # None: it was not set by Python
@@ -127,10 +136,11 @@ WRITTEN: dict[str, Callable[[Any], object]] = {
 
 
 def _printed(run: Callable[[], Any]) -> str:
-    """What a call writes to standard output, by Python or by C."""
+    """Return the text that a call writes to standard output, by Python or by C."""
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
     flush(None)
+    # The descriptor is replaced, because C code does not write through sys.stdout.
     kept = os.dup(1)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 1)
@@ -147,7 +157,8 @@ def _printed(run: Callable[[], Any]) -> str:
 
 
 def _overwritten(run: Callable[[], Any]) -> str:
-    """What a call sets to a value of its own, and that was another one: all settings at once, in several rounds."""
+    """Return the setting that a call changed. All settings get other values at once, in several rounds."""
+    # Two values at least for each setting: a call that sets a constant might set the first one.
     for number in range(max(len(values) for _, _, _, values in SETTINGS)):
         wanted = [values[number % len(values)] for _, _, _, values in SETTINGS]
         was = [read() for _, read, _, _ in SETTINGS]
@@ -195,11 +206,14 @@ SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, .
 
 
 def _flushed() -> bool:
+    """Whether the processor flushes subnormal numbers to zero."""
     return bool((torch.tensor([1e-39], dtype=torch.float32) * 1.0 == 0).item())  # whatever the default dtype is
 
 
 def _draw() -> None:
-    """Random states that no seed gives: a call that seeds anew would leave that of a seed as it is."""
+    """Advance the random states to ones that no seed gives: a call that seeds anew would leave the state of a seed as
+    it is.
+    """
     torch.rand(3)
     random.random()
     if numpy := sys.modules.get("numpy"):
@@ -207,6 +221,7 @@ def _draw() -> None:
 
 
 def _backward(op: Op, case: Case) -> None:
+    """Call the op and run its backward."""
     names = floating_args(op, case)
     args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
     outs = [o for o in call(op, args) if o.grad_fn is not None]  # a view made without gradients requires one, too
@@ -216,11 +231,12 @@ def _backward(op: Op, case: Case) -> None:
 
 
 def process_state() -> dict[str, Any]:
-    """What belongs to the process, or to the user."""
+    """Return the state that belongs to the process, or to the user, by name."""
     return {**_of_torch(), **_of_python(), **_of_the_system(), **_of_cuda()}
 
 
 def _of_torch() -> dict[str, Any]:
+    """Return the state of torch."""
     return {
         "torch's random state": bytes(torch.get_rng_state().numpy().tobytes()),
         "the number of threads": torch.get_num_threads(),
@@ -242,6 +258,7 @@ def _of_torch() -> dict[str, Any]:
 
 
 def _of_python() -> dict[str, Any]:
+    """Return the state of Python and NumPy."""
     numpy: Any = sys.modules.get("numpy")
     return {
         "Python's random state": random.getstate(),
@@ -261,6 +278,7 @@ def _of_python() -> dict[str, Any]:
 
 
 def _of_the_system() -> dict[str, Any]:
+    """Return the state that the operating system keeps for the process."""
     linux = sys.platform == "linux"
     return {
         ENVIRONMENT: dict(os.environ),
@@ -275,6 +293,7 @@ def _of_the_system() -> dict[str, Any]:
 
 
 def _of_cuda() -> dict[str, Any]:
+    """Return the state of CUDA, empty where it is not in use."""
     if not torch.cuda.is_initialized():
         return {}
     return {
@@ -285,12 +304,13 @@ def _of_cuda() -> dict[str, Any]:
 
 
 def _brief(value: Any) -> str:
+    """Return a value as a short text."""
     text = repr(value)
     return text if len(text) < 60 else f"{text[:20]}... ({hash(text) & 0xFFFF:04x})"
 
 
 def _leaks(what: str, run: Callable[[], Any]) -> Observation:
-    """Memory that grows with every run, in each of several rounds: resident bytes, and Python's objects."""
+    """Observe memory that grows with every run, in each of several rounds: resident bytes, and Python's objects."""
     began = time.monotonic()
     run()
     if (took := time.monotonic() - began) > SLOW:
@@ -309,6 +329,7 @@ def _leaks(what: str, run: Callable[[], Any]) -> Observation:
 
 
 def _growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
+    """Return the objects and bytes that ``calls`` runs leave behind."""
     before = _memory()
     for _ in range(calls):
         run()
@@ -317,8 +338,9 @@ def _growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
 
 
 def _grown(growths: list[tuple[float, float]], calls: int, what: str) -> str:
-    """What every one of the rounds has left behind."""
+    """Return the memory that every one of the rounds has left behind, as text."""
     for at, (kind, limit) in enumerate((("Python objects", calls * 0.9), ("bytes of resident memory", calls * BYTES))):
+        # A leak shows in every round, noise does not.
         least = min(growth[at] for growth in growths)
         if least >= limit:
             return f"{what}, {calls} times with one size, leaves {least:.0f} {kind} behind, each time again"
@@ -326,11 +348,13 @@ def _grown(growths: list[tuple[float, float]], calls: int, what: str) -> str:
 
 
 def _memory() -> tuple[float, float]:
+    """Return the number of allocated blocks of Python, and the resident bytes."""
     gc.collect()
     return sys.getallocatedblocks(), _resident()
 
 
 def _resident() -> float:
+    """Return the resident bytes of the process, 0 where the system does not report them."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,6 @@
 """``requires_grad``: asking for gradients, or forbidding them, does not change the values.
 
-Known to differ between leaf and non-leaf inputs under the compiler, so both are run, eagerly and compiled.
+Leaf and non-leaf inputs are known to differ under the compiler, so both are run, eagerly and compiled.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from shiplap.sampling.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain samples."""
     yield from samples.plain()
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare calls with gradients, in inference mode and without gradients."""
+
     def program(*args: Any) -> tuple[Tensor, ...]:
         return effects(op, args, call(op, args))
 
@@ -39,6 +42,7 @@ def observe(op: Op, case: Case) -> Observation:
     note = has_backward(op, case)
     if not note and (lost := _detached(op, case, names)):
         return lost
+    # aot_eager traces autograd without generated kernels, so that bits can be compared.
     for backend in ("", "aot_eager") if not note else ("",):
         for leaf in (True, False):
             args = _requiring(op, case, names)
@@ -55,7 +59,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _detached(op: Op, case: Case, names: list[str]) -> Observation | None:
-    """Results that require a gradient, though the reference takes them out of the graph and others not."""
+    """Return the observation of results that require a gradient although the reference detaches them, or None."""
     try:
         wanted = [o.requires_grad for o in differentiated(op, _requiring(op, case, names))]
     except RuntimeError:
@@ -78,10 +82,13 @@ def _detached(op: Op, case: Case, names: list[str]) -> Observation | None:
 
 
 def _requiring(op: Op, case: Case, names: list[str]) -> tuple[Any, ...]:
+    """Return fresh arguments, of which ``names`` require gradients."""
     return tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
 
 
 def _run(program: Callable[..., Any], backend: str, leaf: bool, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Call ``program`` on leaf or non-leaf inputs, compiled if a backend is given."""
+
     def nonleaf(*values: Any) -> Any:
         return program(*(v * 1 if isinstance(v, Tensor) and v.requires_grad else v for v in values))
 

@@ -1,4 +1,5 @@
-"""``sanitizer``: the op's samples in a process under compute-sanitizer; on request, since that takes a minute.
+"""``sanitizer``: the op's samples in a process under compute-sanitizer. It runs on request only, since it takes a
+minute.
 
 Torch's allocator is switched off there, so that an address beside a tensor is an address beside an allocation.
 """
@@ -19,6 +20,7 @@ from shiplap.sampling.samples import Samples
 
 TIMEOUT_S = 240.0
 EDGES = 12
+# Without the caching allocator each tensor is an allocation of its own, so that overruns are detected.
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TORCH_SHOW_CPP_STACKTRACES": "0"}
 FIXES = {
     "memcheck": "mask the last tile, and compute addresses from the sizes and strides of the arguments",
@@ -29,12 +31,13 @@ FIXES = {
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain, edge, larger, optional and dtype samples."""
     edges = (c for c in samples.edges() if c.numel)
     yield from chain(samples.plain(), islice(edges, EDGES), samples.grown(1), samples.optionals(), samples.dtypes())
 
 
 def observe(op: Op, case: Case) -> Observation:
-    """Only whether there is a sanitizer for it: one process runs all samples, in ``sequence``."""
+    """Check whether there is a sanitizer for the device. One process runs all samples, in ``sequence``."""
     if not case.device.startswith("cuda"):
         return Observation(skip="compute-sanitizer looks at CUDA kernels: audit with device='cuda'")
     if not sanitizer.version():
@@ -43,7 +46,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def sequence(tool: str, op: Op, cases: list[Case]) -> Observation:
-    """All samples under ``tool``."""
+    """Run all samples under ``tool``, and return the observation of its report."""
     home, root = address(op)
     labels = list(dict.fromkeys(c.label for c in cases))
     text = sanitizer.script_of(home, op.spec.name, labels, cases[0].seed, cases[0].device, root)
@@ -52,7 +55,7 @@ def sequence(tool: str, op: Op, cases: list[Case]) -> Observation:
 
 
 def judge(report: sanitizer.Report, tool: str, wanted: int) -> Observation:
-    """A verdict only where there is a report: a tool that cannot run says nothing about the op."""
+    """Return the observation of a report. A tool that cannot run is no evidence about the op."""
     how = f"{tool} of compute-sanitizer"
     if report.errors:
         first = report.faults[0] if report.faults else None
@@ -67,6 +70,7 @@ def judge(report: sanitizer.Report, tool: str, wanted: int) -> Observation:
 
 
 def _check(tool: str, symbol: str) -> Check:
+    """Return the check for one tool."""
     return Check(
         "sanitizer",
         observes="no kernel reads or writes beside its memory, without torch's allocator in between",

@@ -1,6 +1,6 @@
-"""``schema``: the op writes what its schema says it writes, and nothing else.
+"""``schema``: the op writes to the arguments that its schema declares, and to nothing else.
 
-Inputs are compared with all bytes of their storages, also those that a sliced input skips, before and after the call.
+Inputs are compared before and after the call with all bytes of their storages, also those that a sliced input skips.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from shiplap.sampling.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield all kinds of values and dtypes (an op that converts an input copies it in other dtypes only), layouts, and
+    large samples.
+    """
     yield from chain(samples.values(), samples.dtypes())  # what converts an input copies it in other dtypes alone
     yield from (c for c in samples.layouts() if "every" in dict(c.recipe.layouts))
     yield from large(samples)
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare the bytes under all inputs before and after a call."""
     if is_adopted(op) and (problem := _schema_differs(op)):
         return Observation(problem, fix="correct the schema of the op, or the declaration")
     args = case.fresh()
@@ -45,7 +49,9 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _unnoticed(op: Op, case: Case) -> Observation:
-    """Autograd refuses to use a saved tensor that was written to since: it has to know that the op writes."""
+    """Check that autograd refuses a saved tensor which the op wrote to since: autograd has to be informed of the
+    write.
+    """
     args = case.fresh()
     for arg, value in zip(op.spec.args, args, strict=True):
         for t in _each(value) if arg.mutated else ():
@@ -67,24 +73,28 @@ def _unnoticed(op: Op, case: Case) -> Observation:
 
 
 def _each(value: Any) -> list[Tensor]:
+    """Return the tensors in an argument."""
     return tensors([value])
 
 
 def _snapshot(value: Any) -> list[Tensor]:
+    """Return copies of the storages of an argument."""
     return [_storage(t).clone() for t in _each(value)]
 
 
 def _storage(t: Tensor) -> Tensor:
-    """All bytes under ``t``."""
+    """Return all bytes under ``t``."""
     return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
 
 
 def _changed(t: Tensor, before: Tensor, arg: Arg) -> str:
+    """Return the change of an input's storage as text, empty where there is none that the schema forbids."""
     after = _storage(t)
     if after.shape != before.shape:
         return f"was given other memory, of {after.numel()} bytes in place of {before.numel()}"
     different = after != before
     if arg.mutated:
+        # A mask of the bytes that the argument's view covers: those the op may write.
         mine = torch.zeros(before.numel() // t.itemsize, dtype=torch.bool, device=t.device)
         mine.as_strided(t.shape, t.stride(), t.storage_offset()).fill_(True)
         different[: mine.numel() * t.itemsize] &= ~mine.repeat_interleave(t.itemsize)
@@ -95,7 +105,9 @@ def _changed(t: Tensor, before: Tensor, arg: Arg) -> str:
 
 
 def _schema_differs(op: Op) -> str:
-    """An adopted op's own schema against its declaration: names, mutation, number of results."""
+    """Return the difference between an adopted op's own schema and its declaration: names, mutation, number of
+    results.
+    """
     real = op.overload._schema
     names = [a.name for a in real.arguments]
     declared = [a.name for a in op.spec.args]

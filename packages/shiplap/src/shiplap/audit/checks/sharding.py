@@ -1,7 +1,7 @@
 """``sharding``: the op of the shards is the shard of the op.
 
 Each sharding rule, declared or derived, is tried on simulated meshes of 2, 3 and 4 ranks, with the even cuts of DTensor
-and with uneven and empty ones. The op's own kernels run, in this process, on what each rank would have.
+and with uneven and empty ones. The op's own kernels run, in this process, on the shards of each rank.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ MESHES = (2, 3, 4)
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     return f"no rule: {why}" if op.shardings is None and (why := unknown(op)) else ""
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain, optional and larger samples."""
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grown(2), 2))
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare the op on shards with the shards of the op, for each rule and each cut."""
     rules = known_rules(op, case.args)
     if not rules:
         return Observation(skip="no dim of it may be cut")
@@ -51,13 +54,15 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def cuts(size: int) -> list[Sequence[int]]:
-    """DTensor's own for each mesh, and uneven ones with an empty shard in the middle and at the end."""
+    """Return the sizes of shards: DTensor's own for each mesh, and uneven ones with an empty shard in the middle and at
+    the end.
+    """
     uneven = [[size - 1, 0, 1], [1, size - 1, 0, 0]] if size > 1 else []
     return [*(chunks(size, world) for world in MESHES), *uneven]
 
 
 def _compared(op: Op, rule: ShardingRule, case: Case, sizes: Sequence[int]) -> tuple[str, float]:
-    """``(what is wrong, error)`` of one cut; nothing where the declaration or the rule does not admit it."""
+    """Return ``(fault, error)`` of one cut. Both are empty where the declaration or the rule does not admit the cut."""
     if 0 in sizes and not rule.empty:
         return "", 0.0
     try:

@@ -1,7 +1,7 @@
 """``sizes``: beyond one tile, around every threshold in the code, and with enough elements for several threads.
 
 The sizes come from constants in the kernels, their configs, ``supports`` and the reference, and from powers of two up
-to 4,096; sums of 4,096 positive terms show what they are added up in.
+to 4,096. Sums of 4,096 positive terms show the dtype of the accumulator.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ SHARED, TIMES, AGAIN_S = 1 << 20, 8, 0.1  # elements from which on a call is rep
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield samples with long dims and with sizes around tiles."""
     yield from chain(samples.long(), samples.tiles())
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare one sample with the reference, and repeat the call."""
     try:
         with on_one_thread():
             own = reference(op, case.args)
@@ -36,6 +38,7 @@ def observe(op: Op, case: Case) -> Observation:
         if unwritten(e):
             raise
         return Observation(skip=f"the reference refuses it: {last_line(e)}")
+    # The op runs with all threads, the reference on one: its order of sums must not vary.
     got = run(op, case)
     with on_one_thread():
         difference = against_reference(op, case, got, own)
@@ -45,7 +48,9 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _repeated(op: Op, case: Case, got: tuple[Tensor, ...]) -> str:
-    """Once more; several times where threads share the work, which do not meet each time, and a call is quick."""
+    """Return the difference of a repeated call. Calls on several threads are repeated several times while they are
+    quick, since a race does not show each time.
+    """
     end = time.process_time() + AGAIN_S
     for _ in range(TIMES if case.numel > SHARED else 1):
         if problem := bitwise(run(op, case), got, "the first time"):

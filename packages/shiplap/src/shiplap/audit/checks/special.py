@@ -20,10 +20,12 @@ from shiplap.sampling.work_estimate import outsized
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield samples with special values, odd scalars, lists, and values at thresholds."""
     yield from chain(samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special(), powers(samples))
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare one sample with the reference."""
     if reason := outsized(op, case):
         return Observation(skip=f"the reference would take too much: {reason}")
     try:
@@ -45,7 +47,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _defaults(op: Op, case: Case) -> str:
-    """On plain values: arguments that are left out are the declaration's defaults."""
+    """Return the fault on plain values if arguments that are left out are not the declaration's defaults."""
     if case.recipe.values != "ties" or not any(a.has_default for a in op.spec.args):
         return ""
     given = [a for a in op.spec.args if not a.has_default]
@@ -67,6 +69,7 @@ def _defaults(op: Op, case: Case) -> str:
 
 
 def _mutated(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the tensors that the op writes to."""
     return tuple(tensors_of([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
 
 

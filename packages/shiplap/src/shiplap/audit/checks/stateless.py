@@ -1,7 +1,7 @@
 """``stateless``: the libraries of C ABI kernels hold no writable globals and no thread-locals.
 
 Scratch buffers, plan caches, handles and error texts that a library keeps are shared by threads, streams, devices and
-CUDA graphs that know nothing of each other. The symbol table shows them without running anything.
+CUDA graphs, none of which is aware of the others. The symbol table shows them without running anything.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ SHOWN = 6
 
 
 def _libraries(op: Op) -> Iterator[NativeForm]:
-    """The C functions behind its kernels."""
+    """Yield the C functions behind the kernels of an op."""
     for kernels in op.kernels.values():
         yield from (kernel.native for kernel in kernels if kernel.native is not None and not kernel.native.generated)
 
 
 def located(op: Op) -> tuple[list[Path], list[str]]:
-    """Library files, and the names of those that are not here (of another device's kernels, usually)."""
+    """Return the library files, and the names of libraries that are not on this machine (of another device's kernels,
+    usually).
+    """
     there, absent = set(), set()
     for source in _libraries(op):
         try:
@@ -39,14 +41,17 @@ def located(op: Op) -> tuple[list[Path], list[str]]:
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     return "" if any(_libraries(op)) else "no C ABI kernel; for Python kernels see fresh, determinism and threads"
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain samples."""
     yield from samples.plain()
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Read the symbols of all libraries of the op."""
     notes, unclear, admitted = [], [], []
     there, absent = located(op)
     if not there:
@@ -59,6 +64,7 @@ def observe(op: Op, case: Case) -> Observation:
         if state.symbols:
             return Observation(f"{library.name} keeps {_listed([str(s) for s in state.symbols])}", fix=_fix(state))
         threaded = [f"{size} bytes" for section, size in state.nameless if section.startswith((".tbss", ".tdata"))]
+        # A static C++ runtime has thread-locals of its own, which have no names after strip either.
         if threaded and not state.linked_in:
             return Observation(
                 f"{library.name} keeps thread-local memory, nameless since stripped: {_listed(threaded)}"
@@ -73,7 +79,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _unclear(name: str, state: State) -> str:
-    """Why the symbols do not tell."""
+    """Return the reason why the symbols are no evidence, empty where they are."""
     if state.linked_in:
         return f"{name} has a C++ runtime linked in, whose private state looks like its own: link libstdc++ dynamically"
     sections = [f"{size} bytes in {section}" for section, size in state.nameless]
@@ -81,12 +87,14 @@ def _unclear(name: str, state: State) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
+    """Return the first names as text, with the number of the others."""
     names = list(names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
 
 def _fix(state: State) -> str:
+    """Return the fix for the kind of state that a library keeps."""
     if {s.kind for s in state.symbols} == {"thread-local"}:
         return "write messages to sl_context.error, and take scratch memory from sl_context.workspace"
     return "take scratch memory from sl_context.workspace; build tables at compile time (const), plans outside the call"

@@ -19,11 +19,13 @@ from shiplap.sampling.compare_to_reference import against_reference, against_run
 from shiplap.sampling.run import run
 from shiplap.sampling.samples import Samples, other
 
+# Several callers and several rounds, so that calls overlap in different ways.
 CALLERS, ROUNDS = 4, 8
 INTERPRETER = "triton.runtime.interpreter"
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain and larger samples, and some large enough for several threads."""
     yield from samples.plain()
     yield from samples.grown(1)
     yield from islice(samples.wide(), 1)
@@ -31,6 +33,7 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     if op.spec.draws:
         return "each call draws other numbers"
     return ""
@@ -47,6 +50,7 @@ def _interpreted(op: Op, case: Case) -> bool:
         seen = seen or frame.f_globals.get("__name__") == INTERPRETER
 
     before = sys.getprofile()
+    # A profile function sees every Python frame, also those of libraries.
     sys.setprofile(look)
     try:
         run(op, case)
@@ -56,8 +60,10 @@ def _interpreted(op: Op, case: Case) -> bool:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Call the op on another thread, concurrently, and with several numbers of intra-op threads."""
     if _interpreted(op, case):
         return Observation(skip="Triton's interpreter, which runs the kernel here, is made for one thread")
+    # Different values, because callers with equal ones could share a buffer unnoticed.
     pair = [case, other(op, case)]
     expected = [run(op, c) for c in pair]
 
@@ -87,6 +93,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _intra_op(op: Op, case: Case, agrees: object) -> Observation:
+    """Call the op with several numbers of intra-op threads."""
     assert callable(agrees)
     before = torch.get_num_threads()
     try:

@@ -1,4 +1,6 @@
-"""``transforms``: vmap and forward-mode AD are right where the op takes part in them; it may refuse, not be silent."""
+"""``transforms``: vmap and forward-mode AD are right where the op supports them. It may refuse, but not be silently
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,19 @@ BATCHES = range(2, 9)  # how many calls vmap may make of one; three where no siz
 
 
 def skips(op: Op) -> str:
+    """Return the reason why the check does not apply to an op, empty where it does."""
     if op.spec.draws:
         return "each call draws other numbers"
     return "it mutates arguments" if op.spec.mutated else "data-dependent sizes" if op.spec.bounds else ""
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain, scalar and larger samples."""
     yield from chain(samples.plain(), samples.scalars(), islice(samples.grown(1), 1))
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare vmap with a loop, and forward-mode AD with the reference."""
     names = [a.name for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
     if not names:
         return Observation(skip="no plain tensor argument")
@@ -42,6 +47,7 @@ def observe(op: Op, case: Case) -> Observation:
         if problem:
             return Observation(f"vmap over {', '.join(batched)}: {problem}", fix="correct the vmap rule, or remove it")
         notes += [note] if note and note not in notes else []
+    # A batch of one broadcasts where a rule mixes up dims.
     problem, _ = _vmapped(op, case, names, 1)
     if problem:
         return Observation(f"vmap over a batch of one: {problem}", fix="correct the vmap rule, or remove it")
@@ -52,13 +58,14 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 def _vmapped(op: Op, case: Case, batched: list[str], count: int = 0) -> tuple[str, str]:
-    """Against a loop; ``(problem, why it could not be looked at)``."""
+    """Compare vmap with a loop. Returns ``(problem, the reason why there was no comparison)``."""
     count = count or _as_many_as_rows(op, case, batched)
     members = [case, *(other(op, Case(case.recipe, case.seed + k, (), {}, case.device)) for k in range(count - 1))]
     rows = []
     for member in members:
         fresh = zip(op.spec.args, case.fresh(), member.fresh(), strict=True)
         rows.append(tuple(new if a.name in batched else old for a, old, new in fresh))
+    # A rule that ignores in_dims is right for one of the two only.
     for dim in (0, -1):
         stacked = tuple(
             torch.stack([row[i] for row in rows], dim if rows[0][i].dim() else 0) if a.name in batched else rows[0][i]
@@ -77,13 +84,15 @@ def _vmapped(op: Op, case: Case, batched: list[str], count: int = 0) -> tuple[st
 
 
 def _as_many_as_rows(op: Op, case: Case, batched: list[str]) -> int:
-    """A batch as large as a dim: a rule that takes another dim for the batch is wrong then, and raises no error."""
+    """Return a batch size equal to the size of a dim: a rule that mistakes that dim for the batch is wrong then, and
+    raises no error.
+    """
     shapes = [v.shape for a, v in zip(op.spec.args, case.args, strict=True) if a.name in batched]
     return next((n for shape in reversed(shapes) for n in shape[:1] if n in BATCHES), 3)
 
 
 def _unlike_the_loop(op: Op, case: Case, rows: Sequence[tuple[Any, ...]], got: Sequence[Tensor]) -> str:
-    """How the results of vmap differ from those of one call a row, by more than rounding explains in both."""
+    """Return the difference between vmap and one call a row, beyond the rounding errors of both."""
     looped = _stacked(call(op, row) for row in rows)
     difference = against_run(
         op, got, looped, reduction(op.spec, case.env), lambda body: _stacked(body(op, row) for row in rows)
@@ -92,11 +101,14 @@ def _unlike_the_loop(op: Op, case: Case, rows: Sequence[tuple[Any, ...]], got: S
 
 
 def _stacked(rows: Iterable[Sequence[Tensor]]) -> list[Tensor]:
+    """Return the results of all rows, stacked."""
     return [torch.stack(outs) for outs in zip(*rows, strict=True)]
 
 
 def _tangent(op: Op, case: Case) -> tuple[str, str]:
-    """Of all arguments together, then of each alone: a rule may take it that the others have tangents, too."""
+    """Compare the tangents along all arguments together, then along each alone: a rule may assume that the others have
+    tangents, too.
+    """
     names, note = floating_args(op, case), ""
     for moving in [names, *([n] for n in names if len(names) > 1)] if names else ():
         problem, note = _tangent_of(op, case, moving)
@@ -106,6 +118,7 @@ def _tangent(op: Op, case: Case) -> tuple[str, str]:
 
 
 def _tangent_of(op: Op, case: Case, names: Collection[str]) -> tuple[str, str]:
+    """Compare the tangents along ``names`` with those of the reference."""
     rng = torch.Generator().manual_seed(case.seed)
     directions = {
         a.name: direction(v, rng).to(v.device, v.dtype)
@@ -136,12 +149,14 @@ def _tangent_of(op: Op, case: Case, names: Collection[str]) -> tuple[str, str]:
 
 
 def _tangents_alone(op: Op, args: tuple[Any, ...], directions: Any, index: int) -> list[Tensor]:
+    """Return one tangent of the reference in float64."""
     tangent = _dual(op, partial(differentiated, op), args, directions)[index]
     assert tangent is not None
     return [tangent]
 
 
 def _dual(op: Op, run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...], directions: Any) -> list[Tensor | None]:
+    """Return the tangents of all results."""
     with forward_ad.dual_level():
         pairs = zip(op.spec.args, args, strict=True)
         duals = tuple(

@@ -1,4 +1,4 @@
-"""``workspace``: results do not depend on what uninitialised memory happens to hold.
+"""``workspace``: results do not depend on the contents of uninitialised memory.
 
 Workspaces that shiplap provides are filled with several bytes. Memory from ``torch.empty``, outputs above all, is
 filled with NaN or the largest integer by torch itself.
@@ -23,10 +23,12 @@ from shiplap.sampling.pairwise import large
 from shiplap.sampling.run import run
 from shiplap.sampling.samples import Samples
 
+# Zero, all bits set (NaN in floating dtypes), large numbers, and a mixed pattern.
 BYTES = (0x00, 0xFF, 0x7F, 0xA5)
 
 
 def cases(samples: Samples) -> Iterable[Case]:
+    """Yield plain, larger, optional and large samples."""
     yield from samples.plain()
     yield from samples.grown(2)
     yield from samples.optionals()
@@ -34,11 +36,14 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    """Compare calls whose workspaces are filled with different bytes."""
+
     def filled(byte: int) -> tuple[Tensor, ...]:
         with poisoned_workspace(byte), _filled_empty():
             return run(op, case)
 
     first = filled(BYTES[0])
+    # Results that vary with one byte would vary with another, too.
     if any(bitwise(filled(BYTES[0]), first) for _ in range(3)):
         return Observation(skip="results vary by themselves, see determinism")
     for byte in BYTES[1:]:
@@ -56,7 +61,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 @contextmanager
 def _filled_empty() -> Iterator[None]:
-    """``torch.empty`` returns NaN (or the largest integer) in every element."""
+    """Let ``torch.empty`` return NaN (or the largest integer) in every element, for a block."""
     settings: Any = torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,4 +1,6 @@
-"""``Group``: replace independent calls of one kind by one call. Subclasses define which calls, and how."""
+"""``Group``, the base of rewrites that replace independent calls of one kind by one call. A subclass defines the calls
+and the merged call.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ ALIASES = frozenset(
 
 
 class Group(Rewrite):
-    """Merges calls that have the same key and are independent, where the merged call is faster.
+    """A rewrite that merges calls which have the same key and are independent, where the merged call is faster.
 
     Args:
         least: smallest number of calls worth merging. ``most``: largest.
@@ -73,22 +75,23 @@ class Group(Rewrite):
 
     @abstractmethod
     def key(self, node: Node) -> Hashable | None:
-        """Equal for calls that can be one. None for a node that is none of this kind."""
+        """Return a key that is equal for calls that can be merged, or None for a node that is not of this kind."""
 
     @abstractmethod
     def merge(self, members: Sequence[Node]) -> Merged:
-        """The computation of all members in one call."""
+        """Return the computation of all members in one call."""
 
     @abstractmethod
     def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
-        """The gain and the cost of merging ``members`` on ``machine``, or the reason why merging never pays."""
+        """Return the gain and the cost of merging ``members`` on ``machine``, or the reason why merging never pays."""
 
     def nodes(self, member: Node) -> list[Node]:
-        """All that is replaced with ``member``, itself included."""
+        """Return all nodes that are replaced with ``member``, itself included."""
         return [member]
 
     @property
     def digest(self) -> str:
+        # The whole class hierarchy counts: a change in a base class may change the merged call.
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
         plain = [m.fget if isinstance(m, property) else m for m in methods]
         parts = [code_digest(*(m for m in plain if m is not None))]
@@ -96,18 +99,20 @@ class Group(Rewrite):
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def described(self) -> str:
-        """Of what a subclass was given, all that decides what it does."""
+        """Return a text of those options of a subclass that decide its effect. It is a part of the digest."""
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:
+            # Keys are compared by equality, so the calls of one key may be anywhere in the graph.
             if (key := self.key(node)) is not None:
                 families.setdefault(key, []).append(node)
         for family in families.values():
             yield from self._family(graph, family)
 
     def _family(self, graph: Graph, calls: list[Node]) -> Iterator[Outcome]:
+        """Merge the calls of one key, group by group, and yield the outcomes."""
         alone = True
         while len(calls) >= self.least:
             group = independent(graph, calls, self.most)
@@ -117,11 +122,14 @@ class Group(Rewrite):
             elif alone and group.left is not None and group.because is not None:
                 alone = False  # one of them tells the story of the family
                 yield self._near_miss(group.left, group.because, group.members)
+            # The group is sought anew in the changed graph: merging may have made other calls depend on each other.
             calls = [n for n in calls if n not in group.members]
 
     def _merged(self, graph: Graph, members: list[Node]) -> Outcome:
+        """Merge ``members`` if the model of costs allows it, and return the outcome."""
         machine = machine_for(members[0])
         price = self.price(members, machine) if machine else "nothing was measured on this device"
+        # A proof merges whatever it costs: it compares results and not times.
         declined = isinstance(price, str) or not price.pays
         if declined and not (self.always or proving.get()):
             reason = f"{len(members)} calls of {operator_name(members[0])}: {price}"
@@ -133,6 +141,7 @@ class Group(Rewrite):
         )
 
     def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
+        """Return the near miss of ``node``, which ``because`` keeps out of the group."""
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
             return self.miss(node, "argument", reason, members)
@@ -142,35 +151,39 @@ class Group(Rewrite):
         return self.miss(node, obstacle, reason, members)
 
     def miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
+        """Return a near miss at ``node`` that counts all of ``members``."""
         count = len(members)
         return NearMiss(self.name, self.level, node.name, source_line(node), obstacle, reason, count, count)
 
 
 def escapes(node: Node) -> bool:
-    """Whether the caller of the graph may get ``node`` or a view of it, so that it needs memory of its own."""
+    """Whether the caller of the graph may get ``node`` or a view of it, so that ``node`` needs memory of its own."""
     stack = list(node.users)
     while stack:
         user = stack.pop()
         if user.op == "output":
             return True
+        # A view of the result is returned as memory of the stacked tensor, which the caller could see as an alias.
         if called(user) in ALIASES:
             stack.extend(user.users)
     return False
 
 
 def signature(held: Any) -> tuple[Any, ...] | None:
-    """The properties that the tensors of merged calls must share: dtype, device, and sizes (symbols by name)."""
+    """Return the properties that the tensors of merged calls must share: dtype, device, and sizes, with symbols by
+    name.
+    """
     return (held.dtype, str(held.device), *map(str, held.shape)) if isinstance(held, Tensor) else None
 
 
 def tensor(node: Any) -> Tensor | None:
-    """The fake tensor of ``node``, or None if ``node`` is not a tensor."""
+    """Return the fake tensor of ``node``, or None if ``node`` is not a tensor."""
     meta = value(node) if isinstance(node, Node) else None
     return meta if isinstance(meta, Tensor) else None
 
 
 def held(node: Node) -> Tensor:
-    """The fake tensor of a node that is known to be a tensor."""
+    """Return the fake tensor of a node that is known to be a tensor."""
     meta = tensor(node)
     assert meta is not None, f"{node} stands for no tensor"
     return meta

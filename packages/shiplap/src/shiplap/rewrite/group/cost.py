@@ -1,8 +1,8 @@
-"""What merging calls gains and costs: launches and passes over memory, by a model with few numbers.
+"""The gain and the cost of merging calls in launches and passes over memory, by a model with few numbers.
 
-A launch is what compiled code spends between two kernels that do next to nothing; copying is what a generated kernel
-reads and writes. The numbers are low for launches and low for bandwidths, so that the model declines in doubt.
-``benchmarks/rewrite.py`` measures what it decides (docs/rewrites-shipped.md).
+A launch is the time that compiled code spends between two kernels that do next to nothing. A copy is the memory that a
+generated kernel reads and writes. The numbers are low for launches and low for bandwidths, so that the model declines
+in doubt. ``benchmarks/rewrite.py`` measures the cases that the model decides (docs/rewrites-shipped.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shiplap.torch_private.graph_nodes import hint
 
 @dataclass(frozen=True)
 class Machine:
-    """What the model knows of a device.
+    """The numbers that the model has for one device.
 
     Attributes:
         launch: ns of a kernel call.
@@ -58,7 +58,9 @@ MARGIN = 0.10
 
 @dataclass(frozen=True)
 class Price:
-    """ns of the calls as they are, ns that merging them saves, ns that it adds, and what for."""
+    """The times of a merge in ns: of the calls as they are, saved, and added, and the work that the added time goes
+    to.
+    """
 
     total: float
     saved: float
@@ -67,6 +69,7 @@ class Price:
 
     @property
     def pays(self) -> bool:
+        """Whether the merge saves more than it adds, by a margin."""
         return self.saved - self.added > MARGIN * self.total
 
     def __str__(self) -> str:
@@ -75,60 +78,68 @@ class Price:
 
 
 def _us(ns: float) -> str:
+    """Return ns as a text in microseconds."""
     return f"{ns / 1000:.1f} us"
 
 
 def machine_for(node: Node) -> Machine | None:
-    """That of the node's device. None for one that nobody measured."""
+    """Return the numbers for the device of ``node``, or None for a device that was never measured."""
     held = value(node)
     return MACHINES.get(held.device.type) if isinstance(held, Tensor) else None
 
 
 def bytes_of(nodes: Iterable[Node]) -> int:
-    """Of the tensors that ``nodes`` compute; sizes that vary count as in the call that is compiled for."""
+    """Return the size in bytes of the tensors that ``nodes`` compute. A symbolic size counts as in the call that is
+    compiled for.
+    """
     return sum(_numel(t) * t.itemsize for n in nodes if isinstance(t := value(n), Tensor))
 
 
 def product_ns(machine: Machine, out: Node, weight: Node) -> float:
-    """Of a linear layer, without its launch."""
+    """Return the time of a linear layer without its launch."""
     return arithmetic_ns(machine, out, weight) + bytes_of([weight]) / machine.read
 
 
 def arithmetic_ns(machine: Machine, out: Node, weight: Node) -> float:
-    """Of a linear layer whose weights cost nothing."""
+    """Return the time of a linear layer whose weights cost nothing to read."""
+    # Two operations, a product and a sum, for each element of the result and each input width.
     return 2 * _numel(value(out)) * hint(value(weight).shape[1]) / machine.flops
 
 
 def launch_ns(machine: Machine, hidden: float) -> float:
-    """Of one call, behind a kernel that computes for ``hidden`` ns."""
+    """Return the time of one launch behind a kernel that computes for ``hidden`` ns."""
+    # Where kernels are launched ahead, a launch is hidden by the kernel that runs meanwhile.
     return max(0.0, machine.launch - hidden) if machine.ahead else machine.launch
 
 
 def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
-    """How many kernels lay the operands of each stack side by side; at least one.
+    """Return the number of kernels that lay the operands of each stack side by side, at least one.
 
-    One for few, and for inputs of fixed size (a "foreach" kernel); else each operand has its own, unless what computes
-    it writes there.
+    A stack needs one kernel if it is short, or if its inputs have fixed sizes (a "foreach" kernel). Else each operand
+    has a kernel of its own, unless the kernel that computes the operand writes it there.
     """
     if machine.horizontal:
         return 1
+    # A generated kernel that concatenates computes pointwise operands in place, so that only the others are copied.
     return max(1, sum(1 if len(s) <= FEW or all(map(_given, s)) else sum(map(_copied, s)) for s in stacks if s))
 
 
 def _given(node: Node) -> bool:
-    """Whether it is an input of the graph or an entry of one, of fixed size."""
+    """Whether ``node`` is an input of the graph, or an entry of one, of fixed size."""
     fixed = isinstance(held := value(node), Tensor) and all(isinstance(n, int) for n in held.shape)
+    # An entry of an input is as fixed in memory as the input.
     while called(node) in ENTRIES and isinstance(source := node.args[0], Node):
         node = source
     return fixed and node.op in ("placeholder", "get_attr")
 
 
 def _copied(node: Node) -> bool:
-    """Unless it is pointwise and nobody else reads it."""
+    """Whether stacking copies ``node``: true unless it is pointwise and has one reader."""
     packet = getattr(torch.ops.aten, str(called(node)), None) if node.op.startswith("call") else None
     tags = getattr(packet, packet.overloads()[0]).tags if packet is not None else ()
     return len(node.users) != 1 or torch.Tag.pointwise not in tags
 
 
 def _numel(t: Tensor) -> int:
+    """Return the number of elements of ``t``, with symbolic sizes as in the call that is compiled for."""
     return math.prod(hint(n) for n in t.shape)

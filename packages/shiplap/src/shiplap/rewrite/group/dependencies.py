@@ -1,4 +1,6 @@
-"""Which calls of a graph may be made as one: none is computed from another, and nothing is written in between."""
+"""Find the calls of a graph that may be made as one: none is computed from another, and nothing is written in
+between.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from shiplap.rewrite.graph import barrier
 
 
 class Independent:
-    """Calls that may be merged, and for the first that may not, why it cannot join them.
+    """The calls that may be merged, and the first call that may not join them, with its reason.
 
     Attributes:
         members: at least one, in graph order.
@@ -23,11 +25,13 @@ class Independent:
 
 
 def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
-    """The first of ``calls`` with those behind it that are independent of each other, ``most`` of them at most.
+    """Return the first of ``calls`` with those behind it that are independent of each other, ``most`` of them at most.
 
-    ``calls`` are in graph order. Merging what is returned leaves the graph without a cycle; merging a second group
-    that was found before the first was merged may not: ask again.
+    ``calls`` are in graph order. Merging the returned calls leaves the graph without a cycle. A second group that was
+    found before the first was merged may close a cycle: search again after each merge.
     """
+    # Sets of calls are integers with a bit per call: each node of the graph needs a set, and large graphs have many
+    # nodes.
     bits = {node: 1 << i for i, node in enumerate(calls)}
     above: dict[Node, int] = {}  # node → those of the calls that it is computed from
     members, taken, wall = [calls[0]], bits[calls[0]], None
@@ -40,17 +44,20 @@ def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
         reach = _union(above.get(n, 0) | bits.get(n, 0) for n in node.all_input_nodes)
         above[node] = reach
         if node in bits and node is not calls[0] and len(members) < most:
+            # Only the members count. A call that depends on a call which was left out may still join.
             source = next((m for m in members if reach & bits[m]), None)
             if source is None and wall is None:
                 members.append(node)
                 taken |= bits[node]
             elif left is None:
                 left, because = node, source or wall
+        # The first write ends the group: calls behind it would be moved to a place ahead of it, or the reverse.
         wall = wall or (node if barrier(node) else None)
     return Independent(members, left, because)
 
 
 def _union(masks: Iterable[int]) -> int:
+    """Return the bits that are set in any of ``masks``."""
     union = 0
     for mask in masks:
         union |= mask

@@ -1,4 +1,4 @@
-"""Linear layers: those of one shape become one batched product, those of one input one wide product."""
+"""Merge linear layers: those of one shape become one batched product, those of one input one wide product."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from shiplap.torch_private.graph_constants import folded
 
 
 def linear_of(node: Node) -> tuple[Node, Node, Node | None] | None:
-    """Input, weight and bias of a linear layer on at least one row. None for anything else."""
+    """Return input, weight and bias of a linear layer on at least one row, or None for any other node."""
     if node.op not in ("call_function", "call_method") or called(node) != "linear":
         return None
     given = arguments(node)
     x, weight, bias = given.get("input"), given.get("weight"), given.get("bias")
     held, matrix, out = tensor(x), tensor(weight), tensor(node)
+    # A layer on a vector is left alone: bmm needs rows.
     if held is None or matrix is None or out is None or held.dim() < 2 or matrix.dim() != 2:
         return None
     same = out.dtype == held.dtype == matrix.dtype and held.dtype.is_floating_point  # no autocast around it
@@ -41,13 +42,16 @@ def linear_of(node: Node) -> tuple[Node, Node, Node | None] | None:
 
 
 def _parts(members: Sequence[Node]) -> tuple[list[Node], list[Node], list[Node]]:
+    """Return the inputs, the weights and the biases of ``members``."""
     parts = [linear_of(m) for m in members]
     calls = [c for c in parts if c is not None]
     return [c[0] for c in calls], [c[1] for c in calls], [c[2] for c in calls if c[2] is not None]
 
 
 def whole(xs: Sequence[Node]) -> Node | None:
-    """The tensor whose entries along its first dim ``xs`` are, each once and in order: it is what stacks them."""
+    """Return the tensor that already holds ``xs`` as its entries along the first dim, each once and in order, or
+    None.
+    """
     entries = [_entry(x) for x in xs]
     base = entries[0][0] if entries[0] else None
     held, entry = tensor(base), tensor(xs[0])
@@ -57,7 +61,7 @@ def whole(xs: Sequence[Node]) -> Node | None:
 
 
 def _entry(node: Node) -> tuple[Any, Any] | None:
-    """``x`` and ``i`` of ``x[i]``, ``x.select(0, i)`` and ``x.unbind()[i]``."""
+    """Return ``x`` and ``i`` of ``x[i]``, ``x.select(0, i)`` and ``x.unbind()[i]``, or None for any other node."""
     if not node.op.startswith("call"):
         return None
     if called(node) == "select":
@@ -73,10 +77,10 @@ def _entry(node: Node) -> tuple[Any, Any] | None:
 
 
 class StackedLinears(Group):
-    """Independent linear layers of one shape, each with its own input: one ``bmm`` of stacked operands.
+    """A rewrite of independent linear layers of one shape, each with its own input, to one ``bmm`` of stacked operands.
 
-    Inputs that are the entries of one tensor are that tensor. Biases are added to the results, where they join the
-    pointwise operators behind: stacked, each would be a copy.
+    Inputs that are the entries of one tensor are replaced by that tensor. Biases are added to the results, where they
+    join the pointwise operators behind: stacked, each would be a copy.
     """
 
     name = "batch_linear"
@@ -96,7 +100,9 @@ class StackedLinears(Group):
     def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
         xs, weights, _ = _parts(members)
         if len(set(xs)) == 1:
+            # Stacked copies of one input would be read once per layer, which the wide product avoids.
             return "they share their input: shared_input_linears makes one product of them"
+        # Weights that are constants are stacked when the model is compiled, which costs nothing in a call.
         stacks = [[n for n in weights if not folded(n)], [] if whole(xs) else xs]
         added = 2 * bytes_of(n for s in stacks for n in s) / machine.copy
         added += kernels_to_stack(machine, *stacks) * machine.launch
@@ -115,31 +121,37 @@ class StackedLinears(Group):
 
 
 def _stacked(xs: Tensor | list[Tensor], weights: list[Tensor], biases: list[Tensor], own: list[bool]) -> list[Tensor]:
+    """Compute the layers as one ``bmm``, and return a result per layer."""
     stacked = torch.stack(xs) if isinstance(xs, list) else xs
     out = torch.bmm(stacked.flatten(1, -2), torch.stack(weights).mT)
     outs = list(out.view(*stacked.shape[:-1], out.shape[-1]).unbind(0))
     if biases:
         return [o + b for o, b in zip(outs, biases, strict=True)]
+    # A result that the caller may get must not share the memory of its neighbours.
     return [o.clone() if copy else o for o, copy in zip(outs, own, strict=True)]
 
 
 def _towers(x: Tensor, weights: Tensor, biases: Tensor | None = None) -> Tensor:
+    """Run a layer on each entry of ``x``."""
     return _layers(x.unbind(0), weights, biases)
 
 
 def _mirrored(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Inputs that are entries of one tensor, and not in order."""
+    """Run a layer on each entry of ``x`` in reverse order, so that ``x`` is not the stack of the inputs."""
     return _layers(x.unbind(0)[::-1], weights, biases)
 
 
 def _layers(xs: Sequence[Tensor], weights: Tensor, biases: Tensor | None) -> Tensor:
+    """Run one layer per input, and concatenate the results."""
     parts = biases.unbind(0) if biases is not None else [None] * len(xs)
     layers = zip(xs, weights.unbind(0), parts, strict=True)
     return torch.cat([torch.relu(F.linear(*layer)) for layer in layers], -1)
 
 
 class WideLinears(Group):
-    """Linear layers of one input (query, key and value; gate and up): one product with the weights side by side."""
+    """A rewrite of linear layers of one input (query, key and value; gate and up) to one product with the weights side
+    by side.
+    """
 
     name = "shared_input_linears"
     anchors = frozenset({"linear"})
@@ -154,6 +166,7 @@ class WideLinears(Group):
 
     def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
         _, weights, biases = _parts(members)
+        # Constants are joined when the model is compiled.
         moved = [n for n in (*weights, *biases) if not folded(n)]
         added = (
             2 * bytes_of(moved) / machine.copy + (machine.launch if moved else 0) + 2 * bytes_of(members) / machine.copy
@@ -173,11 +186,15 @@ class WideLinears(Group):
 
 
 def _wide(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
+    """Compute the layers as one product, and return a result per layer."""
     out = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+    # The parts of the wide product are not contiguous, and the results of the layers were.
     return [o.contiguous() for o in out.split([w.shape[0] for w in weights], -1)]
 
 
 def _projections(count: int, bias: bool) -> Any:
+    """Return a function that computes ``count`` layers of one input."""
+
     def layers(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         biases = parameters[count:] if bias else [None] * count
         return tuple(torch.tanh(F.linear(x, w, b)) for w, b in zip(parameters[:count], biases, strict=True))

@@ -1,4 +1,4 @@
-"""Layer norms of one shape: one norm of stacked rows."""
+"""Merge layer norms of one shape into one norm of stacked rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
 from shiplap.rewrite.normalize_call import arguments, called
 from shiplap.rewrite.program import Program
 
+# The default of torch.nn.functional.layer_norm, for calls that leave eps out.
 EPS = 1e-5
 
 
 class StackedNorms(Group):
-    """Independent layer norms of one shape, each with its own input, scale and shift: one norm of stacked inputs."""
+    """A rewrite of independent layer norms of one shape, each with its own input, scale and shift, to one norm of
+    stacked inputs.
+    """
 
     name = "batch_layer_norm"
 
@@ -40,6 +43,7 @@ class StackedNorms(Group):
         return _normed, ([c["input"] for c in calls], shape, scales, shifts, eps, [escapes(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
+        # Independent loops are fused by the code generator already.
         if machine.horizontal:
             return HORIZONTAL
         moved = 2 * bytes_of(arguments(m)["input"] for m in members) / machine.copy
@@ -56,9 +60,10 @@ class StackedNorms(Group):
 def _normed(
     xs: list[Tensor], shape: list[int], scales: list[Tensor], shifts: list[Tensor], eps: float, own: list[bool]
 ) -> list[Tensor]:
-    """As torch does it, in float32 and rounded once, whatever the dtype."""
+    """Compute the norms as one, in float32 and rounded once, as torch computes each of them in any dtype."""
     stacked = torch.stack(xs)
     out = F.layer_norm(stacked.to(torch.promote_types(stacked.dtype, torch.float32)), shape, eps=eps)
+    # Scales and shifts differ by member, so they broadcast over the rows of their own member only.
     across = [len(xs), *[1] * (xs[0].dim() - len(shape)), *shape]
     if scales:
         out = out * torch.stack(scales).view(across)
@@ -69,6 +74,7 @@ def _normed(
 
 
 def _norms(x: Tensor, scales: Tensor | None = None, shifts: Tensor | None = None) -> Tensor:
+    """Run one layer norm per entry of ``x``."""
     absent = [None] * len(x)
     parts = zip(
         x.unbind(0),

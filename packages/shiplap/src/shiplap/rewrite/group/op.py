@@ -1,4 +1,4 @@
-"""Calls of a shiplap op that declares along which dims they may be joined."""
+"""Merge calls of a shiplap op that declares along which dims its calls may be joined."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ COUNT = 3  # calls in a program of the proof
 
 
 class JoinedCalls(Group):
-    """Independent calls of ``op`` that differ only in what has ``dim`` become one call, concatenated along it.
+    """A rewrite of independent calls of ``op`` that differ only in the arguments with ``dim`` to one call, concatenated
+    along it.
 
     Args:
         op: with ``op.batches(...)``. ``dim``: one of those it names.
@@ -80,10 +81,12 @@ class JoinedCalls(Group):
     def programs(self) -> Iterator[Program]:
         samples = Samples(self.op, 0)
         for case in (*samples.plain(), *samples.optionals()):
+            # Each call gets values of its own, so that exchanged results would be noticed.
             draws = [case.fresh(), *(samples.build(case.recipe).fresh() for _ in range(COUNT - 1))]
             yield self._program(draws, case.label)
 
     def _program(self, draws: Sequence[tuple[Any, ...]], label: str) -> Program:
+        """Return a program of several calls, one for each of ``draws``."""
         places = self._places()
         shared = [draws[0][i] if at is None else None for i, at in enumerate(places)]
         own = [[d[i] for d in draws] if at is not None else None for i, at in enumerate(places)]
@@ -91,18 +94,21 @@ class JoinedCalls(Group):
         return Program(_calls(self.op, shared, own), tuple(flat), f"{COUNT} x {label}")
 
     def _places(self) -> list[int | None]:
+        """Return for each argument the position of the joined dim, None where an argument does not have it."""
         joined = dict(self.batching.joined)
         return [joined.get(a.name) for a in self.op.spec.args]
 
     def _arguments(self, node: Node) -> list[Any]:
-        """In declared order, absent ones as their default."""
+        """Return the arguments of ``node`` in declared order, absent ones as their default."""
         spec = self.op.spec.args
         given = [*node.args, *(node.kwargs.get(a.name, a.default) for a in spec[len(node.args) :])]
         return [None if v is ... else v for v in given]
 
 
 def _identity(given: Any, at: int | None) -> Hashable:
-    """What must be the same in calls that are joined: the value itself, or all about it but the size at ``at``."""
+    """Return the properties that must be equal in calls that are joined: the value itself, or all of a tensor but the
+    size at ``at``.
+    """
     held = tensor(given)
     if at is None or held is None:
         return given if isinstance(given, Node) else repr(given)
@@ -111,9 +117,12 @@ def _identity(given: Any, at: int | None) -> Hashable:
 
 
 def _joined(op: Op, places: Sequence[int | None], out: int) -> Callable[..., list[Tensor]]:
+    """Return a function that concatenates the arguments, calls ``op`` once, and splits the result along dim ``out``."""
+
     def call(joined: list[Any], first: list[Any]) -> list[Tensor]:
         parts = list(zip(joined, first, places, strict=True))
         args = [v if own is None or at is None else torch.cat(own, at) for own, v, at in parts]
+        # Any joined argument gives the sizes, since all of them have the same dim.
         sizes = next([t.shape[at] for t in own] for own, _, at in parts if own is not None and at is not None)
         return [part.contiguous() for part in op.overload(*args).split(sizes, out)]
 
@@ -121,12 +130,15 @@ def _joined(op: Op, places: Sequence[int | None], out: int) -> Callable[..., lis
 
 
 def _calls(op: Op, shared: Sequence[Any], own: Sequence[Any]) -> Callable[..., Any]:
-    """``COUNT`` calls of tensors that arrive one by one, since a program takes tensors and scalars only."""
+    """Return a function that calls ``op`` ``COUNT`` times. Its tensors arrive one by one, since a program takes tensors
+    and scalars only.
+    """
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         given = iter(tensors)
         common = [next(given) if isinstance(v, Tensor) else v for v in shared]
         single = [[next(given) if isinstance(v, Tensor) else v for v in each] if each else None for each in own]
+        # Each result passes through a sine, so that the joined calls have a pointwise reader as in a model.
         calls = [[c if s is None else s[k] for c, s in zip(common, single, strict=True)] for k in range(COUNT)]
         return tuple(op.overload(*call).sin() for call in calls)
 

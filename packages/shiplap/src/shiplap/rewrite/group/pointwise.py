@@ -1,4 +1,4 @@
-"""Chains of pointwise operators: those of one form and size become one chain of stacked operands."""
+"""Merge chains of pointwise operators of one form and size into one chain of stacked operands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ LEAST = 2  # operators; a chain of one is not worth stacking its operands
 
 
 class StackedChains(Group):
-    """Independent chains of the same pointwise operators on operands of the same sizes: one chain, stacked.
+    """A rewrite of independent chains of the same pointwise operators, on operands of the same sizes, to one chain of
+    stacked operands.
 
     A chain ends where its result has several users or one that is not pointwise. Runs after autograd, on ATen.
     """
@@ -30,6 +31,7 @@ class StackedChains(Group):
         chain = self.nodes(node) if _ends(node) else []
         if len(chain) < LEAST:
             return None
+        # Chains are equal if their steps read each other at the same places, whatever the names of the nodes.
         place = {n: i for i, n in enumerate(chain)}
         steps = [(str(n.target), _form([n.args, n.kwargs], place)) for n in chain]
         return (signature(tensor(node)), tuple(steps))
@@ -60,19 +62,22 @@ class StackedChains(Group):
 
 
 def _pointwise(node: Node) -> bool:
+    """Whether ``node`` is a pointwise call on dense tensors of one shape."""
     held = tensor(node)
     if held is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return False
     operands = [tensor(n) for n in node.all_input_nodes]
+    # A chain of other layouts would need a copy per operand, which costs more than its launches.
     return held.is_contiguous() and all(t is not None and t.shape == held.shape for t in operands)
 
 
 def _inside(node: Node, user: Node) -> bool:
-    """Whether ``node`` is read by ``user`` alone, so that it is a step of its chain and no operand."""
+    """Whether ``user`` is the only reader of ``node``, so that ``node`` is a step of its chain and no operand."""
     return _pointwise(node) and list(node.users) == [user] and held(node).shape == held(user).shape
 
 
 def _ends(node: Node) -> bool:
+    """Whether a chain ends at ``node``."""
     if not _pointwise(node):
         return False
     users = list(node.users)
@@ -80,11 +85,14 @@ def _ends(node: Node) -> bool:
 
 
 def _continued(user: Node) -> Node | None:
+    """Return the input of ``user`` that continues the chain upwards, or None."""
     return next((n for n in user.all_input_nodes if _inside(n, user)), None)
 
 
 def _form(given: Any, place: dict[Node, int]) -> str:
-    """The arguments of a step as text: steps of the chain by number, operands by what is known of them, constants."""
+    """Return the arguments of a step as text: steps of the chain by number, operands by their properties, constants by
+    value.
+    """
     if isinstance(given, Node):
         return f"step {place[given]}" if given in place else f"operand {signature(tensor(given))}"
     if isinstance(given, (list, tuple)):
@@ -95,18 +103,19 @@ def _form(given: Any, place: dict[Node, int]) -> str:
 
 
 def _operands(chain: Sequence[Node]) -> list[Node]:
-    """What the chain reads, place by place: an operand that is read twice counts twice."""
+    """Return the nodes that the chain reads, place by place: an operand that is read twice counts twice."""
     return [n for step in chain for n in _reads(step) if n not in chain]
 
 
 def _reads(step: Node) -> list[Node]:
+    """Return the nodes among the arguments of ``step``, each as often as it is read."""
     reads: list[Node] = []
     torch.fx.node.map_arg([step.args, step.kwargs], lambda n: reads.append(n))
     return reads
 
 
 def _steps(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
-    """The chain as a function of its operands, each a list with one tensor per member."""
+    """Return the chain as a function of its operands, each a list with one tensor per member."""
     inside = set(chain)
 
     def run(operands: list[list[Tensor]], own: list[bool]) -> list[Tensor]:
@@ -124,5 +133,7 @@ def _steps(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
 
 
 def _activations(x: Tensor, y: Tensor) -> Tensor:
+    """Run four chains of pointwise operators."""
     chains = [torch.tanh(a * b + 1.0) for a, b in zip(x.unbind(0), y.unbind(0), strict=True)]
+    # A cumulative sum is not pointwise, so each chain ends ahead of it.
     return torch.stack([c.cumsum(0) for c in chains])

@@ -1,4 +1,4 @@
-"""Rewrites that ship: one file each. Those that need the kernels of a family lie in that family."""
+"""The rewrites that ship, one file each. Those that need the kernels of a family lie in that family."""
 
 from shiplap.rewrite.shipped.attention import attention
 from shiplap.rewrite.shipped.batch_linear import batch_linear

@@ -1,10 +1,10 @@
-"""Attention written out, ``softmax(q @ k.T * scale + mask) @ v``: torch's ``scaled_dot_product_attention``.
+"""Rewrite attention written out, ``softmax(q @ k.T * scale + mask) @ v``, to torch's ``scaled_dot_product_attention``.
 
-Recognised by what is computed, not by one spelling. From each softmax over the last dim the pass follows the scores up
-to the product of queries and keys, and the weights down to the product with the values. On the way it understands
-casts, dropout of an evaluated model, scaling by a constant (of queries, keys or scores), additive masks and biases of
-any shape that broadcasts, masks that are filled in, views that keep the last two dims, and ``baddbmm``. Dropout that
-drops is left alone, since it would draw other numbers.
+Attention is recognised by its computation, not by one spelling. From each softmax over the last dim the pass follows
+the scores up to the product of queries and keys, and the weights down to the product with the values. On the way it
+understands casts, dropout of an evaluated model, scaling by a constant (of queries, keys or scores), additive masks and
+biases of any shape that broadcasts, masks that are filled in, views that keep the last two dims, and ``baddbmm``.
+Dropout that drops is left alone, since the fused kernel would draw other numbers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from shiplap.rewrite.shipped.softmax_region import region_of
 
 
 class Attention(Rewrite):
-    """Puts ``scaled_dot_product_attention`` where a graph computes it step by step."""
+    """A rewrite that puts ``scaled_dot_product_attention`` where a graph computes it step by step."""
 
     name = "attention"
     level: Level = "pre-grad"
     anchors = frozenset({"softmax", "_softmax"})
 
     def __init__(self, *, always: bool = False) -> None:
-        """``always``: also where torch has no fused kernel that pays."""
+        """``always``: rewrite also where torch has no fused kernel that pays."""
         self.always = always
 
     @property
@@ -67,15 +67,18 @@ class Attention(Rewrite):
                     yield outcome
 
     def _at(self, graph: Graph, softmax: Node) -> Outcome | None:
+        """Return the outcome at one softmax, or None where it belongs to no attention."""
         if passthrough_ops.named(softmax) not in self.anchors or not over_last(softmax):
             return _missed(softmax)
         top = softmax.args[0] if softmax.args else softmax.kwargs["input"]
+        # The weights are followed first: a sink behind the product changes which calls may read the scores.
         below = _weighted(softmax)
         tail = below.rescaled(top) if isinstance(below, _Weighted) else None
         above: Scores | Obstructed | None
         try:
             above = scores_of(top, softmax, beside=tail.nodes if tail else ())
         except Obstructed as e:
+            # Kept, since the other side decides whether this place is an attention at all.
             above = e
         if above is None or below is None:
             return _missed(softmax)
@@ -90,16 +93,19 @@ class Attention(Rewrite):
         return self._placed(graph, softmax, above, below)
 
     def _placed(self, graph: Graph, softmax: Node, above: Scores, below: _Weighted) -> Outcome:
+        """Put the fused call where ``above`` and ``below`` meet. Raises ``Obstructed`` where it cannot stand."""
         held = _held(above, below)
         if reason := _unfit(held):
             raise Obstructed(below.out, *reason)
         _require_same_mask(above, below)
+        # A mask that also zeroes weights must stay a tensor, and blocks of rows read masks by row.
         if below.mask is None and not softcap.is_capped(above):
             above.steps[:] = settled(above.steps)
         in_blocks = {"cap", "scale", "stretch", "add", *speedup_model.MASKS}
         if softcap.is_capped(above) and not {s.kind for s in above.steps} <= in_blocks:
             what = "tanh caps the scores, and a view or a sink follows: that is computed in no blocks of rows"
             raise Obstructed(below.out, "operator", what, softcap.FLEX, 2)
+        # A finite number that is filled in gives a fully masked row equal weights, and those have gradients.
         if above.blocks_gradients or below.mask is not None:
             _require_no_gradients(below.out, held)
         shape = tuple(value(softmax).shape)
@@ -114,13 +120,16 @@ class Attention(Rewrite):
         return place(graph, self.level, self.name, plan, args, [below.out], nodes, bound)
 
     def _near(self, e: Obstructed) -> NearMiss:
+        """Return the near miss of an obstacle."""
         return NearMiss(
             self.name, self.level, e.node.name, source_line(e.node), e.obstacle, e.reason, e.fitting, 3, e.fix
         )
 
 
 def _missed(softmax: Node) -> NearMiss | None:
-    """Raise what keeps a softmax from being an attention that is understood. Nothing where it weighs no activations."""
+    """Raise the obstacle that keeps a softmax from being an attention that is understood. Return None where it weighs
+    no activations.
+    """
     region = region_of(softmax)
     if region is not None:
         raise missed(region, lambda n: steps_of(n) is not None, _handed_to_values)
@@ -128,14 +137,15 @@ def _missed(softmax: Node) -> NearMiss | None:
 
 
 def _handed_to_values(node: Node) -> bool:
+    """Whether ``node`` is a call that passes weights on to the product with the values."""
     return passthrough_ops.idle(node) or _keeps_matrix(node) or bool(sinks.dropped(node))
 
 
 class _Weighted:
-    """The product with the values: ``out`` is ``weights @ v``, and ``nodes`` hand the weights on to it.
+    """The product with the values: ``out`` is ``weights @ v``, and ``nodes`` lie between the softmax and it.
 
-    The last ``dropped`` columns of the weights are left out. ``spelled`` says how an einsum takes them. ``mask`` says
-    where they were set to 0.
+    The last ``dropped`` columns of the weights are left out. ``spelled`` is the notation of an einsum. ``mask`` is true
+    where the weights were set to 0.
     """
 
     def __init__(
@@ -150,13 +160,15 @@ class _Weighted:
         self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
     def rescaled(self, scores: Any) -> sinks.Rescaled | None:
-        """How the result is rescaled by what a sink leaves of the scores, where it is as ``weights @ v`` made it."""
+        """Return the rescaling of the result by the part that a sink leaves of the scores, or None where there is
+        none.
+        """
         plain = not self.dropped and self.spelled is None and self.mask is None
         return sinks.rescaled(self.out, scores) if plain else None
 
 
 def _held(above: Scores, below: _Weighted) -> list[Tensor]:
-    """The fake queries, keys and values, as a product reads them."""
+    """Return the fake queries, keys and values, as a product reads them."""
     q, k, v = (value(n) for n in (above.q, above.k, below.v))
     if above.orders is not None:
         q, k = q.permute(above.orders[0]), k.permute(above.orders[1])
@@ -175,6 +187,7 @@ def _require_same_sink(above: Scores, below: _Weighted) -> None:
 
 
 def _require_no_gradients(out: Node, held: Sequence[Tensor]) -> None:
+    """Raise where a mask that is filled in would change gradients of queries or keys."""
     if torch.is_grad_enabled() and (held[0].requires_grad or held[1].requires_grad):
         what = "the mask is filled in, which lets no gradient through; a row that is masked as a whole would have one"
         fix = "add torch.finfo(scores.dtype).min to the scores instead, or rewrite the model under torch.no_grad()"
@@ -190,7 +203,9 @@ def _require_same_mask(above: Scores, below: _Weighted) -> None:
 
 
 def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
-    """Where the weights are multiplied by the values. None where they meet no product at all."""
+    """Follow the weights down to the product with the values. Returns the product, an obstacle, or None where there is
+    no product.
+    """
     node, nodes, dropped, mask, turned = softmax, list[Node](), 0, None, False
     while True:
         reader = passthrough_ops.only_reader(node)
@@ -232,11 +247,14 @@ def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
 
 
 def _product_of(turned: bool) -> str:
+    """Return the product in words, for an error."""
     return "the product of the weights' transpose and the values" if turned else "the product of values and weights"
 
 
 def _several_readers(node: Node) -> Obstructed | None:
-    """Weights that are read twice: attention whose weights are returned, or no attention."""
+    """Return the obstacle of weights that are read twice, or None where no product reads them. Such attention returns
+    its weights.
+    """
     product = next((u for u in node.users if passthrough_ops.named(u) in PRODUCTS), None)
     other = next((u for u in node.users if u is not product), None)
     if product is None or other is None:
@@ -255,7 +273,7 @@ def _keeps_matrix(node: Node) -> bool:
 
 
 def _unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
-    """Why q, k and v of a place are nothing that the fused call takes."""
+    """Return the reason why the fused call does not take q, k and v, or None if it does."""
     q, k, v = held
     if not q.is_floating_point():
         return "dtype", f"queries are {q.dtype}", "", 2
@@ -268,7 +286,7 @@ def _unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
 
 
 class _Plan:
-    """The function that is traced in place of the steps: of q, k, v and the tensors of the steps.
+    """The function that is traced in place of the steps, of q, k, v and the tensors of the steps.
 
     If ``masked``, the last tensor is a mask, and rows that it masks as a whole are 0.
     """
@@ -296,6 +314,7 @@ class _Plan:
         scale, bias, causal = self.scores.scale, None, False
         for step, tensor in zip(self.scores.steps, given[:-1] if self.masked else given, strict=True):
             if step.kind == "scale":
+                # The bias so far is scaled as well: it was added ahead of this call.
                 scale, bias = scale * step.number, None if bias is None else bias * step.number
             elif step.kind == "stretch":
                 q, bias = q * tensor, None if bias is None else bias * tensor
@@ -307,6 +326,8 @@ class _Plan:
                 k, v, bias = sinks.with_sink(q, k, v, bias, tensor if step.number else tensor.unsqueeze(-1))
             else:
                 bias = _changed(step, bias, tensor)
+        # A view between product and softmax has other leading dims: q and k take them over, and the result gets its own
+        # back.
         if self.viewed:
             lead = self.shape[:-2]
             q, k = (t.expand(*self.scores.lead, *t.shape[-2:]).reshape(*lead, *t.shape[-2:]) for t in (q, k))
@@ -319,6 +340,7 @@ class _Plan:
         return out.reshape(self.out) if self.viewed else out
 
     def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, given: tuple[Any, ...]) -> Tensor:
+        """Compute attention with capped scores in blocks of rows."""
         k = k.transpose(-1, -2) if self.scores.natural else k
         out = softcap.attended(q, k, v, self.scores, given[:-1] if self.masked else given)
         if self.masked:
@@ -327,11 +349,12 @@ class _Plan:
 
 
 def _changed(step: Step, bias: Tensor | None, given: Any) -> Tensor | None:
-    """What a step on the way from the product to the softmax makes of the bias so far."""
+    """Return the bias after one step on the way from the product to the softmax."""
     if step.kind == "add":
         term: Tensor = given if step.number == 1 else given * step.number
         return term if bias is None else bias + term
     if step.kind in ("fill", "keep"):
+        # A scalar broadcasts, so no mask of full size is allocated where nothing was added before.
         rest = torch.zeros((), dtype=step.dtype, device=given.device) if bias is None else bias
         filled = torch.full((), step.number, dtype=step.dtype, device=given.device)
         mask = given if given.dtype == torch.bool else given != 0
@@ -342,16 +365,18 @@ def _changed(step: Step, bias: Tensor | None, given: Any) -> Tensor | None:
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, *, causal: bool = False) -> Tensor:
-    """The fused call for any number of leading dims, which are those that q, k and v broadcast to."""
+    """Call the fused attention for any number of leading dims, which are those that q, k and v broadcast to."""
     lead, rank = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), max(q.dim(), k.dim(), v.dim())
     q, k, v = (t if t.shape[:-2] == lead else t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
     if bias is not None:
         bias = _in_dtype(bias, q.dtype)
         bias = bias.reshape((1,) * (rank - bias.dim()) + tuple(bias.shape)) if bias.dim() < rank else bias
+    # Fused kernels take four dims: more are folded into the batch, fewer are added with size 1.
     if rank > 4:
         q, k, v = (t.flatten(0, rank - 4) for t in (q, k, v))
         bias = None if bias is None else bias.expand(*lead, *bias.shape[-2:]).flatten(0, rank - 4)
     elif rank < 4:
+        # With three dims the first is the batch, and heads are inserted behind it.
         at = 1 if rank == 3 else 0
         for _ in range(4 - rank):
             q, k, v = (t.unsqueeze(at) for t in (q, k, v))
@@ -363,11 +388,12 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
 
 
 def _in_dtype(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """``bias`` in the dtype of the queries: the lowest number of a wider dtype stays a number."""
+    """Return ``bias`` in the dtype of the queries. The lowest number of a wider dtype stays a finite number."""
     if bias.dtype == dtype:
         return bias
     if not bias.is_floating_point():
         return bias.to(dtype)
+    # Minus infinity stays infinite; a cast of the lowest float32 to float16 would become infinite, too.
     return torch.where(bias == -torch.inf, bias, bias.clamp_min(torch.finfo(dtype).min)).to(dtype)
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from shiplap.rewrite.program import Program
 
+# The number that models fill into masked scores in place of minus infinity.
 LOWEST = torch.finfo(torch.float32).min
 
 
@@ -45,14 +46,16 @@ def _kept(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _zeroed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Row 0 is masked as a whole."""
+    """Attention whose weights are set to 0, with row 0 masked as a whole."""
     hidden = (mask > 0.5) | (torch.arange(5) == 0)[:, None]
     weights = F.softmax((q @ k.mT).masked_fill(hidden, LOWEST), -1).masked_fill(hidden, 0.0)
     return weights @ v
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A mask of sizes alone, as models build it: True where a row sees a column, then numbers that are added."""
+    """Attention with a mask of sizes alone, as models build it: True where a row sees a column, then numbers that are
+    added.
+    """
     at = torch.arange(5).unsqueeze(0).expand(2, -1)
     seen = at[:, None, None, :] <= at[:, None, :, None]
     mask = torch.where(seen, torch.zeros((), dtype=torch.float32), LOWEST)
@@ -95,7 +98,10 @@ def _by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def programs() -> Iterator[Program]:
-    """Each spelling on values as attention sees them; the usual one in all dtypes and with symbolic sizes."""
+    """Yield each spelling on values as attention meets them, and the usual one in all dtypes and with symbolic
+    sizes.
+    """
+    # A fixed seed: the proof of one digest must have one result.
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:

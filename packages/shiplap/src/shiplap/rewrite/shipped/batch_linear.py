@@ -1,4 +1,4 @@
-"""Many small linear layers of one shape, each with its own input: one ``baddbmm``, where that pays."""
+"""Rewrite many small linear layers of one shape, each with its own input, to one ``bmm``, where that pays."""
 
 from shiplap.rewrite.group import StackedLinears
 

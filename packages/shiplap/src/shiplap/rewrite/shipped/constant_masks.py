@@ -1,8 +1,8 @@
-"""Masks that a graph computes from nothing but sizes: what they hide is found out by computing them.
+"""Masks that a graph computes from nothing but sizes, classified by computing them.
 
 Models build the mask of a decoder by ``arange``, comparisons and a table of positions, in spellings that change with
-each release. Where no input of the graph goes into a mask, its numbers are known while the graph is compiled: one that
-hides nothing is left out, and one that hides what comes later is ``is_causal``, for which fused kernels read no mask
+each release. Where no input of the graph goes into a mask, its numbers are known while the graph is compiled. A mask
+that hides nothing is left out. A mask that hides later columns is ``is_causal``, for which fused kernels read no mask
 and leave out half of the products.
 """
 
@@ -24,12 +24,14 @@ from shiplap.torch_private.dispatch_modes import without_modes
 MOST = 1 << 27  # elements of a mask that is computed
 FAR = 60  # calls behind a mask; transformers 5.23 has 26
 KNOWN = "shiplap_hides"  # in the meta of a node: what its mask was found to hide
+# Only these may start a mask: they read neither inputs nor random numbers.
 FACTORIES = frozenset({"arange", "zeros", "ones", "full", "scalar_tensor"})
 COMPARISONS = frozenset({"eq", "ne", "le", "lt", "ge", "gt"})
 LOGIC = frozenset({"and", "and_", "or", "or_", "invert", "logical_and", "logical_or", "logical_not", "bitwise_and"})
 LOGIC |= {"bitwise_or", "bitwise_not", "__and__", "__or__", "__invert__", "where", "masked_fill", "tril", "triu"}
 ARITHMETIC = frozenset({"add", "sub", "mul", "neg", "abs", "diff", "cumsum", "rsub"})
 MOVES = frozenset({"getitem", "unsqueeze", "squeeze", "expand", "view", "transpose", "contiguous", "clone", "flatten"})
+# These read a tensor for its shape, dtype and device only, but that tensor must be constant as well.
 LIKE = frozenset({"new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like"})
 PURE = FACTORIES | COMPARISONS | LOGIC | ARITHMETIC | MOVES | LIKE | passthrough_ops.CASTS
 
@@ -37,36 +39,41 @@ Hidden = Literal["", "nothing", "later"]
 
 
 def settled(steps: Sequence[Step]) -> list[Step]:
-    """``steps`` with a ``causal`` one where a mask hides what comes later, and without masks that hide nothing.
+    """Return ``steps`` with a ``causal`` step where a mask hides later columns, and without masks that hide nothing.
 
     A mask that is causal stays a mask beside another mask or a bias, and where scores are changed after it.
     """
     left = [s for s in steps if s.kind not in ("add", "fill", "keep") or hides(s) != "nothing"]
     biases = [i for i, s in enumerate(left) if s.kind in ("add", "fill", "keep", "sink", "rest", "cap")]
+    # is_causal replaces the whole bias of the fused call, so it must be the only one.
     if len(biases) != 1 or any(s.kind != "view" for s in left[biases[0] + 1 :]) or hides(left[biases[0]]) != "later":
         return left
     return [Step("causal") if i == biases[0] else s for i, s in enumerate(left)]
 
 
 def hides(step: Step) -> Hidden:
-    """What the mask of a step hides: nothing, what comes later than each row, or something else and what is not known.
+    """Return the part that the mask of a step hides: nothing, the columns after each row, or an empty text for anything
+    else and for unknown masks.
 
-    Nothing is only said of a mask that changes no score.
+    "nothing" is only returned for a mask that changes no score.
     """
     node = step.given
     if not isinstance(node, Node) or (step.kind == "add" and step.number != 1):
         return ""
     key = f"{KNOWN} {step.kind}"
     if key not in node.meta:
+        # Kept with the node: the mask of a decoder is shared by all of its layers.
         node.meta[key] = _hides(step.kind, node)
     known: Hidden = node.meta[key]
     return known
 
 
 def _hides(kind: str, node: Node) -> Hidden:
+    """Compute the mask of ``node`` and return the part that it hides."""
     calls = _behind(node)
     if calls is None:
         return ""
+    # The mask is computed with real values in the middle of a trace, whose modes would make fakes of them.
     with without_modes(), torch.no_grad():
         try:
             mask = _computed(calls)
@@ -76,13 +83,17 @@ def _hides(kind: str, node: Node) -> Hidden:
 
 
 def _behind(node: Node) -> list[Node] | None:
-    """The calls that compute ``node`` from nothing, in the order of the graph. None where there is an input, a call
-    that is not known to be pure, a size that is a symbol, or a write to one of them."""
+    """Return the calls that compute ``node`` from nothing, in the order of the graph, or None.
+
+    None stands for an input, a call that is not known to be pure, a size that is a symbol, or a write to one of the
+    calls.
+    """
     calls, stack = {node}, [node]
     while stack:
         at = stack.pop()
         if (
             passthrough_ops.named(at) not in PURE
+            # A call that reads nothing must be a factory; any other may read state.
             or not (at.all_input_nodes or passthrough_ops.named(at) in FACTORIES)
             or len(calls) > FAR
         ):
@@ -98,6 +109,7 @@ def _behind(node: Node) -> list[Node] | None:
 
 
 def _computed(calls: Sequence[Node]) -> Tensor:
+    """Run ``calls`` and return the result of the last one."""
     held: dict[Node, Any] = {}
     for node in calls:
         args, named = map_arg((node.args, dict(node.kwargs)), held.__getitem__)
@@ -111,17 +123,19 @@ def _computed(calls: Sequence[Node]) -> Tensor:
 
 
 def _hidden(kind: str, mask: Tensor) -> Tensor | None:
-    """Where ``mask`` hides a score. None where it changes one otherwise."""
+    """Return a boolean tensor of the scores that ``mask`` hides, or None where it changes a score otherwise."""
     if kind != "add":
         hidden = mask if mask.dtype == torch.bool else mask != 0
         return hidden if kind == "fill" else ~hidden
     if not mask.is_floating_point():
         return None
+    # A number this low leaves weight 0 in float32, like minus infinity.
     hidden = mask <= -SWALLOWS
     return hidden if bool((hidden | (mask == 0)).all()) else None
 
 
 def _verdict(hidden: Tensor | None) -> Hidden:
+    """Return the part that a boolean mask hides."""
     if hidden is None:
         return ""
     if not bool(hidden.any()):

@@ -1,8 +1,8 @@
-"""A convolution and the batch norm behind it, in a model that is evaluated: one convolution with other weights.
+"""Fold the batch norm behind a convolution into the weights of the convolution, in a model that is evaluated.
 
-The norm's scale and shift go into weights and bias. That is free where parameters are constants
+The scale and shift of the norm go into weights and bias. That is free where parameters are constants
 (``torch._inductor.config.freezing = True`` and no gradients). Otherwise it is a pass over the weights in each call, and
-saves nothing where the norm would be fused with what follows it.
+saves nothing where the norm would be fused with the operators after it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from shiplap.torch_private.graph_constants import folded
 
 @dataclass(frozen=True)
 class _Norm:
-    """``out`` of a graph is the norm of ``x``; ``nodes`` compute it, and ``batch`` says whether of the batch itself.
+    """A norm in a graph: ``out`` is the norm of ``x``, computed by ``nodes``.
 
-    ``statistics``: mean, variance, scale, shift (nodes or None) and eps.
+    ``batch``: whether the norm takes the statistics of the batch itself. ``statistics``: mean, variance, scale, shift
+    (nodes or None) and eps.
     """
 
     out: Node
@@ -45,11 +46,12 @@ class _Norm:
 
 
 class FoldedNorm(Rewrite):
-    """Folds an evaluated ``batch_norm`` into the convolution before it.
+    """A rewrite that folds an evaluated ``batch_norm`` into the convolution before it.
 
     Args:
         name: of the rewrite. ``operator``: of the convolution, as in ``shiplap.rewrite.normalize_call.called``.
-        conv: what computes it, of arguments by name; ``weight`` ``[co, ...]`` and ``bias`` ``[co]`` among them.
+        conv: the function that computes it, of arguments by name; ``weight`` ``[co, ...]`` and ``bias`` ``[co]`` among
+            them.
         examples: programs of a convolution with a norm behind it.
         written_out: norms that a model spells without ``batch_norm``, by the dtype in which they look like that:
             annotated functions ``(x, mean, var, scale, shift, eps)``.
@@ -80,7 +82,7 @@ class FoldedNorm(Rewrite):
         self.anchors = frozenset({operator})
 
     def forced(self) -> FoldedNorm:
-        """The same with ``always=True``."""
+        """Return a copy of this rewrite with ``always=True``."""
         norms = {dtype: fn for dtype, (fn, _) in self.written_out.items()}
         return FoldedNorm(
             self.name,
@@ -111,6 +113,7 @@ class FoldedNorm(Rewrite):
         return self.examples()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
+        # Checked first: tracing the norms that are written out costs more than this walk.
         if not any(map(self._is_conv, graph.nodes)):
             return
         for norm in list(self._norms(graph)):
@@ -118,14 +121,17 @@ class FoldedNorm(Rewrite):
                 yield self._at(graph, norm)
 
     def _is_conv(self, node: Any) -> bool:
+        """Whether ``node`` is a call of the convolution."""
         return isinstance(node, Node) and node.op.startswith("call") and called(node) == self.operator
 
     def _norms(self, graph: Graph) -> Iterator[_Norm]:
+        """Yield the norms in ``graph``: calls of ``batch_norm``, and norms that are written out."""
         for node in graph.nodes:
             if node.op.startswith("call") and called(node) == "batch_norm":
                 given = arguments(node)
                 names = ("running_mean", "running_var", "weight", "bias")
                 statistics = (*map(given.get, names), given.get("eps", 1e-5))
+                # Without running statistics torch normalises by the batch in evaluation, too.
                 batch = bool(given.get("training")) or None in statistics[:2]
                 yield _Norm(node, given.get("input"), (node,), statistics, batch)
         dtypes = {value(n).dtype for n in graph.nodes if self._is_conv(n)}
@@ -133,7 +139,7 @@ class FoldedNorm(Rewrite):
             yield from self._spelled(graph, fn, drawn)
 
     def _spelled(self, graph: Graph, fn: Callable[..., Tensor], drawn: Drawn) -> Iterator[_Norm]:
-        """Norms that are written out, where nobody reads what is computed on the way."""
+        """Yield norms that are written out, where no other node reads a value in between."""
         from shiplap.torch_private.inductor_passes import preserving_state
 
         with preserving_state():
@@ -149,12 +155,14 @@ class FoldedNorm(Rewrite):
                     break
 
     def _at(self, graph: Graph, norm: _Norm) -> Outcome:
+        """Return the outcome at one norm."""
         conv: Node = norm.x
         named = arguments(conv)
         if norm.batch:
             return self._miss(
                 norm.out, "constant", "the norm takes the statistics of the batch: the model is in training"
             )
+        # The plain result of the convolution would still be needed.
         if other := next((u for u in conv.users if u not in norm.nodes), None):
             return self._miss(conv, "user", f"{conv.name} ({operator_name(conv)}) is read by {other.name}, too")
         if not (self.always or proving.get()) and (reason := self._declined(named)):
@@ -173,7 +181,7 @@ class FoldedNorm(Rewrite):
         )
 
     def _declined(self, named: dict[str, Any]) -> str:
-        """Why it is not worth it. Empty where it is."""
+        """Return the reason why folding is not worth it, empty where it is."""
         if not folded(named["weight"]):
             reason = f"{describe(named['weight'])} is no constant: folding would be a pass over it in each call"
             return f"{reason}, and the norm is fused with what follows"
@@ -182,10 +190,12 @@ class FoldedNorm(Rewrite):
         return "" if answer is True else answer or "it does not pay here"
 
     def _folded(self, named: dict[str, Any], *statistics: Any) -> Tensor:
+        """Compute the convolution with folded weights. This function is traced in place of convolution and norm."""
         weight, bias = _parameters(named["weight"], named.get("bias"), *statistics)
         return self.conv(**{**named, "weight": weight, "bias": bias})
 
     def _miss(self, node: Node, obstacle: Obstacle, reason: str) -> NearMiss:
+        """Return a near miss at ``node``."""
         return NearMiss(self.name, self.level, node.name, source_line(node), obstacle, reason, 1, 2)
 
 
@@ -198,19 +208,21 @@ def _parameters(
     shift: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the folded convolution, computed in the dtype of the statistics."""
+    """Return weight and bias of the folded convolution, computed in the dtype of the statistics."""
     factor = torch.rsqrt(var + eps) if scale is None else torch.rsqrt(var + eps) * scale
     moved = (-mean if bias is None else bias - mean) * factor
+    # The output channels are the first dim of the weights.
     weights = weight * factor.view(-1, *[1] * (weight.dim() - 1))
     return weights.to(weight.dtype), (moved if shift is None else moved + shift).to(weight.dtype)
 
 
 def statistics(co: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, variance, scale and shift of ``co`` channels, for programs."""
+    """Return mean, variance, scale and shift of ``co`` channels, for programs."""
     return torch.randn(co), 0.5 + torch.rand(co), 1 + torch.randn(co) / 4, torch.randn(co)
 
 
 def _examples() -> Iterator[Program]:
+    """Yield the programs on which the rewrite of torch's own convolution is proven."""
     for bias, stride, padding, groups in ((True, 1, 1, 1), (False, (2, 1), 0, 2)):
 
         def conv(
@@ -226,6 +238,7 @@ def _examples() -> Iterator[Program]:
             groups: int = groups,
         ) -> Tensor:
             out = F.conv2d(x, weight, b, stride, padding, 1, groups)
+            # Running statistics of a module are buffers without gradients.
             return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)
 
         args = [torch.randn(2, 4, 7, 6), torch.randn(6, 4 // groups, 3, 3) / 4, *statistics(6)]

@@ -1,4 +1,6 @@
-"""The two products of attention where a model writes them with ``einsum``: which dims are batch, tokens and width."""
+"""The two products of attention where a model writes them with ``einsum``: the roles of their dims (batch, tokens,
+width).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,11 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Spelled:
-    """``first`` and ``second`` permuted by their orders are ``[..., rows, inner]`` and ``[..., inner or columns, ...]``
-    as ``matmul`` reads them; ``out`` puts the dims of that product in the order of the einsum's."""
+    """An einsum as a product of matrices.
+
+    ``first`` and ``second`` permuted by their ``orders`` are ``[..., rows, inner]`` and ``[..., inner or columns,
+    ...]`` as ``matmul`` reads them. ``out`` puts the dims of that product in the order of the einsum's.
+    """
 
     first: Node
     second: Node
@@ -26,7 +31,7 @@ class Spelled:
 
 
 def _terms(node: Node) -> tuple[list[str], str, list[Node]] | None:
-    """The letters of two operands, of the result, and the operands. None for any other einsum."""
+    """Return the letters of two operands, those of the result, and the operands, or None for any other einsum."""
     given = passthrough_ops.operands(node)
     flat = [n for g in given[1:] for n in (g if isinstance(g, (list, tuple)) else [g])]
     if (
@@ -48,11 +53,14 @@ def _terms(node: Node) -> tuple[list[str], str, list[Node]] | None:
 
 
 def _named(terms: list[str], out: str, operands: list[Any]) -> tuple[list[str], str]:
-    """The same with letters in place of dots, where dots stand for as many dims in both operands."""
+    """Return the terms and the result with letters in place of dots, where the dots stand for as many dims in both
+    operands.
+    """
     held = [value(n) if isinstance(n, Node) else None for n in operands]
     counts = {
         h.dim() - len(t) + 3 if "..." in t and isinstance(h, Tensor) else -1 for t, h in zip(terms, held, strict=True)
     }
+    # Models name dims by small letters, so capitals are free for the dims that dots stand for.
     spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in "".join((*terms, out))]
     if len(counts) != 1 or not 0 <= (count := counts.pop()) <= len(spare):
         return terms, out
@@ -61,11 +69,14 @@ def _named(terms: list[str], out: str, operands: list[Any]) -> tuple[list[str], 
 
 
 def of_scores(node: Any) -> Spelled | None:
-    """``node`` as the product of queries and keys, keys with their tokens in the last dim but one. None elsewhere."""
+    """Return ``node`` as the product of queries and keys, with the tokens of the keys in the last dim but one, or
+    None.
+    """
     if not isinstance(node, Node) or (read := _terms(node)) is None or len(read[1]) < 2:
         return None
     terms, out, nodes = read
     rows, columns = out[-2], out[-1]
+    # The order of operands is free in an einsum; queries have the rows of the result.
     if rows in terms[1]:
         terms, nodes = terms[::-1], nodes[::-1]
     batch = out[:-2]
@@ -78,7 +89,7 @@ def of_scores(node: Any) -> Spelled | None:
 
 
 def of_values(node: Any, weights: Node) -> Spelled | None:
-    """``node`` as the product of ``weights``, whose last dim is summed over, and the values. None elsewhere."""
+    """Return ``node`` as the product of ``weights``, whose last dim is summed over, and the values, or None."""
     if not isinstance(node, Node) or (read := _terms(node)) is None:
         return None
     terms, out, nodes = read
@@ -96,11 +107,12 @@ def of_values(node: Any, weights: Node) -> Spelled | None:
 
 
 def transposed(product: Node, values: Node) -> Spelled:
-    """``product`` as ``values @ weights.mT``, where tokens are the last dim of the values and of the result."""
+    """Return ``product`` as ``values @ weights.mT``, where tokens are the last dim of the values and of the result."""
     ranks = [value(values).dim(), value(product).dim()]
     turned, out = ((*range(n - 2), n - 1, n - 2) for n in ranks)
     return Spelled(product, values, ((), turned), out)
 
 
 def _order(given: str, wanted: str) -> Order:
+    """Return the permutation that brings the letters of ``given`` into the order of ``wanted``."""
     return tuple(given.index(letter) for letter in wanted)

@@ -1,7 +1,7 @@
-"""The root of a mean of squares, however it is spelled: what an RMS norm multiplies or divides by.
+"""The root of a mean of squares in any spelling, which an RMS norm multiplies or divides by.
 
-``rsqrt(m)``, ``m ** -0.5``, ``1 / sqrt(m)`` and ``sqrt(m).reciprocal()`` are one root; ``mean(x ** 2, -1, True)``,
-``(x * x).sum(-1, keepdim=True) / n`` and ``x.square().mean(-1).unsqueeze(-1)`` are one mean.
+``rsqrt(m)``, ``m ** -0.5``, ``1 / sqrt(m)`` and ``sqrt(m).reciprocal()`` are one root. ``mean(x ** 2, -1, True)``, ``(x
+* x).sum(-1, keepdim=True) / n`` and ``x.square().mean(-1).unsqueeze(-1)`` are one mean.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from shiplap.rewrite.graph import describe, value
 from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normalize_call import arguments
 
+# In-place products are left out: they write to the value that the norm reads.
 PRODUCTS = frozenset({"mul", "multiply"})
 DIVISIONS = frozenset({"div", "divide", "truediv", "true_divide"})
+# Calls of one argument that are a power, with its exponent.
 ROOTS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0}
 NEAR = 1e-6  # relative: two numbers that Python computed in different ways
 
@@ -28,8 +30,8 @@ NEAR = 1e-6  # relative: two numbers that Python computed in different ways
 class Squares:
     """``root`` is ``(mean(x ** 2, -1, keepdim=True) + eps)`` to the power of 0.5 or, unless it ``divides``, of -0.5.
 
-    ``nodes`` compute it from ``x``, root included. ``kept``: whether the mean kept its dim, or got it back below the
-    root.
+    ``nodes`` compute the root from ``x``, root included. ``kept``: whether the mean kept its dim, or got it back below
+    the root.
     """
 
     root: Node
@@ -42,7 +44,9 @@ class Squares:
 
 @dataclass(frozen=True)
 class Missed:
-    """What keeps a place from being an RMS norm over the last dim: the node, the obstacle, a sentence and a fix."""
+    """The obstacle that keeps a place from being an RMS norm over the last dim: the node, the kind, a sentence and a
+    fix.
+    """
 
     node: Node
     obstacle: Obstacle
@@ -52,7 +56,7 @@ class Missed:
 
 @dataclass
 class _Mean:
-    """``square`` is averaged over its last dim by ``nodes``, which is ``kept`` or not.
+    """A mean: ``square`` is averaged over its last dim by ``nodes``, and the dim is ``kept`` or not.
 
     ``wrong`` is a call that averages over other dims.
     """
@@ -64,7 +68,10 @@ class _Mean:
 
 
 def squares_of(node: Node) -> Squares | Missed | None:
-    """The mean of squares whose root ``node`` is. None if it is something else, or if another root is taken of it."""
+    """Return the mean of squares whose root ``node`` is, the obstacle of one that is not an RMS norm's, or None.
+
+    None stands for any other node, and for one of which a further root is taken.
+    """
     if power(node) is None or any(power(reader) is not None for reader in _readers(node)):
         return None
     nodes: list[Node] = []
@@ -89,7 +96,7 @@ def squares_of(node: Node) -> Squares | Missed | None:
 
 
 def power(node: Any) -> tuple[Any, float] | None:
-    """``(base, p)`` where ``node`` is ``base ** p`` for a root or a reciprocal. None for anything else."""
+    """Return ``(base, p)`` where ``node`` is ``base ** p`` for a root or a reciprocal, or None."""
     name, given = passthrough_ops.named(node), passthrough_ops.operands(node) if passthrough_ops.named(node) else []
     if name in ROOTS and given:
         return given[0], ROOTS[name]
@@ -101,12 +108,12 @@ def power(node: Any) -> tuple[Any, float] | None:
 
 
 def takes_root(node: Node) -> bool:
-    """Whether ``node`` is a root rather than its reciprocal."""
+    """Whether ``node`` is a root rather than the reciprocal of one."""
     return _unrooted(node, [])[1] > 0
 
 
 def square_of(node: Any) -> Node | None:
-    """``x`` where ``node`` is ``x ** 2``, however it is spelled."""
+    """Return ``x`` where ``node`` is ``x ** 2`` in any spelling, or None."""
     name = passthrough_ops.named(node)
     given = passthrough_ops.operands(node) if name else []
     if name == "square" or (name == "pow" and len(given) == 2 and passthrough_ops.constant(given[1]) == 2):
@@ -117,11 +124,12 @@ def square_of(node: Any) -> Node | None:
     first: Node = passthrough_ops.handed_on(plain)
     if passthrough_ops.handed_on(given[1]) is not first:
         return None
+    # Two casts of one tensor multiply as its square; the tensor itself is then ahead of the casts.
     return plain if given[1] is given[0] else first
 
 
 def _readers(node: Node) -> list[Node]:
-    """Who reads ``node``, casts left out."""
+    """Return the nodes that read ``node``, with casts skipped."""
     readers: list[Node] = []
     for reader in node.users:
         readers += _readers(reader) if passthrough_ops.idle(reader) and reader.args[0] is node else [reader]
@@ -129,17 +137,18 @@ def _readers(node: Node) -> list[Node]:
 
 
 def _unrooted(node: Any, nodes: list[Node]) -> tuple[Any, float]:
-    """What ``node`` is a power of, and which; ``nodes`` grow by the calls that compute it."""
+    """Return the base and the exponent of the power that ``node`` is. ``nodes`` grow by the calls that compute it."""
     exponent = 1.0
     while (step := power(node)) is not None:
         nodes.append(node)
+        # A reciprocal of a root multiplies the exponents: 0.5 * -1.
         exponent *= step[1]
         node = passthrough_ops.handed_on(step[0], nodes)
     return node, exponent
 
 
 def _sum(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
-    """The mean and eps where ``node`` adds the two; eps is 0 where nothing is added."""
+    """Return the mean and eps where ``node`` adds the two. eps is 0 where nothing is added."""
     given = passthrough_ops.operands(node) if passthrough_ops.named(node) == "add" else []
     if len(given) != 2:
         return node, 0.0
@@ -148,7 +157,7 @@ def _sum(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
 
 
 def _mean(node: Any) -> _Mean | None:
-    """``node`` as a mean, with the averaged dim kept. None if it is none."""
+    """Return ``node`` as a mean, or None if it is none."""
     name = passthrough_ops.named(node)
     if name == "mean":
         return _reduced(node)
@@ -162,7 +171,7 @@ def _mean(node: Any) -> _Mean | None:
 
 
 def _by_size(node: Any) -> _Mean | None:
-    """A sum over the last dim, divided by its size."""
+    """Return ``node`` as a sum over the last dim that is divided by the size, or None."""
     given = passthrough_ops.operands(node) if passthrough_ops.named(node) in PRODUCTS | DIVISIONS else []
     if len(given) != 2:
         return None
@@ -174,6 +183,7 @@ def _by_size(node: Any) -> _Mean | None:
     made.nodes += passed
     size = value(made.square).shape[-1]
     held = value(by) if isinstance(by, Node) else by
+    # A symbolic size is compared by its text, since the reciprocal of a symbol is not known.
     if isinstance(held, torch.SymInt) or isinstance(size, torch.SymInt):
         return made if passthrough_ops.named(node) in DIVISIONS and by is given[1] and str(held) == str(size) else None
     factor = passthrough_ops.factor(node)
@@ -181,7 +191,7 @@ def _by_size(node: Any) -> _Mean | None:
 
 
 def _reduced(node: Node) -> _Mean | None:
-    """A mean or a sum over the last dim, as far as it is one."""
+    """Return a mean or a sum with the dims that it reduces, or None where it reduces no tensor."""
     passed: list[Node] = []
     square = passthrough_ops.handed_on(node.args[0] if node.args else node.kwargs.get("input"), passed)
     if not isinstance(square, Node) or not isinstance(value(square), Tensor):

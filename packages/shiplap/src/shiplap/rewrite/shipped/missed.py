@@ -1,6 +1,7 @@
-"""What keeps a softmax that weighs activations from being an attention that a fused kernel computes, in words.
+"""The reason in words why a softmax that weighs activations is not an attention that a fused kernel computes.
 
-Every such place has a sentence: it names the call that differs, and what would make it match, or that nothing would.
+Every such place has a sentence: it names the call that differs, and the change that would make the place match, or that
+no change would.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ def written_out(node: Node) -> bool:
 
 
 def missed(region: Region, above: Understood, below: Understood) -> Obstructed:
-    """Why ``region`` does not match. ``above`` and ``below``: whether a call on the way is one that attention has.
+    """Return the obstacles of ``region`` as one. ``above`` and ``below`` return whether a call on the way is one that
+    attention has.
 
-    All that differs is named, in the order in which it is computed; the line is that of the first.
+    All differences are named, in the order in which they are computed. The line is that of the first.
     """
     first, *others = list(_unlike(region, above, below)) or [_spelled(region)]
+    # Where nothing helps, further obstacles would only distract.
     if not others or first.fix == NOTHING:
         return first
     reason = "; besides, ".join(e.reason for e in (first, *others))
@@ -66,6 +69,7 @@ def missed(region: Region, above: Understood, below: Understood) -> Obstructed:
 
 
 def _unlike(region: Region, above: Understood, below: Understood) -> Iterator[Obstructed]:
+    """Yield the differences between ``region`` and an attention, in the order in which they are computed."""
     softmax, by_hand = region.softmax, written_out(region.softmax)
     if region.scores is None:
         what = "the scores of this softmax come from no product of queries and keys"
@@ -99,11 +103,12 @@ def _unlike(region: Region, above: Understood, below: Understood) -> Iterator[Ob
 
 
 def _part(node: Node, by_hand: bool) -> bool:
+    """Whether ``node`` is the exponential of a softmax by hand."""
     return by_hand and passthrough_ops.named(node) == "exp"
 
 
 def _spelled(region: Region) -> Obstructed:
-    """Every call is one that attention has: one of the products is written otherwise."""
+    """Return the obstacle where every call is one that attention has: one of the products is written otherwise."""
     assert region.scores is not None
     known = ("matmul", "bmm", "baddbmm")
     at = next((n for n in (region.scores, region.out) if passthrough_ops.named(n) not in known), region.out)
@@ -113,14 +118,18 @@ def _spelled(region: Region) -> Obstructed:
 
 
 def _fix(node: Node, otherwise: str) -> str:
+    """Return the fix for a call, ``otherwise`` where none is listed."""
     name = passthrough_ops.named(node)
+    # In-place and plain forms of a call have one fix.
     return FIXES.get(name, FIXES.get(f"{name}_", FIXES.get(name.removesuffix("_"), otherwise)))
 
 
 def _called(node: Node) -> str:
+    """Return the name of a node and its operator."""
     return f"{node.name} ({operator_name(node)})"
 
 
 def _shape(node: Node) -> str:
+    """Return the shape of a node as text."""
     held = value(node)
     return f"[{', '.join(map(str, held.shape))}]" if isinstance(held, Tensor) else node.name

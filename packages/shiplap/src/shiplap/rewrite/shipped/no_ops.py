@@ -1,6 +1,7 @@
-"""Calls that hand back their argument: casts to the dtype it has, dropout of a model that is evaluated.
+"""Remove calls that return their argument: casts to the dtype it has, dropout of a model that is evaluated.
 
-Patterns need not spell them then. They cost nothing in compiled code; removing them saves nothing either.
+Patterns then need no spelling with them. The calls cost nothing in compiled code, so removing them saves nothing
+either.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shiplap.rewrite.program import Program
 
 
 class NoOps(Rewrite):
-    """Takes out ``x.to(x.dtype)`` and ``dropout`` that drops nothing."""
+    """A rewrite that removes ``x.to(x.dtype)`` and ``dropout`` that drops nothing."""
 
     name = "no_ops"
     level: Level = "pre-grad"
@@ -42,11 +43,12 @@ class NoOps(Rewrite):
 
 
 def _idle(x: Tensor) -> Tensor:
+    """Compute a cast and a dropout that change nothing."""
     return F.dropout(torch.sin(x).to(torch.float32), 0.3, False).cos()
 
 
 def _idle_cast(node: Node) -> bool:
-    """``x.to(dtype)`` and nothing else asked for."""
+    """Whether ``node`` is ``x.to(dtype)`` with the dtype of ``x`` and no further argument."""
     if called(node) != "to" or len(node.args) + len(node.kwargs) != 2 or not isinstance(node.args[0], Node):
         return False
     (asked,) = (*node.args[1:], *node.kwargs.values())
@@ -55,9 +57,11 @@ def _idle_cast(node: Node) -> bool:
 
 
 def _idle_dropout(node: Node) -> bool:
+    """Whether ``node`` is a dropout that returns its argument."""
     if called(node) != "dropout" or not node.args or not isinstance(node.args[0], Node):
         return False
     given = arguments(node)
+    # In-place dropout of nothing still returns its argument, but the call is a write in the graph.
     return given.get("training", True) is False or (given.get("p", 0.5) == 0 and not given.get("inplace"))
 
 

@@ -1,7 +1,8 @@
-"""What keeps a value that is scaled by its own root mean square from being the RMS norm of torch, in words.
+"""The reason in words why a value that is scaled by its own root mean square is not torch's RMS norm.
 
-``shipped/roots.py`` knows the spellings of the one formula. This module knows none: it follows the scale up through
-whatever calls, and if it comes from the squares (or the norm) of the very value that is scaled, says what differs.
+``shipped/mean_square_root.py`` knows the spellings of the one formula. This module knows none: it follows the scale up
+through any calls. If the scale comes from the squares (or the norm) of the very value that is scaled, the module names
+the difference.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from shiplap.rewrite.normalize_call import arguments
 from shiplap.rewrite.shipped.mean_square_root import DIVISIONS, PRODUCTS, Missed, over_last, power, square_of
 
 NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm", "linalg_norm"})
+# Calls that keep a root away from 0 in place of an eps.
 BOUNDS = frozenset({"clamp", "clamp_min", "clip", "maximum", "max"})
 REDUCES = frozenset({"mean", "sum"})
+# Calls between the squares and the scale in any known spelling of an RMS norm.
 STEPS = PRODUCTS | DIVISIONS | BOUNDS | REDUCES | {"add", "sub", "view", "unsqueeze", "squeeze", "expand", "getitem"}
+# In-place scaling is listed as well, since it is reported with its own fix.
 SCALES = frozenset({"imul", "itruediv", "mul_", "div_"}) | PRODUCTS | DIVISIONS
 FAR = 12  # calls between a value and the squares that it is scaled by
 FORMULA = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)"
@@ -29,7 +33,7 @@ FORMULA = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)"
 
 @dataclass
 class _Trace:
-    """What was met on the way up from a scale: the first calls of each kind, the nearest to the scale first."""
+    """The calls on the way up from a scale, by kind, the nearest to the scale first."""
 
     squared: list[Node] = field(default_factory=list)
     roots: list[Node] = field(default_factory=list)
@@ -42,29 +46,36 @@ class _Trace:
 
 
 def otherwise(node: Node, known: Collection[Node]) -> Missed | None:
-    """Why ``node``, which scales a value by its root mean square, is not matched. None where it does no such thing, or
-    where the root is ``known``: that one has an outcome."""
+    """Return the reason why ``node``, which scales a value by its root mean square, is not matched, or None.
+
+    None stands for a node that does not scale in this way, and for a root that is ``known`` and has an outcome already.
+    """
     if passthrough_ops.named(node) == "normalize":
         return _normalized(node)
     if passthrough_ops.named(node) not in SCALES or len(given := passthrough_ops.operands(node)) != 2:
         return None
+    # A product may have the scale on either side, a division only as divisor.
     for scaled, by in (given, given[::-1]) if passthrough_ops.named(node) not in DIVISIONS else (given,):
         if isinstance(scaled, Node) and isinstance(by, Node) and _broadcasts(by, scaled):
             trace = _followed(by)
             base = next((b for b in _bases(scaled) if b in trace.squared), None)
+            # A sum that is not divided by the size is no mean, and a difference is a layer norm.
             if base is not None and trace.seen.isdisjoint(known) and trace.sized and not _shifted(base):
                 return _named(node, trace)
     return None
 
 
 def _bases(scaled: Node) -> list[Node]:
-    """What ``scaled`` may be a multiple of: itself, or a factor where it was multiplied by a weight before."""
+    """Return the values that ``scaled`` may be a multiple of: itself, or a factor where it was multiplied by a weight
+    before.
+    """
     at = passthrough_ops.handed_on(scaled)
     factors = at.all_input_nodes if passthrough_ops.named(at) in PRODUCTS else []
     return [at, *map(passthrough_ops.handed_on, factors)]
 
 
 def _broadcasts(by: Node, scaled: Node) -> bool:
+    """Whether ``by`` broadcasts to ``scaled`` along a dim."""
     small, large = value(by), value(scaled)
     if not (isinstance(small, Tensor) and isinstance(large, Tensor)) or small.dim() != large.dim():
         return False
@@ -74,10 +85,12 @@ def _broadcasts(by: Node, scaled: Node) -> bool:
 
 
 def _is_one(size: Any) -> bool:
+    """Whether a size is known to be 1."""
     return isinstance(size, int) and size == 1
 
 
 def _followed(by: Node) -> _Trace:
+    """Follow ``by`` up through the calls of a norm, and return the calls by kind."""
     trace, layer = _Trace(), [by]
     for _ in range(FAR):
         further: list[Node] = []
@@ -90,7 +103,7 @@ def _followed(by: Node) -> _Trace:
 
 
 def _met(node: Node, trace: _Trace) -> list[Node]:
-    """Where a value comes from; ``trace`` notes what ``node`` is."""
+    """Note ``node`` in ``trace`` by its kind, and return the values that it comes from."""
     name = passthrough_ops.named(node)
     if (x := square_of(node)) is not None:
         trace.squared.append(passthrough_ops.handed_on(x))
@@ -101,6 +114,7 @@ def _met(node: Node, trace: _Trace) -> list[Node]:
         trace.squared.append(passthrough_ops.handed_on(node.all_input_nodes[0]))
         return []
     if (step := power(node)) is not None:
+        # A reciprocal alone is no root.
         if step[1] != -1:
             trace.roots.append(node)
         return [step[0]] if isinstance(step[0], Node) else []
@@ -117,10 +131,12 @@ def _met(node: Node, trace: _Trace) -> list[Node]:
 
 
 def _shifted(x: Node) -> bool:
+    """Whether ``x`` is a difference."""
     return passthrough_ops.named(x) == "sub"  # a mean was subtracted: a layer norm
 
 
 def _named(node: Node, trace: _Trace) -> Missed | None:
+    """Return the difference between the calls in ``trace`` and the formula, or None where no root was found."""
     if not trace.roots:
         return None
     what, at, fix = "", node, f"write {FORMULA}, or call torch.nn.functional.rms_norm"
@@ -145,7 +161,7 @@ def _named(node: Node, trace: _Trace) -> Missed | None:
 
 
 def _below_root(added: Node, root: Node) -> bool:
-    """Whether ``root`` is taken of what ``added`` computes."""
+    """Whether ``root`` is computed from ``added``."""
     stack, seen = [root], set[Node]()
     while stack:
         at = stack.pop()
@@ -158,7 +174,7 @@ def _below_root(added: Node, root: Node) -> bool:
 
 
 def _normalized(node: Node) -> Missed | None:
-    """``normalize(x, dim) * sqrt(n)``: an RMS norm whose eps is a bound of the norm."""
+    """Return the obstacle of ``normalize(x, dim) * sqrt(n)``: an RMS norm whose eps is a bound of the norm, or None."""
     given = arguments(node, ("p", "dim"))
     dim, held = given.get("dim", 1), value(node)
     if given.get("p", 2) != 2 or not isinstance(dim, int) or not isinstance(held, Tensor) or not held.dim():
@@ -175,4 +191,5 @@ def _normalized(node: Node) -> Missed | None:
 
 
 def _called(node: Node) -> str:
+    """Return the name of a node and its operator."""
     return f"{node.name} ({operator_name(node)})"

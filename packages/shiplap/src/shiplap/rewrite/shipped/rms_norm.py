@@ -1,8 +1,9 @@
-"""RMS norm written out, ``weight * x * rsqrt(mean(x ** 2) + eps)``: torch's ``rms_norm``.
+"""Rewrite an RMS norm written out, ``weight * x * rsqrt(mean(x ** 2) + eps)``, to torch's ``rms_norm``.
 
-Recognised by what is computed: from each root of a mean of squares (``shipped/roots.py``) the pass follows the scaled
-values down, through casts, to the product with a weight of one dim, which may be computed from a parameter
-(``1 + weight``) and may also come first. What is scaled by its own root mean square in another way is a near miss.
+The norm is recognised by its computation. From each root of a mean of squares (``shipped/mean_square_root.py``) the
+pass follows the scaled values down, through casts, to the product with a weight of one dim, which may be computed from
+a parameter (``1 + weight``) and may also come first. A value that is scaled by its own root mean square in another way
+is a near miss.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from shiplap.rewrite.shipped.rms_norm_programs import programs
 
 
 class RmsNorm(Rewrite):
-    """Puts ``torch.nn.functional.rms_norm`` where a graph computes it step by step."""
+    """A rewrite that puts ``torch.nn.functional.rms_norm`` where a graph computes it step by step."""
 
     name = "rms_norm"
     level: Level = "pre-grad"
@@ -61,14 +62,17 @@ class RmsNorm(Rewrite):
                 known.add(node)
                 yield outcome
         for node in list(graph.nodes):
+            # A second walk, since only now all roots with an outcome are known.
             if (missed := otherwise(node, known)) is not None:
                 yield self._near(missed)
 
     def _near(self, miss: Missed) -> NearMiss:
+        """Return the near miss of an obstacle."""
         line = source_line(miss.node)
         return NearMiss(self.name, self.level, miss.node.name, line, miss.obstacle, miss.reason, 3, 5, miss.fix)
 
     def _at(self, graph: Graph, squares: Squares) -> Outcome | Missed:
+        """Return the outcome at one root of a mean of squares."""
         nodes = list(squares.nodes)
         scaled = _scaled(squares, nodes)
         if isinstance(scaled, Missed):
@@ -84,9 +88,9 @@ class RmsNorm(Rewrite):
 
 
 def _scaled(squares: Squares, nodes: list[Node]) -> tuple[Node, Node | None] | Missed:
-    """The call that scales ``x`` by the root, and the weight, if ``x`` was multiplied by one before.
+    """Return the call that scales ``x`` by the root, and the weight, if ``x`` was multiplied by one before.
 
-    ``nodes`` grow by that call, and by those between it and what is known.
+    ``nodes`` grow by that call, and by those between it and the known calls.
     """
     root, kept = squares.root, squares.kept
     while (product := passthrough_ops.only_reader(root)) is not None:
@@ -120,7 +124,7 @@ def _scaled(squares: Squares, nodes: list[Node]) -> tuple[Node, Node | None] | M
 
 
 def _weighted_first(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
-    """The weight and the calls where ``scaled`` is ``x * weight``, which nothing else reads."""
+    """Return the weight and the calls where ``scaled`` is ``x * weight`` with no other reader, or None."""
     passed: list[Node] = []
     product = passthrough_ops.handed_on(scaled, passed)
     if passthrough_ops.named(product) not in PRODUCTS or len(given := passthrough_ops.operands(product)) != 2:
@@ -135,13 +139,17 @@ def _weighted_first(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
 
 
 def _is_weight(other: Any, width: Any) -> bool:
+    """Whether ``other`` is a floating tensor of one dim with ``width`` elements."""
     held = value(other) if isinstance(other, Node) else None
     return isinstance(held, Tensor) and held.dim() == 1 and held.is_floating_point() and held.shape[0] == width
 
 
 def _centred(x: Node) -> bool:
-    """Whether ``x`` is ``y - mean(y)``. A layer norm written out takes 119 us and ``layer_norm`` 118 (512 rows of 512,
-    float32, one thread of a CPU, torch 2.13, 2026-11-23): nothing is gained by putting one for the other."""
+    """Whether ``x`` is ``y - mean(y)``, as in a layer norm.
+
+    A layer norm written out takes 119 us and ``layer_norm`` 118 (512 rows of 512, float32, one thread of a CPU, torch
+    2.13, 2026-11-23), so nothing is gained by replacing one by the other.
+    """
     given = passthrough_ops.operands(x) if passthrough_ops.named(x) == "sub" else []
     mean = passthrough_ops.handed_on(given[1]) if len(given) == 2 else None
     if mean is None or passthrough_ops.named(mean) != "mean":
@@ -150,8 +158,9 @@ def _centred(x: Node) -> bool:
 
 
 def _alone(nodes: list[Node], out: Node) -> list[Node]:
-    """Of ``nodes``, those that nobody else reads: a cast of x may serve a residual as well."""
+    """Return those of ``nodes`` that no other node reads: a cast of x may serve a residual as well."""
     inside = {*nodes, out}
+    # Removing one node may give another an outside reader, so the set shrinks until it is stable.
     changed = True
     while changed:
         kept = {n for n in inside if n is out or all(u in inside for u in n.users)}
@@ -160,7 +169,9 @@ def _alone(nodes: list[Node], out: Node) -> list[Node]:
 
 
 def _weighted(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node | None]:
-    """The last call that belongs to the norm, and the weight, None without one. ``nodes`` grow by what is passed."""
+    """Return the last call that belongs to the norm, and the weight, None without one. ``nodes`` grow by the calls that
+    are passed.
+    """
     node, casts = product, list[Node]()
     while (
         (reader := passthrough_ops.only_reader(node)) is not None
@@ -179,6 +190,7 @@ def _weighted(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node 
         if _is_weight(other, width):
             nodes += [*casts, reader]
             last = reader
+            # Casts behind the weight belong to the norm, so that the result has the dtype that the model reads.
             while (after := passthrough_ops.only_reader(last)) is not None and _narrows(after, last):
                 nodes.append(after)
                 last = after
@@ -190,7 +202,7 @@ def _weighted(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node 
 
 
 def _narrows(cast: Node, given: Node) -> bool:
-    """A cast to the same dtype or to 16 bits."""
+    """Whether ``cast`` is a cast of ``given`` to the same dtype or to 16 bits."""
     return (
         passthrough_ops.idle(cast)
         and passthrough_ops.named(cast) in passthrough_ops.CASTS
@@ -200,9 +212,12 @@ def _narrows(cast: Node, given: Node) -> bool:
 
 
 def _normed(out: torch.dtype) -> Callable[[Tensor, Tensor | None, float], Tensor]:
+    """Return the function that is traced in place of the steps, with results of dtype ``out``."""
+
     def norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         if x.dtype == out and (weight is None or weight.dtype == out):
             return F.rms_norm(x, (x.shape[-1],), weight, eps)
+        # Where dtypes differ, all is computed in float32 or wider and rounded once, as the steps of the model do it.
         wide = torch.promote_types(out, torch.float32)
         scale = None if weight is None else weight.to(wide)
         return F.rms_norm(x.to(wide), (x.shape[-1],), scale, eps).to(out)

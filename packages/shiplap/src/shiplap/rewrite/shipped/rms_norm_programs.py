@@ -36,6 +36,7 @@ def _summed(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def programs() -> Iterator[Program]:
+    """Yield each spelling with arguments of several dtypes and layouts."""
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,10 @@
-"""Rotary position embedding, ``x * cos + rotate_half(x) * sin``: the same by halves, each element of ``x`` read once.
+"""Rewrite rotary position embeddings, ``x * cos + rotate_half(x) * sin``, to a computation by halves that reads each
+element of ``x`` once.
 
-Recognised by what it computes (see ``shiplap.rewrite.match_by_value``): whatever calls lie between ``x`` and a result
-of its shape, if that is each pair of elements turned by an angle of its own, it is a rotary embedding. Pairs are the
-two halves of the last dim (Llama, GPT-NeoX) or neighbours (GPT-J, Cohere), cosines and sines are as wide as ``x`` or as
-a half, two tensors or one of complex numbers.
+The embedding is recognised by its computation (see ``shiplap.rewrite.match_by_value``): if the calls between ``x`` and
+a result of its shape turn each pair of elements by an angle of its own, they are a rotary embedding. Pairs are the two
+halves of the last dim (Llama, GPT-NeoX) or neighbours (GPT-J, Cohere). Cosines and sines are as wide as ``x`` or as a
+half, two tensors or one of complex numbers.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from shiplap.rewrite.match_by_value import Part, above, agree, part, starts
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.shipped.rotary_programs import programs
 
+# A rotation ends in a sum, in joined halves, or in a view or a cast of these.
 ENDS = frozenset({"add", "sub", "cat", "concat", "concatenate", "flatten", "view", *passthrough_ops.CASTS})
+# Calls that put pairs together again. A part without any of them is no rotation.
 JOINS = frozenset({"cat", "concat", "concatenate", "stack", "roll", "flip", "view_as_complex"})
+# Some models write both halves into a new tensor instead of joining them.
 EMPTY = frozenset({"empty_like", "empty", "new_empty", "zeros_like", "new_zeros"})
 PRODUCTS = frozenset({"mul", "multiply"})
 TRIED = 6  # values of the shape of a result from which it may be computed
@@ -40,7 +44,7 @@ PAIRS: tuple[Pairs, ...] = ("halves", "neighbours")
 
 @dataclass(frozen=True)
 class Turn:
-    """How a rotation takes its arguments: which of two sides are the cosines, which way it turns, what the pairs are.
+    """The form of a rotation: the side that holds the cosines, the direction, and the layout of the pairs.
 
     ``cosines`` is None where one side holds complex numbers.
     """
@@ -62,7 +66,7 @@ class Turn:
         return torch.stack((first, second), -1).flatten(-2)
 
     def _pair(self, given: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """The first and the second of each pair; what is half as wide serves both."""
+        """Return the first and the second element of each pair. A tensor that is half as wide serves both."""
         if given.shape[-1] != width:
             return given, given
         if self.pairs == "halves":
@@ -71,14 +75,14 @@ class Turn:
 
 
 class Rotary(Rewrite):
-    """Turns pairs by halves where a graph builds a turned copy of ``x`` first."""
+    """A rewrite that turns pairs by halves where a graph builds a turned copy of ``x`` first."""
 
     name = "rotary"
     level: Level = "pre-grad"
     anchors = JOINS | EMPTY
 
     def __init__(self, *, always: bool = False) -> None:
-        """``always``: also where what Inductor makes of the original is as fast."""
+        """``always``: rewrite also where Inductor's code for the original is as fast."""
         self.always = always
 
     @property
@@ -96,6 +100,7 @@ class Rotary(Rewrite):
             if out in gone or passthrough_ops.named(out) not in ENDS or not _may_turn(out):
                 continue
             piece = _found(out)
+            # Reported later, and only if no match covers its calls.
             if isinstance(piece, Part):
                 strange.append(piece)
             elif piece is not None:
@@ -110,6 +115,7 @@ class Rotary(Rewrite):
                 yield self._written(writers)
 
     def _at(self, graph: Graph, piece: Part, turn: Turn) -> Outcome:
+        """Return the outcome for a part that turns pairs."""
         why = "" if self.always or proving.get() else _declined(piece, turn)
         if why:
             return self._near(piece.out, "cost", why, "leave it: Inductor's own code is used")
@@ -119,23 +125,26 @@ class Rotary(Rewrite):
         return place(graph, self.level, self.name, plan, given, [piece.out], _alone(piece), bound)
 
     def _unknown(self, piece: Part) -> NearMiss:
+        """Return the near miss of a part that mixes pairs without turning them."""
         sides = len(piece.sides)
         why = f"pairs of {piece.x.name} are mixed, but not turned by angles: it reads {sides} other tensors"
         fix = "write it as x * cos + rotate_half(x) * sin, with cos and sin that broadcast to x"
         return self._near(piece.out, "operator", why, fix)
 
     def _written(self, writers: Sequence[Node]) -> NearMiss:
+        """Return the near miss of pairs that are written into a new tensor."""
         into = passthrough_ops.source(writers[0]).name
         why = f"the two parts of each pair are written into {into}; a part of a graph that is compared writes nothing"
         fix = "join them: torch.stack((a, b), -1).flatten(-2) for neighbours, torch.cat((a, b), -1) for halves"
         return self._near(writers[0], "mutation", why, fix)
 
     def _near(self, at: Node, obstacle: Any, reason: str, fix: str) -> NearMiss:
+        """Return a near miss at ``at``."""
         return NearMiss(self.name, self.level, at.name, source_line(at), obstacle, reason, 4, 5, fix)
 
 
 def _writers(empty: Node) -> list[Node]:
-    """The two calls that write sums of products into slices of the last dim of ``empty``. Empty for anything else."""
+    """Return the two calls that write sums of products into slices of the last dim of ``empty``, or an empty list."""
     writers = [u for u in empty.users if passthrough_ops.named(u) == "setitem" and u.args[0] is empty]
     if len(writers) != 2:
         return []
@@ -158,6 +167,7 @@ def _may_turn(out: Node) -> bool:
     if not isinstance(held, Tensor) or not held.is_floating_point() or held.dim() < 2:
         return False
     width = held.shape[-1]
+    # Pairs need an even width.
     if not isinstance(width, int) or width % 2 or width < 2:
         return False
     names = above(out)
@@ -165,7 +175,7 @@ def _may_turn(out: Node) -> bool:
 
 
 def _found(out: Node) -> tuple[Part, Turn] | Part | None:
-    """The part that ends in ``out`` and turns pairs, and how; the part alone where it mixes pairs otherwise."""
+    """Return the part that ends in ``out`` and its rotation, the part alone where it mixes pairs otherwise, or None."""
     strange = None
     for x in starts(out)[:TRIED]:
         if (piece := part(x, out)) is None:
@@ -185,15 +195,17 @@ def _mixes(piece: Part) -> bool:
 
 
 def _turn(piece: Part) -> Turn | None:
-    """How ``piece`` turns pairs, if it does so whatever the numbers are."""
+    """Return the rotation that ``piece`` computes on random numbers, or None."""
     width, held = value(piece.x).shape[-1], [value(s) for s in piece.sides]
     turns: list[Turn] = []
     if len(held) == 1 and held[0].is_complex():
+        # A complex product has one direction; the sign is in the numbers.
         turns = [Turn(pairs, None, 1) for pairs in PAIRS]
     elif len(held) == 2 and all(s.dim() and s.is_floating_point() and s.shape[-1] in (width, width // 2) for s in held):
         turns = [Turn(p, c, s) for p, c, s in product(PAIRS, (0, 1), (1, -1))]
     if not turns:
         return None
+    # Fixed numbers, so that the same graph is always recognised in the same way.
     rng = torch.Generator().manual_seed(0)
     for x, sides in piece.drawn(rng):
         try:
@@ -205,9 +217,10 @@ def _turn(piece: Part) -> Turn | None:
 
 
 def _products(piece: Part) -> torch.dtype:
-    """The dtype in which the part multiplies."""
+    """Return the dtype in which the part multiplies."""
     held = [value(n).dtype for n in piece.nodes if passthrough_ops.named(n) in PRODUCTS]
     real = [torch.float64 if d == torch.complex128 else torch.float32 if d.is_complex else d for d in held]
+    # Computed in the widest dtype that the model multiplies in, so that the rewrite is not less exact.
     wide: torch.dtype = value(piece.out).dtype
     for dtype in real:
         wide = torch.promote_types(wide, dtype)
@@ -215,7 +228,7 @@ def _products(piece: Part) -> torch.dtype:
 
 
 def _alone(piece: Part) -> list[Node]:
-    """The calls of a part that nobody else reads."""
+    """Return the calls of a part that no other node reads."""
     inside = set(piece.nodes)
     for node in reversed(piece.nodes):
         if node is not piece.out and not all(u in inside for u in node.users):
@@ -224,11 +237,14 @@ def _alone(piece: Part) -> list[Node]:
 
 
 def _declined(piece: Part, turn: Turn) -> str:
-    """Where what Inductor makes of the original is as fast. Measured with torch 2.13 on one thread of a CPU, 8 heads of
-    64, 256 tokens, before and after in microseconds: float32 halves 108 and 60, transposed 111 and 74; neighbours 186
-    and 123, transposed 222 and 132; bfloat16 halves 83 and 117, transposed 112 and 60, neighbours 277 and 365; complex
-    numbers 113 and 123. With the backward pass: halves 572 and 718, transposed 409 and 299; neighbours 913 and 635,
-    transposed 761 and 595; bfloat16 transposed 562 and 354. 2026-11-23."""
+    """Return the reason where Inductor's code for the original is as fast, empty where the rewrite is faster.
+
+    Measured with torch 2.13 on one thread of a CPU, 8 heads of 64, 256 tokens, before and after in microseconds:
+    float32 halves 108 and 60, transposed 111 and 74; neighbours 186 and 123, transposed 222 and 132; bfloat16 halves 83
+    and 117, transposed 112 and 60, neighbours 277 and 365; complex numbers 113 and 123. With the backward pass: halves
+    572 and 718, transposed 409 and 299; neighbours 913 and 635, transposed 761 and 595; bfloat16 transposed 562 and
+    354. 2026-11-23.
+    """
     x = value(piece.x)
     if x.device.type == "cuda":
         return _declined_on_cuda(piece, turn)
@@ -248,8 +264,11 @@ def _declined(piece: Part, turn: Turn) -> str:
 
 
 def _declined_on_cuda(piece: Part, turn: Turn) -> str:
-    """Measured in models of four layers, bfloat16, 16,384 tokens, H100, torch 2.11, 2026-11-26: Qwen3, whose queries
-    and keys are normed first, is 1.05 times as fast with it; Llama 0.98 times, Gemma 2 0.98 and ModernBERT 0.95."""
+    """Return the reason where the rewrite is not faster on CUDA, empty where it is.
+
+    Measured in models of four layers, bfloat16, 16,384 tokens, H100, torch 2.11, 2026-11-26: Qwen3, whose queries and
+    keys are normed first, is 1.05 times as fast with it; Llama 0.98 times, Gemma 2 0.98 and ModernBERT 0.95.
+    """
     if turn.cosines is None or turn.pairs != "halves":
         return "not measured on cuda for complex numbers or neighbours"
     x = piece.x
@@ -259,13 +278,14 @@ def _declined_on_cuda(piece: Part, turn: Turn) -> str:
 
 
 class _Plan:
-    """The function that is traced in place of the part: in the memory order of ``x``, so that strides stay."""
+    """The function that is traced in place of the part, in the memory order of ``x``, so that strides stay."""
 
     def __init__(self, turn: Turn, inside: torch.dtype, out: torch.dtype) -> None:
         self.turn, self.inside, self.out = turn, inside, out
 
     def __call__(self, x: Tensor, *sides: Tensor) -> Tensor:
         order = dim_order(x)
+        # The last dim is split into pairs, so it has to stay the last one of the permuted tensor.
         if order[-1] != x.dim() - 1:
             order = list(range(x.dim()))
         wide = [s if s.is_complex() else s.to(self.inside) for s in sides]

@@ -41,6 +41,7 @@ def _backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def programs() -> Iterator[Program]:
+    """Yield each spelling with arguments of several dtypes and layouts."""
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normalize_call import arguments
 from shiplap.rewrite.shipped import einsum, sinks
 
+# Einsum and baddbmm are parsed apart, because their operands stand in other places.
 PRODUCTS = frozenset({"matmul", "bmm"})
 FILLS = ("masked_fill", "masked_fill_", "where")
 SWALLOWS = 1e8  # a number that is this far from 0 swallows a score that is added to it, in float32
@@ -23,7 +24,7 @@ FAR = 40  # calls between a softmax and its product
 
 
 class Obstructed(Exception):
-    """What stopped the pass at one place: the node, the kind of obstacle, a sentence, and what to do about it."""
+    """The obstacle at one place: the node, the kind, a sentence, and a fix."""
 
     def __init__(self, node: Node, obstacle: Obstacle, reason: str, fix: str = "", fitting: int = 1) -> None:
         self.node, self.obstacle, self.reason, self.fix, self.fitting = node, obstacle, reason, fix, fitting
@@ -32,12 +33,12 @@ class Obstructed(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """One call between the product and the softmax.
+    """A call between the product and the softmax.
 
     ``kind``: ``scale`` by a number, ``stretch`` by a tensor that is constant along the keys, ``add`` a tensor times a
-    number, ``fill`` with a number where a mask is true, ``keep`` what is there where it is true, ``view`` with other
+    number, ``fill`` with a number where a mask is true, ``keep`` the score where a mask is true, ``view`` with other
     leading dims, ``sink`` joins ``number`` columns to the scores, ``rest`` is a sink of one column that the result was
-    rescaled by, ``cap`` by tanh, ``causal`` hides what comes later (see ``shipped/settled.py``).
+    rescaled by, ``cap`` by tanh, ``causal`` hides later columns (see ``shipped/constant_masks.py``).
     """
 
     kind: str
@@ -52,8 +53,8 @@ class Step:
 class Scores:
     """``product`` is ``q @ k.transpose(-1, -2)`` if ``natural``, else ``q @ k``, times ``scale``.
 
-    ``steps`` follow it, in the order in which they are computed. ``nodes`` are all that lies in between, product
-    included. ``lead`` are the leading dims of the product. ``orders`` permute ``q`` and ``k``, for an einsum.
+    ``steps`` follow it, in the order in which they are computed. ``nodes`` are all calls in between, product included.
+    ``lead`` are the leading dims of the product. ``orders`` permute ``q`` and ``k``, for an einsum.
     """
 
     product: Node
@@ -68,7 +69,7 @@ class Scores:
 
     @property
     def sink(self) -> int:
-        """How many columns are joined to the scores last of all."""
+        """The number of columns that are joined to the scores last of all."""
         return int(self.steps[-1].number) if self.steps and self.steps[-1].kind == "sink" else 0
 
     @property
@@ -78,17 +79,20 @@ class Scores:
 
     @property
     def blocks_gradients(self) -> bool:
-        """Whether a number is filled in with which a row that is masked as a whole is still a row of weights."""
+        """Whether a finite number is filled in, with which a row that is masked as a whole is still a row of
+        weights.
+        """
         return any(s.kind in ("fill", "keep") and s.number != -float("inf") for s in self.steps)
 
 
 def scores_of(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] = ()) -> Scores | None:
-    """The product above ``top``, which ``reader`` reads, and the steps from there. None if there is no product.
+    """Return the product above ``top``, which ``reader`` reads, and the steps from there, or None if there is no
+    product.
 
     ``beside`` are calls that may read ``top`` as well.
 
     Raises:
-        Obstructed: where there is a product above, and something that attention has no place for lies in between.
+        Obstructed: where there is a product above, and a call that attention has no place for lies in between.
     """
     if not isinstance(top, Node) or not top.op.startswith("call") or depth > FAR:
         return None
@@ -102,6 +106,7 @@ def scores_of(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] =
         _require_no_product(top, depth)
         return None
     below = None
+    # Either operand of a sum may be the scores; the first with a product above it is.
     for inner, made in step:
         below = scores_of(inner, top, depth + 1)
         if below is not None:
@@ -117,7 +122,9 @@ def scores_of(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] =
 
 
 def _require_only_reader(node: Node, reader: Node, beside: Collection[Node]) -> None:
+    """Raise where a node outside of the attention reads ``node``."""
     largest = sinks.maximum(passthrough_ops.operands(reader)[1], node) if sinks.shifted(reader) is node else []
+    # The maximum that is subtracted from the scores reads them as well, and goes away with them.
     known = {reader, *largest, *beside}
     other = next((u for u in node.users if u not in known and not _for_dtype(u, node)), None)
     if other is not None:
@@ -131,13 +138,15 @@ def _require_only_reader(node: Node, reader: Node, beside: Collection[Node]) -> 
 
 
 def _for_dtype(reader: Node, node: Node) -> bool:
-    """Whether ``reader`` looks at the dtype of ``node`` alone: ``weights.type_as(scores)``."""
+    """Whether ``reader`` reads the dtype of ``node`` alone: ``weights.type_as(scores)``."""
     return passthrough_ops.idle(reader) and reader.args[0] is not node
 
 
 def steps_of(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
-    """What ``node`` does to scores: for each operand that may be the scores, that operand and the step. None if it is
-    nothing that attention knows."""
+    """Return the steps that ``node`` may be: for each operand that may be the scores, that operand and the step.
+
+    None stands for a call that attention does not have.
+    """
     name = (
         passthrough_ops.named(node).removeprefix("i")
         if passthrough_ops.named(node) in ("iadd", "imul", "itruediv", "isub")
@@ -168,6 +177,7 @@ def steps_of(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
 
 
 def _sums(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list[Step | None]]]:
+    """Yield the steps of a sum: either term may be the scores."""
     pairs = [(given[0], given[1], sign)]
     if sign == 1:
         pairs.append((given[1], given[0], 1.0))
@@ -177,17 +187,20 @@ def _sums(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list
 
 
 def _plus_nothing(given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
-    """A term that a model leaves out, as 0."""
+    """Return the step of a sum with 0, by which a model leaves a term out."""
     return [(given[0], [None])] if isinstance(given[0], Node) and passthrough_ops.constant(given[1]) == 0 else None
 
 
 def _as_large(scores: Node, node: Node) -> bool:
+    """Whether ``scores`` has at least two dims and the shape of ``node``."""
     held, made = value(scores), value(node)
     return isinstance(held, Tensor) and held.dim() >= 2 and passthrough_ops.same_shape(held, made)
 
 
 def _filled(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
-    """``scores.masked_fill(mask, number)``, ``where(mask, number, scores)`` or ``where(mask, scores, number)``."""
+    """Return the step of ``scores.masked_fill(mask, number)``, ``where(mask, number, scores)`` or ``where(mask, scores,
+    number)``.
+    """
     where = passthrough_ops.named(node) == "where"
     for at, kind in ((1, "keep"), (2, "fill")) if where else ((0, "fill"),):
         scores = given[at]
@@ -195,6 +208,7 @@ def _filled(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None]]]
         number = passthrough_ops.constant(filling)
         if not isinstance(scores, Node) or not isinstance(mask, Node) or number is None or not _as_large(scores, node):
             continue
+        # A small number would leave weight on masked columns.
         if abs(number) < SWALLOWS or number > 0:
             if scores_of(scores, node) is None:
                 return None
@@ -209,7 +223,9 @@ def _filled(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None]]]
 
 
 def _stretched(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
-    """Times a tensor that has one value along the keys: the queries may be multiplied by it instead."""
+    """Return the step of a product with a tensor that has one value along the keys: the queries may be multiplied by it
+    instead.
+    """
     for scores, by in (given, given[::-1]):
         held = value(by) if isinstance(by, Node) else None
         if isinstance(scores, Node) and isinstance(held, Tensor) and _as_large(scores, node):
@@ -220,7 +236,7 @@ def _stretched(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None
 
 
 def _viewed(node: Node) -> bool:
-    """A view that splits or joins leading dims of known size."""
+    """Whether ``node`` is a view that splits or joins leading dims of known size."""
     before, after = value(passthrough_ops.source(node)), value(node)
     if before.dim() < 2 or after.dim() < 2:
         return False
@@ -229,6 +245,7 @@ def _viewed(node: Node) -> bool:
 
 
 def _product(node: Node) -> Scores | None:
+    """Return the scores that begin at the product ``node``, or None where its operands are not two matrices."""
     given = passthrough_ops.operands(node)
     steps: list[Step] = []
     if passthrough_ops.named(node) == "baddbmm":
@@ -256,7 +273,9 @@ def _product(node: Node) -> Scores | None:
 
 
 def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
-    """What ``node`` is a multiple of, and the number, where nobody else reads the multiple; without casts to wider."""
+    """Return the value that ``node`` is a multiple of, and the number. Only multiples without other readers and casts
+    to a wider dtype are stripped.
+    """
     scale, at, dtype = 1.0, node, value(node).dtype
     reached, gone = (node, 1.0), list[Node]()
     while True:
@@ -269,6 +288,7 @@ def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
         else:
             break
         held = value(at)
+        # A cast to a narrower dtype rounds, so it is not stripped.
         if held.dtype == dtype or (passthrough_ops.is_wide(dtype) and held.is_floating_point()):
             reached = at, scale
             if len(gone[-1].users) == 1:
@@ -277,7 +297,7 @@ def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
 
 
 def swaps_last(node: Node) -> bool:
-    """Whether ``node`` swaps the last two dims, however it is spelled."""
+    """Whether ``node`` swaps the last two dims, in any spelling."""
     if passthrough_ops.named(node) != "transpose":
         return False
     given, rank = arguments(node), value(node).dim()
@@ -299,6 +319,7 @@ def _require_no_product(top: Node, depth: int) -> None:
 
 
 def _no_place(node: Node) -> tuple[str, str]:
+    """Return the sentence and the fix for a call that attention has no place for."""
     return (
         f"{node.name} ({operator_name(node)}) lies between the product of queries and keys and the softmax",
         "write it as a mask that is added to the scores, or as a factor of the queries",

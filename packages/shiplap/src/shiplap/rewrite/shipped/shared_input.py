@@ -1,4 +1,4 @@
-"""Query, key and value, or gate and up, of one input: one wide product, where that pays."""
+"""Rewrite linear layers of one input (query, key and value, or gate and up) to one wide product, where that pays."""
 
 from shiplap.rewrite.group import WideLinears
 

@@ -1,8 +1,8 @@
 """Attention sinks: a column of learned scores that takes weight from a row and adds no value (GPT-OSS, DeepSeek V4).
 
-Models join the column to the scores, take the softmax, and drop it again. The same is a key and a value of zeros, with
-the column as what is added to the score of that key. Others multiply the result by
-``sigmoid(logsumexp(scores) - sink)`` (Granite), which is what the column leaves of each row.
+Models join the column to the scores, take the softmax, and drop the column again. A key and a value of zeros, with the
+column as the bias of that key, compute the same. Others multiply the result by ``sigmoid(logsumexp(scores) - sink)``
+(Granite), which is the part of each row that the column leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ JOINS = ("cat", "concat", "concatenate")
 
 @dataclass(frozen=True)
 class Rescaled:
-    """``out`` is the product with the values times ``sigmoid(logsumexp(scores, -1) - sink)``, computed by ``nodes``.
+    """A rescaled product: ``out`` is the product with the values times ``sigmoid(logsumexp(scores, -1) - sink)``, by
+    ``nodes``.
 
     ``kept``: whether the sink has a last dim of 1, as ``logsumexp`` with ``keepdim``.
     """
@@ -36,7 +37,9 @@ class Rescaled:
 
 
 def rescaled(product: Node, scores: Any) -> Rescaled | None:
-    """How the product of weights and values is rescaled by what a sink leaves of each row of ``scores``, if it is."""
+    """Return the rescaling of the product of weights and values by the part that a sink leaves of each row of
+    ``scores``, or None.
+    """
     out = passthrough_ops.only_reader(product)
     given = (
         passthrough_ops.operands(out) if out is not None and passthrough_ops.named(out) in ("mul", "multiply") else []
@@ -57,6 +60,7 @@ def rescaled(product: Node, scores: Any) -> Rescaled | None:
     dims, kept = given_lse.get("dim"), bool(given_lse.get("keepdim", False))
     last = [dims] if isinstance(dims, int) else list(dims or ())
     nodes.append(lse)
+    # The calls disappear with the rescaling, so no other node may read them.
     alone = all(n is out or len(n.users) == 1 for n in nodes)
     if not alone or [int(d) for d in last] != [rank - 1] or kept is spread or given_lse.get("input") is not scores:
         return None
@@ -64,7 +68,7 @@ def rescaled(product: Node, scores: Any) -> Rescaled | None:
 
 
 def _left_over(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
-    """``lse`` and ``sink`` where ``share`` is ``sigmoid(lse - sink)``."""
+    """Return ``lse`` and ``sink`` where ``share`` is ``sigmoid(lse - sink)``, or None."""
     if passthrough_ops.named(share) != "sigmoid":
         return None
     difference = passthrough_ops.handed_on(passthrough_ops.source(share), [])
@@ -78,7 +82,7 @@ def _left_over(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
 
 
 def joined(node: Node) -> tuple[Node, Node, int] | None:
-    """Scores and a sink of ``n`` columns where ``node`` joins the two along the last dim."""
+    """Return scores and a sink of ``n`` columns where ``node`` joins the two along the last dim, or None."""
     if passthrough_ops.named(node) not in JOINS:
         return None
     given = arguments(node)
@@ -93,7 +97,9 @@ def joined(node: Node) -> tuple[Node, Node, int] | None:
 
 
 def shifted(node: Node) -> Node | None:
-    """``x`` where ``node`` is ``x - x.max(-1, keepdim=True)``, which no softmax over that dim sees."""
+    """Return ``x`` where ``node`` is ``x - x.max(-1, keepdim=True)``, which changes no softmax over that dim, or
+    None.
+    """
     given = passthrough_ops.operands(node) if passthrough_ops.named(node) in ("sub", "subtract") else []
     if len(given) == 2 and isinstance(given[0], Node) and maximum(given[1], given[0]):
         return given[0]
@@ -101,8 +107,11 @@ def shifted(node: Node) -> Node | None:
 
 
 def maximum(node: Any, x: Node) -> list[Node]:
-    """The calls that compute ``node``, if that is the maximum of ``x`` along the last dim and nothing else reads it."""
+    """Return the calls that compute ``node``, if it is the maximum of ``x`` along the last dim and no other node reads
+    it.
+    """
     calls: list[Node] = []
+    # The maximum is often detached, since its gradient cancels.
     if passthrough_ops.named(node) == "detach":
         calls, node = [node], passthrough_ops.source(node)
     if passthrough_ops.named(node) in ("getitem", "getattr") and node.args[1] in (0, "values"):
@@ -118,7 +127,9 @@ def maximum(node: Any, x: Node) -> list[Node]:
 
 
 def dropped(node: Node) -> int:
-    """How many of the last columns of its argument ``node`` leaves out: ``weights[..., :-1]``. 0 for anything else."""
+    """Return the number of last columns that ``node`` leaves out of its argument, ``weights[..., :-1]``, or 0 for any
+    other call.
+    """
     if passthrough_ops.named(node) != "getitem":
         return 0
     index, rank = node.args[1], value(passthrough_ops.source(node)).dim()
@@ -135,7 +146,7 @@ def dropped(node: Node) -> int:
 
 
 def with_sink(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and bias with as many more columns as ``sink`` has."""
+    """Return keys, values and bias with as many more columns as ``sink`` has."""
     width, rows, columns = sink.shape[-1], q.shape[-2], k.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     bias = sink.new_zeros(()) if bias is None else bias

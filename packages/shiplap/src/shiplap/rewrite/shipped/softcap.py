@@ -2,9 +2,10 @@
 
 The steps stay as they are, on one block of query rows after the other, so that the scores of a block stay in the cache.
 8 heads of 64, float32, compiled, one thread of a loaded CPU (torch 2.13, 2026-11-23), the least of 12 turns: with 1024
-tokens 237 ms for 367 ms as written, whose control was 376 ms. With 256 tokens the control said nothing: 3.6 and 6.8 ms
-for one code, 7.9 ms in blocks. Timed as functions, not in a model. On a GPU Inductor's code is faster (H100, torch
-2.11, bfloat16, 8 heads of 256): 115 us against 308 us in blocks with 1024 tokens, 722 against 1125 with 4096.
+tokens 237 ms for 367 ms as written, whose control was 376 ms. With 256 tokens the control varied too much for a
+conclusion: 3.6 and 6.8 ms for one code, 7.9 ms in blocks. The code was timed as functions, not in a model. On a GPU
+Inductor's code is faster (H100, torch 2.11, bfloat16, 8 heads of 256): 115 us against 308 us in blocks with 1024
+tokens, 722 against 1125 with 4096.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def is_capped(scores: Scores) -> bool:
 
 
 def declined(held: Sequence[Any], shape: Sequence[Any]) -> str:
-    """Why blocks of rows do not pay for q, k and v of a place, whose scores have ``shape``. Empty where they do."""
+    """Return the reason why blocks of rows do not pay for q, k and v of a place, whose scores have ``shape``, empty
+    where they do.
+    """
     what = "tanh caps the scores, and scaled_dot_product_attention has no cap; "
     q = held[0]
     if q.device.type != "cpu":
@@ -46,10 +49,13 @@ def declined(held: Sequence[Any], shape: Sequence[Any]) -> str:
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, scores: Scores, given: Sequence[Any]) -> Tensor:
-    """``softmax(steps(q @ k)) @ v`` in blocks of rows. ``k`` as the product reads it: ``[..., width, columns]``."""
+    """Compute ``softmax(steps(q @ k)) @ v`` in blocks of rows. ``k`` is as the product reads it: ``[..., width,
+    columns]``.
+    """
     rows = q.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     size = math.prod(n for n in lead if isinstance(n, int)) * k.shape[-1] * q.itemsize
+    # At least two blocks, at most MOST, and as near to BLOCK bytes as these bounds allow.
     high = max(-(-rows // MOST), min(BLOCK // max(size, 1), -(-rows // 2)), 1) if isinstance(rows, int) else rows
     starts = range(0, rows, high) if isinstance(rows, int) else (0,)
     blocks = [_block(q, k, v, scores, given, slice(a, a + high)) for a in starts]
@@ -57,20 +63,23 @@ def attended(q: Tensor, k: Tensor, v: Tensor, scores: Scores, given: Sequence[An
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, scores: Scores, given: Sequence[Any], rows: slice) -> Tensor:
+    """Compute attention for some of the rows."""
     made = q[..., rows, :] @ k
     if scores.scale != 1:
         made = made * scores.scale
     for step, tensor in zip(scores.steps, given, strict=True):
         made = _stepped(step, made, _rows(tensor, rows))
+    # 16-bit scores are normalised in float32, as the models do it.
     return made.float().softmax(-1).to(v.dtype) @ v if made.itemsize < 4 else made.softmax(-1) @ v
 
 
 def _rows(given: Any, rows: slice) -> Any:
-    """The rows of a mask, a bias or a factor; one that is the same for all rows stays."""
+    """Return the rows of a mask, a bias or a factor. A tensor that is the same for all rows is returned whole."""
     return given[..., rows, :] if isinstance(given, Tensor) and given.dim() > 1 and given.shape[-2] != 1 else given
 
 
 def _stepped(step: Step, scores: Tensor, given: Any) -> Tensor:
+    """Return the scores after one step."""
     if step.kind == "scale":
         return scores * step.number
     if step.kind == "cap":

@@ -1,8 +1,9 @@
-"""Where a graph weighs activations by a softmax, found by what flows into what, whatever the calls in between.
+"""Find where a graph weighs activations by a softmax by the flow of values, whatever the calls in between.
 
-A recogniser knows the spellings that its author has read, and is silent about the others. This module knows none. It
-follows all calls up from a softmax to the products that its scores come from, and all calls down to the products that
-its weights go into, through writes to parts of a tensor, too. So each attention that is not recognised can be named.
+A recogniser knows the spellings that its author has read, and reports nothing about the others. This module knows none.
+It follows all calls up from a softmax to the products that its scores come from, and all calls down to the products
+that its weights go into, through writes to parts of a tensor, too. So each attention that is not recognised can be
+named.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from torch.fx import Node
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import mutates, value
 
+# Calls that sum products of two tensors over a dim.
 PRODUCTS = frozenset(
     {"matmul", "bmm", "mm", "baddbmm", "addmm", "addbmm", "mv", "einsum", "tensordot", "inner", "dot", "linear"}
 )
+# Values behind these calls are other quantities than scores or weights, so paths end here.
 BOUNDS = PRODUCTS | {
     "conv1d",
     "conv2d",
@@ -42,6 +45,7 @@ BOUNDS = PRODUCTS | {
     "multinomial",
     "scaled_dot_product_attention",
 }
+# Writes through these views change the tensor that they look at.
 VIEWS = frozenset({"getitem", "view", "select", "narrow", "transpose", "unsqueeze", "squeeze", "permute", "diagonal"})
 FAR = 400  # calls that are looked at in one direction
 
@@ -68,18 +72,24 @@ class Region:
 
     @property
     def attends(self) -> bool:
-        """Whether it is an attention: scores from a product of two activations, weights in a product with one."""
+        """Whether the region is an attention: scores from a product of two activations, weights in a product with
+        one.
+        """
         return self.scores is not None and not self.learned
 
 
 def region_of(softmax: Node) -> Region | None:
-    """What ``softmax`` weighs. None where its result meets no product with an activation, as that of a router."""
+    """Return the region around ``softmax``, or None where its result meets no product with an activation, as that of a
+    router.
+    """
     below = list(_products(softmax, _readers, _weighs))
     if not below:
         return None
     above = [p for given in softmax.all_input_nodes for p in _products(given, _givers, _multiplies, first=True)]
     learned = [any(is_learned(n) for n in _operands(path[-1])) for path in above]
+    # A product of two activations is preferred: scores also come from the projections of queries and keys.
     best = next((path for path, no in zip(above, learned, strict=True) if not no), above[0] if above else None)
+    # Paths come shortest first.
     nearest = below[0]
     return Region(
         softmax,
@@ -109,6 +119,7 @@ def is_learned(node: Node) -> bool:
 
 
 def _belongs_to_a_module(node: Node) -> bool:
+    """Whether ``node`` is no tensor, a parameter, or a buffer."""
     held = value(node)
     return not isinstance(held, Tensor) or isinstance(held, torch.nn.Parameter) or "_buffers_" in str(node.target)
 
@@ -116,7 +127,9 @@ def _belongs_to_a_module(node: Node) -> bool:
 def _products(
     start: Node, step: Callable[[Node], Iterator[Node]], ends: Callable[[Node, set[Node]], bool], *, first: bool = False
 ) -> Iterator[list[Node]]:
-    """Paths from ``start`` to products, which end them, the shortest first. ``first``: ``start`` may be one."""
+    """Yield paths from ``start`` to products, which end them, the shortest first. ``first``: ``start`` may be a
+    product.
+    """
     seen, queue = {start}, deque([[start]])
     while queue and len(seen) < FAR:
         path = queue.popleft()
@@ -134,8 +147,9 @@ def _products(
 
 
 def _givers(node: Node) -> Iterator[Node]:
-    """What ``node`` is computed from, what was written to it or to a view of it included."""
+    """Yield the nodes that ``node`` is computed from, those written to it or to a view of it included."""
     yield from node.all_input_nodes
+    # A write to a view changes the tensor as well.
     for view in (node, *(u for u in node.users if passthrough_ops.named(u) in VIEWS)):
         for writer in view.users:
             if mutates(writer) and writer.args[:1] == (view,):
@@ -143,7 +157,7 @@ def _givers(node: Node) -> Iterator[Node]:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """What is computed from ``node``, what it is written to included."""
+    """Yield the nodes that are computed from ``node``, those that it is written to included."""
     for user in node.users:
         if mutates(user) and isinstance(user.args[0], Node) and user.args[0] is not node:
             target = user.args[0]
@@ -154,7 +168,7 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 def _summed(node: Node) -> Node | None:
-    """The product of two tensors whose sum over a dim ``node`` is: ``(q * k).sum(-1)``."""
+    """Return the product of two tensors whose sum over a dim ``node`` is, ``(q * k).sum(-1)``, or None."""
     if passthrough_ops.named(node) != "sum" or not node.all_input_nodes:
         return None
     made = passthrough_ops.handed_on(node.all_input_nodes[0])
@@ -162,7 +176,7 @@ def _summed(node: Node) -> Node | None:
 
 
 def _operands(node: Node) -> list[Node]:
-    """The two tensors that a product multiplies."""
+    """Return the two tensors that a product multiplies."""
     tensors = [n for n in (_summed(node) or node).all_input_nodes if isinstance(value(n), Tensor)]
     if passthrough_ops.named(node) in ("baddbmm", "addmm", "addbmm"):
         return tensors[-2:]
@@ -179,7 +193,9 @@ def _multiplies(node: Node, _: set[Node]) -> bool:
 
 
 def _weighs(node: Node, weights: set[Node]) -> bool:
-    """Whether ``node`` multiplies ``weights`` by an activation that is not computed from them, and sums that up."""
+    """Whether ``node`` multiplies ``weights`` by an activation that is not computed from them, and sums the products
+    up.
+    """
     if passthrough_ops.named(node) not in PRODUCTS and _summed(node) is None:
         return False
     operands = _operands(node)

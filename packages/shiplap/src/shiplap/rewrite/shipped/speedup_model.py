@@ -1,4 +1,6 @@
-"""Where ``scaled_dot_product_attention`` is faster than what Inductor makes of an attention as it is written."""
+"""The places where ``scaled_dot_product_attention`` is faster than Inductor's code for an attention as it is
+written.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,13 @@ from shiplap.rewrite.graph import value
 from shiplap.rewrite.shipped import softcap
 from shiplap.rewrite.shipped.scores import Obstructed, Scores, Step
 
+# Steps that become a boolean mask of the fused kernel.
 MASKS = frozenset({"fill", "keep"})
 LONG = 256  # tokens from which a bias of each head was measured to pay
 
 
 def required(out: Node, above: Scores, held: Sequence[Tensor], shape: Sequence[Any]) -> None:
-    """Raise where the attention that ``out`` ends is no faster with a fused kernel, or where nobody measured it."""
+    """Raise where the attention that ends in ``out`` is no faster with a fused kernel, or was never measured."""
     if softcap.is_capped(above):
         if reason := softcap.declined(held, shape):
             raise Obstructed(out, "cost", reason, softcap.FLEX, 2)
@@ -27,10 +30,13 @@ def required(out: Node, above: Scores, held: Sequence[Tensor], shape: Sequence[A
 
 
 def _declined(held: Sequence[Any], above: Scores) -> str:
-    """Where torch has no fused kernel for CUDA that pays. Flash: 16 bits, one head dim of up to 256, no mask.
-    Memory-efficient: masks too, but beyond 128 its accumulators leave the registers (head dim 1024: 0.34x of the
-    written-out form), and float32 is slower than products in TF32 (0.81x, 12 heads of 64, 197 tokens, H200). A mask
-    that all heads share pays (local attention of 1024 tokens 3.1x, H100, cuDNN's kernel)."""
+    """Return the reason where torch has no fused kernel for CUDA that pays, empty where it has one.
+
+    Flash: 16 bits, one head dim of up to 256, no mask. Memory-efficient: masks too, but beyond 128 its accumulators
+    leave the registers (head dim 1024: 0.34x of the written-out form), and float32 is slower than products in TF32
+    (0.81x, 12 heads of 64, 197 tokens, H200). A mask that all heads share pays (local attention of 1024 tokens 3.1x,
+    H100, cuDNN's kernel).
+    """
     q, _, v = held
     if q.device.type != "cuda":
         return ""
@@ -49,7 +55,8 @@ def _declined(held: Sequence[Any], above: Scores) -> str:
 
 
 def _of_each_head(step: Step, of: Sequence[Any]) -> str:
-    """Why a bias that differs from head to head does not pay; empty for one that was measured to.
+    """Return the reason why a bias that differs from head to head does not pay, empty for a bias that was measured to
+    pay.
 
     12 heads of 64, bfloat16, H100, torch 2.11, 2026-11-26. 512 tokens, a bias that all batches share: 125 us with
     cuDNN's kernel, 305 us with the memory-efficient one, 387 us as Inductor writes it, and 538 us for a bias whose last

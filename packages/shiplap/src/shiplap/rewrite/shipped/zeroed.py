@@ -1,4 +1,4 @@
-"""Weights that are set to 0 behind the softmax where the scores were masked, as Conformers and CPM-Ant do.
+"""Weights that are set to 0 behind the softmax where the scores were masked, as in Conformers and CPM-Ant.
 
 A masked weight is 0 already, except in a row that is masked as a whole: its weights are equal, or not numbers. So only
 the results of such rows change, and they become 0.
@@ -17,11 +17,12 @@ from shiplap.rewrite.graph import value
 from shiplap.rewrite.normalize_call import arguments, called
 from shiplap.rewrite.shipped.scores import Step
 
+# Calls by which models derive one mask from another.
 PURE = frozenset({"eq", "ne", "view", "unsqueeze", "logical_not", "invert", "to", "expand", "tensor", "bool"})
 
 
 def zeroing(node: Node, weights: Node) -> Node | None:
-    """The mask where ``node`` sets ``weights`` to 0 by it. None for any other call."""
+    """Return the mask where ``node`` sets ``weights`` to 0 by it, or None for any other call."""
     given = passthrough_ops.operands(node)
     if passthrough_ops.named(node) != "masked_fill" or len(given) != 3 or given[0] is not weights:
         return None
@@ -39,6 +40,7 @@ def _same(a: Any, b: Any, depth: int = 8) -> bool:
     """Whether two nodes are one, or calls of one function with the same arguments."""
     if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
         return a is b or (type(a) is type(b) and bool(a == b))
+    # Calls outside of the list may draw random numbers or read state, so equal arguments do not make them equal.
     if not depth or passthrough_ops.named(a) not in PURE or called(a) != called(b):
         return False
     left, right = arguments(a), arguments(b)
@@ -46,5 +48,5 @@ def _same(a: Any, b: Any, depth: int = 8) -> bool:
 
 
 def rows_of(mask: Tensor) -> Tensor:
-    """Which rows of the scores ``mask`` masks as a whole."""
+    """Return a boolean tensor of the rows of the scores that ``mask`` masks as a whole."""
     return mask.bool().all(-1, keepdim=True)
