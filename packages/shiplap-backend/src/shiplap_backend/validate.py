@@ -1,4 +1,4 @@
-"""What a metadata file may say, before it meets torch's declarations or the vendor's headers. SL901 with the line."""
+"""The checks of a metadata file that need neither torch's declarations nor the vendor's headers. Raise SL901."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _NEEDED = {"sizes": "sizes", "broadcast": "dtype", "iterator": "of", "meta": "fo
 
 
 def check_target(target: Target, at: At) -> None:
-    """SL901 for the first fact of ``target`` that cannot be."""
+    """Raise SL901 for the first invalid field of ``target``."""
     _raise(_target(target), at)
 
 
 def check_entry(entry: Entry, target: Target, at: At) -> None:
-    """SL901 for the first field of ``entry`` that cannot be."""
+    """Raise SL901 for the first invalid field of ``entry``."""
     _raise(_entry(entry, target), at)
 
 
@@ -44,6 +44,7 @@ def _raise(problems: Iterator[Problem], at: At) -> None:
 
 
 def _target(target: Target) -> Iterator[Problem]:
+    """Yield the problems of a target."""
     for name, members in target.dtypes.items():
         keys = ("dtypes", name)
         if name in DTYPES:
@@ -66,6 +67,7 @@ def _target(target: Target) -> Iterator[Problem]:
 
 
 def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
+    """Yield the problems of an entry."""
     sets = {**target.dtypes}
     if entry.dtypes != "":
         chosen = [entry.dtypes] if isinstance(entry.dtypes, str) else entry.dtypes
@@ -100,7 +102,7 @@ def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
 
 
 def _narrowed(entry: Entry, target: Target) -> Iterator[Problem]:
-    """A dtype of the computation that cannot hold the values of the dtypes that the entry takes."""
+    """Yield a problem if the dtype of the computation cannot hold the values of an accepted dtype."""
     if entry.compute not in DTYPES or entry.template not in FAMILIES:
         return
     if entry.compute == "bool":

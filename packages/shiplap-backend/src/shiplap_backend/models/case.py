@@ -1,4 +1,4 @@
-"""What a model of the audit consists of."""
+"""The parts of a model in the audit."""
 
 from __future__ import annotations
 

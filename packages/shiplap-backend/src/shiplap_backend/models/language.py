@@ -1,4 +1,4 @@
-"""Models of `transformers`, unmodified and small, with random weights."""
+"""Models of `transformers`: unmodified, small, with random weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _loss(output: Any) -> Tensor:
 
 
 def _causal(kind: str, **options: Any) -> Maker:
-    """A language model: logits, the loss of its own input, and a few generated tokens."""
+    """Return a maker of a language model: logits, the loss of its own input, and a few generated tokens."""
 
     def make() -> Case:
         import transformers

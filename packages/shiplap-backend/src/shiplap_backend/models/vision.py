@@ -1,4 +1,4 @@
-"""Models of `timm`, `torchvision`, `diffusers` and `torch_geometric`, unmodified, with random weights."""
+"""Models of `timm`, `torchvision`, `diffusers` and `torch_geometric`: unmodified, with random weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _lraspp() -> Case:
 
 
 class Detector(nn.Module):
-    """Faster R-CNN, which wants lists: the images and targets are buffers, so `.to` moves them as well."""
+    """Faster R-CNN, which takes lists. Images and targets are buffers, so that `.to` moves them as well."""
 
     def __init__(self) -> None:
         from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn

@@ -1,4 +1,4 @@
-"""Where runtimes are found: those of this package, those that others install, and those in a directory.
+"""The runtimes that can be found: those of this package, installed ones, and those in a directory.
 
 Another distribution offers a runtime through an entry point of the group ``shiplap.runtimes``, whose name is the
 runtime's and whose value is a ``Runtime``. A directory offers one through ``runtime.py``, which defines ``RUNTIME``.
@@ -26,17 +26,17 @@ LIMIT = 1 << 18  # bytes of a runtime.py
 
 
 def is_path(name: str) -> bool:
-    """Whether ``name`` is the path of a runtime's directory: it has a separator, or starts with a dot."""
+    """Return whether ``name`` is the path of a directory: it has a separator, or starts with a dot."""
     return "/" in name or "\\" in name or name.startswith((".", "~"))
 
 
 def names() -> list[str]:
-    """The runtimes that have a name here: those of this package, and installed ones."""
+    """Return the names of the runtimes of this package and of installed ones."""
     return sorted({*_ours(), *(p.name for p in _installed())})
 
 
 def runtime(name: str, base: Path | None = None) -> Runtime:
-    """The runtime called ``name``, or in the directory ``name``.
+    """Return the runtime called ``name``, or the one in the directory ``name``.
 
     Args:
         name: of a runtime, or a path: see ``is_path``.
@@ -80,7 +80,7 @@ def _installed() -> list[EntryPoint]:
 
 @cache
 def _in_directory(directory: Path) -> Runtime:
-    """What ``runtime.py`` in ``directory`` defines. The file is executed: it is the vendor's program."""
+    """Return the runtime of ``runtime.py`` in ``directory``. The file is executed: it is the vendor's program."""
     path = directory / "runtime.py"
     try:
         source = safe_io.read_file(path, LIMIT, safe_io.NAMED)
@@ -109,7 +109,7 @@ def _in_directory(directory: Path) -> Runtime:
 
 
 def _checked(value: Any, where: str, name: str = "") -> Runtime:
-    """``value`` as a runtime for this package. SL909 and SL910."""
+    """Return ``value`` as a runtime for this package. Raises SL909 and SL910."""
     if not isinstance(value, Runtime):
         raise _unusable(where, f"a {type(value).__name__}", "a shiplap_backend.runtime.Runtime")
     if value.contract != CONTRACT:

@@ -17,7 +17,7 @@ _LIBRARY, _HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
 
 @cache
 def _installed(package: str, name: str) -> Path:
-    """Where ``package`` put its file ``name``: wheels of libraries install outside site-packages."""
+    """Return the path of the file ``name`` of ``package``: wheels of libraries install outside of site-packages."""
     try:
         files = distribution(package).files or []
     except PackageNotFoundError:

@@ -31,7 +31,7 @@ _OUTPUTS: Mapping[str, int | str] = {
 
 @cache
 def _package() -> Path:
-    """Where the wheel is; found without importing it."""
+    """Return the directory of the wheel, without importing it."""
     spec = find_spec("openvino")
     if spec is None or spec.origin is None:
         raise error(
