@@ -1,4 +1,4 @@
-"""What a model loses: its logits and perplexity on given tokens, before and after conversion."""
+"""The accuracy that a conversion costs: a model's logits and perplexity on given tokens, before and after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WINDOW = 2048  # tokens in one forward pass, at most
 
 @dataclass(frozen=True)
 class Drift:
-    """Of the same tokens through two models.
+    """The difference between two models on the same tokens.
 
     Attributes:
         tokens: how many were predicted.
@@ -38,13 +38,13 @@ class Drift:
 
 
 def window_of(model: nn.Module) -> int:
-    """Tokens that one forward pass takes: no more places than the model of transformers has learned."""
+    """Return the tokens of one forward pass, which is limited by the positions of a transformers model."""
     places = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     return min(WINDOW, places) if isinstance(places, int) and places > 1 else WINDOW
 
 
 def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> list[Tensor]:
-    """float32 ``[t, vocabulary]`` on the CPU of each ``window`` of ``tokens`` with at least two of them."""
+    """Return float32 ``[t, vocabulary]`` on the CPU for each ``window`` of ``tokens`` that has two tokens or more."""
     if len(tokens) < 2:
         raise error(
             "SL613",
@@ -68,6 +68,7 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
 
 
 def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the logits of one window. Raises SL613 if the model does not return logits of its tokens."""
     cause = None
     try:
         out: Any = model(tokens)
@@ -88,7 +89,7 @@ def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def drift(before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[int], window: int = WINDOW) -> Drift:
-    """Two results of :func:`logits_of`, compared."""
+    """Compare two results of :func:`logits_of`."""
     count, nll, nll_after, divergence, same, largest = 0, 0.0, 0.0, 0.0, 0, 0.0
     for part, old, new in zip(_windows(tokens, window), before, after, strict=True):
         wanted = torch.tensor(part[1:])[:, None]
@@ -108,4 +109,5 @@ def _windows(tokens: Sequence[int], window: int) -> list[list[int]]:
 
 
 def _exp(value: float) -> float:
+    # ``math.exp`` raises an OverflowError from about 709 on.
     return math.exp(value) if value < 700 else math.inf

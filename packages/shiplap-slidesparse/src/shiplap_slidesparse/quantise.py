@@ -20,7 +20,7 @@ MIN_SCALE = 2.0**-110  # its inverse is finite, and subnormal elements round to 
 
 
 def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``x`` ``[m, k]``, floating → ``dtype`` ``[m, k]`` (int8, float8_e4m3fn) and the scales, float32 ``[m]``."""
+    """Quantise ``x`` ``[m, k]`` to ``dtype`` (int8, float8_e4m3fn). Returns values and scales, float32 ``[m]``."""
     limit = LIMITS[dtype]
     wide = x.detach().to(torch.float32)
     largest = wide.abs().amax(1) if x.shape[1] else wide.new_zeros(x.shape[0])
@@ -33,7 +33,7 @@ def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def quantise_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same per output channel of ``[n, k]``, with -0.0 as 0.0; SL211 for weights that are not finite."""
+    """Quantise ``[n, k]`` per output channel, with -0.0 as 0.0. Raises SL211 for weights that are not finite."""
     q, scale = quantise(weight, dtype)
     if (bad := torch.isnan(scale)).any():
         raise error(

@@ -1,4 +1,4 @@
-"""The kernels of slidesparse in Triton, and the linear layers on CUDA. Triton is imported when one of them runs."""
+"""The Triton kernels of slidesparse and the linear layers on CUDA. The first kernel that runs imports Triton."""
 
 from __future__ import annotations
 

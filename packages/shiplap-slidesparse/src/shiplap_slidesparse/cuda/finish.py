@@ -1,4 +1,4 @@
-"""What follows a product: scales of rows and columns, bias, the caller's type, padding cut off; one pass."""
+"""The pass after a product: scales of rows and columns, bias, conversion to the caller's dtype, removal of padding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _finish = triton_launcher(finish_kernel)
 
 
 def finish(total: Tensor, rows: Tensor | None, columns: Tensor | None, bias: Tensor | None, out: Tensor) -> None:
-    """``out = total[:m, :n] * rows[:, None] * columns + bias`` in float32; ``total``, ``rows``, ``out`` contiguous."""
+    """Compute ``out = total[:m, :n] * rows[:, None] * columns + bias`` in float32. ``total`` and ``out`` contiguous."""
     m, n = out.shape
     if not out.numel():
         return
@@ -58,6 +58,7 @@ def finish(total: Tensor, rows: Tensor | None, columns: Tensor | None, bias: Ten
     tall = min(ELEMENTS // cols, 1 << (m - 1).bit_length())
     _finish[(-(-m // tall), -(-n // cols))](
         total,
+        # A pointer has to be passed in any case. The kernel does not read this one.
         total if rows is None else rows,
         total if columns is None else columns,
         total if bias is None else bias,
