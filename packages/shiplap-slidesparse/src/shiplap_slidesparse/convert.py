@@ -172,7 +172,7 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
 def _check(
     model: nn.Module, dtype: str, chosen: dict[str, nn.Linear], skipped: dict[str, str], skip: Sequence[str]
 ) -> None:
-    """Raise SL211 for a name in ``skip`` without a module, for nothing to convert, and for weights that are not finite."""
+    """Raise SL211 for names in ``skip`` without a module, for nothing to convert, and for infinite weights or NaN."""
     where = "slidesparse.convert"
     known_mode(dtype, where, "dtype")
     for wanted in skip:

@@ -1,9 +1,9 @@
-"""What torch sees of a ``SparseTensor``: its features, and its voxels, which stay the same object wherever they can.
+"""The pytree of a ``SparseTensor``: its features, and its voxels as the same object where that is possible.
 
-``DistributedDataParallel``, ``fully_shard`` and checkpointing look for tensors in what a module takes and returns. They
-find the features. The coordinates are a leaf of the pytree too, for ``torch.export`` and ``tree_map``. A tree that is
-put together with the very coordinates that it had gets the very ``Geometry`` back, with its tables and its way back.
-Walkers of dataclasses get the ``Geometry`` as it is: it holds integers, which have neither a gradient nor a precision.
+``DistributedDataParallel``, ``fully_shard`` and checkpointing search for tensors in the inputs and outputs of a module.
+They find the features. The coordinates are a leaf of the pytree too, for ``torch.export`` and ``tree_map``. A tree that
+is rebuilt with the same coordinates gets the same ``Geometry`` back, with its tables and its way back. Code that walks
+dataclasses gets the ``Geometry`` itself: it holds integers, which have neither gradients nor precision.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__: list[str] = []
 
 
 class _Grid:
-    """What a ``Geometry`` is beside its coordinates. Two are equal if they are of one grid, whatever their voxels."""
+    """The facts of a ``Geometry`` besides its coordinates. Two are equal if they are of one grid, whatever the voxels."""
 
     def __init__(self, facts: tuple[Any, ...], source: Geometry | None = None) -> None:
         self.facts, self.source = facts, source
@@ -56,7 +56,10 @@ def _make_geometry(children: Sequence[Any], grid: _Grid) -> Geometry:
 
 
 def _torn(coords: Any, before: Any) -> bool:
-    """Whether rows were taken away: those of a scene may lie in both parts. A graph's own tensors say nothing yet."""
+    """Return whether rows were removed, so that the rows of a scene may be in another part of the batch.
+
+    Inside a graph the tensors have no values yet, so the answer is False there.
+    """
     plain = type(coords) is Tensor and type(before) is Tensor and not torch.compiler.is_compiling()
     return plain and coords.dim() == 2 and coords.shape[0] != before.shape[0]
 

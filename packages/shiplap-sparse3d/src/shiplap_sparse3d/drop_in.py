@@ -40,13 +40,13 @@ OF_SPCONV_1 = "conv", "functional", "identity", "modules", "pool", "tables"  # t
 
 
 class DropIn:
-    """Modules under the names of a peer. As a context manager it takes them away again at the end of the block."""
+    """Modules under the names of a peer. As a context manager it removes them at the end of the block."""
 
     def __init__(self, modules: dict[str, ModuleType], forget: Callable[[], None]) -> None:
         self._modules, self._forget = modules, forget
 
     def undo(self) -> None:
-        """Take away what was put in place; imports of the names find the real packages again."""
+        """Remove the modules, so that imports of the names find the real packages again."""
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
@@ -63,7 +63,7 @@ class DropIn:
 
 
 def drop_in(*names: str, duplicates: bool = False) -> DropIn:
-    """Let ``import spconv`` and ``import flex_gemm`` find shiplap's facades (default: both) from now on.
+    """Make ``import spconv`` and ``import flex_gemm`` find shiplap's facades (default: both) from now on.
 
     ``duplicates``: submanifold layers take voxels that share a cell on a GPU and in graphs, too, until ``undo()``.
 
@@ -123,7 +123,7 @@ def _refused(got: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """``[--duplicates] script.py [argument ...]``, or ``-m module [argument ...]``, with both facades in place."""
+    """Run ``[--duplicates] script.py [argument ...]``, or ``-m module [argument ...]``, with both facades in place."""
     duplicates = [*arguments[:1]] == ["--duplicates"]
     arguments = arguments[1:] if duplicates else arguments
     if not arguments or arguments[0] in ("-h", "--help"):

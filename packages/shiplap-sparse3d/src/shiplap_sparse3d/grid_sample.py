@@ -28,7 +28,7 @@ _SORT = "24 * n + 49472"  # of sort_voxels (csrc/voxels.h)
 
 
 def _find(lookup: Lookup, cells: Tensor, shape: list[int]) -> Tensor:
-    """Rows of ``cells [b, l, 3]``, which are whole numbers in floating point, some of them NaN or far away."""
+    """Return the rows of ``cells [b, l, 3]``, whole numbers in floating point, which may be NaN or far away."""
     b, points, _ = cells.shape
     limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32
     known = ((cells >= 0) & (cells.double() < limit)).all(2)
@@ -38,7 +38,7 @@ def _find(lookup: Lookup, cells: Tensor, shape: list[int]) -> Tensor:
 
 
 def _present(op: str, coords: Tensor, shape: list[int]) -> Lookup:
-    """The voxels by coordinate; the row numbers found are those of ``coords``."""
+    """Return the voxels by coordinate. The row numbers found are those of ``coords``."""
     check_coords(op, coords, shape)
     return Lookup(coords, shape)
 
@@ -47,7 +47,7 @@ def _present(op: str, coords: Tensor, shape: list[int]) -> Lookup:
 def nearest_map(
     coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
 ) -> Int32[Tensor, "b l"]:
-    """The row of the voxel that each query lies in, -1 where there is none. Raises SL211 as ``subm_table`` does."""
+    """Return the row of each query's voxel, or -1 if there is none. Raises SL211 as ``subm_table`` does."""
     return _find(_present("nearest_map", coords, spatial_shape), queries.floor(), spatial_shape)
 
 
@@ -55,7 +55,7 @@ def nearest_map(
 def trilinear_map(
     coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
 ) -> tuple[Int32[Tensor, "b l 8"], Float32[Tensor, "b l 8"]]:
-    """The rows of the eight voxels around each query, and their weights; -1 and 0 where there is none.
+    """Return the rows of the eight voxels around each query, and their weights; -1 and 0 where there is none.
 
     Corner ``i`` lies ``(i & 1, i >> 1 & 1, i >> 2 & 1)`` from the lowest. Weights are those of trilinear interpolation,
     divided by the sum over the voxels that are there. Raises SL211 as ``subm_table`` does.
@@ -79,7 +79,7 @@ def _check_indices(op: str, indices: Tensor, rows: int) -> None:
 
 
 def _gather(feats: Tensor, indices: Tensor) -> Tensor:
-    """``feats[indices]`` in at least float32, zeros where the index is -1: ``[q, k, c]``."""
+    """Return ``feats[indices]`` in at least float32, zeros where the index is -1: ``[q, k, c]``."""
     wide = torch.promote_types(feats.dtype, torch.float32)
     if feats.shape[0] == 0:
         return feats.new_zeros(*indices.shape, feats.shape[1], dtype=wide)
@@ -116,7 +116,7 @@ def indice_weighted_sum_grad(
 
 
 def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
-    """``out[i, j] = outer[i] . inner[indices[i, j]]``, 0 where the index is -1."""
+    """Return ``out[i, j] = outer[i] . inner[indices[i, j]]``, 0 where the index is -1."""
     return (outer[:, None] * _gather(inner, indices)).sum(2).float()
 
 
@@ -156,7 +156,7 @@ indice_weighted_sum_grad.kernel(
 def grid_sample_3d(
     feats: Tensor, coords: Tensor, shape: Sequence[int], grid: Tensor, mode: str = "trilinear"
 ) -> Tensor:
-    """``[b, l, c]``: the features of sparse voxels at ``grid``, differentiable in ``feats``.
+    """Return ``[b, l, c]``: the features of sparse voxels at ``grid``, differentiable in ``feats``.
 
     Args:
         feats: ``[n, c]``.

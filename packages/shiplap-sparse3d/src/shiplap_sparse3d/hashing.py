@@ -35,7 +35,7 @@ _GRID = ("len(spatial_shape) == 3", "min(spatial_shape) >= 1")
 
 
 def init_hashmap(n: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-    """An empty table ``(keys, values)`` for at most ``n`` distinct keys.
+    """Return an empty table ``(keys, values)`` for at most ``n`` distinct keys.
 
     Its capacity is ``2 * n + 1``. Every key takes one slot, so any ``n`` keys fit whatever they are, and as at least
     half of the slots stay empty, runs are short.
@@ -53,7 +53,7 @@ _KEY, _VALUE = 2**64, 2**32
 
 
 def home(key: int, capacity: int) -> int:
-    """The slot where the search for ``key`` starts: MurmurHash3's 64-bit finaliser, scaled to the capacity."""
+    """Return the slot where the search for ``key`` starts: MurmurHash3's 64-bit finaliser, scaled to the capacity."""
     mixed = key % _KEY
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
         mixed = (mixed ^ mixed >> 33) * factor % _KEY
@@ -86,7 +86,7 @@ def _insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, val
 
 
 def full(op: str, capacity: int) -> sl.ShiplapError:
-    """The error of a table that has no room."""
+    """Return the error of a table that has no room."""
     return error(
         "SL211",
         where=f"sparse3d::{op}",
@@ -105,7 +105,7 @@ def _lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
 
 
 def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
-    """Keys of voxels, -1 for padding rows; SL211 for others outside the grid and for grids of 2^63 cells or more."""
+    """Return keys of voxels, -1 for padding. Raises SL211 for rows outside the grid and for too many cells."""
     padding = coords[:, 0] == EMPTY
     refuse(
         op,
@@ -117,7 +117,7 @@ def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
 
 
 def check_cells(op: str, coords: Tensor, spatial_shape: list[int]) -> None:
-    """SL211 when the grid, with the batches of ``coords``, has cells without an int64 number."""
+    """Raise SL211 when the grid, with the batches of ``coords``, has cells without an int64 number."""
     scenes = int(coords[:, 0].max()) + 1 if coords.shape[0] else 1
     if scenes * spatial_shape[0] * spatial_shape[1] * spatial_shape[2] >= MAX_CELLS:
         raise error("SL211", where=f"sparse3d::{op}", got=f"a grid {tuple(spatial_shape)} of 2^63 cells or more")
@@ -141,7 +141,7 @@ def hash_insert(
 def hash_lookup(
     table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], keys: Int64[Tensor, "m"]
 ) -> Int32[Tensor, "m"]:
-    """The value of each key, -1 for those that are not in the table."""
+    """Return the value of each key, or -1 for keys that are not in the table."""
     return _lookup(table_keys, table_values, keys)
 
 
@@ -180,7 +180,7 @@ def hash_lookup_3d(
     coords: Int32[Tensor, "m 4"],
     spatial_shape: list[int],
 ) -> Int32[Tensor, "m"]:
-    """The value of each voxel, -1 for those that are not in the table; outside the grid there is none."""
+    """Return the value of each voxel, or -1 for voxels that are not in the table or outside the grid."""
     check_cells("hash_lookup_3d", coords, spatial_shape)
     keys = torch.where(inside(coords, spatial_shape), keys_of(coords, spatial_shape), EMPTY)
     return _lookup(table_keys, table_values, keys)

@@ -1,4 +1,4 @@
-"""How the audit draws arguments of hash maps, curves, grid sampling and post-processing."""
+"""The samples of the audit for hash maps, curves, grid sampling and post-processing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PADDING = (-1, -1, -1, -1)
 
 
 def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tuple[Tensor, Tensor]:
-    """A table of about a third of ``keys``, at most half full."""
+    """Return a table of about a third of ``keys``, at most half full."""
     table = torch.full((capacity,), -1), torch.full((capacity,), -1, dtype=torch.int32)
     some = keys[torch.randperm(len(keys), generator=rng)[: min(len(keys) // 3, capacity // 2)]]
     hashing.hash_insert.reference(*table, some, torch.randperm(len(some), generator=rng).int())
@@ -25,12 +25,12 @@ def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tup
 
 
 def _distinct(rng: Generator, capacity: int) -> Tensor:
-    """As many keys as the table may get: half of its slots, some of them beyond 2^62, and negative ones."""
+    """Return as many keys as the table may get: half of its slots, with some beyond 2^62 and negative ones."""
     return torch.randint(-(2**63), 2**63 - 1, (capacity // 2,), generator=rng)
 
 
 def _with_repeats(rng: Generator, keys: Tensor, count: int) -> Tensor:
-    """``count`` of ``keys`` with repeats, and padding among them."""
+    """Return ``count`` of ``keys`` with repeats, and padding among them."""
     pool = torch.cat([keys, torch.tensor([-1])])
     return pool[torch.randint(0, len(pool), (count,), generator=rng)]
 
@@ -53,7 +53,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _hash_3d(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """A table of voxels, voxels of which about half are in it, and the grid."""
+    """Return a table of voxels, voxels of which about half are in the table, and the grid."""
     grid = _grid(sizes["t"])
     coords = _voxels(rng, sizes["t"] // 2, grid, "cpu")
     keys = hashing.voxel_keys("samples", coords, grid)
@@ -82,7 +82,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tensor:
-    """Rows that fit the codes asked for, and padding."""
+    """Return rows that fit the requested codes, and padding."""
     scenes = min(serialize.MAX_BATCH, 2 ** (sizes.get("width", 63) - 3 * sizes["bits"]))
     limits = [scenes, *3 * [2 ** sizes["bits"]]]
     columns = [torch.randint(0, limit, (sizes["n"],), generator=rng) for limit in limits]
@@ -109,7 +109,7 @@ for _decode in (serialize.z_order_decode, serialize.hilbert_decode):
 
 
 def _draw_queries(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Points in the grid and a little outside it, on whole and half numbers too, one of them NaN."""
+    """Return points in the grid and a little outside of it, also on whole and half numbers, and one NaN."""
     grid = _grid(sizes["n"])
     points = torch.rand(sizes["b"], sizes["l"], 3, generator=rng) * (torch.tensor(grid) + 4) - 2
     snapped = torch.rand(sizes["b"], sizes["l"], 1, generator=rng) < 0.2

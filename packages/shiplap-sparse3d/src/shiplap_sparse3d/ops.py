@@ -1,4 +1,4 @@
-"""The eight ops of sparse3d, each declared once. Contracts and words: docs/design/0002-sparse3d.md.
+"""The eight ops of sparse3d, each declared once. Contracts and terms: docs/design/0002-sparse3d.md.
 
 Coordinates are ``int32 [n, 4]`` rows (batch, x, y, z). A table is ``int32 [m, k]``: the input row under each tap of
 each output row, or -1. Semantics follow spconv 2.x and FlexGEMM (cross-correlation, tap ``(kx*Ky + ky)*Kz + kz``).
@@ -50,7 +50,7 @@ OUT_COORDS_BOUND = "n * " + " * ".join(
 def unique_coords(
     coords: Int32[Tensor, "n 4"],
 ) -> tuple[Int32[Tensor, "m 4"], Int32[Tensor, "n"], Int32[Tensor, "m"]]:
-    """Distinct rows in ascending order, the distinct row of each input row, and how often each occurs.
+    """Return distinct rows in ascending order, the distinct row of each input row, and how often each occurs.
 
     Raises SL211 when the extents of the four columns multiply to 2^63 or more.
     """
@@ -62,7 +62,7 @@ def unique_coords(
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums of ``dtype`` are kept in: a sum of halves leaves their range, its average does not."""
+    """Return the dtype of sums of ``dtype``. A sum of halves can leave their range although the average does not."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -182,7 +182,7 @@ MAX_PART = 31  # taps of a part: one bit each in an int32 that stays positive
 
 
 def part_size(taps: int, parts: int) -> int:
-    """How many taps the parts of a sorted table have; the last may have fewer."""
+    """Return the taps of each part of a sorted table; the last part may have fewer."""
     return -(-taps // parts) if parts else 0
 
 
@@ -195,7 +195,7 @@ def part_size(taps: int, parts: int) -> int:
 def sort_table(
     table: Int32[Tensor, "m k"], parts: int, run: int = 1 << 18
 ) -> tuple[Int32[Tensor, "k m"], Int32[Tensor, "parts m"], Int32[Tensor, "parts b"]]:
-    """The sorted form of ``table``: tap by tap (``columns.t()`` is a table again), with ``order`` and ``masks``.
+    """Return the sorted form of ``table``: ``columns`` by tap (``columns.t()`` is a table), ``order`` and ``masks``.
 
     Every ``run`` rows of a part are ordered by the Gray code rank of their hits, descending, equal ones as before: a
     block of them has few taps that only some of its rows hit, and rows without a hit come last. Runs as long as what
@@ -226,7 +226,7 @@ _TAPS = ("taps >= 0", f"taps <= {MAX_PART} * parts")  # the bits of a mask that 
 
 @sl.op("sparse3d::tap_blocks", dims={"k": "taps"}, outputs=("blocks", "counts"), requires=_TAPS)
 def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor, "k b"], Int32[Tensor, "k"]]:
-    """Which blocks of 64 rows of a sorted table hit each tap, ascending, then zeros; and how many do."""
+    """Return the blocks of 64 rows of a sorted table that hit each tap, ascending, then zeros, and their number."""
     size = part_size(taps, masks.shape[0])
     tap = torch.arange(taps, device=masks.device)
     hit = ((masks[tap // max(size, 1)] >> (tap % max(size, 1))[:, None]) & 1).bool() if taps else masks.new_zeros(0, 0)
@@ -237,7 +237,7 @@ def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor
 
 
 def by_output(table: Tensor, order: Tensor | None) -> Tensor:
-    """``table`` with its rows where ``order`` says they belong."""
+    """Return ``table`` with its rows at the places that ``order`` gives."""
     if order is None or table.shape[1] == 0:
         return table
     part = torch.arange(table.shape[1], device=table.device) // part_size(table.shape[1], order.shape[0])
@@ -245,7 +245,7 @@ def by_output(table: Tensor, order: Tensor | None) -> Tensor:
 
 
 def _gather(feats: Tensor, column: Tensor) -> Tensor:
-    """Rows of ``feats`` under one tap, zeros where there is none."""
+    """Return the rows of ``feats`` under one tap, zeros where there is none."""
     if feats.shape[0] == 0:
         return feats.new_zeros(column.shape[0], feats.shape[1])
     return torch.where(column[:, None] >= 0, feats[column.clamp_min(0).long()], 0)
@@ -293,7 +293,7 @@ def conv(
 
 
 def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """``rows [m, ci] @ weight [co, ci / groups].T``, group by group."""
+    """Return ``rows [m, ci] @ weight [co, ci / groups].T``, group by group."""
     if groups == 1:
         return rows @ weight.T
     (m, _), (co, cg) = rows.shape, weight.shape
@@ -332,7 +332,7 @@ def conv_weight_grad(
 
 
 def _swap(weight: Tensor, groups: int) -> Tensor:
-    """``[co, k, ci / groups]`` → ``[ci, k, co / groups]``: the weight seen from the other end; a view of one group."""
+    """Return ``[co, k, ci / groups]`` as ``[ci, k, co / groups]``, the transposed weight; a view for one group."""
     if groups == 1:
         return weight.permute(2, 1, 0)
     co, k, cg = weight.shape

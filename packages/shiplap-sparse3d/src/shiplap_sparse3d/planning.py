@@ -1,4 +1,4 @@
-"""Ops that make what several others make, in one go: on a GPU a launch or a call costs more than most of their work."""
+"""Ops that do the work of several others in one launch: on a GPU a launch costs more than most of their work."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def _check_table(op: str, table: Tensor, rows: int) -> None:
 
 
 def _rows(feats: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of ``feats`` under one tap (anything where there is none), and where there is one."""
+    """Return the rows of ``feats`` under one tap (arbitrary where there is none), and a mask of where there is one."""
     hit = column >= 0
     rows = feats[column.clamp_min(0).long()] if feats.shape[0] else feats.new_zeros(column.shape[0], feats.shape[1])
     return rows, hit[:, None]
@@ -46,7 +46,7 @@ def _rows(feats: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Largest of the rows under the taps, channel by channel: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
+    """Return the largest of the rows under the taps by channel: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
 
     See :func:`max_pool_with_taps`; ``table_t`` is ``transpose_table(table, n)``, built by the gradient if None.
     """
@@ -54,7 +54,7 @@ def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Ten
 
 
 def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Mean of the rows that are really under the taps: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
+    """Return the mean of the rows that exist under the taps: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
 
     ``torch.nn.AvgPool3d`` divides by the volume of the kernel instead; see :func:`sum_pool`.
     """
@@ -65,7 +65,7 @@ def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Ten
 def max_pool_with_taps(
     feats: Float[Tensor, "n c"], table: Int32[Tensor, "m k"], table_t: Int32[Tensor, "n k"] | None = None
 ) -> tuple[Float[Tensor, "m c"], Int16[Tensor, "m c"]]:
-    """Largest value under the taps, and the tap it came from: of equal ones the first, -1 where there is no hit.
+    """Return the largest value under the taps and its tap: of equal ones the first, -1 where there is no hit.
 
     Starts from the first hit and not from zero, so negative values survive; NaN beats every number, as in
     ``torch.nn.MaxPool3d``. The gradient goes to that tap alone (spconv gives it in full to every input that equals the
@@ -141,7 +141,7 @@ def sum_pool(
 
 
 def _hits(table: Tensor, like: Tensor) -> Tensor:
-    """``[m, 1]`` in the dtype of ``like``: hits of each row, at least 1."""
+    """Return ``[m, 1]`` in the dtype of ``like``: hits of each row, at least 1."""
     return (table >= 0).sum(1, keepdim=True).clamp_min(1).to(like.dtype)
 
 
@@ -162,7 +162,7 @@ for _op in (max_pool_with_taps, max_pool_grad, sum_pool):
 
 
 def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["max", "avg", "sum"] = "avg") -> Tensor:
-    """One row a scene: ``feats [n, c]``, ``coords [n, 4]`` → ``[batch_size, c]``; zeros for a scene without voxels.
+    """Return one row a scene: ``feats [n, c]``, ``coords [n, 4]`` → ``[batch_size, c]``; zeros for empty scenes.
 
     Raises:
         ArgumentError: SL208 for another ``mode``, SL211 for a batch index outside ``[-1, batch_size)``.
@@ -175,7 +175,7 @@ def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["m
 
 
 def _scenes(op: str, coords: Tensor, batch_size: int) -> Tensor:
-    """``int64 [n]``: scene of each row, ``batch_size`` for padding."""
+    """Return ``int64 [n]``: scene of each row, ``batch_size`` for padding."""
     check_scenes(op, coords, batch_size)
     scene = coords[:, 0].long()
     return torch.where(scene < 0, batch_size, scene)
@@ -228,7 +228,7 @@ def global_sum_pool(
 
 
 def _counts(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
-    """``[batch_size, 1]`` in the dtype of ``like``: rows of each scene, at least 1; counted as integers, so exact."""
+    """Return ``[batch_size, 1]`` in the dtype of ``like``: rows of each scene, at least 1, counted exactly as integers."""
     counts = torch.zeros(batch_size + 1, dtype=torch.int64, device=scene.device)
     counts = counts.scatter_add(0, scene, torch.ones_like(scene))[:batch_size, None]
     return counts.clamp_min(1).to(like.dtype)

@@ -1,4 +1,4 @@
-"""How the audit draws arguments of the sparse3d ops: distinct voxels inside a grid, tables as table ops return them."""
+"""The samples of the audit for the sparse3d ops: distinct voxels inside a grid, tables as table ops return them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCENES = 2
 
 
 def _grid(rows: int) -> list[int]:
-    """A grid whose scenes hold ``rows`` voxels at about a third of its cells."""
+    """Return a grid whose scenes hold ``rows`` voxels at about a third of its cells."""
     edge = max(3, math.ceil((3 * rows / SCENES) ** (1 / 3)))
     return [edge + 1, edge, edge + 2]
 
@@ -33,7 +33,7 @@ MANY = 4096  # rows from which a table is drawn on its device, and looks like th
 
 
 def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
-    """``int32 [outputs, taps]``: about half the entries set, no input twice under one tap."""
+    """Return ``int32 [outputs, taps]``: about half the entries set, no input twice under one tap."""
     if outputs and max(outputs, inputs, taps) >= MANY:
         edge = round(taps ** (1 / 3))
         sheet = outputs == inputs >= MANY and edge % 2 == 1 and edge**3 == taps
@@ -45,7 +45,10 @@ def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) ->
 
 
 def _sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
-    """Neighbours on a wavy surface two voxels thick: what skipping taps saves shows on such tables only."""
+    """Return neighbours on a wavy surface two voxels thick.
+
+    Only on such tables does the tuner see the time that skipped taps save.
+    """
     at = torch.arange(rows, device=device)
     side = math.isqrt((rows + 1) // 2) + 1
     x, y = at // 2 // side, at // 2 % side
@@ -56,7 +59,7 @@ def _sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
 
 
 def _spread(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
-    """Entries by a permutation for each tap that is cheap to compute: an odd multiple modulo a power of two."""
+    """Return entries by a cheap permutation for each tap: an odd multiple modulo a power of two."""
     span = 1 << (2 * max(outputs, inputs) - 1).bit_length()
     odd, shift = (torch.randint(0, span // 2, (taps,), generator=rng).to(device) for _ in range(2))
     entries = (torch.arange(outputs, device=device)[:, None] * (2 * odd + 1) + shift) % span
@@ -82,7 +85,7 @@ def _normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: 
 
 
 def _short(tf32: bool, *values: Tensor) -> list[Tensor]:
-    """Round values to bfloat16 if the op may compute in TF32: TF32 products of such values have no rounding error."""
+    """Round values to bfloat16 if the op may compute in TF32, whose products of such values are exact."""
     return [v.bfloat16().to(v.dtype) for v in values] if tf32 else [*values]
 
 
@@ -114,7 +117,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _steps(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-    """Arguments of ``conv_table``."""
+    """Return arguments of ``conv_table``."""
     kernel, stride, padding, dilation = _window(sizes)
     grid = _grid(max(sizes["n"], sizes["m"] * math.prod(stride)))
     grid = [g + d * (k - 1) for g, d, k in zip(grid, dilation, kernel, strict=True)]
@@ -134,13 +137,13 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _sorted(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``table`` as tables for GPUs are: (table, order, masks)."""
+    """Return ``table`` in the form for GPUs: (table, order, masks)."""
     columns, order, masks = ops.sort_table.reference(table, parts)
     return columns.t(), order, masks
 
 
 def _parts(sizes: dict[str, Any], name: str = "parts") -> int:
-    """Enough of them, as asked for otherwise."""
+    """Return enough parts for the taps, otherwise as many as asked for."""
     return max(1, -(-sizes["k"] // ops.MAX_PART), min(sizes[name], sizes["k"]))
 
 
@@ -166,7 +169,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
-    """``(groups, ci, co, channels of a group)`` near the sizes asked for."""
+    """Return ``(groups, ci, co, channels of a group)`` near the requested sizes."""
     groups = max(1, min(sizes["groups"], sizes["ci"], sizes["co"]))
     ci, co = (sizes[name] // groups * groups for name in ("ci", "co"))
     return groups, ci, co, ci // groups
@@ -216,7 +219,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
-    """Values whose maxima are below zero; equal ones have no derivative, so those are left to the tests."""
+    """Return values whose maxima are below zero. Equal ones have no derivative and are left to the tests."""
     return -_normal(rng, shape, dtype, device).abs()
 
 
@@ -244,7 +247,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _scenes(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, int]:
-    """Rows in any order, one in a few of them padding."""
+    """Return rows in any order, one in a few of them padding."""
     count = max(1, sizes["batch_size"])
     batch = torch.randint(-1, count, (sizes["n"], 1), generator=rng)
     cells = torch.randint(0, 9, (sizes["n"], 3), generator=rng)
@@ -279,7 +282,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _bounded(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-    """As many voxels, between padding, as reach no more than the capacity."""
+    """Return as many voxels, between padding, as reach no more than the capacity."""
     grid, window = _grid(sizes["n"]), _window(sizes)
     coords = _voxels(rng, sizes["n"], grid, device)
     coords[torch.rand(sizes["n"], generator=rng).to(device) < 0.2] = -1

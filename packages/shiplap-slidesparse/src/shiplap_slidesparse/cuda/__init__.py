@@ -34,18 +34,22 @@ FLOATS = ("float32", "float16", "bfloat16")  # what follows a product is compute
 
 
 def _packed_there(packed: Tensor | None, layout: int) -> bool | str:
+    """Return whether there is a packed weight in the GPU's layout, or the reason why not."""
     if packed is None:
         return "no packed weight"
     return layout == ops.CUSPARSELT or "its weight is in the portable layout: pack it on the GPU"
 
 
 def _dense_there(dense: Tensor | None, tile: int) -> bool | str:
+    """Return whether there is a dense weight whose sizes are multiples of ``tile``, or the reason why not."""
     if dense is None:
         return "no dense weight"
     return not any(size % tile for size in dense.shape) or f"{tuple(dense.shape)} are no multiples of {tile}"
 
 
 def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
+    """Bind the two kernels of an 8-bit layer, one for each form of the weight."""
+
     def slide(
         x: Tensor,
         scale: Tensor,
@@ -77,6 +81,8 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
 
 
 def _bind_16bit(op: sl.Op) -> None:
+    """Bind the two kernels of a 16-bit layer, one for each form of the weight."""
+
     def slide(
         x: Tensor,
         n: int,

@@ -21,7 +21,7 @@ BLOCK = 512
 
 @triton.jit
 def _spread(x):
-    """The low 21 bits, two zeros between each."""
+    """Return the low 21 bits of ``x`` with two zeros between each."""
     x = (x | (x << 32)) & 0x1F00000000FFFF
     x = (x | (x << 16)) & 0x1F0000FF0000FF
     x = (x | (x << 8)) & 0x100F00F00F00F00F
@@ -31,6 +31,7 @@ def _spread(x):
 
 @triton.jit
 def _gather(x):
+    """Invert :func:`_spread`."""
     x = x & 0x1249249249249249
     x = (x | (x >> 2)) & 0x10C30C30C30C30C3
     x = (x | (x >> 4)) & 0x100F00F00F00F00F
@@ -41,13 +42,13 @@ def _gather(x):
 
 @triton.jit
 def _invert(first, bit):
-    """Skilling's step for the first axis itself."""
+    """Apply Skilling's step for the first axis itself."""
     return first ^ tl.where((first >> bit) & 1 == 1, (1 << bit) - 1, 0)
 
 
 @triton.jit
 def _exchange(first, other, bit):
-    """Invert the low bits of the first axis, or exchange them with another's."""
+    """Invert the low bits of the first axis, or exchange them with another axis."""
     flip = (other >> bit) & 1 == 1
     swap = tl.where(flip, 0, (first ^ other) & ((1 << bit) - 1))
     return first ^ swap ^ tl.where(flip, (1 << bit) - 1, 0), other ^ swap
@@ -147,7 +148,7 @@ _decode = triton_launcher(decode_kernel)
 
 
 def encode(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, codes: Tensor) -> None:
-    """See ``serialize.z_order_encode`` and ``hilbert_encode``."""
+    """Launch ``serialize.z_order_encode`` or ``hilbert_encode``."""
     word, rows = status.word(coords.device), coords.shape[0]
     if rows:
         scenes = min(2**31, 2 ** (width - 3 * bits))
@@ -168,7 +169,7 @@ def encode(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, 
 
 
 def decode(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tensor) -> None:
-    """See ``serialize.z_order_decode`` and ``hilbert_decode``."""
+    """Launch ``serialize.z_order_decode`` or ``hilbert_decode``."""
     word, rows = status.word(codes.device), codes.shape[0]
     if rows:
         _decode[(-(-rows // BLOCK),)](

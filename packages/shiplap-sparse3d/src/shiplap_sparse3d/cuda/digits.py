@@ -1,11 +1,11 @@
-"""A stable sort of keys of up to 31 bits in Triton, a launch for each digit, which the host gets through quickly.
+"""A stable radix sort of keys of up to 31 bits in Triton, with one launch for each digit and little host time.
 
-``torch.sort`` of some 100,000 keys keeps the host for longer than the device. Here pages of rows are sorted by a digit
-where they are, and each row goes behind those of smaller digits, and of its own digit in earlier pages. How often each
-digit occurs in a page, and in a group of pages, is known by then: who writes a row to its place counts its next digit
-there. Rows of a part that are not in one run are sorted run by run. In the workspace: counts of pages and then of
-groups, digit by digit, which start as zeros; then keys, keys, rows and rows of 32 bits, from one of the two to the
-other.
+``torch.sort`` of some 100,000 keys keeps the host busy for longer than the device. Here a page of rows is sorted by a
+digit in place, and each row moves behind those of smaller digits, and behind those of its own digit in earlier pages.
+The counts of each digit in a page, and in a group of pages, are known by then: the kernel that writes a row to its
+place counts its next digit there. Rows of a part that are not in one run are sorted run by run. The workspace has
+counts of pages and then of groups, digit by digit, which start as zeros; then keys, keys, rows and rows of 32 bits,
+since each pass reads one copy and writes the other.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def _ints(address):
 
 @triton.jit
 def _line(counts, part, pages, BINS: tl.constexpr):
-    """Where the counts of a part begin: lines of its pages, then of its groups."""
+    """Return the offset of the counts of a part: lines of its pages, then of its groups."""
     return _ints(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
 
 
 @triton.jit
 def counted(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """One more row of this page with this digit."""
+    """Count one more row of this page with this digit."""
     mine = _line(counts, part, pages, BINS) + digit
     tl.atomic_add(mine + page * BINS, 1, mask=inside, sem="relaxed")
     tl.atomic_add(mine + (pages + page // GROUP) * BINS, 1, mask=inside, sem="relaxed")
@@ -46,9 +46,9 @@ def counted(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
 
 @triton.jit
 def counted_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """The rows of a whole page: what its line says then is added to that of its group, once for each digit.
+    """Count the rows of a whole page, and add the page's counts to those of its group, once for each digit.
 
-    Atomics on one address wait for each other, and of some digits there are thousands in a group.
+    Atomics on one address wait for each other, and some digits occur thousands of times in a group.
     """
     line, bins = _line(counts, part, pages, BINS), tl.arange(0, BINS)
     tl.atomic_add(line + page * BINS + digit, 1, mask=inside, sem="relaxed")
@@ -59,7 +59,7 @@ def counted_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
 
 @triton.jit
 def _add(line, pages, target, count, wanted, BINS: tl.constexpr):
-    """``target``: which line and digit, or -1."""
+    """Add ``count`` to the line and digit ``target``, or nothing for -1."""
     wanted = wanted & (target >= 0)
     count = tl.where(wanted, count, 0)  # the interpreter's atomics take every other value of a half for the next one
     tl.atomic_add(line + target, count, mask=wanted, sem="relaxed")
@@ -69,7 +69,10 @@ def _add(line, pages, target, count, wanted, BINS: tl.constexpr):
 
 @triton.jit
 def _paired(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """The first of each pair of ``SIZE`` neighbours. It also counts for the second, or that is counted by itself."""
+    """Merge each pair of ``SIZE`` neighbours: the first one also counts for the second.
+
+    A second one with another target is counted by itself.
+    """
     target, other = tl.split(tl.reshape(target, (SIZE // 2, 2)))
     count, others = tl.split(tl.reshape(count, (SIZE // 2, 2)))
     _add(line, pages, other, others, target != other, BINS)
@@ -78,7 +81,7 @@ def _paired(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def counted_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """As ``counted``, but up to eight neighbours of the same page and digit, of ``SIZE``, are counted at once."""
+    """Count as :func:`counted`, with one atomic for up to eight neighbours of the same page and digit."""
     line, target = _line(counts, part, pages, BINS), tl.where(inside, page * BINS + digit, -1)
     target, count = _paired(line, pages, target, tl.full((SIZE,), 1, tl.int32), BINS, SIZE)
     target, count = _paired(line, pages, target, count, BINS, SIZE // 2)
@@ -88,7 +91,7 @@ def counted_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, S
 
 @triton.jit
 def _sums(at, first, begin, before, end, bins, BINS: tl.constexpr):
-    """Of each digit: how many are in the lines of counts from ``begin`` to ``before``, and up to ``end``."""
+    """Return for each digit its counts in the lines from ``begin`` to ``before``, and up to ``end``."""
     line = first + tl.arange(0, GROUP)
     inside = ((line >= begin) & (line < end))[:, None]
     count = tl.load(at + line[:, None] * BINS + bins[None, :], mask=inside, other=0)
@@ -112,7 +115,7 @@ def digit_kernel(
     LAST: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Rows of a page behind those of smaller digits in their run, and of the same digit before them.
+    """Write the rows of a page behind those of smaller digits in their run, and of equal digits before them.
 
     ``each``: pages of a run, a multiple of those of a group if there are several runs.
     """
@@ -147,8 +150,10 @@ def digit_kernel(
 
 
 def digit_numbers(sort: Sort, tile: int) -> dict[str, str]:
-    """What digits need as values of a launch program, before those that all sorts have: whether there are any, how
-    many, and of how many bits; the pages of rows, or tiles of ``tile`` rows, and lines of counts. ``ranked`` is known.
+    """Return the launch values of the digits, which come before those that all sorts have.
+
+    They are: whether there are any digits, how many, and of how many bits; the pages of rows, or tiles of ``tile``
+    rows, and the lines of counts. ``ranked`` is known.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     fits = f"{parts} * {rows} <= {ROWS} and {rows} <= where(run % {PAGE * GROUP.value} == 0, {rows}, run)"
@@ -163,7 +168,7 @@ def digit_numbers(sort: Sort, tile: int) -> dict[str, str]:
 
 
 def by_digits(program: TritonLaunches, sort: Sort) -> TritonLaunches:
-    """``program``, then rows of each part in the order of their keys into the output ``order``."""
+    """Add to ``program`` the sort of each part's rows by their keys into the output ``order``."""
     p, parts, rows = sort.prefix, sort.parts, sort.rows
     each = f"4 * {parts} * {rows}"
     columns = [f"{p}keys + {turn} * {each}" for turn in range(4)]

@@ -28,7 +28,7 @@ def insert_kernel(
     code_twice,
     BLOCK: tl.constexpr,
 ):
-    """Rows of ``coords`` into ``slots``; padding is left out, and so is what lies outside the grid."""
+    """Insert rows of ``coords`` into ``slots``, without padding and without rows outside the grid."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
@@ -39,7 +39,7 @@ def insert_kernel(
 
 @triton.jit
 def _under(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
-    """``[rows, taps]``: the coordinate under each tap."""
+    """Return ``[rows, taps]``: the coordinate under each tap."""
     if WIDE:
         at, tap = at.to(tl.int64), tap.to(tl.int64)
     return (at * stride - padding)[:, None] + (tap * dilation)[None, :]
@@ -115,7 +115,7 @@ def lookup_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """``table[j, v]``: the row of the hash under tap v of query j; what its sort needs if ``KEY`` is not 0.
+    """Write ``table[j, v]``, the row of the hash under tap v of query j, and sort keys if ``KEY`` is not 0.
 
     A program looks up the ``SIZE`` taps of one part.
     """
@@ -202,7 +202,7 @@ def block_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """``lookup_kernel`` for dilation 1 and at most three cells per axis: eight blocks are looked up, then their cells.
+    """Look up as ``lookup_kernel`` for dilation 1 and at most three cells per axis: eight blocks, then their cells.
 
     Each tap is one cell of one block.
     """
@@ -237,7 +237,7 @@ def block_kernel(
 
 @triton.jit
 def _tap(offset, dilation, SIZE: tl.constexpr):
-    """The tap at ``offset`` from the first, and whether it is one."""
+    """Return the tap at ``offset`` from the first one, and whether it exists."""
     tap = offset // dilation
     return tap, (offset >= 0) & (tap < SIZE) & (tap * dilation == offset)
 
@@ -286,7 +286,7 @@ def near_kernel(
     ROWS: tl.constexpr,
     OTHERS: tl.constexpr,
 ):
-    """The table of voxels among themselves: a program compares its rows with all of them."""
+    """Write the table of voxels among themselves: a program compares its rows with all of them."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)

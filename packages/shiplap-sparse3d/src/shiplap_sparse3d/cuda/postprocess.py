@@ -20,7 +20,7 @@ TAPS = 32  # bits of a code
 
 @triton.jit
 def _entries(table, row, n, v, TAPS: tl.constexpr):
-    """``[rows, taps]`` of the table, -1 beyond it."""
+    """Return ``[rows, taps]`` of the table, -1 beyond it."""
     tap = tl.arange(0, TAPS)[None, :]
     at = row[:, None] * v + tap
     return tl.load(table + at, mask=(row < n)[:, None] & (tap < v), other=-1)
@@ -28,7 +28,7 @@ def _entries(table, row, n, v, TAPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "v", "blocks"])
 def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Gray code and rank of each row, and how many rows of the block hit each tap (tap-major)."""
+    """Write Gray code and rank of each row, and how many rows of the block hit each tap (tap-major)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
     hits = _entries(table, row, n, v, TAPS) >= 0
@@ -45,7 +45,7 @@ def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["n", "v", "blocks"])
 def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """The pairs of a block of rows: for each tap after those of the blocks before, whose ends are known."""
+    """Write the pairs of a block of rows: for each tap behind those of the blocks before."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
     entry = _entries(table, row, n, v, TAPS)
@@ -59,7 +59,7 @@ def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr,
 
 @triton.jit(do_not_specialize=["n", "block", "code"])
 def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """The taps that any row of a block hits, as bits, and how many they are."""
+    """Write the taps that any row of a block hits, as bits, and their number."""
     first = tl.program_id(0).to(tl.int64) * block
     tap = tl.arange(0, TAPS)
     any_row = tl.zeros([TAPS], dtype=tl.int64)
@@ -78,7 +78,7 @@ def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.
 
 @triton.jit
 def list_kernel(unions, ends, taps, TAPS: tl.constexpr):
-    """The set bits of each union, ascending, up to where they end."""
+    """Write the set bits of each union, ascending, up to their end."""
     tap = tl.arange(0, TAPS)
     hit = (tl.load(unions + tl.program_id(0)) >> tap) & 1
     first = tl.load(ends + tl.program_id(0))
@@ -92,7 +92,7 @@ _list = triton_launcher(list_kernel)
 
 
 def signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs: Tensor, ends: Tensor) -> None:
-    """See ``postprocess.masked_gemm_signals``."""
+    """Run ``postprocess.masked_gemm_signals``."""
     status.word(table.device)
     n, v = table.shape
     ends.zero_()
@@ -112,7 +112,7 @@ def signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs
 
 
 def kernels(codes: Tensor, index: Tensor, block: int, taps: Tensor, ends: Tensor) -> None:
-    """See ``postprocess.masked_gemm_kernels``."""
+    """Run ``postprocess.masked_gemm_kernels``."""
     word, n, blocks = status.word(codes.device), codes.shape[0], ends.shape[0] - 1
     ends.zero_()
     if not n:

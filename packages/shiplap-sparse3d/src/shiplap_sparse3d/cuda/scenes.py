@@ -1,5 +1,6 @@
-"""Pooling over scenes, in Triton: parts of the rows are reduced, and then the parts, in order. No atomics: results are
-the same in each run.
+"""Pooling over scenes, in Triton.
+
+Parts of the rows are reduced, and then the parts, in order and without atomics, so results are the same in each run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NO_ROW = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _part(parts, c, CHANNELS: tl.constexpr):
-    """Part, scene, channels and which of them there are."""
+    """Return part, scene and channels of a program, and a mask of valid channels."""
     pid = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     return pid % parts, pid // parts, channel[None, :].to(tl.int64), (channel < c)[None, :]
@@ -31,7 +32,7 @@ def _part(parts, c, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _members(coords, row, end, scene, scenes, coords_row, status, code):
-    """Which rows are of the scene."""
+    """Return a mask of the rows of the scene."""
     b = tl.load(coords + row * coords_row, mask=row < end, other=-1)
     report(status, code, row, (b < -1) | (b >= scenes))
     return (b == scene)[:, None]
@@ -56,7 +57,7 @@ def global_max_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """``partial[part, scene, c]``: the first row with the largest value, or -1."""
+    """Write ``partial[part, scene, c]``: the first row with the largest value, or -1."""
     part, scene, channel, within = _part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
     end = tl.minimum(start + part_rows, n)
@@ -115,7 +116,7 @@ def global_sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """``partial[part, scene, c]`` and ``counts[part, scene]``: sums, and of how many rows."""
+    """Write ``partial[part, scene, c]`` and ``counts[part, scene]``: sums, and numbers of rows."""
     part, scene, channel, within = _part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
     end = tl.minimum(start + part_rows, n)
@@ -154,7 +155,7 @@ _finish_max, _finish_sum = triton_launcher(global_max_finish), triton_launcher(g
 
 
 def _parts(n: int) -> tuple[int, int]:
-    """How many parts, and their rows."""
+    """Return the number of parts and their rows."""
     parts = min(triton.cdiv(n, PART), PARTS)
     return parts, triton.cdiv(n, parts) if parts else 0
 
@@ -162,7 +163,7 @@ def _parts(n: int) -> tuple[int, int]:
 def global_max_pool(
     feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor
 ) -> None:
-    """See ``pooling.global_max_pool``."""
+    """Run ``pooling.global_max_pool``."""
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_max_pool", SCENE)
     if not out.numel():
         return
@@ -194,7 +195,7 @@ def global_max_pool(
 def global_sum_pool(
     feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor
 ) -> None:
-    """See ``pooling.global_sum_pool``."""
+    """Run ``pooling.global_sum_pool``."""
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_sum_pool", SCENE)
     if not out.numel():
         return

@@ -1,4 +1,4 @@
-"""The network: a sparse U-Net on voxels, and a head that answers for each point."""
+"""The network: a sparse U-Net on voxels, and a head with one output for each point."""
 
 from __future__ import annotations
 

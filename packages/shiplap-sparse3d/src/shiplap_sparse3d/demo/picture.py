@@ -1,4 +1,4 @@
-"""Scan, truth and prediction from above, as a PNG."""
+"""A picture of scan, truth and prediction from above, as a PNG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SQUARE = 0.85  # from this ratio of depth to width on, the panels stand in a ro
 
 
 def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> bytes:
-    """PNG, 1,000 pixels wide: height and truth above, prediction below; everything right of the line is held out.
+    """Return a PNG, 1,000 pixels wide: height and truth above, prediction below. Points right of the line are held out.
 
     The three panels of a scan as deep as wide stand in a row.
 
@@ -60,8 +60,11 @@ def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> byt
 
 
 def _panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
-    """Two small panels above a wide one, or three in a row. Placed by hand: a metre is as long in y as in x, so the
-    sizes are known, and matplotlib's layouts cut labels off when they meet a fixed aspect."""
+    """Place two small panels above a wide one, or three in a row.
+
+    They are placed by hand. A metre is as long in y as in x, so the sizes are known, and matplotlib's layouts cut
+    labels off at a fixed aspect.
+    """
     low, high = scan.xyz[:, :2].amin(0) - _MARGIN, scan.xyz[:, :2].amax(0) + _MARGIN
     ratio = float((high - low)[1] / (high - low)[0])
     wide = _WIDTH - _LEFT - _RIGHT
@@ -89,7 +92,7 @@ def _panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
 
 
 def _heights(ax: Axes, scan: Scan) -> None:
-    """Colours span the terrain: with tree tops and statues in it, no wall or slope would be seen."""
+    """Draw the heights. Colours span the terrain: with tree tops in the range no wall or slope would be visible."""
     xyz = scan.xyz[scan.xyz[:, 2].argsort()]
     low, high = (float(xyz[int(len(xyz) * q), 2]) for q in (0.01, 0.9))
     x, y, z = xyz.T.numpy()
@@ -109,7 +112,7 @@ def _classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], size: 
 
 
 def _name_sides(ax: Axes, border: float) -> None:
-    """Which side of the line is which."""
+    """Label the two sides of the line."""
     for text, side, shift in (("trained on", "right", -6), ("held out", "left", 6)):
         arrow = f"← {text}" if side == "right" else f"{text} →"
         ax.annotate(

@@ -1,4 +1,4 @@
-"""A classified scan as the demonstration wants it: last returns in metres, and which of them are ground."""
+"""The reader of classified scans: last returns in metres, and which of them are ground."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FEWEST_OF_A_CLASS = 100  # in the training area, and in the one that is held out
 
 
 def load() -> Scan:
-    """The scan that comes with the package: the Statue of Liberty. Provenance: ``data/README.md``."""
+    """Return the scan that comes with the package: the Statue of Liberty. Provenance: ``data/README.md``."""
     with as_file(files("shiplap_sparse3d.demo") / "data" / "liberty.laz") as path:
         return read(path, (2,), 1.0)
 
 
 def read(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
-    """The last returns of ``path`` without noise; ground are those of ``classes``.
+    """Return the last returns of ``path`` without noise. Ground points are those of ``classes``.
 
     Args:
         path: LAS, LAZ or COPC.
