@@ -24,7 +24,7 @@ __all__: list[str] = []
 
 
 class _Grid:
-    """The facts of a ``Geometry`` besides its coordinates. Two are equal if they are of one grid, whatever the voxels."""
+    """The facts of a ``Geometry`` besides its coordinates. Two are equal if they have one grid, whatever the voxels."""
 
     def __init__(self, facts: tuple[Any, ...], source: Geometry | None = None) -> None:
         self.facts, self.source = facts, source

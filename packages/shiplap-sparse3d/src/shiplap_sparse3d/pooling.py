@@ -228,7 +228,7 @@ def global_sum_pool(
 
 
 def _counts(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
-    """Return ``[batch_size, 1]`` in the dtype of ``like``: rows of each scene, at least 1, counted exactly as integers."""
+    """Return ``[batch_size, 1]`` in the dtype of ``like``: rows of each scene, at least 1, exact."""
     counts = torch.zeros(batch_size + 1, dtype=torch.int64, device=scene.device)
     counts = counts.scatter_add(0, scene, torch.ones_like(scene))[:batch_size, None]
     return counts.clamp_min(1).to(like.dtype)

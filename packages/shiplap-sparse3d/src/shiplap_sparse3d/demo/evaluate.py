@@ -21,7 +21,7 @@ _BASELINE_CELL, _BASELINE_HEIGHT = 12.0, 0.8  # metres: plain numbers, fitted to
 
 
 def baseline(scan: Scan) -> Tensor:
-    """Return the plain rule ``bool [p]``: a point is ground if it is less than 0.8 m above the lowest of its 12 m cell."""
+    """Return the plain rule ``bool [p]``: ground is less than 0.8 m above the lowest point of its 12 m cell."""
     cell = (scan.xyz[:, :2] / _BASELINE_CELL).long()
     flat = cell[:, 0] * (int(cell[:, 1].max()) + 1) + cell[:, 1]
     lowest = scan.xyz.new_full((int(flat.max()) + 1,), 1e4).scatter_reduce(0, flat, scan.xyz[:, 2], "amin")

@@ -1,14 +1,14 @@
 """Voxels that share a cell, in submanifold layers: each row is a voxel of its own, and its neighbours are found.
 
-Models project voxels onto an image, or give each Gaussian the cell it lies in, and convolve over the result. spconv
-takes that, and what it computes depends on the order in which its threads write to a hash table. Here row ``i`` reads
-itself and, in each other cell of the window, the first row of that cell. So over the first rows it is a convolution of
-distinct voxels, of which each other row of a cell gets a copy, and beside it the difference between itself and the
-first one under the weight of the centre. Both are sums of ops that have gradients.
+Models project voxels onto an image, or give each Gaussian the cell that contains it, and convolve over the result.
+spconv accepts such input, and its result depends on the order in which threads write to a hash table. Here row ``i``
+reads itself and, in each other cell of the window, the first row of that cell. So over the first rows it is a
+convolution of distinct voxels. Each other row of a cell gets a copy of the first row's result, plus the difference
+between itself and the first one under the weight of the centre. Both are sums of ops that have gradients.
 
-Whether rows share a cell only the data knows. On the CPU the op that builds a table says so, and the layer goes on from
-there. A GPU would have to be waited for, and a graph has no other branch: both expect it when they were told
-(:func:`expect_duplicates`), and a graph also where layers outside of graphs have met it before.
+Only the data tell whether rows share a cell. On the CPU the op that builds a table reports that, and the layer
+continues from there. On a GPU this would mean waiting, and a graph has no other branch: both expect shared cells after
+:func:`expect_duplicates`, and a graph also after layers outside of graphs have met them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _expected = False
 
 
 def expect_duplicates(expected: bool = True) -> bool:
-    """Whether submanifold layers on a GPU, and those in graphs that are made from now on, allow voxels in one cell.
+    """Set whether submanifold layers on a GPU, and those in later graphs, allow voxels in one cell.
 
     On the CPU, layers outside of graphs always do. A layer whose voxels a strided layer made never asks: they are
     distinct. Returns what was set before.
@@ -43,7 +43,7 @@ def expect_duplicates(expected: bool = True) -> bool:
 
 
 def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """``int64 [n]``: for each row of ``int32 [n, 4]`` the first one with the same numbers."""
+    """Return ``int64 [n]``: for each row of ``int32 [n, 4]`` the first one with the same numbers."""
     order = keys_of(coords, shape).argsort(stable=True)
     ordered = coords.index_select(0, order)
     places = torch.arange(order.shape[0], device=coords.device)
@@ -54,7 +54,7 @@ def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class SharedPlan(Plan):
-    """The plan of a submanifold layer whose voxels share cells: that of the first rows, and what the others add.
+    """The plan of a submanifold layer whose voxels share cells: that of the first rows, and the other rows' part.
 
     Attributes:
         first: ``int64 [n]``, the first row in the cell of each row.
@@ -67,7 +67,7 @@ class SharedPlan(Plan):
     def conv(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
-        """As of a plan: ``[n, co]``."""
+        """Convolve as a plan does: ``[n, co]``."""
         assert self.first is not None
         of_cells = super().conv(feats, weight, bias, groups, tf32).index_select(0, self.first)
         difference = feats - feats.index_select(0, self.first)
@@ -75,7 +75,7 @@ class SharedPlan(Plan):
 
     @property
     def by_row(self) -> Tensor:
-        """``int32 [n, k]``: the row that each row reads under each tap, or -1."""
+        """Return ``int32 [n, k]``: the row that each row reads under each tap, or -1."""
         assert self.first is not None
         table = self.unsorted().table.index_select(0, self.first)
         own = torch.arange(table.shape[0], dtype=table.dtype, device=table.device)
@@ -83,7 +83,7 @@ class SharedPlan(Plan):
 
 
 def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """``rows [n, ci]`` under ``weight [co, ci / groups]``."""
+    """Return ``rows [n, ci]`` under ``weight [co, ci / groups]``."""
     if groups == 1:
         return torch.nn.functional.linear(rows, weight)
     split = rows.unflatten(1, (groups, -1)).transpose(0, 1)  # [groups, n, ci / groups]
@@ -91,7 +91,7 @@ def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
-    """The plan of a submanifold layer, for voxels that may share cells as far as that is allowed.
+    """Return the plan of a submanifold layer, for voxels that may share cells where that is allowed.
 
     Raises SL211 where they do and it is not, and for rows outside the grid.
     """
@@ -116,7 +116,7 @@ def _has_twins(geometry: Geometry) -> bool:
 
 
 def _shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> SharedPlan:
-    """The plan of voxels of which several may be in one cell. What they share is found once for all kernels."""
+    """Return the plan of voxels of which several may be in one cell, which are found once for all kernels."""
     if geometry.shared is None:
         first = first_rows(geometry.coords, geometry.spatial_shape)
         alone = first == torch.arange(first.shape[0], device=first.device)
@@ -134,6 +134,6 @@ def _shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Share
 
 
 def refuse_shared(plan: Plan, where: str) -> None:
-    """SL211 for what has no meaning where voxels share a cell."""
+    """Raise SL211 for an operation without a meaning for voxels that share a cell."""
     if isinstance(plan, SharedPlan):
         raise error("SL211", where=where, got="voxels that share a cell", expected="distinct voxels")

@@ -1,4 +1,4 @@
-"""The receptive field, tried: one voxel is changed, and nothing beyond the derived field may change with it."""
+"""A test of the receptive field: one voxel is changed, and nothing beyond the derived field may change with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACROSS, _FILLED, _TOLERANCE = 5, 0.7, 1e-4  # cells across the corridor; share 
 
 @dataclass(frozen=True)
 class Seen:
-    """The farthest that a change was seen, in cells: below and above the voxel on which an output depends.
+    """The farthest observed changes, in cells: below and above the voxel on which an output depends.
 
     ``before`` and ``after`` are at most those of the field that was probed.
     """
@@ -84,7 +84,7 @@ def _triple(values: Tensor) -> Triple:
 
 
 def _corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
-    """Voxels along ``axis``, their grid, and the row of the one in the middle."""
+    """Return voxels along ``axis``, their grid, and the row of the one in the middle."""
     far = max(field.before[axis], field.after[axis])
     half = 3 * far + 4 * field.stride[axis] + 32
     middle = -(-half // field.stride[axis]) * field.stride[axis] + shift
@@ -104,7 +104,7 @@ def _corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]
 
 
 def _changed(run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device) -> list[Tensor]:
-    """For each way to change the voxel: how far it is from each output that changed, ``int64 [changes, 3]``."""
+    """Return for each change of the voxel its distances to the outputs that changed, ``int64 [changes, 3]``."""
     feats = _features(coords, channels, device)
     distance = (coords[row] - coords)[:, 1:].long()
     before = _answer(run, feats, coords, grid)
@@ -126,7 +126,7 @@ def _changed(run: Run, coords: Tensor, grid: Triple, row: int, channels: int, de
 def _cropped(
     run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device, field: Field
 ) -> bool:
-    """Whether the output at ``row`` changes when there is nothing but the field around it."""
+    """Return whether the output at ``row`` changes when only the voxels of the field around it are left."""
     feats, distance = _features(coords, channels, device), (coords - coords[row])[:, 1:].long()
     near = ((distance >= -torch.tensor(field.before)) & (distance <= torch.tensor(field.after))).all(1)
     whole = _answer(run, feats, coords, grid)[row]

@@ -1,4 +1,4 @@
-"""A survey from the input file to the output file. ``shiplap survey`` only shows what this returns."""
+"""A survey from the input file to the output file. ``shiplap survey`` only prints the result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HEAD = 1 << 20  # bytes of the input that its identity looks at
 
 @dataclass(frozen=True)
 class SurveyResult:
-    """What :func:`survey` did.
+    """The result of :func:`survey`.
 
     Attributes:
         output: the file that was written, or None for a worker other than worker 0, which writes no file.
@@ -65,7 +65,7 @@ class SurveyResult:
 
 @dataclass(frozen=True)
 class _Survey:
-    """All that the stages share."""
+    """The arguments that all stages share."""
 
     model: SurveyModel
     source: Path
@@ -162,7 +162,7 @@ def survey(
 
 
 def _stages(job: _Survey) -> tuple[Buckets, int]:
-    """Sort, predict, write; the buckets, and how many tiles this worker predicted."""
+    """Sort, predict and write. Returns the buckets and the number of tiles that this worker predicted."""
     rank, world = job.workers
     if rank == 0:
         job.folder.claim(_identity(job))
@@ -180,7 +180,7 @@ def _stages(job: _Survey) -> tuple[Buckets, int]:
 
 
 def _predict(job: _Survey, done: Buckets, parts: list[list[Tile]]) -> int:
-    """The tiles of this worker, and of others that are slower; how many those were."""
+    """Predict the tiles of this worker, and of slower ones; return how many tiles that were."""
     (rank, _), predicted = job.workers, 0
     share = len(parts[rank])
 
@@ -196,7 +196,7 @@ def _predict(job: _Survey, done: Buckets, parts: list[list[Tile]]) -> int:
 
 
 def _claimed(job: _Survey) -> tuple[int, Buckets | None]:
-    """How far worker 0 is, and its buckets when it is done."""
+    """Return the progress of worker 0, and its buckets when it is done."""
     if not job.folder.identity.exists():
         return 0, None
     job.folder.claim(_identity(job))
@@ -210,7 +210,7 @@ def _all_done(job: _Survey, tiles: list[Tile]) -> tuple[int, bool | None]:
 
 
 def _wait(job: _Survey, look: Callable[[], tuple[int, Any]], what: str) -> Any:
-    """Look until there is something; SL824 after ``patience`` seconds without a change."""
+    """Call ``look`` until it returns a result. Raises SL824 after ``patience`` seconds without a change."""
     last, since = -1, time.monotonic()
     while True:
         state, value = look()
@@ -224,14 +224,17 @@ def _wait(job: _Survey, look: Callable[[], tuple[int, Any]], what: str) -> Any:
 
 
 def _let_others_end(job: _Survey) -> None:
-    """A worker that is still in the folder has nothing left to do, and would find it gone. One that hangs is left."""
+    """Wait for workers that are still in the folder, since removing the folder would make them fail.
+
+    They have nothing left to do. A worker that hangs is not waited for.
+    """
     until = time.monotonic() + job.patience
     while job.workers[1] > 1 and job.folder.in_use() and time.monotonic() < until:
         time.sleep(_PAUSE / 10)
 
 
 def _identity(job: _Survey) -> dict[str, Any]:
-    """What results depend on, in plain values."""
+    """Return the settings on which results depend, in plain values."""
     with job.source.open("rb") as file:
         head = hashlib.sha256(file.read(_HEAD)).hexdigest()
     return {
@@ -244,7 +247,7 @@ def _identity(job: _Survey) -> dict[str, Any]:
 
 
 def _check_target(source: Path, target: Path) -> None:
-    """Before any work: a target of a known kind, in a folder that is there, and not the source."""
+    """Check before any work that the target is of a known kind, in an existing folder, and not the source."""
     problem = ""
     if target.suffix.lower() not in (".las", ".laz"):
         problem = f"the ending {target.suffix!r}"

@@ -44,7 +44,7 @@ class Manifest:
     halo: int | None
 
     def batch(self, tile: Tile) -> tuple[Tensor, Tensor, tuple[int, int, int], Tensor]:
-        """``(cells, features, grid, labels)`` of the points of ``tile`` and its halo.
+        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and its halo.
 
         ``labels int64 [p]`` index ``model.classes``; they are -100, which losses of torch ignore, in the halo and for
         points of other classes.
@@ -114,7 +114,7 @@ def prepare(
 
 
 def epoch_order(tiles: list[Tile], epoch: int, seed: int, workers: tuple[int, int]) -> list[Tile]:
-    """The tiles of one worker in one epoch: the same for the same arguments, as many for each worker.
+    """Return the tiles of one worker in one epoch: deterministic, and equally many for each worker.
 
     The first tiles of the order come again at its end where the number of workers does not divide that of the tiles.
     """
@@ -173,7 +173,7 @@ def train(
 
 
 class _Logits(nn.Module):
-    """The network behind the voxels of points, as a module, which ``DistributedDataParallel`` wants."""
+    """The network behind the voxels of points as a module, as ``DistributedDataParallel`` requires."""
 
     def __init__(self, model: SurveyModel) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def _step(run: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest, 
 
 @contextmanager
 def _group(workers: tuple[int, int], device: torch.device) -> Iterator[Callable[[nn.Module], nn.Module]]:
-    """What makes a module one that averages its gradients over the workers."""
+    """Yield the function that makes a module average its gradients over the workers."""
     if workers[1] == 1:
         yield lambda module: module
         return
@@ -230,7 +230,7 @@ def _save(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, epoch: i
 
 
 def _load(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The epoch to begin with; 0 without a checkpoint."""
+    """Return the epoch to begin with; 0 without a checkpoint."""
     if not path.exists():
         return 0
     try:

@@ -1,4 +1,4 @@
-"""Which worker of how many this process is, as launchers say it."""
+"""The rank of this process among the workers, as launchers state it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES = (
 
 
 def rank_and_world() -> tuple[int, int]:
-    """``(rank, workers)`` from the environment; ``(0, 1)`` if no launcher has set them. Raises SL613 for nonsense."""
+    """Return ``(rank, workers)`` from the environment, or ``(0, 1)``. Raises SL613 for invalid values."""
     for rank_name, world_name in _NAMES:
         rank, world = os.environ.get(rank_name), os.environ.get(world_name)
         if rank is None or world is None:
@@ -35,6 +35,6 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def local_device(device: str) -> str:
-    """``cuda`` as the device of this worker on its machine (``LOCAL_RANK``); anything else stays."""
+    """Return ``cuda`` as the device of this worker on its machine (``LOCAL_RANK``), and others unchanged."""
     local = os.environ.get("LOCAL_RANK", "")
     return f"cuda:{local}" if device == "cuda" and local.isdigit() else device
