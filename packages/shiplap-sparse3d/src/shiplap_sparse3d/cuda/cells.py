@@ -56,6 +56,7 @@ def place_few_kernel(keys, voxels, count, capacity, width, height, depth, ROWS: 
     m = tl.minimum(tl.load(count), capacity).to(tl.int32)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     key = tl.load(keys + row, mask=row < m, other=NO_KEY)
+    # Keys are distinct, so the number of smaller ones is the place.
     smaller = tl.zeros((ROWS, OTHERS), tl.int32)
     for first in range(0, m, OTHERS):
         at = first + tl.arange(0, OTHERS)
@@ -123,6 +124,7 @@ def mark_kernel(
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
     report(status, code, row, (b != -1) & ~good)
+    # A flag and not a count: all threads store the same value, so no atomic is needed.
     tl.store(beyond + j * 0, j * 0 + 1, mask=good & (b >= scenes))
     x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT, TX, TY, TZ)
     good = good & there & (b < scenes) & (x < width_q) & (y < height_q) & (z < depth_q)
@@ -137,6 +139,7 @@ def mark_kernel(
 def _count(words):
     """Return the number of set bits of each word of 32."""
     x = words.to(tl.uint32, bitcast=True)
+    # Bits are summed pairwise in place. Triton has no portable instruction for this on 32 bits.
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
@@ -159,6 +162,7 @@ def sum_cells_kernel(sums, beyond, count, chunks, BLOCK: tl.constexpr):
     for first in range(0, chunks, BLOCK):
         at = first + tl.arange(0, BLOCK)
         own = tl.load(sums + at, mask=at < chunks, other=0)
+        # An exclusive sum: the place of a chunk's first cell.
         tl.store(sums + at, tl.cumsum(own, 0) - own + before, mask=at < chunks)
         before += tl.sum(own, 0)
     total = tl.where(tl.load(beyond) != 0, -1, before)
@@ -171,6 +175,7 @@ def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
     word = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     words = tl.load(bits + word)
     own = _count(words)
+    # Most chunks of a sparse grid are empty, and a negative count means that the bitmap is not used.
     if (tl.sum(own, 0) > 0) & (tl.load(count) >= 0):
         place = tl.load(sums + tl.program_id(0)) + tl.cumsum(own, 0) - own
         for bit in range(32):
@@ -193,6 +198,7 @@ def _first_voxels() -> TritonLaunches:
         "chunks": f"words // {CHUNK}",
         "few": "scenes == 0",
     }
+    # The kernels divide by these sizes, also for an empty grid.
     grid = {name: f"max(1, grid_{axis})" for name, axis in zip(("width", "height", "depth"), "xyz", strict=True)}
     program = launch_program(values=values, errors=status.ERRORS)
     program = with_keys(program, {"slots": ("int64", behind), "keys": keys}, "few").then(
@@ -262,8 +268,10 @@ def out_coords(
     window, n = (kernel, stride, padding, dilation), coords.shape[0]
     scenes = scenes_for(n, prod(output_shape(shape, *window)))
     most, room = most_outputs(n, window), max(1024, n)
+    # The grid is too large for a bitmap, and the voxels too many to compare all with all.
     if scenes == 0 and n > FEW:
         return by_hash(coords, shape, *window)
+    # Usually there are no more outputs than inputs. The second round has room for any number of outputs.
     for capacity in (min(room, most), most):
         voxels, count = bounded.first_voxels(coords, shape, *window, capacity, scenes)
         m = int(count)

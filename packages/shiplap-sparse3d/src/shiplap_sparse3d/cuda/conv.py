@@ -55,11 +55,13 @@ _FULL = ((64, 128, 16, 4, 3, False), (128, 128, 16, 8, 3, False), (64, 64, 16, 4
 def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
     """Return tiles for these sizes, likely ones first: as wide as the channels, low ones for few rows."""
     wide, deep = _wide(sizes, "co"), _deep(sizes, sizes["cg"])
+    # Tiles that are wider than the channels multiply zeros, and much narrower ones read rows twice.
     fitting = [t for t in _TILES if t[1] <= wide and (t[1] >= 128 or 2 * t[1] > wide or wide == 64)]
     fitting = fitting or [(128, wide, deep, 4, 3, False), (64, wide, deep, 4, 3, False), (64, wide, deep, 4, 2, False)]
     if not sizes["tf32"] and deep > 16:
         fitting += [t for t in _FULL if t[1] <= wide]
     if sizes["m"] <= 512:
+        # Few rows: low tiles make more programs, which keep the device busy.
         fitting.sort(key=lambda t: t[0])
     return [
         _config(m, n, min(k, deep), warps, stages, BULK=bulk, MASKED=masked, SPLITS=splits)
@@ -72,6 +74,7 @@ def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
 def _channel_splits(sizes: Sizes) -> tuple[int, ...]:
     """Return numbers of programs that share a tile. Several pay for few tiles with many channels."""
     tiles = sizes.get("parts", 1) * -(-sizes["m"] // 64) * -(-sizes["co"] // 128)
+    # An H100 or H200 has 132 multiprocessors: fewer tiles leave some of them idle.
     return (1, 2, 4) if tiles < 132 and sizes["cg"] >= 512 else (1,)
 
 

@@ -54,6 +54,7 @@ def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.cons
     """
     if STEP > 0:
         moved = at + padding
+        # The highest output first. Each further one is reached by a tap that is a stride higher.
         out, tap = moved // STEP - j, moved % STEP + j * STEP
         there = (tap < SIZE) & (out >= 0)
     elif UNIT:
@@ -61,6 +62,7 @@ def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.cons
         out, tap = moved // stride - j, moved % stride + j * stride
         there = (tap < SIZE) & (out >= 0)
     else:
+        # With dilation, candidates are the taps themselves, of which many fall between outputs.
         moved = at.to(tl.int64) + padding - j.to(tl.int64) * dilation
         out, there = moved // stride, (moved >= 0) & (moved % stride == 0)
     return out, there
@@ -101,7 +103,9 @@ def reached(
 
 @triton.jit
 def _slot(key, mask):
+    # Neighbouring keys share a line of slots, and with it a sector of memory.
     line = key >> LINE
+    # Constants of well-tested integer mixers: close lines must spread over the table.
     h = (line ^ (line >> 32)).to(tl.uint32) * 0x9E3779B1 + (line >> 32).to(tl.uint32) * 0x85EBCA77
     h = (h ^ (h >> 16)) * 0x21F0AAAD
     h = (h ^ (h >> 15)) * 0x735A2D97
@@ -175,6 +179,7 @@ def reach_kernel(
     good = good & there & (x < width_q) & (y < height_q) & (z < depth_q)
     key = ((b.to(tl.int64) * width_q + x) * height_q + y) * depth_q + z
     slot = _slot(key, mask)
+    # If the list is full already, the result is discarded, and further search is a waste.
     active, new = good & (tl.load(count) <= capacity), good & False
     step = 0
     while (tl.max(active.to(tl.int32), 0) > 0) & (step <= limit):
@@ -188,6 +193,7 @@ def reach_kernel(
     # Whoever found no slot counts as one too many.
     added = tl.sum(new, 0).to(tl.int64) + tl.where(tl.max(active.to(tl.int32), 0) > 0, capacity.to(tl.int64) + 1, 0)
     first = tl.atomic_add(count, added, sem="relaxed")
+    # One atomic for a block of keys, and places within the block by a running sum.
     place = first + tl.cumsum(new, 0) - 1
     tl.store(keys + place, key, mask=(new > 0) & (place < capacity))
 
@@ -197,6 +203,7 @@ def write(reached, place, key, inside, width, height, depth):
     """Write the voxel of each key, or padding, into the rows ``place``."""
     there = key != NO_KEY
     at = reached + place.to(tl.int64) * 4
+    # Divisions of 64 bits are slow, so remainders are computed by multiplication.
     plane = tl.where(there, key, 0) // depth
     line = plane // height
     tl.store(at + 3, tl.where(there, key - plane * depth, -1).to(tl.int32), mask=inside)

@@ -52,7 +52,9 @@ def counted_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
     """
     line, bins = _line(counts, part, pages, BINS), tl.arange(0, BINS)
     tl.atomic_add(line + page * BINS + digit, 1, mask=inside, sem="relaxed")
+    # All counts of the page must have arrived before they are read.
     tl.debug_barrier()
+    # The atomics changed the L2 cache. The L1 cache may hold old values.
     count = tl.load(line + page * BINS + bins, cache_modifier=".cg")
     tl.atomic_add(line + (pages + page // GROUP) * BINS + bins, count, mask=count > 0, sem="relaxed")
 
@@ -125,10 +127,12 @@ def digit_kernel(
     mine, first_row = _ints(keys) + part.to(tl.int64) * m, page * PAGE
     digit = (tl.load(mine + first_row + lane, mask=first_row + lane < m, other=0) >> SHIFT) & (BINS - 1)
     digit = tl.where(first_row + lane < m, digit, BINS)  # rows that there are not come last
+    # The lane in the low bits makes the sort stable and leads back to the row.
     by_digit = tl.sort(digit * PAGE + lane)
     at = _line(counts, part, pages, BINS)
     group, end = page // GROUP, (tl.minimum(begin + each, pages) + GROUP - 1) // GROUP
     before, total = _sums(at, group * GROUP, begin, page, page, bins, BINS)  # in this group
+    # Totals come from the lines of groups, which include this group.
     total = tl.zeros_like(total)
     for first in range(begin // GROUP, end, GROUP):
         earlier, some = _sums(at + pages * BINS, first, begin // GROUP, group, end, bins, BINS)
@@ -156,6 +160,7 @@ def digit_numbers(sort: Sort, tile: int) -> dict[str, str]:
     rows, and the lines of counts. ``ranked`` is known.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
+    # Runs have to end at the border of a group, or a group's counts would belong to two runs.
     fits = f"{parts} * {rows} <= {ROWS} and {rows} <= where(run % {PAGE * GROUP.value} == 0, {rows}, run)"
     lines = f"{p}tiles + cdiv({p}tiles, {GROUP.value})"
     return {
@@ -173,6 +178,7 @@ def by_digits(program: TritonLaunches, sort: Sort) -> TritonLaunches:
     each = f"4 * {parts} * {rows}"
     columns = [f"{p}keys + {turn} * {each}" for turn in range(4)]
     for turn in range(PASSES):
+        # Passes alternate between the two copies of keys and rows.
         here, there = (columns[1::2], columns[::2]) if turn % 2 else (columns[::2], columns[1::2])
         counts = [
             f"{p}counts + {4 * at} * {parts} * {p}bins * ({p}tiles + cdiv({p}tiles, {GROUP.value}))"

@@ -47,6 +47,7 @@ def is_inside(b, x, y, z, width, height, depth, batches):
 @triton.jit
 def report(status, code, row, bad):
     """Write an error word for the host if any row is ``bad``."""
+    # Any one of several bad rows may win: an error names one row.
     at = status.to(tl.int64).to(tl.pointer_type(tl.int64)) + row * 0
     tl.store(at, (code.to(tl.int64) << STATUS_BITS) | row.to(tl.int64), mask=bad)
 
@@ -59,6 +60,7 @@ def _half(size):
 @triton.jit
 def number_of(b, x, y, z, width, height, depth):
     """Return the number of a cell's block, from 1."""
+    # From 1, since 0 is an empty slot.
     line = (b.to(tl.int64) * _half(width) + (x >> 1)) * _half(height) + (y >> 1)
     return line * _half(depth) + (z >> 1) + 1
 
@@ -69,6 +71,7 @@ def home(number, capacity):
     h = number.to(tl.uint32) * 0x9E3779B1 + (number >> 32).to(tl.uint32) * 0x85EBCA77
     h = (h ^ (h >> 16)) * 0x21F0AAAD
     h = (h ^ (h >> 15)) * 0x735A2D97
+    # A multiplication maps the hash to a slot without a division.
     return tl.umulhi(h ^ (h >> 15), capacity)
 
 
@@ -93,6 +96,7 @@ def insert(slots, row, b, x, y, z, active, width, height, depth, capacity):
         old = tl.atomic_cas(entries + slot, tl.where(wanting, 0, -1).to(tl.int64), number, sem="relaxed")
         wanting = wanting & (old != 0) & (old != number)
         slot = tl.where(wanting, tl.where(slot + 1 == capacity, 0, slot + 1), slot)
+    # The maximum does not depend on the order of threads, as the last write would.
     return tl.atomic_max(places(slots, slot, x, y, z, capacity), row + 1, mask=active, sem="relaxed")
 
 
@@ -106,6 +110,7 @@ def search(slots, number, active, capacity, WORDS: tl.constexpr = 1):
     slot, searching, there = home(number, capacity), active, active & False
     while tl.max(tl.max(searching.to(tl.int32), 1), 0) > 0:
         seen = tl.load(slots + slot.to(tl.int64) * WORDS, mask=searching, other=0)
+        # A search ends at the number or at an empty slot. Half of the slots are empty, so probes are short.
         there = there | (searching & (seen == number))
         searching = searching & (seen != 0) & (seen != number)
         slot = tl.where(searching, tl.where(slot + 1 == capacity, 0, slot + 1), slot)

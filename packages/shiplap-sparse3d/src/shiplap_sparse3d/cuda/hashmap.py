@@ -51,6 +51,7 @@ def slot_of(table, key, capacity):
     result = tl.where(active, -1, -1).to(tl.int64)
     step = 0
     while (tl.max(active.to(tl.int32)) > 0) & (step < capacity):
+        # Slots hold the lowest key that passed, so a higher key here means that the key is absent.
         held = tl.load(table + slot, mask=active, other=-1).to(tl.uint64)
         result = tl.where(active & (held == key), slot, result)
         active = active & (held < key)
@@ -71,6 +72,7 @@ def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
     slots = table.to(tl.pointer_type(tl.uint64))
     slot, active = _home(key, capacity), key != EMPTY
     step = 0
+    # The bound ends the loop for a full table, which is reported below.
     while (tl.max(active.to(tl.int32), 0) > 0) & (step < 2 * capacity.to(tl.int64)):
         old = tl.atomic_min(slots + slot, key, mask=active, sem="relaxed")
         active = active & (old != EMPTY) & (old != key)
@@ -176,12 +178,14 @@ def _insert(op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: 
         table_values.masked_fill_(table_keys == -1, -1)
         return
     table, slots = table_keys.contiguous(), table_values.contiguous()
+    # Insertion moves old keys too, so old values are offered again from a copy.
     before, values = (table.clone(), slots.clone()), None if values is None else values.contiguous()
     _keys[_grid(count)](table, keys, word, count, capacity, code, BLOCK=BLOCK)
     slots.fill_(-1)
     if capacity:
         _values[_grid(capacity)](table, slots, *before, capacity, capacity, BLOCK=BLOCK)
         _values[_grid(count)](table, slots, keys, values, count, capacity, BLOCK=BLOCK)
+    # The kernels worked on contiguous copies where the caller's tensors were views.
     for given, used in ((table_keys, table), (table_values, slots)):
         if given.data_ptr() != used.data_ptr():
             given.copy_(used)

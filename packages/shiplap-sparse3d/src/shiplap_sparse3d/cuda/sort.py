@@ -90,6 +90,7 @@ def store_key(
     if PAGE:
         _store(keys, place, key, row < m, KEY)
         page, pages, digit = row // PAGE, (m + PAGE - 1) // PAGE, key & (BINS - 1)
+        # A program that has a whole page can count in its own line first.
         if row.shape[0] == PAGE:
             counted_page(counts, part, tl.min(page, 0), pages, digit, row < m, BINS)
         else:
@@ -102,6 +103,7 @@ def store_key(
         block = masks + blocks.to(tl.int64) * part + row // MASK_ROWS
         tl.store(block, tl.zeros_like(row), mask=(row < m) & (row % MASK_ROWS == 0))
     else:
+        # Part and run are the high bits, so that one sort keeps parts and runs apart.
         first = part * runs + row // run
         if KEY == 64:
             first, key = first.to(tl.int64), key.to(tl.int64)
@@ -151,6 +153,7 @@ def alone_kernel(
         row = first + tl.arange(0, ROWS)
         _, hits, _ = _hits(table, row, m, k, part, SIZE, TAPS)
         total += tl.sum(((_key(hits, SIZE)[:, None] == bins[None, :]) & (row < m)[:, None]).to(tl.int32), 0)
+    # The rows are read twice: first for the counts, now for the places.
     begin = tl.cumsum(total, 0) - total
     before, tap = begin, (part * SIZE + tl.arange(0, TAPS)).to(tl.int64)
     for first in range(0, m, ROWS):
@@ -161,6 +164,7 @@ def alone_kernel(
         before += tl.sum(same, 0)
         tl.store(columns + tap[None, :] * m + place[:, None], entry, mask=inside)
         tl.store(order + part.to(tl.int64) * m + place, row, mask=row < m)
+    # The hits of a rank are known, so masks need no second look at the table.
     rank = ((1 << SIZE) - 1) - bins
     hit = rank ^ (rank >> 1)
     blocks = (m + MASK_ROWS - 1) // MASK_ROWS
@@ -220,6 +224,7 @@ def place_kernel(
     key = tl.load(mine + row, mask=row < m, other=0).to(tl.int32)
     place = tl.load(counts + (part * tl.num_programs(0) + tile).to(tl.int64) * BINS + key, mask=row < m, other=0)
     total = tl.load(totals + part * BINS + tl.arange(0, BINS))
+    # The start of this key over all tiles; earlier tiles are counted in ``place``.
     place += tl.gather(tl.cumsum(total, 0) - total, key, 0)
     for first in range(0, TILE, CHUNK):
         other = first + tl.arange(0, CHUNK)
@@ -289,7 +294,9 @@ def numbers(sort: Sort) -> dict[str, str]:
         f"{p}ranks": f"{p}counted * max(2, pow2(min({p}size, {COUNTED_TAPS})))",
         f"{p}bins": f"where({p}digits == 1, pow2(min({p}width, {BITS})), {p}ranks)",
         f"{p}zeros": f"4 * {parts} * {p}bins * {p}lines",
+        # Only ranked tables have several runs: smaller ones fit the cache as one.
         f"{p}runs": f"where({p}ranked == 1, cdiv({rows}, run), 1)",
+        # The narrowest keys that hold part, run and rank: torch sorts 16 bits fastest.
         f"{p}long": f"where({spread} <= {2**31} // pow2({p}size), 32, 64)",
         f"{p}bits": f"where({spread} <= {2**15} // pow2({p}size), 16, {p}long)",
         f"{p}page": f"{p}digits * {PAGE}",

@@ -62,7 +62,7 @@ def check_sparse(where: str, x: Any) -> bool:
 
 
 def autocast(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in autocast's dtype for its device. float64, and any tensor outside of autocast, is unchanged."""
+    """Return ``tensor`` in autocast's dtype for its device. float64, and tensors outside of autocast, are unchanged."""
     device = tensor.device.type
     if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return tensor

@@ -113,6 +113,7 @@ def fill(
             _sort(folder, buckets, points, grid, tiling)
             sizes = {f"{x}_{y}": size for (x, y), size in buckets.sizes.items()}
             state = {"points": buckets.points, "sizes": sizes, "low": buckets.low, "high": buckets.high}
+            # The mark follows the buckets: points behind the last mark are cut off and sorted again.
             write_mark(folder.progress, state)
             progress(buckets.points, total)
     return buckets
@@ -128,6 +129,7 @@ def _sort(folder: Folder, buckets: Buckets, points: laspy.ScaleAwarePointRecord,
     cells = grid.cells(rows["raw"])
     tiles = (cells[:, :2] - np.array(tiling.origin)) // tiling.size
     order = np.lexsort((tiles[:, 1], tiles[:, 0]))  # stable: points of a bucket stay in the order of the file
+    # Sorted by tile, so each tile is one slice.
     ends = np.flatnonzero(np.any(np.diff(tiles[order], axis=0), axis=1)) + 1
     folder.bucket((0, 0)).parent.mkdir(parents=True, exist_ok=True)
     for part in np.split(order, ends):
@@ -145,6 +147,7 @@ def _known(folder: Folder) -> Buckets | None:
     state = read_mark(folder.progress)
     try:
         return None if state is None else Buckets(_count(state["points"]), _tiles(state["sizes"]), *_corners(state))
+    # Marks of another version, or edited by hand, mean a new start and no error.
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -182,6 +185,7 @@ def _resumed(folder: Folder) -> Buckets:
             path.unlink()
     for tile, size in buckets.sizes.items():
         path, length = folder.bucket(tile), size * POINT.itemsize
+        # Points are missing that the mark counts, as after a loss of power.
         if not path.exists() or path.stat().st_size < length:
             folder.progress.unlink()
             return _resumed(folder)

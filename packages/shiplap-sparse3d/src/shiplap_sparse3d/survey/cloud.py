@@ -60,6 +60,7 @@ def _check_chunk_table(path: Path, header: laspy.LasHeader) -> None:
         if table == -1:  # the writer could not go back: the place is in the last bytes
             table = _number(file, "<q", size - 8, size)
         count = None if table is None else _number(file, "<4xI", table, size)
+    # Each chunk begins with a whole point, so the file's size limits the number of chunks.
     most = max(0, size - first) // header.point_format.size + 1
     if count is not None and count > most:
         raise error("SL822", where=str(path), got=f"a table of {count:,} chunks", expected=f"at most {most:,}")

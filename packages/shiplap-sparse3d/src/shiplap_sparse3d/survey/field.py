@@ -94,6 +94,7 @@ class _Record:
 
     def level(self, geometry: Geometry, where: str) -> _Level:
         """Return the level of ``geometry``, by its coordinates: networks make new tensors on the same voxels."""
+        # Identity first: a comparison of values makes the host wait for a GPU.
         for same in (operator.is_, torch.equal):
             for level in self.levels:
                 alike = level.geometry.spatial_shape == geometry.spatial_shape
@@ -117,6 +118,7 @@ class _Record:
             or getattr(module, "subm", False)
             or max(window.kernel) == 1 == max(window.stride)
         ):
+            # A submanifold kernel is centred, and an even one reaches one cell further back.
             back = _times([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)], level.stride)
             ahead = _times([s - k // 2 * d for s, k, d in _axes(window)], level.stride)
             self._keep(y, (back, ahead))
@@ -141,6 +143,7 @@ class _Record:
     def _keep(self, y: Any, interval: tuple[Triple, Triple]) -> None:
         self.intervals.append(interval)
         node = rows_of(y).grad_fn
+        # Without a node, as after ``detach``, the paths cannot be followed: the sum of all intervals is used.
         if node is None:
             self.lost = True
         else:
@@ -259,6 +262,7 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
     if out.shape[:1] != feats.shape[:1]:
         got, expected = f"{out.shape[0] if out.dim() else 0} rows", f"{_SAMPLES}, one for each voxel"
         raise error("SL820", where="the network's output", got=got, expected=expected)
+    # Only paths that carry a gradient are in the graph of autograd.
     widest = None if record.lost or out.grad_fn is None else _widest(out.grad_fn, feats, record.nodes)
     before, after = widest or _sums(record.intervals)
     x, y, z = (math.lcm(*(level.stride[axis] for level in record.levels)) for axis in range(3))

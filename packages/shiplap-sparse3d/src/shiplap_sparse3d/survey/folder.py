@@ -72,6 +72,7 @@ class Folder:
         path = self.taken(tile)
         path.parent.mkdir(exist_ok=True)
         try:
+            # Creating a file exclusively is atomic, also on shared file systems.
             path.touch(exist_ok=False)
         except FileExistsError:
             return False
@@ -167,6 +168,7 @@ class Folder:
         """
         with contextlib.suppress(OSError):
             self.progress.unlink()
+        # Marks go before the files that they stand for.
         for part in ("taken", "done", "classes", "points"):
             shutil.rmtree(self.path / part, ignore_errors=True)
         for path in (self.identity, self.classes, *self.path.glob("worker*.lock")):
@@ -180,6 +182,7 @@ class Folder:
 
         No call waits for the disk, which workers share: :meth:`finished` finds files that a loss of power has damaged.
         """
+        # The digest in the mark detects classes that a loss of power has damaged.
         content = rows.astype(RESULT, copy=False).tobytes()
         write_whole(self.result(tile), content, lasting=False)
         mark = {"points": len(rows), "sha256": hashlib.sha256(content).hexdigest()}
@@ -227,6 +230,7 @@ def _locked(file: IO[Any], seconds: float = 0.2) -> bool:
         except OSError:
             if time.monotonic() > until:
                 return False
+            # A process in ``in_use`` holds each lock for an instant. A worker must not fail because of it.
             time.sleep(0.01)
         else:
             return True

@@ -210,6 +210,7 @@ class SurveyModel:
     def _check_features(self) -> None:
         """Check that features in the middle stay the same when points beyond the context move or go away."""
         reach = max(self.context, *self.voxel[:2])
+        # Features may look along one axis only, so trials alternate between x and y.
         for seed in range(_TRIALS):
             points = _random_points(_SAMPLES, self.voxel, self.context, seed)
             along = points.xyz[:, seed % 2]

@@ -134,6 +134,7 @@ def read_tile(
     A GPU does so for :func:`point_features`. The user's features are made of tensors of the CPU.
     """
     box = tiling.grid(tile, buckets.extent)
+    # The user's features may do anything, such as call NumPy, so they get tensors of the CPU.
     if model.device.type == "cuda" and model.features is point_features:
         paths = _paths(model, folder, buckets, tiling, tile)
         return Read(_whole(paths, pinned=True), grid, tiling, tile, box)
@@ -210,6 +211,7 @@ def points_of(rows: Tensor, grid: Grid) -> Points:
 
 def question_of(model: SurveyModel, grid: Grid, tiling: Tiling, tile: Tile, box: Box, rows: Tensor) -> Question:
     """Return the network's input from points of ``box`` and of the context around it, on their device."""
+    # Sums of floating-point features depend on the order, which must not depend on the tiles.
     rows = rows[_order(rows)]
     cells = grid.places(_raw(rows))
     feats = model.features_of(points_of(rows, grid))
@@ -237,6 +239,7 @@ def _limits(model: SurveyModel, box: Box) -> tuple[list[int], list[int]]:
 
 
 def _margin(model: SurveyModel) -> int:
+    # One cell more, because the context is measured from points and not from cells.
     return math.ceil(model.context / min(model.voxel[:2])) + 1 if model.context else 0
 
 
@@ -258,6 +261,7 @@ def _whole(paths: list[Path], *, pinned: bool) -> Tensor:
         end = start + size * POINT.itemsize
         with path.open("rb", buffering=0) as file:
             while start < end:
+                # Directly into pinned memory: an intermediate copy took as long as the read.
                 count = file.readinto(memory[start:end])
                 if not count:
                     raise OSError(5, os.strerror(5), str(path))  # it has become shorter meanwhile

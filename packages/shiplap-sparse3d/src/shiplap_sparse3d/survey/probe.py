@@ -86,6 +86,7 @@ def _triple(values: Tensor) -> Triple:
 def _corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
     """Return voxels along ``axis``, their grid, and the row of the one in the middle."""
     far = max(field.before[axis], field.after[axis])
+    # Room beyond the field on both sides, where a change would be an error.
     half = 3 * far + 4 * field.stride[axis] + 32
     middle = -(-half // field.stride[axis]) * field.stride[axis] + shift
     sizes = [_ACROSS] * 3
@@ -111,10 +112,12 @@ def _changed(run: Run, coords: Tensor, grid: Triple, row: int, channels: int, de
     if not bool(before.isfinite().all()):
         raise error("SL825", where="the probe of the network", got="logits that are not finite", expected="numbers")
     other, nan = feats.clone(), feats.clone()
+    # A large change: weights near zero must not hide it below the rounding of float32.
     other[row] += 10
     nan[row] = torch.nan
     rest = torch.arange(len(coords)) != row
     without = _answer(run, feats[rest.to(device)], coords[rest], grid)
+    # Without the voxel, sums run in another order, so results may differ by rounding.
     limit = _TOLERANCE * float(before.abs().amax().clamp_min(1e-6))
     return [
         distance[(_answer(run, other, coords, grid) != before).any(1)],

@@ -216,6 +216,7 @@ def _wait(job: _Survey, look: Callable[[], tuple[int, Any]], what: str) -> Any:
         state, value = look()
         if value is not None:
             return value
+        # Patience counts from the last change, and not from the start.
         if state != last:
             last, since = state, time.monotonic()
         if time.monotonic() - since > job.patience:
@@ -229,6 +230,7 @@ def _let_others_end(job: _Survey) -> None:
     They have nothing left to do. A worker that hangs is not waited for.
     """
     until = time.monotonic() + job.patience
+    # Only worker 0 removes the folder, after all tiles have their marks.
     while job.workers[1] > 1 and job.folder.in_use() and time.monotonic() < until:
         time.sleep(_PAUSE / 10)
 
@@ -236,6 +238,7 @@ def _let_others_end(job: _Survey) -> None:
 def _identity(job: _Survey) -> dict[str, Any]:
     """Return the settings on which results depend, in plain values."""
     with job.source.open("rb") as file:
+        # The head has the header, and the rest of a survey may be terabytes.
         head = hashlib.sha256(file.read(_HEAD)).hexdigest()
     return {
         "input": {"bytes": job.source.stat().st_size, "points": job.total, "sha256 of its head": head},

@@ -52,12 +52,14 @@ def turns(folder: Folder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
     """
     mine, alone = parts[rank], len(parts) == 1
     before = {tile for tile in mine if folder.taken(tile).exists()}
+    # Each worker starts with its successor's tiles, so that helpers spread over the workers.
     others = [tile for part in (*parts[rank + 1 :], *parts[:rank]) for tile in reversed(part)]
 
     def begun() -> Iterator[Tile]:
         for tile in mine:
             if not folder.finished(tile) and (alone or folder.take(tile)):
                 yield tile
+        # Listed again only after a failed attempt: two listings are cheaper than a test for each tile.
         known = set[Tile]() if alone else folder.begun()
         for tile in others:
             if tile in known:
@@ -144,6 +146,7 @@ class _Making:
 
     def __init__(self, given: Given) -> None:
         self.given, device = given, given[0].device
+        # A high priority: the small kernels of tables must not queue behind the network's.
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self.recipe, self.told, self.first = NOTHING, threading.Event(), True
 

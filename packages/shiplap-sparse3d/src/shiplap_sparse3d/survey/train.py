@@ -122,6 +122,7 @@ def epoch_order(tiles: list[Tile], epoch: int, seed: int, workers: tuple[int, in
     draw = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = [tiles[i] for i in torch.randperm(len(tiles), generator=draw).tolist()]
     while len(order) % world:
+        # Every worker must take part in each step, or the others would wait forever.
         order += order[: world - len(order) % world]
     return order[rank::world]
 
@@ -177,6 +178,7 @@ class _Logits(nn.Module):
 
     def __init__(self, model: SurveyModel) -> None:
         super().__init__()
+        # In a list, so that the model is not registered as a submodule a second time.
         self.net, self._model = model.net, [model]
 
     def forward(self, cells: Tensor, feats: Tensor, grid: tuple[int, int, int]) -> Tensor:
@@ -226,6 +228,7 @@ def _save(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, epoch: i
 
     content = io.BytesIO()
     torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, content)
+    # Written whole, so that an interruption leaves the checkpoint of the epoch before.
     write_whole(path, content.getvalue())
 
 
