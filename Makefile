@@ -45,6 +45,8 @@ $(STAMP): $(PROJECTS) constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) scikit-build-core cmake ninja hatchling editables
 	$(PIP) --no-build-isolation -e packages/shiplap-headers
 	$(PIP) --no-build-isolation $(foreach package,$(PACKAGES),-e packages/$(package)$(EXTRAS_$(package)))
+	@echo "compiling what tests need"; $(BIN)/python -m shiplap_testing.prebuild > /dev/null || \
+	  echo "not all of it could be compiled: make test does so" >&2
 	@touch $@
 
 demo: $(STAMP) ## run the demonstration and write shiplap-report/ (ARGS=--quick)

@@ -170,6 +170,13 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def crossed(session: nox.Session) -> None:
+    """Let declarations, kernels, bindings and ways of a call meet: ``nox -s crossed -- --count 5000 --jobs 2``."""
+    call = (".venv/bin/python", "-m", "shiplap_testing.crossed", *session.posargs)
+    session.run(*call, external=True)
+
+
+@nox.session(venv_backend="none")
 def hostile(session: nox.Session) -> None:
     """Call every public op and layer of the families wrongly, 100,000 times: ``nox -s hostile -- 400`` rounds an op."""
     rounds = session.posargs[0] if session.posargs else "400"

@@ -29,6 +29,7 @@ from torch import Tensor
 
 import shiplap as sl
 import shiplap_headers
+from shiplap.kernels.c.header import signature
 from shiplap.kernels.native import binding
 
 ROOT = Path(__file__).parent.parent
@@ -51,12 +52,13 @@ def rows() -> dict[str, Callable[[], Any]]:
     """What is timed, in a process that has one of the checkouts on its path."""
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp())
-    (folder / "add.c").write_text(KERNEL)
     include = Path(shiplap_headers.__file__).parent / "include"
 
-    def library(name: str) -> Path:  # one for each op: those of one library are bound together
-        made = folder / f"lib{name}.so"
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-I{include}", "-o", made, folder / "add.c"], check=True)
+    def library(name: str, symbol: str, op: Any) -> Path:  # one for each op: those of one library are bound together
+        made, source = folder / f"lib{name}.so", folder / f"{name}.c"
+        stamp = f'SL_EXPORT const char* {symbol}_signature(void) {{ return "{signature(op.spec)}"; }}'
+        source.write_text(f"{KERNEL}{stamp}\n")
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-I{include}", "-o", made, source], check=True)
         return made
 
     def declared(name: str) -> Any:
@@ -64,7 +66,7 @@ def rows() -> dict[str, Callable[[], Any]]:
         def add(x: Float32[Tensor, "n"], y: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
             return x + y
 
-        add.kernel("cpu", sl.cabi(library(name), "add"))
+        add.kernel("cpu", sl.cabi(library(name, "add", add), "add"))
         return add
 
     fast, slow, trained = declared("native"), declared("python"), declared("trained")
@@ -73,7 +75,7 @@ def rows() -> dict[str, Callable[[], Any]]:
     def more(x: Float32[Tensor, "n"], y: Float32[Tensor, "n"] | None, k: int, p: float = 0.5) -> Float32[Tensor, "n"]:
         return x + k * p
 
-    more.kernel("cpu", sl.cabi(library("more"), "more"))
+    more.kernel("cpu", sl.cabi(library("more", "more", more), "more"))
 
     @trained.backward(saves=())
     def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:

@@ -180,7 +180,7 @@ def by_nvcc() -> sl.Op:
     command = [compiler, "-O2", "-shared", "-Xcompiler", "-fPIC", f"-I{INCLUDE}", "-arch=native"]
     subprocess.run([*command, "-o", library, folder / "twice.cu"], check=True, capture_output=True, text=True)
     op = declared("nvcc")
-    op.kernel("cuda", sl.cabi(library, "twice_cuda"))
+    op.kernel("cuda", sl.cabi(library, "twice_cuda", without_signature=True))
     return op
 
 

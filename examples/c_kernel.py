@@ -32,7 +32,7 @@ smooth.kernel("cpu", sl.cabi(LIBRARY, "smooth"))  # opened at the first call
 
 
 # --8<-- [start:backward]
-@smooth.backward(saves=())
+@smooth.backward
 def _(grad, saved, needs):
     return {"x": smooth(grad.flip(1), saved.decay).flip(1)}  # the same recurrence, from the other end
 

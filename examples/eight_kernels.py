@@ -48,7 +48,7 @@ def rope(
 rope.kernel("cpu", sl.cabi(HERE / "build" / "librope.so", "rope"))
 
 
-@rope.backward(saves=("x", "cos", "sin"))
+@rope.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     (a, b), (p, q) = saved.x.chunk(2, -1), grad.chunk(2, -1)
     return {"x": rope(grad, saved.cos, -saved.sin), "cos": (p * a + q * b).sum(1), "sin": (q * a - p * b).sum(1)}
@@ -71,7 +71,7 @@ def _(x: Tensor, *, out: Tensor) -> None:
     squash_ext.squash(x.contiguous().data_ptr(), out.data_ptr(), x.numel())
 
 
-@squash.backward(saves=("x",))
+@squash.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     return {"x": grad / (1 + saved.x.abs()).square()}
 
@@ -112,12 +112,12 @@ for op, kernel in ((swish, swish_kernel), (swish_grad, swish_grad_kernel)):
     op.kernel("cuda", sl.triton(kernel, grid="cdiv(n * m, BLOCK)", constants={"BLOCK": 64}))
 
 
-@swish.backward(saves=("x",))
+@swish.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     return {"x": swish_grad(grad, saved.x)}
 
 
-@swish_grad.backward(saves=("grad", "x"))
+@swish_grad.backward
 def _(upper: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     gate = saved.x.sigmoid()
     slope = gate * (1 - gate)
@@ -177,7 +177,7 @@ def transform(x: Float[Tensor, "n m"], plan: int) -> Float[Tensor, "n m"]:
     return x @ PLANS[plan].to(x).T
 
 
-@transform.backward(saves=())
+@transform.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     return {"x": grad @ PLANS[saved.plan].to(grad)}
 

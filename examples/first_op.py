@@ -30,7 +30,7 @@ def _(x, weight, eps, *, out):  # `out` arrives allocated; the kernel fills it
 
 
 # --8<-- [start:backward]
-@rms_norm.backward(saves=("x", "weight"))
+@rms_norm.backward
 def _(grad, saved, needs):
     scale = torch.rsqrt(saved.x.square().mean(-1, keepdim=True) + saved.eps)
     normal = saved.x * scale

@@ -25,7 +25,7 @@ def _(rng, sizes, dtype, device):  # rng is a seeded CPU generator; sizes has ev
 # --8<-- [end:declare]
 
 
-@gather.backward(saves=("feats", "index"))
+@gather.backward
 def _(grad, saved, needs):
     rows = torch.where(saved.index < 0, saved.feats.shape[0], saved.index)
     padded = grad.new_zeros(saved.feats.shape[0] + 1, saved.feats.shape[1]).index_add(0, rows, grad)

@@ -110,7 +110,7 @@ def dropout(
     return x * kept, kept
 
 
-@dropout.backward(saves=("kept",))
+@dropout.backward
 def _(grads: tuple[Tensor, Tensor], saved: Any, needs: Any) -> dict[str, Tensor | None]:
     return {"x": grads[0] * saved.kept}
 
@@ -149,7 +149,7 @@ def unpack(packed: Float[Tensor, "n d"], lengths: list[int]) -> list[Float[Tenso
     return [t.clone() for t in packed.split(lengths)]
 
 
-@unpack.backward(saves=())
+@unpack.backward
 def _(grads: list[Tensor], saved: Any, needs: Any) -> dict[str, Tensor]:
     return {"packed": torch.cat(grads)}
 

@@ -37,7 +37,8 @@ def test_ids_and_verbs_exist(page: Path) -> None:
 
     load_families()  # with them, and with the verbs of the app, come errors of their own
     text = page.read_text()
-    assert set(re.findall(r"\bSL\d{3}\b", text)) <= CATALOGUE.keys()
+    added = set(re.findall(r'^ +"(SL\d{3})",$', text, re.MULTILINE))  # by the guide that adds an error
+    assert set(re.findall(r"\bSL\d{3}\b", text)) - added <= CATALOGUE.keys()
     verbs = {command.name for command in (*app.registered_commands, *app.registered_groups)}
     assert set(re.findall(r"^\$ shiplap (\w+)", text, re.MULTILINE)) <= verbs
 

@@ -19,9 +19,11 @@ pytestmark = pytest.mark.docs
 MOST = {
     "audit-check": (3, 1),
     "backend-overload": (2, 1),
+    "cli-option": (3, 1),
     "cli-verb": (3, 1),
     "docs-page": (3, 0),
     "dtype": (2, 1),
+    "error": (4, 1),
     "kernel-family": (8, 3),
     "rewrite": (5, 0),
     "torch-version": (2, 0),

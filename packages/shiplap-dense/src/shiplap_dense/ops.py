@@ -72,7 +72,7 @@ def int8_mm(
 int8_mm.batches("m", "n")
 
 
-@int8_mm.backward(saves=("a", "weight", "scale"))
+@int8_mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     gradients = {}
     if needs.a:

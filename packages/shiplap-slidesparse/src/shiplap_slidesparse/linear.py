@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import blocked, error, notice
+from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_slidesparse import formats, ops
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.packed import MODES, Packed, known_mode, multiply, pack
@@ -91,6 +92,7 @@ class Linear(nn.Module):
         self._looked = 0
 
     @classmethod
+    @built_outside_modes
     def of(cls, linear: nn.Linear, pattern: str | Pattern = "6:8", mode: str = "int8", *, pack: bool = True) -> Linear:
         """Return ``linear`` pruned by magnitude, quantised and packed. Raises SL211 for weights that are not finite."""
         if not isinstance(linear, nn.Linear):
@@ -154,6 +156,7 @@ class Linear(nn.Module):
             return weight, scale
         return self.placed.local(weight), None if scale is None else self.placed.local(scale)
 
+    @built_outside_modes
     def pack(self) -> Linear:
         """Verify the pattern and pack ``weight`` for its device. Call it again after a change of the weight.
 

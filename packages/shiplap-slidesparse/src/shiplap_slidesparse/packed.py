@@ -1,4 +1,4 @@
-"""The parts for users: a pruned weight, packed for its device, and the product with it."""
+"""The parts that a user puts together: a pruned weight, packed for its device, and the product with it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shiplap.plugin_api import error, notice
+from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_slidesparse import formats, layers, lt, ops
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.quantise import quantise_weight
@@ -20,7 +21,7 @@ Keep = Literal["both", "dense", "packed"]
 
 
 def known_mode(mode: str, where: str, called: str = "mode") -> str:
-    """Return ``mode`` if it exists. Raises SL211 with the argument's name ``called``."""
+    """``mode``, if there is one; SL211 with what the argument is ``called``."""
     if mode not in MODES:
         raise error(
             "SL211",
@@ -60,11 +61,11 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all forms that are kept."""
-        return sum(t.numel() * t.itemsize for t in (self.dense, self.packed, self.scale) if t is not None)
+        """Bytes of all that is kept."""
+        return sum(t.numel() * t.itemsize for t in self.tensors)
 
     def weight(self) -> Tensor:
-        """Return the pruned weight ``[n, k]`` in the mode's dtype, from the form that is kept."""
+        """The pruned weight ``[n, k]`` in the mode's dtype, from whichever form is kept."""
         if self.dense is not None:
             return self.dense
         assert self.packed is not None
@@ -73,12 +74,18 @@ class Packed:
         return formats.unslide(slid, self.k, self.pattern)[: self.n]
 
     def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the weight as numbers of ``dtype``, with scales applied."""
+        """The weight as numbers of ``dtype``, scales applied."""
         weight = self.weight().to(dtype)
         return weight if self.scale is None else weight * self.scale[:, None].to(dtype)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Its tensors, those that there are."""
+        return [t for t in (self.dense, self.packed, self.scale) if t is not None]
+
+    @built_outside_modes
     def to(self, device: torch.device | str) -> Packed:
-        """Return the same weight, packed anew for ``device``."""
+        """The same weight, packed anew for ``device``."""
         target = torch.device(device)
         here = self.dense if self.dense is not None else self.packed
         if here is not None and here.device == target:
@@ -91,14 +98,16 @@ class Packed:
         scale = None if self.scale is None else self.scale.to(target)
         return pack(self.weight().to(target), self.pattern, self.mode, scale=scale, keep=keep)
 
+    @built_outside_modes
     def keeping(self, keep: Keep) -> Packed:
-        """Return the weight with one form only, to save memory: ``"dense"`` or ``"packed"``."""
+        """Without one of the two forms, to save its memory: ``"dense"`` or ``"packed"`` is what stays."""
         _known_keep(keep, "Packed.keeping")
         if keep == "dense":
             return replace(self, dense=self.weight(), packed=None)
         return self if keep == "both" or self.packed is None else replace(self, dense=None)
 
 
+@built_outside_modes
 def pack(
     weight: Tensor,
     pattern: str | Pattern = "6:8",
@@ -163,7 +172,7 @@ def _known_keep(keep: str, where: str) -> None:
 
 
 def _refuse_infinite(finite: Tensor, dtype: torch.dtype) -> None:
-    """Raise SL211 for a weight that is not finite, or beyond the range of ``dtype``."""
+    """Also where ``dtype`` has no room for a number of the weight."""
     if (bad := ~finite.all(1)).any():
         raise error(
             "SL211",
@@ -204,7 +213,7 @@ def _assemble(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern,
 
 
 def _compress(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
-    """Compress for the device, or return None if the device has no use for the packed form."""
+    """In the form of the device; None where it has no use for one."""
     if slid.device.type != "cuda":
         return formats.compress(slid), ops.PORTABLE
     available = lt.available(slid.device, slid.dtype)
@@ -244,8 +253,7 @@ def multiply(
     pairs: int,
     layout: int,
 ) -> Tensor:
-    """Compute :func:`matmul` from the fields of a weight, which a module holds as parameters and buffers."""
-    # The usual two dims take no view at all: each one costs a microsecond on the host.
+    """:func:`matmul` with the fields of a weight: a module holds them as parameters and buffers."""
     rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]
     out = LAYERS[mode](rows, n if scale is None else scale, dense, packed, bias, pairs, layout)
     return out if rows is x else out.view(*x.shape[:-1], n)

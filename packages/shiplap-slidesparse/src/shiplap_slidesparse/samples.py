@@ -42,7 +42,7 @@ def _two_of_four(rng: Generator, n: int, k: int, dtype: torch.dtype, device: Any
 
 def _sparse(op: sl.Op, dtype: torch.dtype) -> None:
     @op.samples
-    def _(rng: Generator, sizes: dict[str, Any], _: torch.dtype, device: Any) -> tuple[Any, ...]:
+    def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
         packed, layout = pack_for(_two_of_four(rng, n, k, dtype, device), sizes["layout"])
         return _values(rng, m, k, dtype, device), packed, n, layout
@@ -50,25 +50,25 @@ def _sparse(op: sl.Op, dtype: torch.dtype) -> None:
 
 def _dense(op: sl.Op, dtype: torch.dtype) -> None:
     @op.samples
-    def _(rng: Generator, sizes: dict[str, Any], _: torch.dtype, device: Any) -> tuple[Any, ...]:
+    def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
         operands = _values(rng, m, k, dtype, device), _values(rng, n, k, dtype, device)
         scales = (_scale(rng, m, device), _scale(rng, n, device)) if op is ops.mm_fp8 else ()
         return *operands, *scales
 
 
-def _layer(op: sl.Op, dtype: torch.dtype) -> None:
+def _layer(op: sl.Op, stored: torch.dtype) -> None:
     @op.samples
-    def _(rng: Generator, sizes: dict[str, Any], floating: torch.dtype, device: Any) -> tuple[Any, ...]:
+    def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
         m, n, k, pairs = sizes["m"], sizes["n"], sizes["k"], sizes["pairs"]
         if {"dense", "packed"} <= set(sizes["absent"]):
             raise ValueError("a layer without a weight")
         pruned = formats.prune(torch.randn(n, k, generator=rng).to(device), formats.Pattern(pairs))
-        eight = dtype.itemsize == 1
-        weight, scale = quantise_weight(pruned, dtype) if eight else (pruned.to(dtype), pruned[:0])
+        eight = stored.itemsize == 1
+        weight, scale = quantise_weight(pruned, stored) if eight else (pruned.to(stored), pruned[:0])
         slid = formats.slide(formats.pad(weight, formats.dense_depth(n), k), formats.Pattern(pairs))
         packed, layout = pack_for(slid, sizes["layout"])
-        x = torch.randn(m, k, generator=rng).to(device, floating if eight else dtype)
+        x = torch.randn(m, k, generator=rng).to(device, dtype if eight else stored)
         bias = torch.randn(n, generator=rng).to(x)
         return x, scale if eight else n, weight, packed, bias, pairs, layout
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap.audit.symbols import state_of
 from shiplap.errors import ShiplapError
+from shiplap.sampling.symbols import state_of
 from shiplap_slidesparse.lt import libraries, native
 from shiplap_slidesparse.lt.kernels import SPARSE, WORKSPACE
 from tests.slidesparse.lt_calls import Call, packed, problem_of, two_of_four

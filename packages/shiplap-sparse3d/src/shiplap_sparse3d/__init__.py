@@ -3,6 +3,7 @@
 from shiplap_sparse3d import containers, cpu, lowlevel_samples, samples
 from shiplap_sparse3d.beside import ahead
 from shiplap_sparse3d.bounded import out_coords_bounded
+from shiplap_sparse3d.coords import set_graph_checks
 from shiplap_sparse3d.cuda import conv as convolutions
 from shiplap_sparse3d.cuda import lowlevel, synchronize
 from shiplap_sparse3d.errors import SurveyError
@@ -153,6 +154,7 @@ __all__ = [
     "out_coords",
     "out_coords_bounded",
     "segment_mean",
+    "set_graph_checks",
     "set_most_parts",
     "sort_table",
     "subm_plan",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
+from shiplap.plugin_api.compiling import assert_in_graph
 
 __all__ = [
     "Lookup",
@@ -47,6 +48,25 @@ def check_rows(where: str, feats: Tensor, voxels: int) -> None:
     if feats.shape[0] != voxels:
         got = f"{feats.shape[0]} rows of features"
         raise error("SL202", where=where, got=got, expected=f"{voxels}, one for each voxel")
+
+
+def as_many_rows(coords: Tensor, feats: Tensor) -> Tensor:
+    """``coords``, in a graph with the rows of ``feats`` where only the data knows how many rows ``coords`` has.
+
+    Of scenes that are put together the number of rows is a sum that the data decides, and modules behind ask whether it
+    is 0 or 1. The rows of the features may be known. The graph asserts as it runs that both are equal.
+    """
+    rows, known = coords.shape[0], feats.shape[0]
+    if not torch.compiler.is_compiling() or not _is_of_data(rows) or _is_of_data(known):
+        return coords
+    torch._check(rows == known)
+    return coords.narrow(0, 0, known)
+
+
+def _is_of_data(rows: int) -> bool:
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
+
+    return not guard_or_false(rows >= 2) and not guard_or_false(rows < 2)
 
 
 def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_channels") -> ShiplapError:
@@ -114,6 +134,36 @@ def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
     """Raise SL211 for rows of scenes beyond the batch size. Padding is valid."""
     bad = (coords[:, 0] < -1) | (coords[:, 0] >= batch_size)
     refuse(op, bad, "coords row {row} has a batch index outside " + f"[-1, {batch_size})")
+
+
+def assert_scenes(coords: Tensor, batch_size: int) -> None:
+    """Let the graph that is traced raise where a row is of a scene that the batch has not, on the CPU."""
+    if _graph_checks and coords.device.type == "cpu":
+        scene = coords[:, 0]
+        assert_in_graph(((scene >= -1) & (scene < batch_size)).all(), _OTHER_SCENE)
+
+
+def assert_inside(coords: Tensor, batch_size: int, shape: Sequence[int]) -> None:
+    """The same, and where a voxel is outside the grid."""
+    assert_scenes(coords, batch_size)
+    if _graph_checks and coords.device.type == "cpu":
+        cells = [(c >= 0) & (c < size) for c, size in zip(coords[:, 1:].unbind(1), shape, strict=True)]
+        assert_in_graph(((coords[:, 0] == -1) | (cells[0] & cells[1] & cells[2])).all(), _OUTSIDE)
+
+
+_graph_checks = True
+_OTHER_SCENE = "SL211: a row of coords has a batch index outside [-1, batch_size); correct batch_size or the coords"
+_OUTSIDE = "SL211: a row of coords is outside spatial_shape; correct spatial_shape or the coordinates"
+
+
+def set_graph_checks(on: bool) -> bool:
+    """Whether graphs and packages that are made from now on check the values of coordinates each time they run.
+
+    Eager calls always do. A check reads the coordinates once. Returns what was set before.
+    """
+    global _graph_checks
+    before, _graph_checks = _graph_checks, on
+    return before
 
 
 class Lookup:

@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
+from shiplap import ShiplapError
 from shiplap.plugin_api import error
-from shiplap_sparse3d.coords import check_scenes
+from shiplap.plugin_api.memos import built_outside_modes
+from shiplap_sparse3d.coords import assert_scenes, check_scenes
 from shiplap_sparse3d.plan import Plan, wants_sorted
 from shiplap_sparse3d.steps import Triple, Window, connect, reach, submanifold
 
@@ -38,16 +40,18 @@ __all__ = [
 Axes = int | Sequence[int]
 
 
-def per_axis(value: Axes, name: str, ndim: int = 3) -> tuple[int, ...]:
+def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) -> tuple[int, ...]:
     """``3`` or ``(3, 3, 1)`` → one int for each of ``ndim`` axes; NumPy's and torch's integers count.
 
-    Raises SL208 for another number of them, SL209 for what is no integer.
+    Raises SL208 for another number of them and for one below ``least``, SL209 for what is no integer.
     """
     if not is_compiling():  # a graph would learn a guard for each size that is looked at
         value = _integers(value, name, ndim)
     values = (value,) * ndim if isinstance(value, int) else tuple(value)
     if len(values) != ndim:
         raise error("SL208", where=name, got=values, expected=_PER_AXIS.format(ndim))
+    if least is not None and min(values) < least:
+        raise error("SL208", where=name, got=values, expected=f"{least} or more per axis")
     return values
 
 
@@ -80,6 +84,12 @@ def triple(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
 _THREE = [int, int, int]
 
 
+@built_outside_modes
+def _with_leading_axes(coords: Tensor, lead: int) -> Tensor:
+    """``coords`` with ``lead`` axes of one cell before the others."""
+    return torch.cat([coords[:, :1], pad(coords[:, 1:], (lead, 0))], 1)
+
+
 def same_number(a: int, b: int) -> bool:
     """``a == b``, in a graph by their order.
 
@@ -102,6 +112,54 @@ def same_numbers(known: Sequence[int], given: Sequence[int]) -> bool:
         return [*known][-len(given) :] == [*given]
     start = len(known) - len(given)
     return start >= 0 and all(same_number(known[start + i], given[i]) for i in range(len(given)))
+
+
+def in_passing_graph() -> bool:
+    """Whether a graph is traced that may run in inference mode: one without gradients, as Dynamo tells no more."""
+    return is_compiling() and not torch.is_grad_enabled()
+
+
+def _is_captured(coords: Tensor) -> bool:
+    """Whether what is computed from ``coords`` now becomes part of a CUDA graph; False in a graph of Dynamo.
+
+    A walker of containers puts anything in the place of ``coords``.
+    """
+    return not is_compiling() and getattr(coords, "is_cuda", False) and torch.cuda.is_current_stream_capturing()
+
+
+@built_outside_modes
+def _last_scene(coords: Tensor) -> int | None:
+    """The largest batch index of ``coords`` on the CPU, or None where it is not known."""
+    if type(coords) is not Tensor or coords.device.type != "cpu" or coords.shape[0] == 0:
+        return None
+    try:
+        return int(coords[:, 0].max())
+    except RuntimeError:  # make_fx and vmap give no values
+        return None
+
+
+def _vanished(window: Window, grid: tuple[int, ...], shape: tuple[int, ...]) -> ShiplapError:
+    """The error of a step to a grid without cells."""
+    kernel, padding, dilation = (each[3 - len(grid) :] for each in (window.kernel, window.padding, window.dilation))
+    return error(
+        "SL208",
+        where="a step to other voxels",
+        got=f"a grid {shape}: kernel {kernel}, padding {padding}, dilation {dilation} on {grid}",
+        expected="1 cell or more per axis",
+        fix="enlarge spatial_shape or the padding, or take a smaller kernel",
+    )
+
+
+def _number_of_scenes(batch_size: Any) -> int:
+    """``batch_size`` as an int. Raises SL209 for what is no integer and SL208 for a negative one."""
+    where = "Geometry, argument 'batch_size'"
+    try:
+        number = operator.index(batch_size)
+    except TypeError as wrong:
+        raise error("SL209", where=where, got=repr(batch_size), expected="an int") from wrong
+    if number < 0:
+        raise error("SL208", where=where, got=number, expected="0 or more")
+    return number
 
 
 @dataclass
@@ -141,14 +199,28 @@ class Recipe(NamedTuple):
 NOTHING = Recipe()
 
 
+class Tables:
+    """What was built on some voxels so far.
+
+    Attributes:
+        subm: plans of submanifold convolutions, by kernel and dilation.
+        reached: the voxels that each step leads to.
+        plans: plans of convolutions onto those, by the step and whether the plan is plain.
+    """
+
+    def __init__(self) -> None:
+        self.subm: dict[tuple[Triple, Triple], Plan] = {}
+        self.reached: dict[Window, Geometry] = {}
+        self.plans: dict[tuple[Window, bool], Plan] = {}
+
+
 class Geometry:
     """Active voxels of a grid.
 
     Args:
         coords: ``int32 [n, 1 + d]``: rows of a batch index and ``d`` of (x, y, z), distinct and inside the grid.
         spatial_shape: cells per axis, ``d`` of them.
-        batch_size: number of scenes. A row of another scene is refused when a table is built (SL211), but in compiled
-            graphs of the CPU.
+        batch_size: number of scenes. A row of another scene is refused when a table is built (SL211).
         padded: rows may be padding. Then every step to other voxels leads to a fixed number of rows, too.
 
     Attributes:
@@ -160,6 +232,7 @@ class Geometry:
     """
 
     shared: tuple[Tensor, Geometry] | None = None
+    _is_reached = False  # whether a step of other voxels led to these
 
     def __init__(self, coords: Tensor, spatial_shape: Axes, batch_size: int, *, padded: bool = False) -> None:
         if coords.dim() != 2 or coords.dtype != torch.int32:
@@ -169,13 +242,13 @@ class Geometry:
         if not 1 <= self.ndim <= 3:
             raise error("SL201", where="Geometry, argument 'coords'", got=f"{self.ndim + 1} columns", expected="2 to 4")
         lead = 3 - self.ndim
-        self.coords = torch.cat([coords[:, :1], pad(coords[:, 1:], (lead, 0))], 1) if lead else coords
+        self.coords = _with_leading_axes(coords, lead) if lead else coords
         self.spatial_shape = triple(spatial_shape, "spatial_shape", self.ndim)
-        self.batch_size, self.padded = batch_size, padded
+        self.batch_size = batch_size if is_compiling() else _number_of_scenes(batch_size)
+        self.padded = padded
         self.parent: Origin | None = None
-        self._subm: dict[tuple[Triple, Triple], Plan] = {}
-        self._reached: dict[Window, Geometry] = {}
-        self._plans: dict[tuple[Window, bool], Plan] = {}
+        self._tables, self._passing = Tables(), Tables()
+        self._captured = _is_captured(self.coords)
 
     @classmethod
     def unchecked(cls, coords: Tensor, spatial_shape: Triple, batch_size: int, padded: bool, ndim: int) -> Geometry:
@@ -183,21 +256,34 @@ class Geometry:
         made = cls.__new__(cls)
         made.ndim, made.coords, made.spatial_shape = ndim, coords, spatial_shape
         made.batch_size, made.padded, made.parent = batch_size, padded, None
-        made._subm, made._reached, made._plans = {}, {}, {}
+        made._tables, made._passing, made._captured = Tables(), Tables(), _is_captured(coords)
         return made
+
+    @property
+    def _kept(self) -> Tables:
+        """Where tables that are built now are kept.
+
+        Eager code builds them outside of torch's modes, so they serve everybody. Two modes cannot be left. A
+        graph that runs in inference mode makes inference tensors. Tables that a CUDA graph is captured with have values
+        once that graph has run. Such tables are kept apart and are not looked for once the mode has ended.
+        """
+        if is_compiling():
+            return self._passing if in_passing_graph() else self._tables
+        return (
+            self._passing if self.coords.is_cuda and not self._captured and _is_captured(self.coords) else self._tables
+        )
 
     def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
         """Plan of a submanifold convolution, built at most once. ``back``: as in :meth:`step`."""
-        key = self._axes(kernel, "kernel"), self._axes(dilation, "dilation")
-        neighbours = self._subm.get(key)
+        key, kept = (self._axes(kernel, "kernel"), self._axes(dilation, "dilation")), self._kept
+        neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
         if neighbours is None:
-            if not is_compiling():  # a graph knows no values
-                self._check_scenes("Geometry.subm")
+            self._check_scenes("Geometry.subm")
             neighbours = submanifold(self.coords, self.spatial_shape, *key, self.batch_size)
-            self._subm[key] = neighbours = self._settled(neighbours, back)
+            kept.subm[key] = neighbours = self._settled(neighbours, back)
         elif back and not neighbours.whole:
-            self._subm[key] = neighbours = neighbours.complete()
+            kept.subm[key] = neighbours = neighbours.complete()
         return neighbours
 
     def strided(
@@ -255,19 +341,24 @@ class Geometry:
         ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
         """
         back = torch.is_grad_enabled() if back is None else back
-        if window not in self._reached:
-            if not is_compiling():  # a graph knows no values
-                self._check_scenes("Geometry.step")
-            coords, shape = reach(window, self.coords, self.spatial_shape), window.shape(self.spatial_shape)
-            self._reached[window] = self._alike(coords, shape, padded=window.capacity is not None)
-        step = self._reached[window]._under(Origin(self, window))
+        kept = self._kept
+        there = self._tables.reached.get(window) or kept.reached.get(window)
+        if there is None:
+            self._check_scenes("Geometry.step")
+            shape = window.shape(self.spatial_shape)
+            if any(isinstance(cells, int) and cells < 1 for cells in shape):
+                raise _vanished(window, self.spatial_shape[3 - self.ndim :], shape[3 - self.ndim :])
+            coords = reach(window, self.coords, self.spatial_shape)
+            kept.reached[window] = there = self._alike(coords, shape, padded=window.capacity is not None)
+            there._is_reached = True
+        step = there._under(Origin(self, window))
         plain = plain or not wants_sorted(self.coords)
-        plan = self._plans.get((window, plain))
+        plan = self._tables.plans.get((window, plain)) or kept.plans.get((window, plain))
         if plan is None or (back and not plan.whole and not plain):  # of sorted tables both ways are made in one go
             plan = connect(window, self.coords, self.spatial_shape, step.coords, ordered=not plain, back=back)
-            self._plans[window, plain] = plan = self._settled(plan, back, plain)
+            kept.plans[window, plain] = plan = self._settled(plan, back, plain)
         elif back and not plan.whole:
-            self._plans[window, plain] = plan = plan.complete()
+            kept.plans[window, plain] = plan = plan.complete()
         return Strided(step, plan)
 
     @property
@@ -278,12 +369,11 @@ class Geometry:
         """
         if self.padded:
             return NOTHING
-        subm = tuple((*key, plan.whole) for key, plan in self._subm.items())
-        plans = {
-            window: tuple((p, plan.whole) for (w, p), plan in self._plans.items() if w == window)
-            for window in self._reached
-        }
-        return Recipe(subm, tuple((window, plans[window], to.recipe) for window, to in self._reached.items()))
+        made, passing = self._tables, self._passing
+        subm = tuple((*key, plan.whole) for key, plan in {**passing.subm, **made.subm}.items())
+        reached, built = {**passing.reached, **made.reached}, {**passing.plans, **made.plans}
+        plans = {w: tuple((p, plan.whole) for (to, p), plan in built.items() if to == w) for w in reached}
+        return Recipe(subm, tuple((window, plans[window], to.recipe) for window, to in reached.items()))
 
     def build(self, recipe: Recipe) -> None:
         """Build the tables of ``recipe`` that are not there yet: those for which a network would wait in its layers."""
@@ -294,14 +384,17 @@ class Geometry:
         for window, plans, behind in recipe.steps:
             for plain, back in plans:
                 self.step(window, plain=plain, back=back)
-            if window in self._reached:
-                self._reached[window].build(behind)
+            if window in self._tables.reached:
+                self._tables.reached[window].build(behind)
 
     @property
     def tensors(self) -> list[Tensor]:
         """Coordinates and tables of these voxels and of all that lead on from them, to record."""
-        plans = [tensor for plan in (*self._subm.values(), *self._plans.values()) for tensor in plan.tensors]
-        return [self.coords, *plans, *(tensor for other in self._reached.values() for tensor in other.tensors)]
+        found = [self.coords]
+        for made in (self._tables, self._passing):
+            found += [tensor for plan in (*made.subm.values(), *made.plans.values()) for tensor in plan.tensors]
+            found += [tensor for other in made.reached.values() for tensor in other.tensors]
+        return found
 
     def to(self, device: torch.device | str) -> Geometry:
         """The same voxels on another device, without tables."""
@@ -319,17 +412,17 @@ class Geometry:
     def _check_scenes(self, where: str) -> None:
         """SL211 for a row of a scene that there is not, before a table is built: a look at one column, on the CPU.
 
-        The kernels of GPUs look themselves.
+        A graph asserts it as it runs. The kernels of GPUs look themselves. Voxels that a step led to are in the scenes
+        of those before it.
         """
-        coords = self.coords
-        if type(coords) is not Tensor or coords.device.type != "cpu" or coords.shape[0] == 0:
+        if self._is_reached:
             return
-        try:
-            last = int(coords[:, 0].max())
-        except RuntimeError:  # make_fx and vmap give no values
+        if is_compiling():
+            assert_scenes(self.coords, self.batch_size)
             return
-        if last >= self.batch_size:
-            check_scenes(where, coords, self.batch_size)
+        last = _last_scene(self.coords)
+        if last is not None and last >= self.batch_size:
+            check_scenes(where, self.coords, self.batch_size)
 
     def _alike(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
         """Other voxels with as many axes and scenes."""
@@ -338,7 +431,8 @@ class Geometry:
     def _under(self, parent: Origin) -> Geometry:
         """The same voxels and tables with a parent. What is kept has none, or the two would keep each other alive."""
         child = self._alike(self.coords, self.spatial_shape, padded=self.padded)
-        child.parent, child._subm, child._reached, child._plans = parent, self._subm, self._reached, self._plans
+        child.parent, child._tables, child._passing = parent, self._tables, self._passing
+        child._is_reached = self._is_reached
         return child
 
     def _axes(self, value: Axes, name: str, fill: int = 1) -> Triple:

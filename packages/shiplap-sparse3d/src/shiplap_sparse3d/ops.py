@@ -80,7 +80,7 @@ def segment_mean(
     return (total / counts.clamp_min(1).to(total.dtype)[:, None]).to(feats.dtype)
 
 
-@segment_mean.backward(saves=("index", "counts"))
+@segment_mean.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     share = grad.to(wide(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
     return {"feats": share.to(grad.dtype)[saved.index.long()]} if needs.feats else {}
@@ -339,22 +339,7 @@ def _swap(weight: Tensor, groups: int) -> Tensor:
     return weight.view(groups, co // groups, k, cg).permute(0, 3, 2, 1).reshape(groups * cg, k, co // groups)
 
 
-@conv.backward(
-    saves=(
-        "feats",
-        "weight",
-        "table",
-        "order",
-        "masks",
-        "table_t",
-        "order_t",
-        "masks_t",
-        "groups",
-        "reflect",
-        "symmetric",
-        "tf32",
-    )
-)
+@conv.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     gradients, here = {}, (saved.table, saved.order, saved.masks)
     groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
@@ -377,7 +362,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     return gradients
 
 
-@conv_weight_grad.backward(saves=("grad", "feats", "table", "order", "groups", "reflect", "tf32"))
+@conv_weight_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     table, gradients = by_output(saved.table, saved.order), {}
     options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}

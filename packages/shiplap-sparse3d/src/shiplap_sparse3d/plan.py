@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shiplap.plugin_api import error
 from shiplap.plugin_api.compiling import allows_tf32
+from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import ops
 
 __all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sorted"]
@@ -138,6 +139,7 @@ class Plan:
         table, order, masks = self.back
         return Plan(table, self.table.shape[0], order, masks, self.reflect, back=(self.table, self.order, self.masks))
 
+    @built_outside_modes
     def transposed(self) -> Plan:
         """Return the transpose, built now, with this plan as its way back; sorted if this one is."""
         plain = ops.transpose_table(self.unsorted().table, self.rows)
@@ -156,6 +158,7 @@ class Plan:
         back = self.transposed()
         return replace(self, back=(back.table, back.order, back.masks))
 
+    @built_outside_modes
     def sorted(self, parts: int | None = None) -> Plan:
         """Return the plan over sorted tables, for the masked kernels of GPUs (default: :func:`parts_for`)."""
         if self.order is not None:
@@ -164,6 +167,7 @@ class Plan:
         back = _sorted(self.back[0], parts) if self.back is not None else None
         return replace(self, table=table, order=order, masks=masks, back=back)
 
+    @built_outside_modes
     def unsorted(self) -> Plan:
         """Return the plan over tables whose rows are in the order of the output."""
         if self.order is None:

@@ -100,7 +100,7 @@ def max_pool_grad(
     return out.to(grad.dtype)
 
 
-@max_pool_with_taps.backward(saves=("feats", "table", "table_t", "taps"))
+@max_pool_with_taps.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     if not needs.feats:
         return {}
@@ -108,7 +108,7 @@ def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespa
     return {"feats": max_pool_grad(grads[0], saved.taps, back)}
 
 
-@max_pool_grad.backward(saves=("taps", "table_t"))
+@max_pool_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     if not needs.grad:
         return {}
@@ -145,7 +145,7 @@ def _hits(table: Tensor, like: Tensor) -> Tensor:
     return (table >= 0).sum(1, keepdim=True).clamp_min(1).to(like.dtype)
 
 
-@sum_pool.backward(saves=("feats", "table", "table_t", "average"))
+@sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     if not needs.feats:
         return {}
@@ -203,7 +203,7 @@ def global_max_pool(
     return out, rows
 
 
-@global_max_pool.backward(saves=("feats", "rows"))
+@global_max_pool.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     if not needs.feats:
         return {}
@@ -234,7 +234,7 @@ def _counts(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
     return counts.clamp_min(1).to(like.dtype)
 
 
-@global_sum_pool.backward(saves=("coords", "batch_size", "average"))
+@global_sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     if not needs.feats:
         return {}

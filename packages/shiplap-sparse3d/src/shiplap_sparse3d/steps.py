@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.plan import Plan, parts_for, wants_sorted
@@ -57,6 +58,7 @@ class Window(NamedTuple):
         return min(rows * each[0] * each[1] * each[2], batch_size * x * y * z)
 
 
+@built_outside_modes
 def reach(window: Window, coords: Tensor, grid: Triple) -> Tensor:
     """Return the voxels that those at ``coords`` reach, ``int32 [m, 4]``, ascending; ``m`` is the capacity if there is
     one.
@@ -100,6 +102,7 @@ def _cut(coords: Tensor, limits: Sequence[int]) -> Tensor:
     return torch.where((inside[0] & inside[1] & inside[2])[:, None], coords, -1)
 
 
+@built_outside_modes
 def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, scenes: int = 0) -> Plan:
     """Return the plan of convolutions from ``coords`` onto themselves; sorted only if one op makes it so.
 
@@ -115,6 +118,7 @@ def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, 
     return Plan(ops.subm_table(*arguments), coords.shape[0], symmetric=odd)
 
 
+@built_outside_modes
 def connect(
     window: Window, coords: Tensor, grid: Triple, reached: Tensor, *, ordered: bool = False, back: bool = False
 ) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
-from shiplap_sparse3d.coords import check_coords, check_rows, check_scenes
+from shiplap_sparse3d.arithmetic import Arithmetic
+from shiplap_sparse3d.coords import as_many_rows, assert_inside, check_coords, check_rows, check_scenes
 from shiplap_sparse3d.geometry import Axes, Geometry, Strided, per_axis, triple
 from shiplap_sparse3d.reentrant import made_inside
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
-from shiplap_sparse3d.sums import Summed
 
 __all__ = ["Geometry", "SparseTensor", "Strided", "cat", "triple", "voxelize"]
 
 
-class SparseTensor(Summed):
+class SparseTensor(Arithmetic):
     """Features on active voxels.
 
     Args:
@@ -50,7 +50,7 @@ class SparseTensor(Summed):
         if geometry is None:
             if coords is None:
                 raise error("SL209", where="SparseTensor", got="no coords", expected="coords or geometry")
-            geometry = Geometry(coords, spatial_shape, batch_size, padded=padded)
+            geometry = Geometry(as_many_rows(coords, feats), spatial_shape, batch_size, padded=padded)
         if feats.dim() != 2:
             raise error("SL201", where="SparseTensor, argument 'feats'", got=f"{feats.dim()} dims", expected="[n, c]")
         check_rows("SparseTensor", feats, geometry.coords.shape[0])
@@ -95,20 +95,33 @@ class SparseTensor(Summed):
         """``[batch_size, c, *spatial_shape]``, zeros where no voxel is active.
 
         Raises:
-            ArgumentError: SL208 for more cells than an int64 counts. SL211 on the CPU, outside of a graph, for
-                duplicates and for voxels outside of grid or batch.
+            ArgumentError: SL208 for more cells than an int64 counts. SL211 on the CPU for voxels outside of grid or
+                batch and, outside of a graph, for duplicates.
         """
         coords, (width, height, depth) = self.geometry.coords, self.geometry.spatial_shape
         cells = self.batch_size * width * height * depth
         if not torch.compiler.is_compiling() and cells >= 1 << 63:
             raise error("SL208", where="SparseTensor.dense", got=f"{cells} cells", expected="fewer than 2**63")
-        if coords.device.type == "cpu" and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            assert_inside(coords, self.batch_size, self.geometry.spatial_shape)
+        elif coords.device.type == "cpu":
             check_scenes("dense", coords, self.batch_size)
             check_coords("dense", coords, self.geometry.spatial_shape)
         b, x, y, z = coords.long().unbind(1)
         cell = torch.where(b < 0, cells, ((b * width + x) * height + y) * depth + z)  # padding has a cell, dropped here
-        out = self.feats.new_zeros(cells + 1, self.feats.shape[1]).index_put((cell,), self.feats)[:cells]
+        out = self._zeros(cells + 1).index_put((cell,), self.feats)[:cells]
         return out.view(self.batch_size, *self.spatial_shape, self.feats.shape[1]).movedim(-1, 1)
+
+    def _zeros(self, cells: int) -> Tensor:
+        channels = self.feats.shape[1]
+        if torch.compiler.is_compiling():
+            return self.feats.new_zeros(cells, channels)
+        try:
+            return self.feats.new_zeros(cells, channels)
+        except RuntimeError as wrong:  # torch.OutOfMemoryError is one
+            got = f"{cells} cells of {channels} channels, {cells * channels * self.feats.itemsize} bytes"
+            expected = f"a grid that fits in the memory of {self.device}"
+            raise error("SL208", where="SparseTensor.dense", got=got, expected=expected) from wrong
 
     # --- capacity form ------------------------------------------------------------------------------------------------
 
@@ -140,42 +153,145 @@ class SparseTensor(Summed):
 
     # --- arithmetic and selection -------------------------------------------------------------------------------------
 
-    def plus(self, other: SparseTensor | Tensor | float) -> SparseTensor:
-        """Row by row. Raises SL202 for a tensor on other voxels: rows of the two mean different places."""
-        if isinstance(other, SparseTensor):
-            if not self.geometry.same(other.geometry):
-                both = f"{self} and {other}, each on voxels of its own"
-                raise error(
-                    "SL202",
-                    where="SparseTensor + SparseTensor",
-                    got=both,
-                    expected="tensors on the same voxels",
-                    fix="add tensors of one geometry, as a skip connection and its inverse convolution are",
-                )
-            other = other.feats
-        return self.replace(self.feats + other)
+    def check_same(self, other: Arithmetic, where: str) -> None:
+        """Raise SL202 for a tensor on other voxels: rows of the two mean different places."""
+        if not (isinstance(other, SparseTensor) and self.geometry.same(other.geometry)):
+            raise error(
+                "SL202",
+                where=f"SparseTensor {where} SparseTensor",
+                got=f"{self} and {other}, each on voxels of its own",
+                expected="tensors on the same voxels",
+                fix="combine tensors of one geometry, as a skip connection and its inverse convolution are",
+            )
 
-    __add__ = __radd__ = plus
+    def check_statistics(self) -> None:
+        """Raise SL208 for padded voxels: a batch norm of torch would learn from rows that are none."""
+        if self.geometry.padded:
+            raise error(
+                "SL208",
+                where="torch.nn.functional.batch_norm",
+                got="rows of padding",
+                expected="statistics of voxels",
+                fix="use sparse3d.BatchNorm",
+            )
 
-    def __getitem__(self, scenes: int | slice) -> SparseTensor:
-        """``x[b]`` and ``x[start:stop]``: those scenes, counted from 0 again.
+    def __getitem__(self, chosen: int | slice | Tensor | SparseTensor) -> SparseTensor:
+        """``x[b]`` and ``x[start:stop]``: those scenes, counted from 0 again. ``x[mask]``: the voxels of a bool mask.
 
-        How many rows that keeps is up to the data, so a GPU has to be waited for; a padded tensor keeps all of its rows
-        and the other scenes become padding.
+        A mask is ``bool [n]`` or ``[n, 1]``, a tensor or a ``SparseTensor`` on the same voxels, as ``x[x > 0]`` of one
+        channel. How many rows stay is up to the data, so a GPU has to be waited for. A padded tensor keeps all of its
+        rows, and what is not chosen becomes padding.
         """
+        if isinstance(chosen, SparseTensor):
+            self.check_same(chosen, "[...] of a")
+            chosen = chosen.feats
+        return self._of_mask(chosen) if isinstance(chosen, Tensor) else self._of_scenes(chosen)
+
+    def _of_mask(self, mask: Tensor) -> SparseTensor:
+        n, where = self.feats.shape[0], "SparseTensor[mask]"
+        if mask.dtype != torch.bool:
+            fix = "pass a bool mask of the voxels, an int or a slice of scenes"
+            raise error("SL204", where=where, got=mask.dtype, expected="torch.bool", fix=fix)
+        if mask.dim() not in (1, 2) or mask.shape[0] != n or (mask.dim() == 2 and mask.shape[1] != 1):
+            raise error("SL202", where=where, got=f"a mask {tuple(mask.shape)}", expected=f"[{n}] or [{n}, 1]")
+        return self._keeping(mask.flatten(), self.coords, self.batch_size)
+
+    def _keeping(self, inside: Tensor, coords: Tensor, batch_size: int) -> SparseTensor:
+        """The rows ``inside``, with ``coords`` in place of those that there are."""
+        feats, padded = self.feats, self.geometry.padded
+        if padded:
+            coords = torch.where(inside[:, None], coords, -1)
+        else:
+            rows = chosen_rows(inside)
+            coords, feats = coords.index_select(0, rows), feats.index_select(0, rows)
+        return SparseTensor(feats, coords, self.spatial_shape, batch_size, padded=padded)
+
+    def _of_scenes(self, scenes: int | slice) -> SparseTensor:
         chosen = range(self.batch_size)[scenes]
         chosen = range(chosen, chosen + 1) if isinstance(chosen, int) else chosen
         if chosen.step != 1:
             raise error("SL208", where="SparseTensor[...]", got=scenes, expected="an int, or a slice with step 1")
-        coords, feats = self.coords, self.feats
+        coords = self.coords
         inside = (coords[:, 0] >= chosen.start) & (coords[:, 0] < chosen.stop)
         moved = torch.cat([coords[:, :1] - chosen.start, coords[:, 1:]], 1)
-        if self.geometry.padded:
-            coords = torch.where(inside[:, None], moved, -1)
-        else:
-            rows = chosen_rows(inside)
-            coords, feats = moved.index_select(0, rows), feats.index_select(0, rows)
-        return SparseTensor(feats, coords, self.spatial_shape, len(chosen), padded=self.geometry.padded)
+        return self._keeping(inside, moved, len(chosen))
+
+    def __iter__(self) -> Iterator[SparseTensor]:
+        """Its scenes, one by one."""
+        return (self[scene] for scene in range(self.batch_size))
+
+    # --- what is asked of the features, as of a tensor ----------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Rows: as many as there are voxels, and padding."""
+        return self.feats.shape[0]
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the features, ``[n, c]``."""
+        return self.feats.shape
+
+    @property
+    def ndim(self) -> int:
+        """Dims of the features: 2. Axes of the voxels are ``geometry.ndim``."""
+        return 2
+
+    def dim(self) -> int:
+        """The same."""
+        return 2
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """As of a tensor."""
+        return self.feats.shape if dim is None else self.feats.size(dim)
+
+    @property
+    def device(self) -> torch.device:
+        return self.feats.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.feats.dtype
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.feats.requires_grad
+
+    def requires_grad_(self, requires_grad: bool = True) -> SparseTensor:
+        """Record gradients of the features, in place."""
+        self.feats.requires_grad_(requires_grad)
+        return self
+
+    def detach(self) -> SparseTensor:
+        """The same values without their history; tables are shared."""
+        return self.replace(self.feats.detach())
+
+    def clone(self) -> SparseTensor:
+        """A copy of the features on the same voxels."""
+        return self.replace(self.feats.clone())
+
+    def half(self) -> SparseTensor:
+        """With features of float16."""
+        return self.to(torch.float16)
+
+    def bfloat16(self) -> SparseTensor:
+        """With features of bfloat16."""
+        return self.to(torch.bfloat16)
+
+    def float(self) -> SparseTensor:
+        """With features of float32."""
+        return self.to(torch.float32)
+
+    def double(self) -> SparseTensor:
+        """With features of float64."""
+        return self.to(torch.float64)
+
+    def cpu(self) -> SparseTensor:
+        """On the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = "cuda") -> SparseTensor:
+        """On a GPU."""
+        return self.to(device)
 
     def __repr__(self) -> str:
         n, c = self.feats.shape

@@ -96,6 +96,6 @@ def test_one_width_everywhere() -> None:
     """Layers of one width share their kernels; a reduction over voxels would be guarded by their number."""
     recipe = Recipe()
     net = GroundNet(recipe.channels, recipe.levels)
-    assert {m.conv.co for m in net.modules() if hasattr(m, "conv")} == {recipe.channels}
+    assert {m.conv.out_channels for m in net.modules() if hasattr(m, "conv")} == {recipe.channels}
     assert not [name for name, _ in net.named_parameters() if name.endswith("bias")]
     assert parameters(net) < 100_000

@@ -66,16 +66,18 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_names_itself_and_both_numbers_of_channels(name):
     x = scene(20, GRID, 4, dtype=torch.float32)
-    fix = "make the layer with ci = 4, or pass features of 3 channels"
+    fix = "make the layer with in_channels = 4, or pass features of 3 channels"
     with pytest.raises(sl.ShiplapError, match="SL202") as caught:
         LAYERS[name](3)(x)
     failure = caught.value
-    assert (failure.where, failure.got, failure.expected, failure.fix) == (name, "4 channels", "ci = 3", fix)
+    assert (failure.where, failure.got, failure.expected, failure.fix) == (name, "4 channels", "in_channels = 3", fix)
 
 
 def test_wrong_channels_in_a_graph_are_the_same_error():
     x = scene(20, GRID, 4, dtype=torch.float32)
-    with pytest.raises(sl.ShiplapError, match=r"where    SubMConv3d\n  got      4 channels\n  expected ci = 3"):
+    with pytest.raises(
+        sl.ShiplapError, match=r"where    SubMConv3d\n  got      4 channels\n  expected in_channels = 3"
+    ):
         torch.compile(sparse3d.SubMConv3d(3, 4, 3), backend="eager")(x)
 
 
@@ -91,7 +93,12 @@ TENSORS = {
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_function_of_torch_says_what_to_write(name):
-    """The functional ones too, by which modules in a ``torch.nn.Sequential`` get there."""
+    """Those of the facade, whatever they do: the functional ones too, by which modules of torch get there."""
+    if name == "SparseTensor":  # which takes functions of rows
+        x = scene(20, GRID, 4, dtype=torch.float32)
+        with pytest.raises(sl.ShiplapError, match=r"SL209(.|\n)*write x.replace\(torch.cumsum\(x.feats, \.\.\.\)\)"):
+            torch.cumsum(x, 0)
+        return
     made, call, container = TENSORS[name]
     x = made(scene(20, GRID, 4, dtype=torch.float32))
     for run, function, more in (
@@ -110,9 +117,8 @@ def test_a_function_of_torch_says_what_to_write(name):
         torch.cat([x, x], 1)
 
 
-@pytest.mark.parametrize("name", TENSORS)
-def test_operators_of_python_ask_the_other_operand(name):
-    x = TENSORS[name][0](scene(20, GRID, 4, dtype=torch.float32))
+def test_operators_of_python_ask_the_other_operand():
+    x = TENSORS["SparseConvTensor"][0](scene(20, GRID, 4, dtype=torch.float32))
     plain = torch.ones(20, 4)
     assert (plain == x) is False
     assert x not in [plain]

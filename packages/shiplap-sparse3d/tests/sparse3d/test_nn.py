@@ -28,7 +28,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_submanifold_equals_dense_convolution(k, dilation, dtype):
     x = scene(200, SHAPE, 5, dtype=dtype)
     layer = sparse3d.SubMConv3d(5, 6, k, dilation, dtype=dtype)
-    padding = [(a - 1) // 2 * d for a, d in zip(layer.kernel, layer.dilation, strict=True)]
+    padding = [(a - 1) // 2 * d for a, d in zip(layer.kernel_size, layer.dilation, strict=True)]
     dense = F.conv3d(
         x.dense().double(),
         layer.weight.double().permute(0, 4, 1, 2, 3),

@@ -310,6 +310,7 @@ WRONG = {
 @pytest.mark.parametrize("form", WRONG)
 def test_a_tensor_of_voxels_is_no_tensor_of_numbers_elsewhere(form):
     own = scene(30, GRID, 4, batch_size=2)
-    for x in (own, spconv.SparseConvTensor(own.feats, own.coords, list(GRID), 2)):
-        with pytest.raises(TypeError if form == "x * tensor" else ArgumentError):  # an operator is Python's to refuse
-            WRONG[form](x, own.feats)
+    x = spconv.SparseConvTensor(own.feats, own.coords, list(GRID), 2)
+    with pytest.raises(TypeError if form == "x * tensor" else ArgumentError):  # an operator is Python's to refuse
+        WRONG[form](x, own.feats)
+    assert torch.equal(WRONG[form](own, own.feats).feats, WRONG[form](own.feats, own.feats))

@@ -5,19 +5,25 @@ bindings, kernels of Inductor, generated devices. With ``SHIPLAP_TEST_UNOPTIMIZE
 compiler that adds ``-O0``, and finds the headers of all bindings and of all kernels of Inductor compiled already. Where
 there is gold, it links: 0.04 s for a kernel of Inductor and not 0.2 s (two busy cores, 2026-11-27). The binding of 29
 ops takes 3 s of processor time and not 15, that of one op 1.5 s and not 3, and a kernel that is compiled without a
-binding 0.8 s and not 2.8 (two shared cores, GCC 12, 2026-11-26; linked as usual). Without the variable, as in
+binding 0.8 s and not 2.8 (two shared cores, GCC 12, 2026-11-26; linked as usual). What was compiled in an earlier run
+is kept in ``build/test-compilers`` (compile_cache.py). Without the variable, as in
 ``nox -s long`` and where one file is run, all is compiled as it is for users; so is what names its compiler by a path.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import shlex
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 from shiplap_testing.folder import temporary
+from shiplap_testing.paths import REPOSITORY
 from shiplap_testing.private import header_call
 
 ASKED = "SHIPLAP_TEST_UNOPTIMIZED"
@@ -25,6 +31,10 @@ FOLDER = "SHIPLAP_TEST_COMPILERS"  # it is on the path already: workers and prog
 NAMES = ("c++", "g++", "clang++")
 HEADER = "shiplap/native.h"
 KERNELS = "torch/csrc/inductor/cpp_prefix.h"
+KEEPS = str(Path(__file__).with_name("compile_cache.py"))
+KEPT = REPOSITORY / "build" / "test-compilers"  # what was compiled before, by its content
+CONSTANT = ["/usr", *(os.path.realpath(place) for place in (sys.prefix, sys.base_prefix))]
+DAYS = 7  # after which what no run has used is removed
 # Their keys do not tell a library from one that is optimised: those of the user are neither read nor written.
 CACHES = ("SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
@@ -44,15 +54,32 @@ def path() -> str:
     for name in NAMES:
         if real := shutil.which(name):
             program = folder / name
-            call = shlex.join([real, "-I", str(folder / "include")])
+            keeping = [sys.executable, "-I", "-S", KEEPS, str(KEPT), real, _constant()]
+            call = shlex.join([*keeping, "-I", str(folder / "include")])
             program.write_text(f'#!/bin/sh\nexec {call} "$@" {more}\n', encoding="utf-8")
             program.chmod(0o755)
     os.environ[FOLDER] = str(folder)
+    _remove_unused()
     for name in CACHES:
         cache = folder / name.lower()
         cache.mkdir(mode=0o700)
         os.environ[name] = str(cache)
     return f"{folder}{os.pathsep}{given}"
+
+
+def _constant() -> str:
+    """The folders of the system and of installed packages, torch's among them, which is not imported for that."""
+    torch = importlib.util.find_spec("torch")
+    places = [os.path.realpath(place) for place in torch.submodule_search_locations or ()] if torch else []
+    return os.pathsep.join([*CONSTANT, *places])
+
+
+def _remove_unused() -> None:
+    """Remove what no run has compiled or used for days."""
+    for file in KEPT.glob("*/*"):
+        with contextlib.suppress(OSError):  # another run removes it as well
+            if time.time() - file.stat().st_mtime > DAYS * 86400 and not file.name.endswith(".d"):
+                file.unlink()
 
 
 def headers() -> subprocess.Popen[bytes] | None:

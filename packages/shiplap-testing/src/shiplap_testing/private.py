@@ -111,3 +111,16 @@ def _best_instructions_work() -> bool:
         listed = [each for each in isa.supported_vec_isa_list if all(flag in flags for flag in str(each).split())]
         return bool(listed and listed[0]) or bool(next(iter(isa.valid_vec_isa_list()), None))
     return False
+
+
+def compiled_autograd(backend: str) -> Any:
+    """A context in which a backward pass is compiled, as one graph and without a break."""
+    import torch
+
+    return import_module("torch._dynamo.compiled_autograd")._enable(torch.compile(backend=backend, fullgraph=True))
+
+
+def fake_mode() -> Any:
+    """A mode in which tensors have sizes and no memory, and sizes that depend on data are symbols."""
+    shapes = import_module("torch.fx.experimental.symbolic_shapes").ShapeEnv()
+    return import_module("torch._subclasses.fake_tensor").FakeTensorMode(shape_env=shapes)

@@ -45,9 +45,7 @@ def test_programs_of_a_test_count_and_waiting_does_not(tmp_path: Path, workers: 
 
 def test_a_suite_that_has_grown_is_told_so() -> None:
     costs = {f"test_{number}": 0.1 for number in range(cost.TESTS + 1)}
-    assert "it has grown" not in "\n".join(cost.told(costs, cost.USUAL, 3))
-    assert "it has grown" in "\n".join(cost.told(costs, 1.3 * cost.USUAL, 3))
+    assert "that is too much" not in "\n".join(cost.told(costs, cost.GOAL, 3))
+    assert "that is too much" in "\n".join(cost.told(costs, 1.3 * cost.GOAL, 3))
     few = {"test_a": 3.0, "test_b": 4.0}
-    assert cost.told(few, 2 * cost.USUAL, 1)[1:] == ["    4.0 s  test_b"], (
-        "a part of the suite is compared with nothing"
-    )
+    assert cost.told(few, 2 * cost.GOAL, 1)[1:] == ["    4.0 s  test_b"], "a part of the suite is compared with nothing"

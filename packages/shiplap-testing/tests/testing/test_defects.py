@@ -48,7 +48,7 @@ print(json.dumps([good, {name: ended(pid, until + patience[name]) for name, pid 
 """
 
 
-@pytest.mark.parametrize("name", sampled(HERE, len(HERE) // 3))
+@pytest.mark.parametrize("name", sampled(HERE, len(HERE) // 5))
 def test_the_bad_op_is_wrong_and_its_twin_is_right(name):
     defect = DEFECTS[name]
     with restored():
@@ -68,7 +68,7 @@ def ends(request):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", sampled(ISOLATED, long=[n for i, n in enumerate(ISOLATED) if i % 3]))
+@pytest.mark.parametrize("name", sampled(ISOLATED, long=[n for i, n in enumerate(ISOLATED) if i % 5]))
 def test_the_same_in_processes_that_may_end(name, ends):
     good, bad = ends
     assert good[name] == 40

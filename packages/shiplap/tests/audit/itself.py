@@ -24,7 +24,7 @@ OPS: dict[str, Op] = {}
 def itself(fn: Callable[..., Any], **declaration: Any) -> None:
     """``fn`` as an op, as its kernel, and through autograd as its gradient."""
     op = sl.op(f"itself::{fn.__name__}", **declaration)(fn)
-    op.kernel("cpu", lambda *args: fn(*args))
+    op.kernel("cpu", lambda **named: fn(**named))
 
     @op.backward
     def _(grad: Any, saved: Any, needs: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def threads():
 
 @pytest.mark.parametrize(
     "pair",
-    sampled(PAIRS, 9, long=LONG),
+    sampled(PAIRS, 6, long=LONG),
     ids=str,
 )
 def test_a_defect_is_flagged_and_its_twin_is_not(pair):

@@ -10,8 +10,8 @@ import pytest
 
 import shiplap as sl
 from shiplap.audit.checks import stateless
-from shiplap.audit.symbols import Symbol, state_of
 from shiplap.kernels.c.declaration import CAbi
+from shiplap.sampling.symbols import Symbol, state_of
 from shiplap_testing.zoo import bad, good, stateful
 from tests.audit.common import look
 from tests.audit.test_memory import double

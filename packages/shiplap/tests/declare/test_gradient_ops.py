@@ -54,9 +54,9 @@ def calls(ops):
     seen = []
     for name, op in (("x", ops.x), ("wb", ops.wb)):
 
-        def run(*args, name=name, op=op):
+        def run(name=name, op=op, **named):
             seen.append(name)
-            return op.reference(*args)
+            return op.reference(**named)
 
         op.kernel("cpu", run)
     return seen
@@ -91,7 +91,7 @@ def test_gradients_equal_those_of_the_reference(ops, calls, compiled):
 
 def test_the_general_recorder_agrees(ns, monkeypatch):
     """The straight-line recorder and the one that serves lists do the same; ``torch.func`` takes the latter."""
-    monkeypatch.setattr(import_module("shiplap.dispatch.autograd"), "compile_recorder", lambda spec, backward: None)
+    monkeypatch.setattr(import_module("shiplap.dispatch.autograd"), "compile_recorder", lambda *_: None)
     affine, affine_x, affine_wb = declare(ns)
     affine.backward(lambda grad, saved, needs: {}, saves=())
     with fails("SL110", "no gradient of 'x'"):

@@ -74,7 +74,7 @@ def test_kernels_that_look_at_values_are_asked_at_every_call(scaled):
     op, route, seen = scaled
     asked: list[float] = []
 
-    def positive(x, *rest):
+    def positive(x):
         asked.append(float(x[0, 0]))
         return asked[-1] > 0 or "negative"
 

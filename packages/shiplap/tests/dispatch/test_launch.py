@@ -11,7 +11,7 @@ import shiplap as sl
 from shiplap.declare.binding import Binding
 from shiplap.declare.kernel import Terms
 from shiplap.dispatch.launch import poisoned_workspace
-from shiplap.dispatch.python_kernel import PythonKernel
+from shiplap.dispatch.python_kernel import PythonFunction, PythonKernel
 from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
@@ -46,8 +46,8 @@ def test_kernel_styles(scale, style):
         torch.add(x * k, shift, out=y)
         total.copy_(y.sum())
 
-    def positional(a, b, shift, tag, y, total):
-        out(a, b, y=y, total=total, shift=shift, tag=tag)
+    def positional(total, shift, tag, k, x, y):
+        out(x, k, y=y, total=total, shift=shift, tag=tag)
 
     scale.kernel("cpu", {"functional": functional, "out": out, "out positional": positional}[style])
     same(scale, torch.arange(4.0))
@@ -95,7 +95,8 @@ def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, 
     def out(x, k, *, shift, tag, y, total):
         devices.append(entered[-1])
 
-    kernel = PythonKernel(scale.spec, Terms("k", "cuda", ""), {"functional": functional, "out": out}[style])
+    function = {"functional": functional, "out": out}[style]
+    kernel = PythonKernel(scale.spec, Terms("k", "cuda", PythonFunction(function)), function)
     call = Binding((torch.ones(2), 2, 0.0, "t"), device=torch.device(device))
     outs = torch.empty(2), torch.empty(())
     if style == "functional":
@@ -108,22 +109,25 @@ def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, 
 
 
 @pytest.mark.parametrize(
-    ("parameters", "got"),
+    ("parameters", "got", "fix"),
     [
-        ("x, y, *, out", "missing a required argument: 'y'"),
-        ("*, out", "too many positional arguments"),
-        ("x, *, result", "missing a required argument: 'result'"),
-        ("x, *, out, BLOCK", "missing a required argument: 'BLOCK'"),
+        ("x, y, *, out", "nothing is called 'y'", "remove 'y', or give it a value in configs="),
+        ("*, out", "the parameter 'x' is missing", "add the parameter 'x' to the kernel"),
+        ("a, *, out", "nothing is called 'a'", "rename 'a' to 'x'"),
+        ("x, *, result", "nothing is called 'result'", "rename 'result' to 'out'"),
+        ("x, *, out, BLOCK", "nothing is called 'BLOCK'", "remove 'BLOCK', or give it a value in configs="),
+        ("*values, out", "*values has no names", "name each parameter in place of *values"),
+        ("x, *rest, out", "*rest has no names", "name each parameter in place of *rest"),
     ],
 )
-def test_a_kernel_takes_the_arguments_of_the_op(ns, parameters, got):
+def test_a_kernel_takes_the_arguments_of_the_op(ns, parameters, got, fix):
     @sl.op(f"{ns}::f")
     def f(x: V) -> V:
         return x + 1
 
     kernel = eval(f"lambda {parameters}: None")
-    shown = f"k({parameters}): {got}"
-    with fails("SL122", where=f"{ns}::f, kernel k", got=shown, expected="k(x, *, out)"):
+    shown = f"<lambda>({parameters}): {got}"
+    with fails("SL122", where=f"{ns}::f, kernel k", got=shown, expected="k(x, *, out)", fix=fix):
         f.kernel("cpu", kernel, name="k")
     f.kernel("cpu", lambda x, *, out, BLOCK: out.copy_(x + BLOCK), configs=[{"BLOCK": 1}])
     f.kernel("cpu", lambda x, BLOCK: x + BLOCK, configs=lambda sizes: [{"BLOCK": sizes["n"]}])
@@ -141,8 +145,15 @@ def test_a_kernel_is_bound_for_a_device_type(ns):
         def bare(x):
             return x
 
-    f.kernel("cuad", lambda x: x)
-    with pytest.warns(sl.ShiplapNotice, match="runs its reference .no kernel for cpu, only for cuad."):
+    for wrong, fix in (("gpu", "cuda"), ("cuad", "cuda"), ("CPU", "cpu")):
+        with fails("SL122", got=f"the device type {wrong!r}", fix=f'write @op.kernel("{fix}")'):
+            f.kernel(wrong, lambda x: x)
+    with fails(
+        "SL122", got="the device type 'abacus'", fix="import the package of the device before the kernel is bound"
+    ):
+        f.kernel("abacus", lambda x: x)
+    f.kernel("cuda", lambda x: x)
+    with pytest.warns(sl.ShiplapNotice, match="runs its reference .no kernel for cpu, only for cuda."):
         f(torch.ones(2))
 
 

@@ -63,3 +63,36 @@ def test_a_number_that_follows_from_sizes_is_one_of_the_graph(ops, x, dynamic):
     compiled = torch.compile(lambda x: x * half(x), fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for value in (x, torch.ones(4)):
         assert torch.equal(compiled(value), value * half(value))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_integer_of_sizes_alone_compiles(ns, x, dynamic):
+    """It is a known number while the graph is traced: Dynamo takes none as the only result of an op."""
+
+    @sl.op(f"{ns}::rows")
+    def rows(x: V) -> int:
+        return x.shape[0] + 1
+
+    compiled = torch.compile(lambda x: (x * rows(x), rows(x)), fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for value in (x, torch.ones(4)):
+        scaled, number = compiled(value)
+        assert (scaled.tolist(), number) == ((value * (len(value) + 1)).tolist(), len(value) + 1)
+
+
+def test_forward_mode_goes_through_lists_and_past_numbers(ns, x):
+    @sl.op(f"{ns}::parts")
+    def parts(x: V) -> tuple[list[V], int, V | None]:
+        return [x * 2, x.square()], x.shape[0], None
+
+    @parts.backward(saves=("x",))
+    def _(grads, saved, needs):
+        return {"x": grads[0][0] * 2 + grads[0][1] * 2 * saved.x}
+
+    def sums(x):
+        (first, second), count, absent = parts(x)
+        assert absent is None
+        return (first + second) * count
+
+    value, tangent = torch.func.jvp(sums, (x,), (torch.ones(3),))
+    assert torch.equal(value, (x * 2 + x * x) * 3)
+    assert torch.equal(tangent, (2 + 2 * x) * 3)

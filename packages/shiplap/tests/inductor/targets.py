@@ -49,3 +49,17 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 slow_mm.template("cpu", product)
+
+
+@sl.op("fusetest::twice")
+def twice(x: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+    """Twice ``x``."""
+    return x * 2 + 0.0
+
+
+def sized(flaw: str) -> dict[str, Any]:
+    """A config of ``twice`` with one of the flaws of its template, or with none."""
+    return {"BM": 4, "BN": 64, "FLAW": flaw}
+
+
+twice.template("cpu", "sized.cpp.jinja", configs=[sized("none")])

@@ -18,7 +18,7 @@ import torch
 
 import shiplap as sl
 from shiplap.declare.config import NO_CONFIG
-from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch import compile_cache_key, tuned_choices
 from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.inductor import explain, fusion_choices, select_candidate, switches
 from shiplap.torch_private import inductor_lowering
@@ -40,12 +40,12 @@ def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with inductor_lowering.uncached():
         yield
     qmm.templates["cpu"] = before
-    compile_cache_key.refresh()
+    tuned_choices.forget()
 
 
 def only(*configs: dict[str, Any]) -> None:
     qmm.templates["cpu"] = [dataclasses.replace(qmm.templates["cpu"][0], configs=configs)]
-    compile_cache_key.refresh()
+    tuned_choices.forget()
 
 
 def arguments() -> tuple[torch.Tensor, ...]:
@@ -218,8 +218,6 @@ def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_on
 
 
 def test_frozen_choices_are_not_measured(monkeypatch):
-    from shiplap.dispatch import tuned_choices
-
     only(GOOD)
     monkeypatch.setattr(tuned_choices, "frozen", "tuned.json")
     before = measure.benchmarks
@@ -275,6 +273,6 @@ def test_an_edited_template_is_never_served_from_a_cache(tmp_path):
 
 
 def test_a_changed_lowering_is_another_key(monkeypatch):
-    before = compile_cache_key.digest()
-    monkeypatch.setattr(import_module("shiplap.inductor.install"), "_code", ["another lowering"])
-    assert compile_cache_key.digest() != before
+    before = compile_cache_key.key_of(qmm)
+    monkeypatch.setattr(import_module("shiplap.tuning.key"), "code_of", lambda *rooms: "another lowering")
+    assert compile_cache_key.key_of(qmm) != before

@@ -16,7 +16,7 @@ from torch._inductor.autotune_process import TritonBenchmarkRequest
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.graph import GraphLowering
 
-from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch import tuned_choices
 from shiplap.inductor import progress, proof_cache, prove_candidate
 from shiplap.inductor.fusion_choice import Verdict
 from shiplap.inductor.template_candidate import TemplateCandidate
@@ -51,11 +51,11 @@ def proofs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(GraphLowering, "codegen", ended)
     before = list(qmm.templates["cpu"])
     qmm.templates["cpu"] = [dataclasses.replace(qmm.templates["cpu"][0], configs=(GOOD,))]
-    compile_cache_key.refresh()
+    tuned_choices.forget()
     with inductor_lowering.uncached():
         yield done
     qmm.templates["cpu"] = before
-    compile_cache_key.refresh()
+    tuned_choices.forget()
 
 
 def lowered(*rows: int) -> None:
@@ -91,7 +91,7 @@ def test_a_proof_is_of_one_code(proofs, monkeypatch):
     lowered(70)
     assert len(proofs) == 2
     qmm.templates["cpu"] = [dataclasses.replace(t, source=t.source + "\n// edited") for t in qmm.templates["cpu"]]
-    compile_cache_key.refresh()
+    tuned_choices.forget()
     lowered(70)
     assert len(proofs) == 3
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch import tuned_choices
 from shiplap.inductor import fusion_choices, select_candidate, switches
 from shiplap.inductor.pytorch_candidate import TracedCandidate
 from shiplap.torch_private import inductor_lowering
@@ -35,7 +35,7 @@ def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with inductor_lowering.uncached():
         yield
     slow_mm.templates["cpu"] = before
-    compile_cache_key.refresh()
+    tuned_choices.forget()
 
 
 def compiled(**options: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch import tuned_choices
 from shiplap.inductor import fusion_choices
 from shiplap.torch_private import inductor_lowering
 from shiplap.tuning import Store, freeze, frozen, frozen_table, thaw
@@ -32,13 +32,13 @@ def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with inductor_lowering.uncached():
         yield
     qmm.templates["cpu"] = before
-    compile_cache_key.refresh()
+    tuned_choices.forget()
     thaw()
 
 
 def only(*configs: dict[str, Any], **changes: Any) -> None:
     qmm.templates["cpu"] = [dataclasses.replace(qmm.templates["cpu"][0], configs=configs, **changes)]
-    compile_cache_key.refresh()
+    tuned_choices.forget()
 
 
 def tuned() -> tuple[Any, Any]:

@@ -62,7 +62,7 @@ def judged(launcher, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("name", sampled([n for n in FRESH if n not in SLOW], 10))
+@pytest.mark.parametrize("name", sampled([n for n in FRESH if n not in SLOW], 5))
 def test_an_attack_is_refused_at_once(judged, name):
     ruling = judged(FRESH[name])
     assert ruling.word == "refused", ruling

@@ -53,7 +53,8 @@ def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 2
 
 
-double.kernel("cpu", sl.cabi(HERE.with_name("libdouble.so"), "shipped_double"), configs=[{"WRONG": 1}, {"WRONG": 0}])
+KERNEL = sl.cabi(HERE.with_name("libdouble.so"), "shipped_double", without_signature=True)
+double.kernel("cpu", KERNEL, configs=[{"WRONG": 1}, {"WRONG": 0}])
 
 
 @triton.jit

@@ -26,6 +26,7 @@ def conv(
     table: Int32[Tensor, "k n//2"],
     bias: Float[Tensor, "#k"] | None,
     taps: list[int],
+    mode: str,
 ) -> tuple[Float[Tensor, "n k-1"], Float32[Tensor, "3"]]: ...
 
 
@@ -42,6 +43,7 @@ def many(xs: list[Shaped[Tensor, "*b n"]], y: Shaped[Tensor, "..."]) -> Shaped[T
 PLANS = [
     plan_of(conv, dims={"k": "prod(taps)"}, requires=("taps[0] > 1",), mutates=("x",), contiguous=("table",)),
     plan_of(many),
+    plan_of(many, mutates=("xs",)),
     plan_of(held),
 ]
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from jaxtyping import Float
+from shiplap.declare.code_digest import unfollowed
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap.declare.code_digest import foreign
 from shiplap.rewrite import PatternRewrite, prove, rewrite
 from shiplap.rewrite.shipped import no_ops, rms_norm
 from shiplap.rewrite.shipped.no_ops import NoOps
@@ -113,12 +113,13 @@ def test_a_fault_is_looked_for_again() -> None:
 
 def test_a_rewrite_that_uses_what_its_digest_does_not_cover_is_proven_in_each_process() -> None:
     assert (no_ops.self_contained, rms_norm.self_contained, made().self_contained) == (True, True, True)
-    with_helper = made(lambda x: _Scale(2.0).of(x))
-    assert not with_helper.self_contained
-    assert foreign(lambda x: torch.ops.aten.mul(x, 2.0)) == "torch.ops"
-    assert foreign(_scaled) == "default 0"
-    assert foreign(lambda x: json.loads(x)) == "json"
-    assert foreign(lambda x: F.gelu(x) + times_two(x)) == ""
+    assert made(lambda x: _Scale(2.0).of(x)).self_contained
+    assert not made(lambda x: getattr(SCALE, "".join("of"))(x)).self_contained
+    assert unfollowed(lambda x: torch.ops.some_library.mul(x, 2.0)) == "torch.ops.some_library::mul"
+    assert unfollowed(lambda x: torch.ops.aten.mul(x, 2.0)) == ""
+    assert unfollowed(_scaled) == ""
+    assert unfollowed(lambda x: json.loads(x)) == ""
+    assert unfollowed(lambda x: F.gelu(x) + times_two(x)) == ""
 
 
 class _Scale:

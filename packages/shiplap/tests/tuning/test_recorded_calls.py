@@ -58,7 +58,10 @@ def test_a_recorder_keeps_native_bindings_away(tmp_path, ns):
             return (call.args[0] + 1,)
 
     class Source(Implementation):
-        identity, name = "x", "bound"
+        name = "bound"
+
+        def code_parts(self):
+            yield "x", None
 
         def bind(self, spec, terms):
             kernel = Bound(spec, terms)

@@ -1,4 +1,4 @@
-"""The Triton kernels of slidesparse and the linear layers on CUDA. The first kernel that runs imports Triton."""
+"""The kernels of slidesparse in Triton, and the linear layers on CUDA. Triton is imported when one of them runs."""
 
 from __future__ import annotations
 
@@ -34,22 +34,18 @@ FLOATS = ("float32", "float16", "bfloat16")  # what follows a product is compute
 
 
 def _packed_there(packed: Tensor | None, layout: int) -> bool | str:
-    """Return whether there is a packed weight in the GPU's layout, or the reason why not."""
     if packed is None:
         return "no packed weight"
     return layout == ops.CUSPARSELT or "its weight is in the portable layout: pack it on the GPU"
 
 
-def _dense_there(dense: Tensor | None, tile: int) -> bool | str:
-    """Return whether there is a dense weight whose sizes are multiples of ``tile``, or the reason why not."""
+def _is_dense(dense: Tensor | None, tile: int) -> bool | str:
     if dense is None:
         return "no dense weight"
     return not any(size % tile for size in dense.shape) or f"{tuple(dense.shape)} are no multiples of {tile}"
 
 
 def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
-    """Bind the two kernels of an 8-bit layer, one for each form of the weight."""
-
     def slide(
         x: Tensor,
         scale: Tensor,
@@ -76,13 +72,11 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
     ) -> None:
         late("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
 
-    op.kernel("cuda", slide, dtypes=FLOATS, supports=lambda *a: _packed_there(a[3], a[6]))
-    op.kernel("cuda", dense, dtypes=FLOATS, supports=lambda *a: _dense_there(a[2], 32))
+    op.kernel("cuda", slide, dtypes=FLOATS, supports=_packed_there)
+    op.kernel("cuda", dense, dtypes=FLOATS, supports=lambda dense: _is_dense(dense, 32))
 
 
 def _bind_16bit(op: sl.Op) -> None:
-    """Bind the two kernels of a 16-bit layer, one for each form of the weight."""
-
     def slide(
         x: Tensor,
         n: int,
@@ -109,8 +103,8 @@ def _bind_16bit(op: sl.Op) -> None:
     ) -> None:
         late("linear", "dense_16bit")(x, dense, bias, out)
 
-    op.kernel("cuda", slide, supports=lambda *a: _packed_there(a[3], a[6]))
-    op.kernel("cuda", dense, supports=lambda *a: _dense_there(a[2], 1))
+    op.kernel("cuda", slide, supports=_packed_there)
+    op.kernel("cuda", dense, supports=lambda dense: _is_dense(dense, 1))
 
 
 _bind_8bit(layers.linear_int8, torch.int8)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from shiplap.plugin_api import late_launches
@@ -24,23 +22,45 @@ def _(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @ops.segment_mean.kernel("cuda", name="triton")
-def _(*args: Any, out: Tensor) -> None:
-    late("unique", "segment_mean")(*args, out=out)
+def _(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
+    late("unique", "segment_mean")(feats, index, counts, out=out)
 
 
 @ops.subm_table.kernel("cuda", name="triton", workspace=HASH)
-def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
-    late("plain_tables", "subm_table")(*args, out=out, workspace=workspace)
+def _(
+    coords: Tensor, spatial_shape: list[int], kernel: list[int], dilation: list[int], *, out: Tensor, workspace: Tensor
+) -> None:
+    late("plain_tables", "subm_table")(coords, spatial_shape, kernel, dilation, out=out, workspace=workspace)
 
 
 @ops.conv_table.kernel("cuda", name="triton", workspace=HASH)
-def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
-    late("plain_tables", "conv_table")(*args, out=out, workspace=workspace)
+def _(
+    coords: Tensor,
+    out_coords: Tensor,
+    spatial_shape: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    *,
+    out: Tensor,
+    workspace: Tensor,
+) -> None:
+    late("plain_tables", "conv_table")(
+        coords, out_coords, spatial_shape, kernel, stride, padding, dilation, out=out, workspace=workspace
+    )
 
 
 @ops.out_coords.kernel("cuda", name="triton")
-def _(*args: Any) -> Tensor:
-    return late("cells", "out_coords")(*args)
+def _(
+    coords: Tensor,
+    spatial_shape: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    return late("cells", "out_coords")(coords, spatial_shape, kernel, stride, padding, dilation)
 
 
 TABLES, SORTS = f"{__name__}.tables", f"{__name__}.sort"
@@ -74,28 +94,28 @@ norms.norm_relu.kernel(
 
 
 @pooling.max_pool_with_taps.kernel("cuda", name="triton")
-def _(*args: Any, out: Tensor, taps: Tensor) -> None:
-    late("pool", "max_pool_with_taps")(*args, out=out, taps=taps)
+def _(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
+    late("pool", "max_pool_with_taps")(feats, table, table_t, out=out, taps=taps)
 
 
 @pooling.max_pool_grad.kernel("cuda", name="triton")
-def _(*args: Any, out: Tensor) -> None:
-    late("pool", "max_pool_grad")(*args, out=out)
+def _(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
+    late("pool", "max_pool_grad")(grad, taps, table_t, out=out)
 
 
 @pooling.sum_pool.kernel("cuda", name="triton")
-def _(*args: Any, out: Tensor) -> None:
-    late("pool", "sum_pool")(*args, out=out)
+def _(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
+    late("pool", "sum_pool")(feats, table, table_t, average, out=out)
 
 
 _PARTS = "min(cdiv(n, 2048), 256) * batch_size"  # as many as scenes.PART and scenes.PARTS make, for each scene
 
 
 @pooling.global_max_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * 4 * c")
-def _(*args: Any, out: Tensor, rows: Tensor, workspace: Tensor) -> None:
-    late("scenes", "global_max_pool")(*args, out=out, rows=rows, workspace=workspace)
+def _(feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor) -> None:
+    late("scenes", "global_max_pool")(feats, coords, batch_size, out=out, rows=rows, workspace=workspace)
 
 
 @pooling.global_sum_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * (8 * c + 8)")
-def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
-    late("scenes", "global_sum_pool")(*args, out=out, workspace=workspace)
+def _(feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor) -> None:
+    late("scenes", "global_sum_pool")(feats, coords, batch_size, average, out=out, workspace=workspace)

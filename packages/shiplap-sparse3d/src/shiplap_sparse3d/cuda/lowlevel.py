@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from shiplap_sparse3d import grid_sample, hashing, postprocess, serialize
@@ -23,18 +21,18 @@ def _(table_keys: Tensor, table_values: Tensor, keys: Tensor, *, out: Tensor) ->
 
 
 @hashing.hash_insert_3d.kernel("cuda", name="triton")
-def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor, shape: list[int]) -> None:
-    late("hashmap", "insert_3d")("hash_insert_3d", table_keys, table_values, coords, values, shape)
+def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor, spatial_shape: list[int]) -> None:
+    late("hashmap", "insert_3d")("hash_insert_3d", table_keys, table_values, coords, values, spatial_shape)
 
 
 @hashing.hash_insert_3d_index.kernel("cuda", name="triton")
-def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: list[int]) -> None:
-    late("hashmap", "insert_3d")("hash_insert_3d_index", table_keys, table_values, coords, None, shape)
+def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, spatial_shape: list[int]) -> None:
+    late("hashmap", "insert_3d")("hash_insert_3d_index", table_keys, table_values, coords, None, spatial_shape)
 
 
 @hashing.hash_lookup_3d.kernel("cuda", name="triton")
-def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: list[int], *, out: Tensor) -> None:
-    late("hashmap", "lookup_3d")(table_keys, table_values, coords, shape, out)
+def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, spatial_shape: list[int], *, out: Tensor) -> None:
+    late("hashmap", "lookup_3d")(table_keys, table_values, coords, spatial_shape, out)
 
 
 @serialize.z_order_encode.kernel("cuda", name="triton")
@@ -58,23 +56,23 @@ def _(codes: Tensor, bits: int, axes: list[int], *, coords: Tensor) -> None:
 
 
 @grid_sample.nearest_map.kernel("cuda", name="triton")
-def _(coords: Tensor, queries: Tensor, shape: list[int], *, out: Tensor) -> None:
-    late("sample", "find_queries")("nearest_map", coords, queries, shape, out, None)
+def _(coords: Tensor, queries: Tensor, spatial_shape: list[int], *, out: Tensor) -> None:
+    late("sample", "find_queries")("nearest_map", coords, queries, spatial_shape, out, None)
 
 
 @grid_sample.trilinear_map.kernel("cuda", name="triton")
-def _(coords: Tensor, queries: Tensor, shape: list[int], *, indices: Tensor, weights: Tensor) -> None:
-    late("sample", "find_queries")("trilinear_map", coords, queries, shape, indices, weights)
+def _(coords: Tensor, queries: Tensor, spatial_shape: list[int], *, indices: Tensor, weights: Tensor) -> None:
+    late("sample", "find_queries")("trilinear_map", coords, queries, spatial_shape, indices, weights)
 
 
 @grid_sample.indice_weighted_sum.kernel("cuda", name="triton")
-def _(*args: Any, out: Tensor) -> None:
-    late("sample", "weighted_sum")(*args, out)
+def _(feats: Tensor, indices: Tensor, weights: Tensor, *, out: Tensor) -> None:
+    late("sample", "weighted_sum")(feats, indices, weights, out)
 
 
 @grid_sample.indice_weighted_sum_grad.kernel("cuda", name="triton")
-def _(*args: Any, out: Tensor) -> None:
-    late("sample", "weighted_sum_grad")(*args, out)
+def _(grad: Tensor, indices: Tensor, weights: Tensor, rows: int, *, out: Tensor) -> None:
+    late("sample", "weighted_sum_grad")(grad, indices, weights, rows, out)
 
 
 @postprocess.masked_gemm_signals.kernel("cuda", name="triton")

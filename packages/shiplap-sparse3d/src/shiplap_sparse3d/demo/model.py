@@ -23,7 +23,7 @@ class Layer(nn.Module):
 
     def __init__(self, conv: SubMConv3d | SparseConv3d | SparseInverseConv3d) -> None:
         super().__init__()
-        self.conv, self.norm = conv, nn.LayerNorm(conv.co, elementwise_affine=False)
+        self.conv, self.norm = conv, nn.LayerNorm(conv.out_channels, elementwise_affine=False)
         # A norm follows, so the scale is free: it only sets how fast Adam turns the weights (validated).
         nn.init.normal_(conv.weight, std=2 / math.sqrt(conv.weight[0].numel()))
 

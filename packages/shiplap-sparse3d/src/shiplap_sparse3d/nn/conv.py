@@ -1,4 +1,8 @@
-"""Convolutions. Weights are ``[co, *kernel, ci / groups]`` (spconv's KRSC), initialised like ``torch.nn.Conv3d``."""
+"""Convolutions.
+
+Weights are ``[out_channels, *kernel_size, in_channels / groups]`` (spconv's KRSC), initialised like
+``torch.nn.Conv3d``.
+"""
 
 from __future__ import annotations
 
@@ -33,29 +37,41 @@ __all__ = [
     "SubMConv3d",
 ]
 
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
 
 class Convolution(SparseModule):
     """Weight, bias and the call that all sparse convolutions share."""
 
     ndim = 3
+    _no_such = "remove the argument; help() of the class lists those that there are"
 
-    def __init__(self, ci: int, co: int, k: Axes, *, groups: int, bias: bool, **factory: Any) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Axes, *, groups: int, bias: bool, **factory: Any
+    ) -> None:
         super().__init__()
-        if groups < 1 or ci % groups or co % groups:
+        name = type(self).__name__
+        if others := [f"{key}={value!r}" for key, value in factory.items() if key not in ("device", "dtype")]:
+            raise error("SL209", where=name, got=", ".join(others), expected=f"arguments of {name}", fix=self._no_such)
+        if min(in_channels, out_channels) < 0:
+            got = f"{in_channels} and {out_channels} channels"
+            raise error("SL208", where=f"{name}, in_channels and out_channels", got=got, expected="0 or more")
+        if groups < 1 or in_channels % groups or out_channels % groups:
             raise error(
                 "SL208",
-                where=f"{type(self).__name__}, argument 'groups'",
-                got=f"{groups} groups of {ci} and {co} channels",
+                where=f"{name}, argument 'groups'",
+                got=f"{groups} groups of {in_channels} and {out_channels} channels",
                 expected="a divisor of both",
             )
-        self.ci, self.co, self.groups, self.kernel = ci, co, groups, per_axis(k, "kernel", self.ndim)
-        self.weight = nn.Parameter(torch.empty(co, *self.kernel, ci // groups, **factory))
-        self.bias = nn.Parameter(torch.empty(co, **factory)) if bias else None
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size = per_axis(kernel_size, "kernel_size", self.ndim, 1)
+        self.weight = nn.Parameter(torch.empty(out_channels, *self.kernel_size, in_channels // groups, **factory))
+        self.bias = nn.Parameter(torch.empty(out_channels, **factory)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Kaiming uniform over the fan-in ``ci / groups * k``, as ``torch.nn.Conv3d`` does."""
-        fan_in = self.ci // self.groups * math.prod(self.kernel)
+        """Kaiming uniform over the fan-in ``in_channels / groups * taps``, as ``torch.nn.Conv3d`` does."""
+        fan_in = self.in_channels // self.groups * math.prod(self.kernel_size)
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
@@ -63,8 +79,11 @@ class Convolution(SparseModule):
 
     def _check_input(self, x: SparseTensor) -> None:
         self._check_axes(x, self.ndim)
-        if x.feats.size(1) != self.ci:  # shape would be a tuple with a symbol for the rows, in a graph
-            raise other_channels(type(self).__name__, x.feats, self.ci, "ci")
+        if x.feats.size(1) != self.in_channels:  # shape would be a tuple with a symbol for the rows, in a graph
+            raise other_channels(type(self).__name__, x.feats, self.in_channels)
+        if x.feats.dtype not in _FLOATS:
+            expected = ", ".join(map(str, _FLOATS))
+            raise error("SL204", where=f"{type(self).__name__}, feats", got=x.feats.dtype, expected=expected)
 
     def _convolve(self, feats: Tensor, plan: Plan) -> Tensor:
         return plan.conv(feats, self.weight.flatten(1, -2), self.bias, self.groups)
@@ -73,7 +92,7 @@ class Convolution(SparseModule):
         return SparseTensor(self._convolve(x.feats, step.plan), geometry=step.geometry)
 
     def extra_repr(self) -> str:
-        parts = [f"{self.ci} -> {self.co}, kernel={self.kernel}"]
+        parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
         for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
             value = getattr(self, name, None)
             if value is not None and any(v != usual for v in value):
@@ -86,43 +105,52 @@ class SubMConv3d(Convolution):
     """Submanifold convolution: outputs on the input's voxels only (Graham et al., CVPR 2018).
 
     Args:
-        ci, co: input and output channels.
-        k: kernel size, one int or one per axis. An even one reaches one voxel further back than ahead.
+        in_channels, out_channels: channels of the input and of the output.
+        kernel_size: one int or one per axis. An even one reaches one voxel further back than ahead.
         dilation: spacing of the taps.
         bias: whether to add one.
-        groups: channels are convolved in as many groups, as in ``torch.nn.Conv3d``; ``ci`` of them: depthwise.
+        groups: channels are convolved in as many groups, as in ``torch.nn.Conv3d``; ``in_channels`` of them: depthwise.
 
-    Shape: ``feats [n, ci] -> [n, co]`` on the same coordinates.
+    Shape: ``feats [n, in_channels] -> [n, out_channels]`` on the same coordinates.
     """
 
+    _no_such = "remove the argument: outputs lie on the voxels of the input, so there is neither stride nor padding"
+
     def __init__(
-        self, ci: int, co: int, k: Axes, dilation: Axes = 1, bias: bool = True, groups: int = 1, **factory: Any
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Axes,
+        dilation: Axes = 1,
+        bias: bool = True,
+        groups: int = 1,
+        **factory: Any,
     ) -> None:
-        super().__init__(ci, co, k, groups=groups, bias=bias, **factory)
-        self.dilation = per_axis(dilation, "dilation", self.ndim)
+        super().__init__(in_channels, out_channels, kernel_size, groups=groups, bias=bias, **factory)
+        self.dilation = per_axis(dilation, "dilation", self.ndim, 1)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_input(x)
-        return x.replace(self._convolve(x.feats, x.geometry.subm(self.kernel, self.dilation)))
+        return x.replace(self._convolve(x.feats, x.geometry.subm(self.kernel_size, self.dilation)))
 
 
 class SparseConv3d(Convolution):
     """Strided convolution: outputs wherever the kernel reaches an input voxel, as ``torch.nn.Conv3d`` on those cells.
 
     Args:
-        ci, co, k, dilation, bias, groups: as in :class:`SubMConv3d`.
+        in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`.
         stride: step between outputs.
         padding: cells added on each side.
         capacity: rows of the result if fixed, see ``Geometry.strided``.
 
-    Shape: ``feats [n, ci] -> [m, co]`` on the coarser grid; ``m`` depends on the coordinates.
+    Shape: ``feats [n, in_channels] -> [m, out_channels]`` on the coarser grid; ``m`` depends on the coordinates.
     """
 
     def __init__(
         self,
-        ci: int,
-        co: int,
-        k: Axes,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Axes,
         stride: Axes = 1,
         padding: Axes = 0,
         dilation: Axes = 1,
@@ -131,13 +159,13 @@ class SparseConv3d(Convolution):
         capacity: int | None = None,
         **factory: Any,
     ) -> None:
-        super().__init__(ci, co, k, groups=groups, bias=bias, **factory)
-        self.stride, self.padding = per_axis(stride, "stride", self.ndim), per_axis(padding, "padding", self.ndim)
-        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim), capacity
+        super().__init__(in_channels, out_channels, kernel_size, groups=groups, bias=bias, **factory)
+        self.stride, self.padding = per_axis(stride, "stride", self.ndim, 1), per_axis(padding, "padding", self.ndim, 0)
+        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), capacity
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_input(x)
-        window = self.kernel, self.stride, self.padding, self.dilation
+        window = self.kernel_size, self.stride, self.padding, self.dilation
         return self._step(x, x.geometry.strided(*window, capacity=self.capacity))
 
 
@@ -145,20 +173,20 @@ class SparseConvTranspose3d(Convolution):
     """Transposed convolution onto new voxels: all that an input reaches, as ``torch.nn.ConvTranspose3d`` there.
 
     Args:
-        ci, co, k, dilation, bias, groups: as in :class:`SubMConv3d`.
+        in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`.
         stride: step between inputs on the finer grid.
         padding: cells cut off on each side.
         output_padding: cells added at the far end.
         capacity: rows of the result if fixed, see ``Geometry.strided``.
 
-    Shape: ``feats [n, ci] -> [m, co]`` on the finer grid; ``m`` depends on the coordinates.
+    Shape: ``feats [n, in_channels] -> [m, out_channels]`` on the finer grid; ``m`` depends on the coordinates.
     """
 
     def __init__(
         self,
-        ci: int,
-        co: int,
-        k: Axes,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Axes,
         stride: Axes = 1,
         padding: Axes = 0,
         output_padding: Axes = 0,
@@ -168,14 +196,14 @@ class SparseConvTranspose3d(Convolution):
         capacity: int | None = None,
         **factory: Any,
     ) -> None:
-        super().__init__(ci, co, k, groups=groups, bias=bias, **factory)
-        self.stride, self.padding = per_axis(stride, "stride", self.ndim), per_axis(padding, "padding", self.ndim)
-        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim), capacity
+        super().__init__(in_channels, out_channels, kernel_size, groups=groups, bias=bias, **factory)
+        self.stride, self.padding = per_axis(stride, "stride", self.ndim, 1), per_axis(padding, "padding", self.ndim, 0)
+        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), capacity
         self.output_padding = per_axis(output_padding, "output_padding", self.ndim)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_input(x)
-        window = self.kernel, self.stride, self.padding, self.dilation, self.output_padding
+        window = self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding
         return self._step(x, x.geometry.transposed(*window, capacity=self.capacity))
 
 
@@ -183,22 +211,25 @@ class SparseInverseConv3d(Convolution):
     """The way back of the step that made the input's voxels: transposed convolution onto the voxels before it.
 
     Args:
-        ci, co, bias, groups: as in :class:`SubMConv3d`.
-        k: the kernel size of that step, a strided or transposed convolution or a pooling.
+        in_channels, out_channels, bias, groups: as in :class:`SubMConv3d`.
+        kernel_size: that of the step, a strided or transposed convolution or a pooling.
 
-    Shape: ``feats [m, ci] -> [n, co]`` on the coordinates before. Equals ``conv_transpose3d`` at those cells.
+    Shape: ``feats [m, in_channels] -> [n, out_channels]`` on the coordinates before.
+    Equals ``conv_transpose3d`` at those cells.
 
     Raises:
         ArgumentError: SL208 when the input did not come from a step with this kernel.
     """
 
-    def __init__(self, ci: int, co: int, k: Axes, bias: bool = True, groups: int = 1, **factory: Any) -> None:
-        super().__init__(ci, co, k, groups=groups, bias=bias, **factory)
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Axes, bias: bool = True, groups: int = 1, **factory: Any
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, groups=groups, bias=bias, **factory)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_input(x)
         origin = x.geometry.parent
-        if origin is None or origin.window.kernel != triple(self.kernel, "kernel", self.ndim):
+        if origin is None or origin.window.kernel != triple(self.kernel_size, "kernel", self.ndim):
             made = "no strided convolution before it"
             if origin is not None:
                 made = f"one with kernel {origin.window.kernel[3 - self.ndim :]}"
@@ -207,7 +238,7 @@ class SparseInverseConv3d(Convolution):
                 "SL208",
                 where=type(self).__name__,
                 got=made,
-                expected=f"a {name} with kernel {self.kernel}",
+                expected=f"a {name} with kernel {self.kernel_size}",
                 fix=f"pair each inverse convolution with a {name} of the same kernel",
             )
         return SparseTensor(self._convolve(x.feats, origin.plan.t), geometry=origin.geometry)
@@ -219,29 +250,30 @@ class GenerativeConv3d(Convolution):
     :class:`SparseConvTranspose3d` grows voxels and refines the grid at once.
 
     Args:
-        ci, co, k, dilation, bias, groups: as in :class:`SubMConv3d`, whose taps these are.
+        in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`, whose taps these are.
         capacity: rows of the result if fixed, see ``Geometry.strided``.
 
-    Shape: ``feats [n, ci] -> [m, co]``; the grid stays as it is, or grows by ``dilation`` for an even kernel.
+    Shape: ``feats [n, in_channels] -> [m, out_channels]``.
+    The grid stays as it is, or grows by ``dilation`` for an even kernel.
     """
 
     def __init__(
         self,
-        ci: int,
-        co: int,
-        k: Axes,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Axes,
         dilation: Axes = 1,
         bias: bool = True,
         groups: int = 1,
         capacity: int | None = None,
         **factory: Any,
     ) -> None:
-        super().__init__(ci, co, k, groups=groups, bias=bias, **factory)
-        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim), capacity
+        super().__init__(in_channels, out_channels, kernel_size, groups=groups, bias=bias, **factory)
+        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), capacity
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_input(x)
-        return self._step(x, x.geometry.generative(self.kernel, self.dilation, capacity=self.capacity))
+        return self._step(x, x.geometry.generative(self.kernel_size, self.dilation, capacity=self.capacity))
 
 
 class SubMConv2d(SubMConv3d):

@@ -28,8 +28,8 @@ class WindowPool(SparseModule):
     """Pooling over the voxels of a window, onto every voxel that an input reaches.
 
     Args:
-        kernel: size of the window, one int or one per axis.
-        stride: step between windows (default: ``kernel``).
+        kernel_size: size of the window, one int or one per axis.
+        stride: step between windows (default: ``kernel_size``).
         padding, dilation: as in convolution. Padded cells hold no voxel.
         capacity: rows of the result if fixed, see ``Geometry.strided``.
 
@@ -40,28 +40,28 @@ class WindowPool(SparseModule):
 
     def __init__(
         self,
-        kernel: Axes,
+        kernel_size: Axes,
         stride: Axes | None = None,
         padding: Axes = 0,
         dilation: Axes = 1,
         capacity: int | None = None,
     ) -> None:
         super().__init__()
-        self.kernel = per_axis(kernel, "kernel", self.ndim)
-        self.stride = self.kernel if stride is None else per_axis(stride, "stride", self.ndim)
-        self.padding = per_axis(padding, "padding", self.ndim)
-        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim), capacity
+        self.kernel_size = per_axis(kernel_size, "kernel_size", self.ndim, 1)
+        self.stride = self.kernel_size if stride is None else per_axis(stride, "stride", self.ndim, 1)
+        self.padding = per_axis(padding, "padding", self.ndim, 0)
+        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), capacity
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_axes(x, self.ndim)
-        step = x.geometry.pooled(self.kernel, self.stride, self.padding, self.dilation, capacity=self.capacity)
+        step = x.geometry.pooled(self.kernel_size, self.stride, self.padding, self.dilation, capacity=self.capacity)
         return SparseTensor(self._pool(x.feats, step.plan), geometry=step.geometry)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
         raise NotImplementedError
 
     def extra_repr(self) -> str:
-        return f"kernel={self.kernel}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}"
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}"
 
 
 class SparseMaxPool3d(WindowPool):

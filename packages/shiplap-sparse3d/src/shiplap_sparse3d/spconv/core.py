@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from shiplap.plugin_api import error
-from shiplap_sparse3d.coords import check_rows
+from shiplap.plugin_api.memos import built_outside_modes
+from shiplap_sparse3d.coords import as_many_rows, check_rows
 from shiplap_sparse3d.geometry import Geometry, per_axis, same_number, same_numbers, triple
 from shiplap_sparse3d.reentrant import inside, made_inside, refuse_in_eager
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
@@ -74,6 +75,7 @@ def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tensor
     return updates.new_zeros(*shape).index_put(tuple(indices.long().unbind(-1)), updates)
 
 
+@built_outside_modes
 def indices_of(coords: Tensor, ndim: int) -> Tensor:
     """Return ``int32 [n, 4]`` as ``[n, 1 + ndim]``, without the axes that do not exist."""
     return coords if ndim == MAX_NDIM else torch.cat([coords[:, :1], coords[:, -ndim:]], 1)
@@ -145,6 +147,7 @@ class SparseConvTensor(Summed):
             raise error("SL204", where=f"{where}, indices", got=self._indices.dtype, expected="int32")
         check_least(where, [self.batch_size], lambda: f"batch_size {self.batch_size}")
         assume_rows(self._indices.shape[0])
+        self._indices = as_many_rows(self._indices, self._features)
 
     def _check_features(self) -> None:
         where, features = "SparseConvTensor, features", self._features

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from shiplap_sparse3d import ops as kernels
-from shiplap_sparse3d.geometry import Geometry, Strided
+from shiplap_sparse3d.geometry import Geometry, Strided, in_passing_graph
 from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.spconv.shared import SharedPlan, plan_of, refuse_shared
 from shiplap_sparse3d.steps import Window as Step
@@ -85,7 +85,8 @@ class IndiceData:
                 plan = plan_of(self.geometry, self.ksize, self.dilation)
             else:
                 plan = self.window.step(self.geometry).plan
-            self.known_plan = plan
+            if not in_passing_graph():
+                self.known_plan = plan
         return plan
 
     @property
@@ -98,7 +99,9 @@ class IndiceData:
         """Return the plan from outputs to inputs."""
         if self.whole:
             return self.plan.t
-        self.known_plan = plan = self.window.step(self.geometry, back=True).plan
+        plan = self.window.step(self.geometry, back=True).plan
+        if not in_passing_graph():
+            self.known_plan = plan
         return plan.t
 
     @property

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +23,14 @@ from torch.compiler import is_compiling
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
+from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d.coords import keys_of
 from shiplap_sparse3d.geometry import Geometry
 from shiplap_sparse3d.plan import Plan
 
 __all__ = ["SharedPlan", "expect_duplicates", "first_rows", "plan_of"]
 
+jit: Any = torch.jit  # which types do not know in full
 _expected = False
 
 
@@ -101,15 +104,17 @@ def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
         return _shared(geometry, kernel, dilation) if _expected else geometry.subm(kernel, dilation)
     if geometry.shared is not None or (_expected and geometry.coords.is_cuda and _has_twins(geometry)):
         return _shared(geometry, kernel, dilation)
+    if jit.is_tracing() and _has_twins(geometry):  # an op that raises leaves torch's tracer in pieces
+        return _shared(geometry, kernel, dilation)
     try:
         return geometry.subm(kernel, dilation)
     except ShiplapError as wrong:
         if wrong.id != "SL211" or geometry.coords.is_cuda or not _has_twins(geometry):
             raise
-    expect_duplicates()
     return _shared(geometry, kernel, dilation)
 
 
+@built_outside_modes
 def _has_twins(geometry: Geometry) -> bool:
     first = first_rows(geometry.coords, geometry.spatial_shape)
     return not torch.equal(first, torch.arange(first.shape[0], device=first.device))
@@ -118,9 +123,7 @@ def _has_twins(geometry: Geometry) -> bool:
 def _shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> SharedPlan:
     """Return the plan of voxels of which several may be in one cell, which are found once for all kernels."""
     if geometry.shared is None:
-        first = first_rows(geometry.coords, geometry.spatial_shape)
-        alone = first == torch.arange(first.shape[0], device=first.device)
-        coords = torch.where(alone[:, None], geometry.coords, -1)
+        first, coords = _first_of_cells(geometry.coords, geometry.spatial_shape)
         distinct = Geometry.unchecked(coords, geometry.spatial_shape, geometry.batch_size, False, geometry.ndim)
         geometry.shared = first, distinct
     first, distinct = geometry.shared
@@ -131,6 +134,14 @@ def _shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Share
     return SharedPlan(
         plan.table, plan.rows, plan.order, plan.masks, plan.reflect, plan.symmetric, plan.back, first, centre
     )
+
+
+@built_outside_modes
+def _first_of_cells(coords: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """:func:`first_rows`, and ``coords`` with padding in place of the other rows."""
+    first = first_rows(coords, shape)
+    alone = first == torch.arange(first.shape[0], device=first.device)
+    return first, torch.where(alone[:, None], coords, -1)
 
 
 def refuse_shared(plan: Plan, where: str) -> None:

@@ -53,7 +53,7 @@ def error(got: Tensor, want: Tensor) -> float:
 def alone(op: sl.Op, args: tuple[Any, ...], **config: Any) -> Tensor:
     """The op's template as a kernel of its own."""
     template = dataclasses.replace(op.templates["cpu"][0], configs=({**TILE, **config},))
-    call, kernel = op.bind(args), TemplateKernel(op.spec, Terms(template.name, "cpu", ""), template)
+    call, kernel = op.bind(args), TemplateKernel(op.spec, Terms(template.name, "cpu", template), template)
     serving = kernel.serving(call)
     assert not isinstance(serving, str), serving
     return serving.run(call)[0]

@@ -115,13 +115,13 @@ def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
 
 
 def kernel(fn: Callable[..., Any], **declaration: Any) -> Part:
-    """A Python kernel for the CPU; the keywords are those of ``op.kernel``."""
-    return lambda op: op.kernel("cpu", fn, **declaration)
+    """A Python kernel for the CPU, with any strides; the keywords are those of ``op.kernel``."""
+    return lambda op: op.kernel("cpu", fn, **{"strided": True, **declaration})
 
 
 def backward(fn: Callable[..., Any], saves: Iterable[str] | None = None) -> Part:
-    """A gradient; ``saves`` as in ``op.backward``."""
-    return lambda op: op.backward(fn, saves=saves)
+    """A gradient of tensors with any strides; ``saves`` as in ``op.backward``."""
+    return lambda op: op.backward(fn, saves=saves, strided=True)
 
 
 def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:

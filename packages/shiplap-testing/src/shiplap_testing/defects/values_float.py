@@ -43,10 +43,15 @@ def binary(name, fn, annotation=M):
 def filled(fn):
     """An out-style kernel from a function that returns its result."""
 
-    def fill(*args, out):
-        out.copy_(fn(*args))
+    def bind(op):
+        names = [a.name for a in op.spec.args]
 
-    return kernel(fill)
+        def fill(out, **named):
+            out.copy_(fn(*[named[name] for name in names]))
+
+        return kernel(fill)(op)
+
+    return bind
 
 
 def row(*numbers, dtype=torch.float32):

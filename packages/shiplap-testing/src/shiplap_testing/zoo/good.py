@@ -102,7 +102,7 @@ def affine(
     return out if bias is None else out + bias
 
 
-@affine.backward(saves=["x", "w"])
+@affine.backward
 def _(grad, saved, needs):
     return {
         "x": grad @ saved.w if needs.x else None,
@@ -144,7 +144,7 @@ def _(x, *, out, workspace):
         out.exp_().div_(out.sum(1, keepdim=True))
 
 
-@softmax.backward(saves=["out"])
+@softmax.backward
 def _(grad, saved, needs):
     return {"x": saved.out * (grad - (saved.out * grad).sum(1, keepdim=True))}
 
@@ -178,7 +178,7 @@ def _(x, y, *, out):
     torch.add(x, y.T, out=out)
 
 
-@strided.backward(saves=[])
+@strided.backward
 def _(grad, saved, needs):
     return {"x": grad if needs.x else None, "y": grad.T if needs.y else None}
 

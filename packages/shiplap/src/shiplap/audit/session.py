@@ -19,6 +19,7 @@ from shiplap.audit.examined_inputs import seen_of
 from shiplap.audit.finding import Finding
 from shiplap.audit.first_call import first_call
 from shiplap.dispatch import Op
+from shiplap.dispatch.check_unchanged import writes_are_audited
 from shiplap.errors import LibraryError, ShiplapError, error
 from shiplap.kernels.triton.interpreter_budget import patient
 from shiplap.sampling.case import Case, describe
@@ -53,7 +54,7 @@ class Plan:
 
 def session(op: Op, plan: Plan, send: Send) -> None:
     """Run the checks of ``plan``, and send each event through ``send`` as it happens."""
-    with quiet(), _sampler(op, plan.builder), patient(INTERPRETED_S):
+    with quiet(), writes_are_audited(), _sampler(op, plan.builder), patient(INTERPRETED_S):
         subject = _subject(op, plan, send)
         if not plan.tried:
             try:
@@ -79,7 +80,7 @@ def session(op: Op, plan: Plan, send: Send) -> None:
 
 def repeat(op: Op, plan: Plan, check: str, label: str, send: Send) -> None:
     """Run one sample of one check alone, to find out whether this sample ends the process."""
-    with quiet(), _sampler(op, plan.builder), patient(INTERPRETED_S):
+    with quiet(), writes_are_audited(), _sampler(op, plan.builder), patient(INTERPRETED_S):
         load(check).look(op, sample(op, label, plan.seed, plan.device))
 
 

@@ -12,15 +12,16 @@ import msgspec
 import torch
 
 from shiplap.audit.checks.stateless import located
-from shiplap.audit.digest import deep_digest, libraries, packages
 from shiplap.audit.finding import Finding
-from shiplap.audit.symbols import compilers
+from shiplap.audit.libraries import libraries, packages
+from shiplap.declare.code_digest import code_digest
 from shiplap.declare.schema import schema
 from shiplap.dispatch import Op
 from shiplap.render import facts, findings_json, write_statement
 from shiplap.render.facts import driver
 from shiplap.render.findings import CostCard, Judgement
 from shiplap.sampling.run import is_adopted
+from shiplap.sampling.symbols import compilers
 
 PREDICATE_TYPE = "urn:shiplap:audit:1"
 OWN = ("shiplap", "torch")  # their versions are among the facts
@@ -116,15 +117,14 @@ def op_digest(parts: Mapping[str, str]) -> str:
 
 def part_digests(op: Op) -> dict[str, str]:
     """Return the digests of all that the evidence about ``op`` depends on and that can change, by name."""
-    by_part = {"declaration": op.spec.digest, "op": op.identity, "reference": deep_digest(op.reference)}
+    by_part = {"declaration": op.spec.digest, "op": op.identity, "reference": code_digest(op.reference)}
     if op.gradient is not None:
-        by_part["gradient"] = deep_digest([op.gradient.fn, op.gradient.saves, *(part.op for part in op.gradient.ops)])
+        by_part["gradient"] = code_digest(op.gradient)
     if op.sampler is not None:
-        by_part["builder"] = deep_digest(op.sampler)
+        by_part["builder"] = code_digest(op.sampler)
     for device, kernels in op.kernels.items():
         for kernel in kernels:
-            parts = [kernel.identity, kernel.function, kernel.supports]
-            by_part[f"kernel {device}/{kernel.name}"] = deep_digest(parts)
+            by_part[f"kernel {device}/{kernel.name}"] = kernel.identity
     by_part |= {f"package {name}": text for name, text in packages(op).items() if name not in OWN}
     there, absent = located(op)
     by_part |= {f"library {file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in there}

@@ -174,7 +174,7 @@ def _count(entry: dict[str, Any], form: NativeForm) -> None:
     if not entry["found"]:
         return
     try:
-        load_symbol(form.library, form.symbol, form.signature)
+        load_symbol(form)
         entry["ok"] += 1
     except ShiplapError as e:
         entry["problem"] = entry["problem"] or f"{e.id}: {e.what} ({e.where}); {e.fix}"

@@ -20,7 +20,7 @@ from shiplap.declare.bucket import Rule
 from shiplap.declare.config import Space
 from shiplap.declare.cpp_expression import quote, to_cpp
 from shiplap.declare.dim_expression import Expr
-from shiplap.declare.schema import schema
+from shiplap.declare.schema import public_schema, schema
 from shiplap.declare.spec import Arg, OpSpec, Output, TensorType
 from shiplap.dispatch.out import out_schema, scratch_name
 from shiplap.errors import error
@@ -49,8 +49,9 @@ _MAX_RANK = 8
 class Native:
     """One op to be bound natively: its declaration, and the facts about its only kernel on ``device``.
 
-    ``names`` are the torch ops to register. ``dtypes`` are the dtypes that the kernel accepts, empty for all declared
-    ones. ``out`` requests the out-variant as well. ``align`` is the alignment that the kernel needs, in bytes.
+    ``names`` are the torch ops to register: the first writes where the op returns arguments. ``dtypes`` are the
+    dtypes that the kernel accepts, empty for all declared ones. ``out`` requests the out-variant as well. ``align`` is
+    the alignment that the kernel needs, in bytes.
     A generated kernel comes with its ``source``.
     """
 
@@ -89,12 +90,17 @@ def native_source(ops: Sequence[Native]) -> str:
     )
 
 
-def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, list[str]]]:
-    """The ops by namespace. An op for two devices contributes its schema once."""
-    by_namespace: dict[str, dict[str, None]] = {}
-    for op in ops:
-        by_namespace.setdefault(op.spec.namespace, {}).update(dict.fromkeys(_schemas(op)))
-    return [(namespace, list(schemas)) for namespace, schemas in by_namespace.items()]
+def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, dict[str, str]]]:
+    """The schemas by namespace, each with the C++ namespace of the ``returning`` that implements it, or an empty text.
+    An op for two devices contributes its schemas once."""
+    by_namespace: dict[str, dict[str, str]] = {}
+    for index, op in enumerate(ops):
+        schemas = by_namespace.setdefault(op.spec.namespace, {})
+        if op.spec.returned:  # first: torch forgets overloads in the order in which they were defined
+            schemas.setdefault(_returning_schema(op), f"op_{index}")
+        for text in _schemas(op):
+            schemas.setdefault(text, "")
+    return list(by_namespace.items())
 
 
 def describe(op: Native, id: str) -> dict[str, Any]:
@@ -129,6 +135,7 @@ def _described(op: Native) -> dict[str, Any]:
             *_out_call(op),
         ],
         "scratch": scratch_name(spec),
+        "returning": _returning(op),
         "where": where,
         **_steps(op, CallPlan(spec), where),
         "arguments": [_argument(spec, p) for p in parameters],
@@ -167,6 +174,22 @@ def _schemas(op: Native) -> list[str]:
     """The schema of every torch op that the code implements, for a process without shiplap."""
     out = [quote(out_schema(op.spec, _named(op, "out")))] if op.out else []
     return [*(quote(schema(op.spec, name)) for name in op.names), *out]
+
+
+def _returning_schema(op: Native) -> str:
+    """The schema of an op that returns arguments, which is made of the op that writes."""
+    return quote(public_schema(op.spec, numbered(op.spec.opname, op.edition)))
+
+
+def _returning(op: Native) -> dict[str, Any]:
+    """How an op that returns arguments is made of the op that writes: that op's name and overload, and for each result
+    the number of the argument that it is, or -1. Empty for other ops."""
+    if not op.spec.returned:
+        return {}
+    places = {a.name: i for i, a in enumerate(op.spec.args)}
+    name, _, overload = op.names[0].partition(".")
+    results = [places[r.alias] if r.alias else -1 for r in op.spec.returns]
+    return {"writer": f"{op.spec.namespace}::{name}", "overload": overload, "results": results}
 
 
 def _functions(op: Native) -> list[tuple[str, str]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
+import numpy as np
 import torch
 from jaxtyping import AbstractArray
 
@@ -42,11 +44,23 @@ def is_tensor(annotation: object) -> TypeGuard[type[AbstractArray]]:
 
 def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
     """``Float[Tensor, "n ci"]`` → ``TensorType``."""
-    dims = tuple(_dim(token, where) for token in annotation.dim_str.split())
+    tokens = annotation.dim_str.split()
+    if len(tokens) > 1 and any(not t.isidentifier() and _is_part(t) for t in tokens):
+        fix = f"write each dim without blanks, such as {''.join(tokens)!r} for one dim"
+        expected = "dims that are separated by blanks, each a name, a number or an expression"
+        raise error("SL105", where=where, got=repr(annotation.dim_str), expected=expected, fix=fix)
+    dims = tuple(_dim(token, where) for token in tokens)
     if sum(d.kind == "variadic" for d in dims) > 1:
         raise error("SL105", where=where, got=annotation.dim_str, expected="at most one variadic dim")
     kind = annotation.dtype if isinstance(annotation.dtype, type) else type(annotation.dtype)
     return TensorType(kind.__name__, tensor_dtypes(annotation), dims)
+
+
+def _is_part(token: str) -> bool:
+    """Whether a blank cut ``token`` out of an expression: it begins or ends with an operator, or opens a bracket."""
+    if token in ("...", "_") or (token[0] in "#?*_" and token[1:].isidentifier()):
+        return False
+    return token[0] in "+-/%*,)" or token[-1] in "+-/%*,(" or token.count("(") != token.count(")")
 
 
 def tensor_dtypes(annotation: type[AbstractArray]) -> tuple[str, ...]:
@@ -184,6 +198,20 @@ def _show(annotation: object) -> str:
 def _split_advice(annotation: object) -> str:
     if annotation is torch.Tensor:
         return 'say the dtype and dims: Float[Tensor, "n c"]'
+    if isinstance(annotation, type) and issubclass(annotation, AbstractArray):
+        kind, dims = annotation.__name__.partition("[")[0], annotation.dim_str
+        return f'write Tensor for the array type: {kind}[Tensor, "{dims}"], and pass torch.from_numpy(array)'
+    if annotation in (np.ndarray, list, tuple):
+        return 'annotate Float[Tensor, "n c"] and pass tensors, or list[int] / list[float] for numbers'
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        kinds = {type(member.value) for member in annotation}
+        kind = kinds.pop().__name__ if len(kinds) == 1 else "str"
+        kind, value = (kind, "value") if kind in ("int", "str", "float", "bool") else ("str", "name")
+        return f"annotate {kind} and pass member.{value}; the reference may make {annotation.__name__} of it"
+    if typing.get_origin(annotation) is typing.Literal:
+        kinds = {type(value) for value in typing.get_args(annotation)}
+        kind = kinds.pop().__name__ if len(kinds) == 1 else "str"
+        return f"annotate {kind}; the reference may refuse other values"
     if fields := _fields(annotation):
         return f"derive the class from sl.Opaque, or pass the fields as separate arguments: {', '.join(fields)}"
     if annotation in (Callable, typing.Callable) or typing.get_origin(annotation) is Callable:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Env, Scalar
 from shiplap.errors import error
@@ -43,17 +43,24 @@ NO_CONFIG = Config()
 
 
 @dataclass(frozen=True)
-class Space:
-    """What ``configs=`` declared. ``identity`` goes into the kernel's; ``prior(env, config)`` ranks, small is fast."""
+class Space(HasCode):
+    """What ``configs=`` declared. ``prior(env, config)`` ranks, small is fast."""
 
     fixed: tuple[Config, ...] = ()
     derived: Derived | None = None
     chosen: Config | Callable[[Env], Values] | None = None
     prior: Prior | None = None
-    identity: str = ""
     where: str = ""
     keywords: frozenset[str] | None = None
     native: bool = False  # a C ABI kernel: integers only, and the same names in every config
+
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The listed configs with the default, and the functions that give others or rank them."""
+        yield (
+            "|".join([*(f"[{c}]" for c in self.fixed), "" if callable(self.chosen) else f"default {self.chosen}"]),
+            None,
+        )
+        yield "configs", (self.derived, self.chosen if callable(self.chosen) else None, self.prior)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,11 +132,7 @@ def read_space(
     chosen = default if default is None or callable(default) else _read(where, default, keywords)
     if native:
         _fits_c(where, fixed, chosen)
-    codes = [source_digest(f) for f in (derived, default, prior) if callable(f)]
-    identity = "|".join(
-        [*(f"[{c}]" for c in dict.fromkeys(fixed)), f"default {chosen}" if not callable(chosen) else "", *codes]
-    )
-    return Space(tuple(dict.fromkeys(fixed)), derived, chosen, prior, identity, where, keywords, native)
+    return Space(tuple(dict.fromkeys(fixed)), derived, chosen, prior, where, keywords, native)
 
 
 def _fits_c(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:

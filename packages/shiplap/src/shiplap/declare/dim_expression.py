@@ -132,7 +132,7 @@ class Expr:
         try:
             tree = ast.parse(expr.source, mode="eval")
         except SyntaxError as e:
-            got, expected = f"{source!r}: {e.msg}", "an expression, such as 2 * n + 1"
+            got, expected = f"{source!r}: {e.msg}", "an expression, such as 2*n+1"
             raise error("SL105", where=where, got=got, expected=expected) from None
         for node in ast.walk(tree):
             outside = not isinstance(node, _GRAMMAR)
@@ -142,7 +142,8 @@ class Expr:
             )
             if outside or literal or call:
                 part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
-                raise error("SL105", where=where, got=source, expected=f"an expression without {part}")
+                fix = "write // for /: a size is a whole number" if isinstance(node, ast.Div) else ""
+                raise error("SL105", where=where, got=source, expected=f"an expression without {part}", fix=fix)
         return expr
 
     @cached_property

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_parts import AnyValue, HasCode
+from shiplap.declare.gradient_inputs import read_gradient_function, with_contiguous_inputs
+from shiplap.declare.saved_reads import UnknownReads, attributes_read
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Returned, Value
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 
 Gradient: TypeAlias = Tensor | Sequence[Tensor | None] | None  # of one argument; a sequence for a list of tensors
 Gradients: TypeAlias = Mapping[str, Gradient]  # by argument
@@ -82,7 +83,7 @@ def _grads(spec: OpSpec) -> dict[str, int]:
 def _calling(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
     """The gradient as a function: each op is called where something that it gives is needed."""
 
-    def gradients(grad: Tensor | tuple[Tensor, ...], saved: SimpleNamespace, needs: SimpleNamespace) -> Gradients:
+    def gradients(grad: Tensor | tuple[Tensor, ...], saved: object, needs: object) -> Gradients:
         grads = grad if isinstance(grad, tuple) else (grad,)
         result: dict[str, Gradient] = {}
         for part in ops:
@@ -97,22 +98,35 @@ def _calling(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
 
 
 @dataclass(frozen=True)
-class Backward:
-    """A declared gradient: ``fn(grad, saved, needs) -> {argument: gradient}`` and the tensors it wants kept.
+class Backward(HasCode):
+    """A declared gradient: ``fn(grad, saved, needs) -> {argument: gradient}`` and the tensors that it reads.
 
     Attributes:
+        saves: the names of the arguments and results that are kept from the call until the backward.
+        function: the function as its author wrote it; ``fn`` calls it with its inputs by name.
+        strided: whether the function takes tensors with any strides.
         surrogate: the function whose derivative the gradient is, where that is not the reference's.
         ops: the ops that the gradient is declared as, if it is not a function. ``fn`` calls them.
+        once_differentiable: whether a gradient of the gradient is refused (True), is right by the author's word
+            (False), or is looked into where it is asked for (None, see dispatch/second_derivative.py).
     """
 
     fn: GradientFn
     saves: tuple[str, ...]
-    source: str
+    function: GradientFn
+    strided: bool = False
     surrogate: Surrogate | None = None
     ops: tuple[GradientOp, ...] = ()
+    once_differentiable: bool | None = None
 
     @classmethod
-    def by_ops(cls, spec: OpSpec, ops: Sequence[_Declared], surrogate: Surrogate | None = None) -> Backward:
+    def by_ops(
+        cls,
+        spec: OpSpec,
+        ops: Sequence[_Declared],
+        surrogate: Surrogate | None = None,
+        once_differentiable: bool | None = None,
+    ) -> Backward:
         """The gradient as ops, which are called where something that they give is needed. SL110 where they do not fit,
         and for two that give the same."""
         parts = tuple(GradientOp.read(spec, op) for op in ops)
@@ -122,9 +136,8 @@ class Backward:
             raise error("SL110", where=spec.name, got=got, expected="one op for each gradient")
         tensors = {a.name for a in spec.tensors} | set(spec.results)
         taken = [name for part in parts for name, at in part.takes(spec) if at < 0 and name in tensors]
-        made = cls.declare(spec, _calling(spec, parts), tuple(dict.fromkeys(taken)), surrogate)
-        source = " ".join(f"{part.op.spec.name}/{part.op.spec.digest}/{part.gives}" for part in parts)
-        return cls(made.fn, made.saves, f"{source} {made.source}", made.surrogate, parts)
+        made = cls.declare(spec, _calling(spec, parts), tuple(dict.fromkeys(taken)), surrogate, strided=True)
+        return replace(made, ops=parts, once_differentiable=once_differentiable)
 
     @classmethod
     def declare(
@@ -133,9 +146,15 @@ class Backward:
         fn: GradientFn,
         saves: Iterable[str] | None,
         surrogate: Surrogate | None = None,
+        strided: bool = False,
+        once_differentiable: bool | None = None,
     ) -> Backward:
-        """``saves`` defaults to every tensor argument; outputs may be named too. SL110 for an unknown name, and for a
-        surrogate that takes other arguments than the op."""
+        """Return the gradient that a function declares.
+
+        ``saves`` names arguments and results; by default those that ``fn`` reads. ``strided``: whether ``fn`` takes
+        tensors with any strides. SL110 for an unknown name, and for a surrogate that takes other arguments than the op;
+        SL134 where the reads of ``fn`` cannot be found.
+        """
         if spec.mutated:
             raise error(
                 "SL110",
@@ -144,39 +163,27 @@ class Backward:
                 expected="a functional op",
                 fix="declare a functional op that returns the new value",
             )
-        names = tuple(saves) if saves is not None else tuple(a.name for a in spec.tensors)
-        known = {a.name for a in spec.args} | {o.name for o in spec.outputs} | {r.name for r in spec.made}
-        for name in names:
-            if name not in known:
-                raise error(
-                    "SL110", where=spec.name, got=f"saves {name!r}", expected=f"one of {', '.join(sorted(known))}"
-                )
-        try:
-            inspect.signature(fn).bind("grad", "saved", "needs")
-        except TypeError as e:
-            got, fix = f"def _{inspect.signature(fn)}: {e}", "take the three arguments that 'expected' lists"
-            raise error("SL110", where=spec.name, got=got, expected="def _(grad, saved, needs)", fix=fix) from None
-        source = source_digest(fn)
+        called = read_gradient_function(spec, fn)
+        names = _named(spec, saves) if saves is not None else _read(spec, fn)
+        if not strided:
+            called = with_contiguous_inputs(called, names)
+        made = cls(called, names, fn, strided, surrogate, once_differentiable=once_differentiable)
         if surrogate is None:
-            return cls(fn, names, source)
+            return made
         takes = list(inspect.signature(surrogate).parameters) if callable(surrogate) else []
         if takes != [a.name for a in spec.args]:
             got = f"surrogate= with arguments {', '.join(takes)}" if takes else f"surrogate={surrogate!r}"
             expected = f"a function of {', '.join(a.name for a in spec.args)}"
             fix = "give a function in plain PyTorch with the parameters of the reference"
             raise error("SL110", where=spec.name, got=got, expected=expected, fix=fix)
-        return cls(fn, names, f"{source}/{source_digest(surrogate)}", surrogate)
+        return made
 
-    def gradients(
-        self,
-        spec: OpSpec,
-        shapes: Mapping[str, Shape],
-        grad: Tensor | tuple[Tensor, ...],
-        saved: SimpleNamespace,
-        needs: SimpleNamespace,
-    ) -> Gradients:
-        """Call the declared function and hold its answer to the contract (SL110, SL303)."""
-        return self.check(spec, shapes, self.fn(grad, saved, needs), vars(needs))
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The function or the ops, what is saved for them, and the surrogate."""
+        stated = f"{self.saves} {self.strided} {self.once_differentiable} {[part.gives for part in self.ops]}"
+        yield f"gradient {stated}", None
+        yield "ops", tuple(part.op for part in self.ops) or self.function
+        yield "surrogate", self.surrogate
 
     def check(
         self, spec: OpSpec, shapes: Mapping[str, Shape], result: Gradients, needs: Mapping[str, bool]
@@ -205,6 +212,66 @@ class Backward:
                     fix=f"return the gradient of {name}, or None for it where the gradient is zero",
                 )
         return result
+
+
+def _named(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
+    """``saves`` as the author wrote it. SL110 for a name that the op does not have."""
+    names, known = tuple(saves), _values(spec)
+    for name in names:
+        if name not in known:
+            raise error("SL110", where=spec.name, got=f"saves {name!r}", expected=f"one of {', '.join(sorted(known))}")
+    return names
+
+
+def _read(spec: OpSpec, fn: GradientFn) -> tuple[str, ...]:
+    """The tensors among the values that ``fn`` reads of ``saved``. SL110 for a name that the op does not have."""
+    try:
+        read = attributes_read(fn, "saved")
+    except UnknownReads as e:
+        raise error("SL134", where=spec.name, got=str(e), expected="saved.<name>, or saves=(...)") from None
+    known = _values(spec)
+    if unknown := sorted(read - known):
+        raise error(
+            "SL110",
+            where=spec.name,
+            got=f"the backward reads saved.{unknown[0]}",
+            expected=f"one of {', '.join(sorted(known))}",
+            fix="read arguments and results of the op by their names",
+        )
+    return tuple(name for name in dict.fromkeys([*(a.name for a in spec.tensors), *spec.results]) if name in read)
+
+
+def _values(spec: OpSpec) -> set[str]:
+    """The names of the arguments and results of an op."""
+    return {a.name for a in spec.args} | {o.name for o in spec.outputs} | {r.name for r in spec.made}
+
+
+def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[..., Any]:
+    """Make the class of ``saved`` or ``needs``: one attribute for each of ``fields``, which its constructor takes.
+
+    Compiled autograd traces the making of such an object, which it cannot do for ``SimpleNamespace``. A read of another
+    value of the op is SL135, which also is an AttributeError.
+    """
+    known = _values(spec)
+
+    def missing(wanted: str) -> ShiplapError | AttributeError:
+        if wanted in known:
+            got, expected = f"{name}.{wanted}", ", ".join(fields) or "no value"
+            return error("SL135", where=spec.name, got=got, expected=expected)
+        return AttributeError(f"{name} of {spec.name} has no {wanted!r}")
+
+    own = "this" + "_" * (1 + max((len(f) for f in fields), default=0))  # an argument may be called self
+    body = [f"        {own}.{field} = {field}" for field in fields] or ["        pass"]
+    lines = [
+        f"class {name.capitalize()}:",
+        f"    def __init__({', '.join([own, *fields])}):",
+        *body,
+        "    def __getattr__(self, name): raise missing(name)",
+    ]
+    scope: dict[str, Any] = {"missing": missing, "__name__": __name__}
+    exec(compile("\n".join(lines), f"<{name} of {spec.name}>", "exec"), scope)
+    made: Callable[..., Any] = scope[name.capitalize()]
+    return made
 
 
 def shape_of_value(value: Value | Gradient) -> Shape:

@@ -9,16 +9,21 @@ here, and there is an answer for what a kind of kernel cannot do. ``Implementati
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import ClassVar, Self, TypeAlias, TypedDict
 
+import torch
 from torch import Tensor
 
 from shiplap.declare.binding import Binding
+from shiplap.declare.code_digest import code_digest
+from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.config import NO_CONFIG, Config, Configs, Default, Prior, Space, Values, read_space
 from shiplap.declare.dim_expression import Expr
+from shiplap.declare.named_parameters import bind_names
 from shiplap.declare.native_interface import NativeForm
 from shiplap.declare.signature import read_workspace
 from shiplap.declare.spec import OpSpec
@@ -26,6 +31,7 @@ from shiplap.declare.template import Template
 from shiplap.declare.values import Args, Outputs, Result, Supports
 from shiplap.errors import error
 
+DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla")
 Rerun: TypeAlias = Callable[[Args], Result]  # runs a call that differs from one before it in addresses alone
 Refill: TypeAlias = Callable[[Args, Outputs], None]  # the same into outputs that the caller owns
 
@@ -40,6 +46,7 @@ class KernelKeywords(TypedDict, total=False):
     configs: Configs | None
     default: Default | None
     prior: Prior | None
+    strided: bool | Iterable[str]
 
 
 @dataclass(frozen=True)
@@ -47,23 +54,26 @@ class Terms:
     """What was declared about a kernel when it was bound.
 
     ``dtypes`` are those that the dtype classes of a call may have, empty for all declared ones. ``supports`` gets the
-    arguments and returns True or the reason why not. ``identity`` is what digests see of the kernel.
+    arguments and returns True or the reason why not. ``code`` is what the kernel was made of. ``strided``: the tensor
+    arguments that a Python kernel takes with any strides.
     """
 
     name: str
     device: str
-    identity: str
+    code: HasCode
     dtypes: tuple[str, ...] = ()
     supports: Supports | None = None
     workspace: Expr | None = None
     space: Space | None = None
+    strided: frozenset[str] = frozenset()
 
 
-class Kernel(ABC):
+class Kernel(HasCode):
     """One implementation of ``spec`` for one device type.
 
     Attributes:
-        name, device, identity, dtypes, supports, workspace, space: what was declared, see :class:`Terms`.
+        name, device, code, dtypes, supports, workspace, space: what was declared, see :class:`Terms`.
+        condition: ``supports`` as a function of all arguments in declared order.
         config: the values that this variant runs with.
         by_python: whether Python launches it at each call, so that a compiled package cannot hold it.
         stays: whether native code could take over from Python, and never will in this process.
@@ -82,11 +92,22 @@ class Kernel(ABC):
     function: Callable[..., object] | None = None
 
     def __init__(self, spec: OpSpec, terms: Terms) -> None:
-        self.spec, self.name, self.device, self.identity = spec, terms.name, terms.device, terms.identity
-        self.dtypes, self.supports = terms.dtypes, terms.supports
+        self.spec, self.name, self.device, self.code = spec, terms.name, terms.device, terms.code
+        self.dtypes, self.supports, self.strided = terms.dtypes, terms.supports, terms.strided
+        self.condition = None if terms.supports is None else _condition(spec, terms.name, terms.supports)
         self.workspace, self.space = terms.workspace, terms.space
         self.config = NO_CONFIG
         self._variants: dict[Config, Self] = {}
+
+    @property
+    def identity(self) -> str:
+        """The digest of what the kernel does."""
+        return code_digest(self)
+
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """What the kernel was made of, and what was declared with it."""
+        yield f"kernel {self.workspace} {self.dtypes} {sorted(self.strided)}", self.code
+        yield "terms", (self.supports, self.space)
 
     @abstractmethod
     def run(self, call: Binding) -> Outputs:
@@ -119,7 +140,7 @@ class Kernel(ABC):
         for dtype in call.dtypes.values() if self.dtypes else ():
             if str(dtype).removeprefix("torch.") not in self.dtypes:
                 return f"it takes {' and '.join(self.dtypes)}, not {dtype}"
-        verdict = True if self.supports is None else self.supports(*call.args)
+        verdict = True if self.condition is None else self.condition(*call.args)
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def unpacked(self, call: Binding) -> str:
@@ -148,7 +169,13 @@ class Kernel(ABC):
         raise NotImplementedError(f"{type(self).__name__} {self.name} takes no configs")
 
 
-class Implementation(ABC):
+def _condition(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
+    """``supports`` called by name. SL122 for a parameter that is no argument of the op."""
+    where = f"{spec.name}, supports= of kernel {kernel}"
+    return bind_names(supports, [a.name for a in spec.args], id="SL122", where=where)
+
+
+class Implementation(HasCode):
     """Code that can become a kernel of any op whose arguments it takes.
 
     A Python function is wrapped in one (``dispatch/python_kernel.py``); ``sl.cabi(...)`` returns one; so may a library
@@ -156,17 +183,13 @@ class Implementation(ABC):
     """
 
     native_configs: ClassVar[bool] = False  # C code reads the values of a config: integers, by position
+    takes_strided: ClassVar[bool] = False  # ``strided=`` of ``Op.kernel`` is for it
     configs: Configs | None = None  # those that it brings along, where ``Op.kernel`` gives none
 
     @property
     @abstractmethod
     def name(self) -> str:
         """What the kernel is called, unless its author says otherwise."""
-
-    @property
-    @abstractmethod
-    def identity(self) -> str:
-        """What digests see: another text when the code does something else."""
 
     @abstractmethod
     def bind(self, spec: OpSpec, terms: Terms) -> Kernel:
@@ -193,22 +216,54 @@ def read_terms(
     configs: Configs | None = None,
     default: Default | None = None,
     prior: Prior | None = None,
+    strided: bool | Iterable[str] = (),
 ) -> Terms:
-    """The keywords of ``Op.kernel`` as data. SL105 and SL116 for a workspace or configs that cannot be."""
+    """The keywords of ``Op.kernel`` as data. SL105, SL116 and SL122 for those that cannot be."""
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     label, keywords = name or implementation.name, implementation.keywords(spec)
     native, configs = implementation.native_configs, implementation.configs if configs is None else configs
     space = read_space(spec, label, configs, default, prior, keywords=keywords, native=native)
-    identity = f"{implementation.identity}/{workspace}/{taken}" + (f"/{space.identity}" if space else "")
-    return Terms(label, device.partition(":")[0], identity, taken, supports, scratch, space)
+    free = read_strided(spec, f"kernel {label}", strided)
+    if free and not implementation.takes_strided:
+        got, fix = f"strided={strided!r}", "name what a C kernel takes with any strides in sl.cabi(..., strided=)"
+        raise error("SL122", where=f"{spec.name}, kernel {label}", got=got, expected="a Python kernel", fix=fix)
+    return Terms(label, device.partition(":")[0], implementation, taken, supports, scratch, space, free)
+
+
+def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> frozenset[str]:
+    """The tensor arguments that may have any strides: True for all. SL122 for other names."""
+    tensors = [a.name for a in spec.tensors]
+    if isinstance(strided, bool):
+        return frozenset(tensors if strided else ())
+    names = (strided,) if isinstance(strided, str) else tuple(strided)
+    if unknown := next((n for n in names if n not in tensors), None):
+        fix = "name tensor arguments of the op, or write strided=True for all of them"
+        expected = f"names among {', '.join(tensors)}"
+        raise error("SL122", where=f"{spec.name}, {role}", got=f"strided={unknown!r}", expected=expected, fix=fix)
+    return frozenset(names)
 
 
 def require_device_type(spec: OpSpec, device: object) -> None:
-    """SL122 unless ``device`` is a text; ``@op.kernel`` without its parentheses is handed the function."""
+    """SL122 unless ``device`` is a device type of torch; ``@op.kernel`` without its parentheses is handed the function.
+
+    A kernel for a device that no tensor has would never run, and nothing would say so.
+    """
+    where = f"{spec.name}, kernel"
+    if isinstance(device, torch.device):
+        fix = f'write @op.kernel("{device.type}")'
+        raise error("SL122", where=where, got=f"{device!r}", expected='a text such as "cpu"', fix=fix)
     if not isinstance(device, str):
         got, expected = f"a {type(device).__name__} as the device type", 'a text such as "cpu"'
-        raise error("SL122", where=f"{spec.name}, kernel", got=got, expected=expected)
+        raise error("SL122", where=where, got=got, expected=expected)
+    try:
+        torch.device(device)
+    except RuntimeError:
+        near = "cuda" if device.lower() in ("gpu", "nvidia", "hip", "rocm") else ""
+        near = near or next(iter(get_close_matches(device.lower(), DEVICE_TYPES, 1)), "")
+        fix = f'write @op.kernel("{near}")' if near else "import the package of the device before the kernel is bound"
+        expected = f"{', '.join(DEVICE_TYPES)}, or a device type that a package has registered"
+        raise error("SL122", where=where, got=f"the device type {device!r}", expected=expected, fix=fix) from None
 
 
 # By language of a template: what makes a kernel of its own of one. Set by ``shiplap``.
@@ -222,4 +277,4 @@ def template_kernel(spec: OpSpec, template: Template) -> Kernel | None:
         return None
     configs = None if template.configs == ({},) else template.configs
     space = read_space(spec, template.name, configs, None, None)
-    return make(spec, Terms(template.name, template.device, template.identity, space=space), template)
+    return make(spec, Terms(template.name, template.device, template, space=space), template)

@@ -49,6 +49,7 @@ class NativeForm:
         library: path of its library, to be located. ``symbol``: the function's name there.
         strided: arguments that it takes with any strides. ``align``: bytes. What it asks of addresses.
         signature: the stamp of the prototype that the library must have been built with.
+        without_signature: whether the author has said that the library has no stamp.
         calls: how many Python has served, less than 0 once nobody counts: attached, refused or held.
         why: why there is no native binding, if so. ``place``: the folder of the library that is built.
     """
@@ -58,6 +59,7 @@ class NativeForm:
     strided: frozenset[str]
     align: int
     signature: str
+    without_signature: bool = False
     calls: int = 0
     why: str = ""
     place: Path = Path()

@@ -253,13 +253,21 @@ def _check_argument(where: str, arg: Arg) -> None:
             where=where,
             got=f"default {arg.default!r}",
             expected=bad,
-            fix="use None as the default, in an optional argument",
+            fix=_default_fix(arg),
         )
     if arg.static and arg.scalar not in ("int", "list[int]"):
         fix = "leave it out of static="
         raise error("SL103", where=where, got=f"static {arg.scalar or 'tensor'}", expected="an int or ints", fix=fix)
     if arg.mutated and arg.tensor is None:
         raise error("SL107", where=where, got="not a tensor", expected="a tensor argument, or a list of tensors")
+
+
+def _default_fix(arg: Arg) -> str:
+    """What to write in place of a default that a schema cannot carry."""
+    if arg.default is None:
+        kind = str(arg.tensor) if arg.tensor is not None else arg.kind
+        return f"annotate {arg.name}: {f'list[{kind}]' if arg.many else kind} | None"
+    return "use None as the default, in an optional argument"
 
 
 def _bad_default(arg: Arg) -> str:
@@ -269,6 +277,8 @@ def _bad_default(arg: Arg) -> str:
         return f"a default of type {arg.scalar or 'None'}" + (" or None" if arg.optional and arg.scalar else "")
     if arg.tensor is not None and arg.default is not None:
         return "None"
+    if isinstance(arg.default, str) and "\0" in arg.default:
+        return "a text without a NUL character"
     if arg.default is not None and (why := _unparsed(arg)):
         return f"no default{' but None' if arg.optional else ''}, which torch cannot parse for {why}"
     return "a finite number" if any(isinstance(v, float) and not math.isfinite(v) for v in numbers) else ""

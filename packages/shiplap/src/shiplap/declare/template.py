@@ -7,9 +7,8 @@ into the graph.
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import TypeAlias, TypedDict
 
 from torch import Tensor
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
+from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.config import Configs, Values
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Env, Size, Supports
@@ -64,7 +64,7 @@ class TemplateKeywords(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Template:
+class Template(HasCode):
     """One templated kernel of an op for one device type. :class:`TemplateKeywords` documents the fields."""
 
     name: str
@@ -84,12 +84,13 @@ class Template:
     @property
     def identity(self) -> str:
         """The digest of the source, the configs and the code of every function of the template."""
-        named = self.grid, self.supports, self.split_k, self.fuses, self.function
-        functions = [*named, *(fn for _, fn in self.tables)]
-        configs = source_digest(self.configs) if callable(self.configs) else repr([dict(c) for c in self.configs])
-        values = repr((self.innermost, self.default))
-        parts = [self.source, configs, values, *(source_digest(fn) for fn in functions if fn)]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        return code_digest(self)
+
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The source with the files that it includes, the configs, and the functions."""
+        yield repr((self.language, self.source, self.innermost, self.default)), None
+        yield "configs", self.configs
+        yield "functions", (self.grid, self.supports, self.split_k, self.fuses, self.function, self.tables)
 
     def candidates(self, env: Env) -> tuple[Values, ...]:
         """The configs to consider for these sizes and scalars, the default first."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from shiplap import dtypes
-from shiplap.declare.gradient import Backward, Gradient, Shape, shape_of_value
+from shiplap.declare.gradient import Backward, Gradient, Shape, shape_of_value, values_class
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Value
 from shiplap.dispatch.autograd_function import compile_recorder
+from shiplap.dispatch.second_derivative import Formula, SecondDerivative, missing
 from shiplap.errors import ShiplapError, error
+from shiplap.plan.argument_kinds import number_check
 from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
 from shiplap.torch_private.dispatcher_library import Keys, Overload
 from shiplap.torch_private.mark_mutated import writing
@@ -34,10 +35,11 @@ class _Kept:
     layout: list[tuple[str, Slot]]
     scalars: dict[str, Value]
     shapes: dict[str, Shape]
+    level: int
 
 
 class Context(Protocol):
-    """What of the context of an ``autograd.Function`` is used here. The last two are ours."""
+    """What of the context of an ``autograd.Function`` is used here. The last three are ours."""
 
     needs_input_grad: tuple[bool, ...]
 
@@ -66,7 +68,7 @@ _How: TypeAlias = tuple[Record, dict[str, Value], Nest, list[Nest]]
 _SetUp: TypeAlias = Callable[[Context, Args, Result], None]  # keeps what of a call its backward needs
 
 
-def _make_backward(spec: OpSpec, backward: Backward) -> tuple[_Run, _SetUp]:
+def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[_Run, _SetUp]:
     """``(run, set_up)`` of an ``autograd.Function`` of the op; ``needed`` is its ``needs_input_grad``."""
     results = spec.results
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(results)}
@@ -75,6 +77,9 @@ def _make_backward(spec: OpSpec, backward: Backward) -> tuple[_Run, _SetUp]:
     tensors = [(a.name, places[a.name]) for a in spec.tensors]
     single = len(results) == 1
     unused = dict.fromkeys([name for name, _ in tensors], False)  # the dispatcher strips trailing defaults
+    make_saved = values_class(spec, "saved", [n for n, _ in (*scalars, *kept)])
+    make_needs = values_class(spec, "needs", [n for n, _ in tensors])
+    second = SecondDerivative(spec, backward, formula)
 
     def set_up(ctx: Context, inputs: Args, output: Result) -> None:
         outs = output if isinstance(output, tuple) else (output,)
@@ -82,20 +87,27 @@ def _make_backward(spec: OpSpec, backward: Backward) -> tuple[_Run, _SetUp]:
         layout = [(n, _store(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
         ctx.save_for_backward(*flat)
         ctx.shiplap_kept = _Kept(
-            layout, {n: inputs[i] for n, i in scalars}, {n: shape_of_value(inputs[i]) for n, i in tensors}
+            layout,
+            {n: inputs[i] for n, i in scalars},
+            {n: shape_of_value(inputs[i]) for n, i in tensors},
+            dispatcher_transforms.level(),
         )
 
     def run(ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]:
         flat, of = ctx.saved_tensors, ctx.shiplap_kept
-        saved = SimpleNamespace(**of.scalars, **{n: _load(flat, slot) for n, slot in of.layout})
+        saved = make_saved(**of.scalars, **{n: _load(flat, slot) for n, slot in of.layout})
         wanted = unused.copy()
         for name, i in tensors:
             if i < len(needed):
                 need = needed[i]
                 asked = need if isinstance(need, bool) else any(need)
                 wanted[name] = asked and of.shapes[name] is not None
-        grad = grads[0] if single else grads
-        gradients = backward.gradients(spec, of.shapes, grad, saved, SimpleNamespace(**wanted))
+        needs = make_needs(**wanted)
+        if torch.is_grad_enabled():
+            gradients = second(grads, saved, needs, of.shapes, of.level)
+        else:
+            gradients = backward.fn(grads[0] if single else grads, saved, needs)
+        backward.check(spec, of.shapes, gradients, wanted)
         # One answer for each argument that the dispatcher left in place; a list, even an empty one, gets a list.
         return tuple(
             [
@@ -123,11 +135,11 @@ def _ungraded(spec: OpSpec, got: str) -> ShiplapError:
 
 
 def _recorders(
-    spec: OpSpec, backward: Backward | None, changes: Sequence[int]
+    spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
 ) -> tuple[dispatcher_transforms.Recorder, dispatcher_transforms.Recorder]:
     """What records a call of the op, at large and at one level of torch.func. ``changes``: the places of arguments that
     are written to, which come behind the outputs and carry the error of a missing backward."""
-    run, set_up = _make_backward(spec, backward) if backward is not None else _missing_backward(spec)
+    run, set_up = _make_backward(spec, backward, formula) if backward is not None else _missing_backward(spec)
     without, traced = _places(spec), spec.traced
     special = bool(without or traced or changes)
 
@@ -160,14 +172,15 @@ def _recorders(
 
 
 def make_autograd(
-    spec: OpSpec, overload: Overload, below: Record, reference: Record, backward: Backward | None
+    spec: OpSpec, overload: Overload, below: Record, reference: Record, formula: Formula, backward: Backward | None
 ) -> tuple[Record, dispatcher_transforms.Recorder | None]:
     """The implementation of the Autograd key: ``below``, the op below autograd, recorded where a gradient is asked for.
 
     Beside it what records plain calls of positional arguments, for those who know that theirs is one; None where all
     calls need more. ``overload`` is what transforms of torch.func further out must see. A tangent (forward mode) is
-    that of ``reference``, which is what the op computes.
+    that of ``reference``, which is what the op computes; ``formula`` is the function whose derivative is declared.
     """
+    (missing.discard if backward is not None else missing.add)(overload.name())
     changes = [i for i, a in enumerate(spec.args) if a.mutated]
     keyed = bool(changes) or any(a.keyword_only for a in spec.tensors)  # all go by position: such tensors count, too
     if keyed:
@@ -175,15 +188,18 @@ def make_autograd(
     if changes:
         below = writing(below, changes)
     listed = any(a.many for a in spec.args)
+    numbers = number_check(spec)
 
     def at_this_level(keys: Keys | None) -> Record:
         call = dispatcher_transforms.below_autograd(overload, keys)
         return _by_keyword(spec, call) if keyed else call
 
-    function, at_level = _recorders(spec, backward, changes)
-    plain = compile_recorder(spec, backward)
+    function, at_level = _recorders(spec, backward, formula, changes)
+    plain = compile_recorder(spec, backward, formula)
 
     def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
+        if numbers is not None:
+            numbers(args, kwargs)
         transformed = dispatcher_transforms.active()
         if plain is not None and not transformed and not kwargs:
             asked = torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*args)

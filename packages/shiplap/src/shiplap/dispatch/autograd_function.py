@@ -8,18 +8,21 @@ keyword-only arguments and levels of ``torch.func``. Both hold the declared grad
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
-from shiplap.declare.gradient import Backward, Shape
+from shiplap.declare.gradient import Backward, Gradients, Shape, values_class
 from shiplap.declare.spec import Arg, OpSpec
+from shiplap.dispatch.second_derivative import Formula, SecondDerivative
+from shiplap.plan.argument_kinds import number_check
 from shiplap.plan.expression import parameters, variable
-from shiplap.torch_private import dispatcher_transforms
+from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
 
 
-def compile_recorder(spec: OpSpec, backward: Backward | None) -> dispatcher_transforms.Recorder | None:
+def compile_recorder(
+    spec: OpSpec, backward: Backward | None, formula: Formula
+) -> dispatcher_transforms.Recorder | None:
     """``apply(call, *args)``: the result of ``call(*args)``, recorded. None for an op that the general recorder serves.
 
     ``args`` are positional; trailing ones that have a default may be left out.
@@ -33,11 +36,23 @@ def compile_recorder(spec: OpSpec, backward: Backward | None) -> dispatcher_tran
         """Raise what is wrong with what the declared function returned."""
         backward.check(spec, dict(zip([a.name for a in spec.tensors], shapes, strict=True)), result, wanted)
 
+    second = SecondDerivative(spec, backward, formula)
+
+    def followed(grads: tuple[Tensor, ...], saved: Any, needs: Any, *shapes: Shape) -> Gradients:
+        """Call the declared function where autograd records what it does."""
+        return second(grads, saved, needs, dict(zip([a.name for a in spec.tensors], shapes, strict=True)))
+
     names: dict[str, Any] = {
         "defaults": [a.default for a in spec.args],
-        "Namespace": SimpleNamespace,
+        "Saved": values_class(spec, "saved", [*(a.name for a in spec.scalars), *_saved(spec, backward)]),
+        "Needs": values_class(spec, "needs", [a.name for a in spec.tensors]),
         "Tensor": Tensor,
+        "is_grad_enabled": is_grad_enabled,
+        "LISTS": {list, tuple},
+        "any_requires_grad": dispatcher_calls.any_requires_grad,
+        "numbers": number_check(spec, recorded=True) or (lambda args, kwargs: None),
         "fn": backward.fn,
+        "followed": followed,
         "refuse": refuse,
         **{f"op{i}": each.op for i, each in enumerate(backward.ops)},
     }
@@ -60,12 +75,22 @@ def _forward(spec: OpSpec, backward: Backward) -> list[str]:
     detached = [results[name] for name in spec.detached if name in results]
     return [
         f"def forward(ctx, call, {parameters(spec.args)}):",
+        *_numbers(spec),
         f"    out = call({', '.join(map(variable, spec.args))})",
         *([f"    ctx.save_for_backward({', '.join(saved)})"] if saved else []),
         f"    ctx.shiplap_kept = ({''.join(f'{part}, ' for part in (*map(variable, spec.scalars), *shapes))})",
         *([f"    ctx.mark_non_differentiable({', '.join(detached)})"] if detached else []),
         "    return out",
     ]
+
+
+def _numbers(spec: OpSpec) -> list[str]:
+    """A number that is a tensor may carry a gradient, which would be lost."""
+    single = [f"isinstance({variable(a)}, Tensor)" for a in spec.scalars if not str(a.scalar).startswith("list")]
+    several = [variable(a) for a in spec.scalars if str(a.scalar).startswith("list")]
+    conditions = [*single, *(f"{name}.__class__ in LISTS and any_requires_grad(*{name})" for name in several)]
+    given = ", ".join(map(variable, spec.args))
+    return [f"    if {' or '.join(conditions)}: numbers(({given},), {{}})"] if conditions else []
 
 
 def _backward(spec: OpSpec, backward: Backward) -> list[str]:
@@ -78,13 +103,19 @@ def _backward(spec: OpSpec, backward: Backward) -> list[str]:
     lines += [f"    {''.join(kept)} = ctx.shiplap_kept"]
     lines += [f"    w_{name} = given > {places[name]} and needed[{places[name]}]" for name in tensors]
     wanted = ", ".join(f"{name}=w_{name}" for name in tensors)
+    kept_values = ", ".join([*(f"k_{a.name}" for a in spec.scalars), *(f"v_{name}" for name in saved)])
+    values = f"Saved({kept_values}), Needs({', '.join(f'w_{name}' for name in tensors)})"
+    grad = grads[0] if len(grads) == 1 else f"({', '.join(grads)})"
+    followed = f"followed(({', '.join(grads)},), {values}, {', '.join(f's_{n}' for n in tensors)})"
+    known = [name for each in backward.ops for name in each.gives]
     if backward.ops:
-        lines += [line for i in range(len(backward.ops)) for line in _call(spec, backward, i)]
+        lines += ["    if is_grad_enabled():", f"        result = {followed}"]
+        lines += [f"        d_{name} = result.get({name!r})" for name in known]
+        lines += ["    else:"]
+        lines += [f"    {line}" for i in range(len(backward.ops)) for line in _call(spec, backward, i)]
     else:
-        values = [f"{a.name}=k_{a.name}" for a in spec.scalars] + [f"{name}=v_{name}" for name in saved]
-        grad = grads[0] if len(grads) == 1 else f"({', '.join(grads)})"
         lines += [
-            f"    result = fn({grad}, Namespace({', '.join(values)}), Namespace({wanted}))",
+            f"    result = {followed} if is_grad_enabled() else fn({grad}, {values})",
             f"    if type(result) is not dict: refuse(result, {', '.join(f's_{n}' for n in tensors)}, {wanted})",
             *(f"    d_{name} = result.get({name!r})" for name in tensors),
         ]

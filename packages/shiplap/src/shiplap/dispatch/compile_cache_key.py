@@ -1,54 +1,41 @@
-"""The digest of everything that a compiled graph may have been specialised on, in the keys of torch's compile caches.
+"""What compiled code of an op depends on, as a part of the keys of torch's compile caches: by graph, of the ops in it.
 
-Whoever compiled code depends on puts its part in. Whoever changes something says so (:func:`refresh`).
+A graph without ops has the key that it has without Shiplap, and an edit of an op changes the keys of graphs that use
+it: by name, through another op that it calls, or as its gradient.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
-from shiplap import torch_private
+from shiplap.declare.code_digest import digest_of
+from shiplap.declare.code_parts import AnyValue
+from shiplap.declare.code_walk import walk
 from shiplap.dispatch import tuned_choices
+from shiplap.dispatch.state import OpState
+from shiplap.torch_private import graph_keys
+from shiplap.torch_private.graph_keys import GraphOperators
 
-_sources: dict[str, Callable[[], str]] = {}  # by name of an op: what identifies it as it is now
-_identities: dict[str, str] = {}  # of `_sources`, as far as they have been asked for since they changed
-_salt = ""
+PartOfKey: TypeAlias = Callable[[OpState], str]
+
 _listeners: list[Callable[[], None]] = []
-_parts: list[Callable[[], str]] = []
+_parts: list[PartOfKey] = [lambda op: tuned_choices.digest(op.spec.name)]
+_sources: dict[str, tuple[OpState, Callable[[], Iterable[str]]]] = {}  # by name of an op: its operators in torch
 
 
-def add(name: str, identity: Callable[[], str]) -> None:
-    """An op is declared, or declared anew: artefacts of another set of declarations do not match from now on."""
-    _sources[name] = identity
+def add(op: OpState, operators: Callable[[], Iterable[str]]) -> None:
+    """An op is declared, or declared anew. ``operators()`` are the names under which graphs call it."""
+    _sources[op.spec.name] = op, operators
     tuned_choices.declared()
-    refresh(name)
+    tuned_choices.forget()
 
 
 def remove(name: str) -> None:
     """The op ``name`` is no longer declared."""
     del _sources[name]
-    refresh(name)
-
-
-def refresh(name: str | None = None) -> None:
-    """Recompute the salt in torch's compile cache keys: called when anything in ``digest`` has changed.
-
-    ``name``: of the only declaration that has; programs declare hundreds of them, one after the other.
-    """
-    if name is None:
-        _identities.clear()
-    else:
-        _identities.pop(name, None)
     tuned_choices.forget()
-    salt()
-
-
-def salt() -> None:
-    """Recompute the salt where no declaration has changed, but a part has been added or says something else."""
-    global _salt
-    _salt = f"+shiplap:{digest()}"
-    torch_private.salt_compile_caches(_salt)
 
 
 def on_trace(listener: Callable[[], None]) -> None:
@@ -56,27 +43,33 @@ def on_trace(listener: Callable[[], None]) -> None:
     _listeners.append(listener)
 
 
-def on_digest(part: Callable[[], str]) -> None:
-    """Make ``part()`` part of the digest: what else compiled graphs are specialised on."""
+def on_key(part: PartOfKey) -> None:
+    """Make ``part(op)`` part of the key of graphs with ``op``: what else compiled code of it is specialised on."""
     _parts.append(part)
 
 
 def ensure() -> None:
-    """Put the salt back if somebody set the tag: called at each trace, which comes before the cache is asked."""
+    """See that keys name the ops of a graph: called at each trace, which comes before a cache is asked."""
     for listener in _listeners:
         listener()
     tuned_choices.ready()
-    torch_private.salt_compile_caches(_salt)
-    torch_private.salt_workers()
+    graph_keys.install(key_of_graph)
 
 
-def digest() -> str:
-    """sha256 over every op's declaration, reference, gradient and kernels, and over the choices among them."""
-    state = hashlib.sha256()
-    for name in sorted(_sources):
-        if name not in _identities:
-            _identities[name] = _sources[name]()
-        state.update(f"{name}={_identities[name]};".encode())
-    for part in (tuned_choices.digest, *_parts):
-        state.update(f"{part()};".encode())
-    return state.hexdigest()[:16]
+def key_of_graph(operators: GraphOperators) -> str:
+    """The part of the key of a graph that its ops decide. Empty for a graph without ops."""
+    named = {name: {*names(), *(n.partition(".")[0] for n in names())} for name, (_, names) in _sources.items()}
+    ops = [name for name, known in sorted(named.items()) if known & operators.names]
+    known = {n for name in ops for n in named[name]}
+    if operators.others or (operators.traced_later and graph_keys.foreign(operators.names - known)):
+        ops = sorted(named)  # a library may call any of them
+    return key_of(*(_sources[name][0] for name in ops)) if ops else ""
+
+
+def key_of(*roots: AnyValue) -> str:
+    """The digest of ops, or of functions that call ops, with all that compiled code of these is specialised on."""
+    parts = walk(*roots)
+    ops = {part.value.spec.name: part.value for part in parts if isinstance(part.value, OpState)}
+    lines = [digest_of(parts)]
+    lines += [f"{name}: {'; '.join(part(op) for part in _parts)}" for name, op in sorted(ops.items())]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

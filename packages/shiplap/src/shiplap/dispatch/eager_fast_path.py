@@ -130,8 +130,8 @@ def asked_of(op: Served, picked: Kernel, call: Binding) -> list[tuple[Supports, 
     """The ``supports`` of the kernels up to the one that was picked, and what each said of this call."""
     conditions = []
     for kernel in op.eager(picked.device):
-        if kernel.supports is not None:
-            conditions.append((kernel.supports, kernel.supports(*call.args) is True))
+        if kernel.condition is not None:
+            conditions.append((kernel.condition, kernel.condition(*call.args) is True))
         if kernel.name == picked.name:
             break
     return conditions

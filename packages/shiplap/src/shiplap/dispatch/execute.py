@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 
 from shiplap.declare.binding import Binding
 from shiplap.declare.kernel import Kernel
-from shiplap.declare.values import Result, Value
+from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import tuned_choices
 from shiplap.dispatch.autograd import Record, detach_results
+from shiplap.dispatch.check_results import places_of, require_places
 from shiplap.dispatch.outputs import fit_outputs, own_outputs
 from shiplap.dispatch.state import OpState
 from shiplap.errors import ShiplapError, error, notice
@@ -57,6 +59,11 @@ class Served(OpState):
         """
         return self.entrance.refusal(cause) if self.entrance is not None else None
 
+    def refuse_vmap(self, *args: Value, **kwargs: Value) -> NoReturn:
+        """Raise SL317 for a mapped call of ``op.out``."""
+        got = "a call of op.out under torch.vmap"
+        raise error("SL317", where=self.spec.name, got=got, expected="a call that returns new tensors")
+
     def pick(self, call: Binding) -> Kernel | None:
         """The kernel for this bound call, or None if the reference has to run. The reason for None is reported once."""
         if tuned_choices.active and not isinstance(choice := tuned_choices.find(self, call), tuned_choices.Missing):
@@ -83,8 +90,19 @@ class Served(OpState):
             if not self.differentiable:  # no formula stands in front: torch would record the operations of the kernel
                 with torch.no_grad():
                     return self.serve(call, kernel)
-        outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self.run_reference(call.args))
+        if kernel is not None:
+            outs = kernel.run(call)
+        else:
+            places = places_of(self.spec, call.args) if self.spec.mutated else []
+            outs = fit_outputs(self.spec, call, self._refer(call.args))
+            require_places(f"{self.spec.name}, reference", places)
         return outs[0] if len(outs) == 1 else outs or None
+
+    def _refer(self, args: Args) -> Returned:
+        """Run the reference, and look at what the first calls write to."""
+        if self.unchanged.left:
+            return self.unchanged.during(args, lambda: self.run_reference(args))
+        return self.run_reference(args)
 
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
         """Run the reference of a checked call for forward-mode differentiation, which no kernel supports."""

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, cast
 
 import torch
 
 from shiplap.declare.binding import Binding
 from shiplap.declare.opaque import shown
+from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import compile_cache_key
 from shiplap.dispatch.check_results import fit_results
 from shiplap.dispatch.outputs import empty_outputs, result_of
 from shiplap.dispatch.state import OpState
 from shiplap.errors import error
+from shiplap.plan.expression import Place
+from shiplap.plan.rules.relations import DistinctMembers
+from shiplap.plan.rules.tensors import Unshared
+from shiplap.plan.sharing import fakes_share_memory
 from shiplap.torch_private import aot_packages, symbolic_sizes
 
 
@@ -24,14 +30,21 @@ def make_fake(op: OpState) -> Callable[..., Result]:
     A data-dependent dim becomes an unbacked size with its bound asserted in the graph.
     """
     spec = op.spec
+    unwritable = _unwritable(spec)
 
     def fake(*args: Value, **kwargs: Value) -> Result:
         compile_cache_key.ensure()
+        if unwritable and symbolic_sizes.in_trace():
+            wrong = error("SL137", where=spec.name, got=unwritable, expected="tensors, and other names")
+            raise symbolic_sizes.unknown()(None, str(wrong))  # at which a graph may break
         call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
+        if spec.mutated:
+            refuse_shared(spec, call.args)
         if aot_packages.packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered
             refuse_python(op, call)
         if spec.traced:
-            return result_of(fit_results(spec, call, _told(op, shown(spec, call.args))))
+            result: Any = result_of(fit_results(spec, call, _told(op, shown(spec, call.args))))
+            return cast("Result", symbolic_sizes.in_graph(result)) if type(result) is int else cast("Result", result)
         for dim, bound in spec.bounds:
             size = symbolic_sizes.new_size()
             call.env[dim] = size
@@ -42,6 +55,37 @@ def make_fake(op: OpState) -> Callable[..., Result]:
         return result_of(empty_outputs(spec, call))
 
     return fake
+
+
+def refuse_shared(spec: OpSpec, args: Args) -> None:
+    """SL210 where a tensor that is written to shares memory with another one, as for real tensors.
+
+    A graph may copy what is written to before each call, and the real call would not see what is wrong.
+    """
+    given = dict(zip((a.name for a in spec.args), args, strict=True))
+    members = {a.name: _members(given[a.name]) for a in spec.tensors}
+    for index, name in enumerate(spec.mutated):
+        written, others = members[name], [n for n in members if n not in spec.mutated[: index + 1]]
+        if any(fakes_share_memory(a, b) for i, a in enumerate(written) for b in written[:i]):
+            raise DistinctMembers(spec.name, name).explain({})
+        for other in others:
+            if any(fakes_share_memory(a, b) for a in written for b in members[other]):
+                raise Unshared(Place(spec.name, name), Place(spec.name, other)).explain({})
+
+
+def _members(value: Value) -> list[torch.Tensor]:
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def _unwritable(spec: OpSpec) -> str:
+    """What keeps torch from replacing the op in a graph by one that does not write; empty if nothing does."""
+    if not spec.mutated or spec.view:
+        return ""
+    if any(a.name == "mode" for a in spec.args):  # the first parameter of functions of torch that get ours by name
+        return "an argument called mode"
+    others = [r.name for r in spec.made if r.tensor is None or r.many or r.optional] if spec.traced else []
+    return f"the result {others[0]!r}, which is no single tensor" if others else ""
 
 
 def _told(op: OpState, args: Args) -> Returned:

@@ -21,13 +21,14 @@ What is wrong with a call is said in one place: :meth:`Op.explain`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import TypeVar, Unpack, overload
 
 from torch import Tensor
 
+from shiplap.declare import code_walk
 from shiplap.declare.batch import read_batching
 from shiplap.declare.bucket import read_rule
-from shiplap.declare.code_digest import home, same_home
 from shiplap.declare.gradient import Backward, GradientFn, Surrogate
 from shiplap.declare.kernel import (
     Implementation,
@@ -43,23 +44,24 @@ from shiplap.declare.signature import Declaration, check_name, read_spec
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template, TemplateKeywords, Traced, read_template
 from shiplap.declare.values import Result, Returned, Value
-from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch import compile_cache_key, tuned_choices
 from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.python_kernel import PythonFunction
 from shiplap.dispatch.registration import Registered
-from shiplap.dispatch.state import Sampler
+from shiplap.dispatch.state import Sampler, bind_sampler
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import dispatcher_calls
 from shiplap.torch_private.dispatcher_calls import P, R
+from shiplap.torch_private.graph_keys import TORCHS_OWN
 
 Function = TypeVar("Function", bound=Callable[..., Returned])
 Code = TypeVar("Code", bound=Callable[..., Returned] | Implementation)
 Gradient = TypeVar("Gradient", bound=GradientFn)
 Samples = TypeVar("Samples", bound=Sampler)
 
-TORCHS_OWN = frozenset(("_c10d_functional", "aten", "c10d", "higher_order", "inductor", "prim", "prims", "quantized"))
-compile_cache_key.on_digest(lambda: BELOW)  # compiled code names it
+compile_cache_key.on_key(lambda op: BELOW)  # compiled code names it
 declared: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
+code_walk.find_op = declared.get
 
 
 class Op(dispatcher_calls.ShortCut[P, R], Registered):
@@ -82,6 +84,8 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
 
     def through(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
         """Call the op where autograd, a trace or a mode may have to see the call, or where it has keywords."""
+        if self.plan.numbers is not None:
+            self.plan.numbers(args, kwargs)
         own = self.separable and not dispatcher_calls.is_dynamo_compiling()
         if own and not kwargs and dispatcher_calls.is_recorded_call(args):
             return self.record(None, *args)
@@ -89,6 +93,13 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
             return self.outside_autocast(kind, *self.cast(kind, tuple(args)))
         plain = own and not self.spec.mutated and dispatcher_calls.is_plain_call(args, kwargs)
         result: Result = (dispatcher_calls.builtin(self.raw) if plain else self.overload)(*args, **kwargs)
+        return result
+
+    def traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+        """Call the op where Dynamo traces it."""
+        if (check := self.plan.numbers) is not None:
+            check(args, kwargs)
+        result: Result = self.overload(*args, **kwargs)
         return result
 
     def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
@@ -140,12 +151,17 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         ``sl.cabi(...)``. Without ``implementation`` the method is a decorator. A second kernel of the same name
         replaces the first.
 
+        The parameters of a function carry the names of the op's arguments, and values are passed by these names, in
+        whatever order they stand. Tensors arrive contiguous: a strided one as a copy, which is copied back if the op
+        writes to it.
+
         Args:
             name: the name of the kernel, by default that of the implementation.
             workspace: a dim expression, in bytes. The expression may use ``threads`` and ``itemsize``.
             dtypes: the dtypes that the kernel accepts, where the declaration accepts more.
-            supports: a function of the arguments that returns True, or the reason why the kernel cannot run the call. A
-                kernel with ``supports`` is not bound natively.
+            supports: a function of those arguments that it names. It returns True, or the reason why the kernel cannot
+                run the call. A kernel with ``supports`` is not bound natively.
+            strided: the names of the tensors that a Python kernel takes with any strides, True for all.
             configs: the values of the compile-time parameters among which :func:`shiplap.tune` chooses: a list of
                 dicts, or a function of the sizes that returns one. A Python kernel gets the values as keywords.
             default: the config without a choice, a dict or a function of the sizes. By default the first config runs.
@@ -172,22 +188,35 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         same name. A second template of that name replaces the first. :class:`TemplateKeywords` documents the keywords.
         A function of PyTorch with the reference's parameters may be the ``source``: Inductor tunes and fuses its code.
         """
+        require_device_type(self.spec, device)
         template = read_template(self.spec, self.file, device, source, **keywords)
         others = [t for t in self.templates.get(template.device, []) if t.name != template.name]
         self.templates[template.device] = [*others, template]
         if (kernel := template_kernel(self.spec, template)) is not None:
             self._attach(kernel)
-        compile_cache_key.refresh(self.spec.name)
+        tuned_choices.forget()
         return template
 
     @overload
     def backward(
-        self, fn: Gradient, *more: Op, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
+        self,
+        fn: Gradient,
+        *more: Op,
+        saves: Iterable[str] | None = None,
+        surrogate: Surrogate | None = None,
+        strided: bool = False,
+        once_differentiable: bool | None = None,
     ) -> Gradient: ...
 
     @overload
     def backward(
-        self, fn: None = None, *, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
+        self,
+        fn: None = None,
+        *,
+        saves: Iterable[str] | None = None,
+        surrogate: Surrogate | None = None,
+        strided: bool = False,
+        once_differentiable: bool | None = None,
     ) -> Callable[[Gradient], Gradient]: ...
 
     def backward(
@@ -196,12 +225,22 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         *more: Op,
         saves: Iterable[str] | None = None,
         surrogate: Surrogate | None = None,
+        strided: bool = False,
+        once_differentiable: bool | None = None,
     ) -> Gradient | Callable[[Gradient], Gradient]:
         """Declare the gradient as ``fn(grad, saved, needs) -> {argument: gradient}``, written with other ops.
 
-        ``grad`` is the gradient of the output, or a tuple of gradients for several outputs. ``saved`` has every scalar
-        and the tensors listed in ``saves`` (by default all tensor arguments), by name. ``needs.<argument>`` is True if
-        autograd uses the gradient of that argument. The entry of a result in ``nondifferentiable=`` is a zero.
+        ``grad`` is the gradient of the output, or a tuple of gradients for several outputs. ``saved`` has every scalar,
+        and the tensor arguments and results that the function reads: they are found in its code. ``saves`` names them
+        where the code does not say, as in ``getattr(saved, name)``. ``needs.<argument>`` is True if autograd uses the
+        gradient of that argument. The entry of a result in ``nondifferentiable=`` is a zero.
+
+        Gradients and saved tensors are contiguous, so that the function may launch kernels on their memory.
+        ``strided=True`` gives them as they come, for a function that calls only operations which take any strides.
+
+        ``once_differentiable=True`` refuses a gradient of the gradient (SL313). By default the backward is looked into
+        where one is asked for: if autograd does not record all of it, the reference gives the gradients there, or they
+        are refused. ``False`` says that the backward may be differentiated as it is, whatever it seems to do.
 
         ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient is then the
         derivative of that function and not the reference's, as in a straight-through estimator; so is a tangent, and
@@ -212,24 +251,29 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         their outputs ``grad_<argument>``. What they take is saved.
 
         Raises:
-            DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration.
+            DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration, SL134 where
+                ``saves`` has to be given.
         """
         self._extend("gradient is")
         if fn is None:
-            return lambda f: self.backward(f, saves=saves, surrogate=surrogate)
+            return lambda f: self.backward(
+                f, saves=saves, surrogate=surrogate, strided=strided, once_differentiable=once_differentiable
+            )
         self.drop_native()
-        self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate)
+        self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate, strided, once_differentiable)
         self._renew()
-        compile_cache_key.refresh(self.spec.name)
+        tuned_choices.forget()
         return fn
 
     def samples(self, fn: Samples) -> Samples:
         """Declare a builder for arguments whose values have a meaning, such as row numbers, offsets or sorted keys.
 
-        ``fn(rng, sizes, dtype, device)`` returns all arguments in order. ``rng`` is a seeded generator on the CPU.
+        ``fn(rng, sizes, dtype, device)`` returns all arguments in order, and may leave out a parameter that it does not
+        use. ``rng`` is a seeded generator on the CPU.
         ``sizes`` maps each dim and each scalar argument to the requested value. ``dtype`` is the dtype of the
         floating-point arguments.
         """
+        bind_sampler(self.spec, fn)
         self.sampler = fn
         return fn
 
@@ -241,7 +285,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         """
         self.drop_native()
         self.rule = read_rule(self.spec, default, kinds)
-        compile_cache_key.refresh(self.spec.name)
+        tuned_choices.forget()
 
     def batches(self, *dims: str) -> None:
         """Declare that calls which differ only in arguments with ``dim`` are one call of those, concatenated.
@@ -269,7 +313,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         self.drop_native()
         self.attach(kernel)
         self.enter()
-        compile_cache_key.refresh(self.spec.name)
+        tuned_choices.forget()
 
     # --- what torch has of it -----------------------------------------------------------------------------------------
 
@@ -277,15 +321,17 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         """Define the schema and the implementations of an op, and replace an earlier declaration of the same name."""
         previous = declared.get(self.spec.name)
         if previous is not None:
-            if not same_home(previous.reference, self.reference):
-                raise error("SL108", where=self.spec.name, got=home(self.reference), expected=home(previous.reference))
+            if not _same_home(previous.reference, self.reference):
+                raise error(
+                    "SL108", where=self.spec.name, got=_home(self.reference), expected=_home(previous.reference)
+                )
             previous.drop_native()
         if previous is not None and previous.spec == self.spec:
             self._take_over(previous)
         else:
             self._declare()
         declared[self.spec.name] = self
-        compile_cache_key.add(self.spec.name, lambda: self.identity)
+        compile_cache_key.add(self, self.operators)
 
     def _take_over(self, previous: Op) -> None:
         """Serve the torch registration of ``previous``: its functions call this op, as do its holders."""
@@ -307,18 +353,33 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         return f"<shiplap op {self.spec.namespace}::{public_schema(self.spec)}; kernels {devices or 'none'}>"
 
 
+def _home(fn: Callable[..., Returned]) -> str:
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+def _same_home(a: Callable[..., Returned], b: Callable[..., Returned]) -> bool:
+    """Whether ``b`` is ``a`` again: a cell run twice, or a file that is both imported and run as ``__main__``."""
+    files = [fn.__code__.co_filename if isinstance(fn, FunctionType) else None for fn in (a, b)]
+    return _home(a) == _home(b) or (files[0] == files[1] is not None and a.__qualname__ == b.__qualname__)
+
+
 def _read_backward(
-    spec: OpSpec, parts: tuple[GradientFn, ...], saves: Iterable[str] | None, surrogate: Surrogate | None
+    spec: OpSpec,
+    parts: tuple[GradientFn, ...],
+    saves: Iterable[str] | None,
+    surrogate: Surrogate | None,
+    strided: bool,
+    once_differentiable: bool | None,
 ) -> Backward:
     """The gradient as one function or as ops."""
     ops = [part for part in parts if isinstance(part, Op)]
     if not ops and len(parts) == 1:
-        return Backward.declare(spec, parts[0], saves, surrogate)
+        return Backward.declare(spec, parts[0], saves, surrogate, strided, once_differentiable)
     if len(ops) < len(parts):
         raise error("SL110", where=spec.name, got=f"{parts}", expected="one function, or declared ops alone")
     if saves is not None:
         raise error("SL110", where=spec.name, got=f"saves={saves!r}", expected="no saves=: the ops take what is saved")
-    return Backward.by_ops(spec, ops, surrogate)
+    return Backward.by_ops(spec, ops, surrogate, once_differentiable)
 
 
 def op(

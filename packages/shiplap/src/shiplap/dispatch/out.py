@@ -18,6 +18,7 @@ from shiplap.declare.schema import schema
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Outputs, Value
 from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch.check_results import places_of, require_places
 from shiplap.dispatch.execute import Served
 from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.out_fast_path import OutRoute, compile_out_route
@@ -64,6 +65,7 @@ class OutVariant:
         registrations.implement(name, self.execute)
         registrations.skip_autograd(name)  # execute and native code see to gradients
         registrations.fake(name, self._fake)
+        registrations.map(name, op.refuse_vmap)
         registrations.tell(name, op.refusal)
         self.overload = registrations.overload(name)
         self.enter()
@@ -77,6 +79,8 @@ class OutVariant:
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
     ) -> Tensor | Sequence[Tensor]:
         """Run into ``out``; ``keywords`` is the caller's own dict no longer."""
+        if self.op.plan.numbers is not None and torch.is_grad_enabled():
+            self.op.plan.numbers(args, keywords)
         if dispatcher_calls.is_compiling():
             if torch.is_grad_enabled() and requires_grad((*args, *keywords.values(), out)):
                 raise self._ungraded()  # in a graph nobody would see that the gradient is lost
@@ -179,7 +183,9 @@ class OutVariant:
             if kernel is not None:
                 kernel.into(call, outs, scratch)
                 return
+            places = places_of(self.spec, call.args) if self.spec.mutated else []
             made = fit_outputs(self.spec, call, op.run_reference(call.args))
+            require_places(f"{self.spec.name}, reference", places)
             for out, value in zip(outs, made, strict=True):
                 out.copy_(value)
 

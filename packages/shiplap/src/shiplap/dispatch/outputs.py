@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,11 +66,11 @@ def fit_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
     return tuple(outs)
 
 
-def own_outputs(result: Returned) -> Tensor | Outputs:
-    """What a reference returned, as outputs that share no memory with anything: by operations that autograd knows."""
+def own_outputs(result: Any) -> Any:
+    """The results of a reference with tensors that share no memory with anything: by operations that autograd knows."""
     if isinstance(result, Tensor):
         return result.clone(memory_format=torch.contiguous_format)
-    return tuple(t.clone(memory_format=torch.contiguous_format) for t in result or ())
+    return type(result)(own_outputs(value) for value in result) if isinstance(result, (list, tuple)) else result
 
 
 def _measure_dynamic(spec: OpSpec, where: str, env: dict[str, EnvValue], dims: Sequence[Dim], value: Tensor) -> None:

@@ -2,32 +2,43 @@
 
 Kernels come in two styles, told apart by their signature. *Out-style* takes the outputs' names as keywords and fills
 tensors that shiplap allocated. *Functional* returns its outputs. They are then made fresh, contiguous and shown to fit.
-Either may ask for ``workspace`` (uint8) by keyword.
+Either may ask for ``workspace`` (uint8) by keyword. Parameters have the names of the op's arguments, in any order.
+Tensors arrive contiguous, as they do in C and Triton, unless ``strided=`` names them.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from shiplap.declare.binding import Binding
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Values
 from shiplap.declare.kernel import Implementation, Kernel, Refill, Rerun, Terms
-from shiplap.declare.spec import OpSpec
+from shiplap.declare.named_parameters import Parameters, read_parameters
+from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Args, Outputs, Result, Returned, Value
+from shiplap.dispatch.check_results import places_of, require_places
+from shiplap.dispatch.check_unchanged import UnchangedArguments
 from shiplap.dispatch.launch import allocate_workspace, is_current, scratch, workspace_size
-from shiplap.dispatch.outputs import empty_outputs, fit_outputs
+from shiplap.dispatch.outputs import empty_outputs, fit_outputs, tensors_of
 from shiplap.dispatch.refit import fitting, may_repeat
-from shiplap.errors import error
+from shiplap.errors import DeclarationError, ShiplapError, error
+from shiplap.plan.expression import variable
 from shiplap.plan.outputs import scratch_name
+
+Launch: TypeAlias = Callable[[Args, dict[str, Value]], Returned]
+Copies: TypeAlias = list[tuple[Tensor, Tensor]]  # an argument, and the contiguous copy that is written to
 
 
 class PythonFunction(Implementation):
     """What ``Op.kernel`` makes of a function."""
+
+    takes_strided = True
 
     def __init__(self, function: Callable[..., Returned]) -> None:
         self.function = function
@@ -36,55 +47,80 @@ class PythonFunction(Implementation):
     def name(self) -> str:
         return getattr(self.function, "__name__", "kernel")
 
-    @property
-    def identity(self) -> str:
-        return source_digest(self.function)
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The function."""
+        yield "function", self.function
 
     def bind(self, spec: OpSpec, terms: Terms) -> PythonKernel:
-        kernel = PythonKernel(spec, terms, self.function)
-        kernel.require_parameters()
-        return kernel
+        return (WritingPythonKernel if spec.mutated else PythonKernel)(spec, terms, self.function)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """The keywords that the function has left for a config. None where it takes any."""
-        parameters = inspect.signature(self.function).parameters.values()
-        if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return None
-        positional = sum(not a.keyword_only for a in spec.args)
-        named = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][positional:]
-        given = {*(a.name for a in spec.args if a.keyword_only), *(o.name for o in spec.outputs), scratch_name(spec)}
-        return frozenset({*named, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)} - given)
+        """The parameters that the function has left for a config. None where it takes any."""
+        try:
+            takes = read_parameters(self.function, partial(_misfit, spec, self.name))
+        except DeclarationError:
+            return None  # `bind` refuses the function
+        given = {*(a.name for a in spec.args), *(o.name for o in spec.outputs), scratch_name(spec)}
+        return None if takes.open else frozenset(takes.named.keys() - given)
+
+
+def _misfit(spec: OpSpec, kernel: str, got: str, fix: str = "") -> ShiplapError:
+    """SL122, with the parameters that the kernel may have."""
+    named = [a.name for a in spec.args if a.keyword_only]
+    named += [] if spec.dynamic or spec.traced else [o.name for o in spec.outputs]
+    listed = [a.name for a in spec.args if not a.keyword_only]
+    expected = f"{kernel}({', '.join([*listed, *(['*'] if named else []), *named])})"
+    return error("SL122", where=f"{spec.name}, kernel {kernel}", got=got, expected=expected, fix=fix)
 
 
 class PythonKernel(Kernel):
     """See the module."""
 
+    function: Callable[..., Returned]
+
     def __init__(self, spec: OpSpec, terms: Terms, function: Callable[..., Returned]) -> None:
         super().__init__(spec, terms)
-        self.function: Callable[..., Returned] = function
-        keywords = inspect.signature(function).parameters
+        self.function = function
+        takes = read_parameters(function, partial(_misfit, spec, terms.name))
         self.outputs = tuple(o.name for o in spec.outputs)
-        self.out_style = bool(self.outputs) and {*self.outputs} <= keywords.keys() and not spec.dynamic
+        self.out_style = bool(self.outputs) and {*self.outputs} <= takes.named.keys() and not spec.dynamic
         self.repeats = self.out_style or may_repeat(spec)  # all that it needs is known once it has run
         self.scratch = scratch_name(spec)
-        self.wants_workspace = self.scratch in keywords
-        self.named = [a.name for a in spec.args if a.keyword_only]  # the last ones
+        self.wants_workspace = self.scratch in takes.named
         self.values: Values = {}
+        self._require(takes)
+        self.unchanged = UnchangedArguments(spec, f"kernel {terms.name}")
+        self._free = terms.strided | {a.name for a in spec.args if a.contiguous}  # the plan refuses others
+        scope = {"otherwise": self._carefully, "unchanged": self.unchanged}
+        self._pass, self._launch = compile_launch(spec, function, takes, self._free, scope)
 
-    def require_parameters(self) -> None:
-        """SL122 unless the function can be called as :meth:`_call` calls it."""
-        positional = [a.name for a in self.spec.args if not a.keyword_only]
-        keywords = [*self.named, *(self.outputs if self.out_style else ()), *([self.scratch] * self.wants_workspace)]
-        if self.space is not None:  # where sizes decide about the configs, they may give whatever the function takes
-            keywords += self.space.names or self.space.keywords or ()
-        takes = inspect.signature(self.function)
-        try:
-            takes.bind(*positional, **dict.fromkeys(keywords))
-        except TypeError as e:
-            named = [*self.named, *(() if self.spec.dynamic else self.outputs)]
-            expected = ", ".join([*positional, *(["*"] if named else []), *named])
-            where, got = f"{self.spec.name}, kernel {self.name}", f"{self.name}{takes}: {e}"
-            raise error("SL122", where=where, got=got, expected=f"{self.name}({expected})") from None
+    def _require(self, takes: Parameters) -> None:
+        """SL122 unless the function can be called by the names of the arguments, the outputs and the configs."""
+        named = [a.name for a in self.spec.args]
+        keywords = [*(self.outputs if self.out_style else ()), *([self.scratch] * self.wants_workspace)]
+        configs = () if self.space is None else self.space.names
+        if self.space is not None and not configs:  # sizes decide: they may give whatever the function takes
+            configs = tuple(self.space.keywords or ())
+        by_keyword = {n for n, p in takes.named.items() if p.kind is not p.POSITIONAL_ONLY} & {*keywords, *configs}
+        for name in takes.named:
+            if name not in (*takes.optional, *named, *by_keyword):
+                got = f"{takes.shown}: nothing is called {name!r}"
+                raise _misfit(self.spec, self.name, got, self._repair(name, takes))
+        for name in (*named, *(self.space.names if self.space is not None else ())):
+            if name not in takes.named and not takes.open:
+                got = f"{takes.shown}: the parameter {name!r} is missing"
+                raise _misfit(self.spec, self.name, got, f"add the parameter {name!r} to the kernel")
+
+    def _repair(self, name: str, takes: Parameters) -> str:
+        """What to do about a parameter ``name`` for which there is no value."""
+        missing = [a.name for a in self.spec.args if a.name not in takes.named]
+        outputs = [n for n in self.outputs if n not in takes.named]
+        if not missing and name == "out" and outputs:
+            return f"take each output by its name: {', '.join(self.outputs)}"
+        missing = missing or outputs
+        if len(missing) == 1 and not (missing == outputs and name.isupper()):
+            return f"rename {name!r} to {missing[0]!r}"
+        return "use the names in 'expected'" if missing else f"remove {name!r}, or give it a value in configs="
 
     def configure(self, values: Values) -> None:
         """The function gets the values by keyword."""
@@ -116,7 +152,7 @@ class PythonKernel(Kernel):
         if not self.out_style:
             return outs, self._returning(call, outs)
         made = [(name, o.shape, o.dtype) for name, o in zip(self.outputs, outs, strict=True)]
-        return outs, self._rerun(made, call.device, workspace_size(self.workspace, call))
+        return outs, self._rerun(made, call, workspace_size(self.workspace, call))
 
     def fill(self, call: Binding, outs: Outputs) -> Refill | None:
         self.into(call, outs, None)
@@ -124,29 +160,39 @@ class PythonKernel(Kernel):
             return None
         room, device = workspace_size(self.workspace, call), call.device
 
+        known = self._known(call)
+
         def refill(args: Args, given: Outputs) -> None:
             workspace = scratch(room, device) if self.wants_workspace else None
-            self._call(args, device, workspace, dict(zip(self.outputs, given, strict=True)))
+            self._call(args, device, workspace, dict(zip(self.outputs, given, strict=True)), known)
 
         return refill
 
     def _returning(self, call: Binding, outs: Outputs) -> Rerun:
         """Run, and hold what the function returns to what ``call`` returned."""
         fit, device, room = fitting(self.spec, call, outs), call.device, workspace_size(self.workspace, call)
+        known = self._known(call)
 
         def rerun(args: Args) -> Result:
             given = scratch(room, device) if self.wants_workspace else None
-            return fit(args, self._call(args, device, given, {}))
+            return fit(args, self._call(args, device, given, {}, known))
 
         return rerun
 
-    def _rerun(self, made: list[tuple[str, torch.Size, torch.dtype]], device: torch.device, room: int) -> Rerun:
+    def _known(self, call: Binding) -> bool:
+        """Whether every call that is laid out as this one has its tensors as the function wants them."""
+        return not self.spec.mutated and all(
+            given is value for given, value in zip(call.args, self._packed(call.args)[0], strict=True)
+        )
+
+    def _rerun(self, made: list[tuple[str, torch.Size, torch.dtype]], call: Binding, room: int) -> Rerun:
         """Allocate the outputs ``made``, by name with shape and dtype, and run."""
+        device, known = call.device, self._known(call)
 
         def rerun(args: Args) -> Result:
             outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in made])
             given = scratch(room, device) if self.wants_workspace else None
-            self._call(args, device, given, dict(zip(self.outputs, outs, strict=True)))
+            self._call(args, device, given, dict(zip(self.outputs, outs, strict=True)), known)
             return outs
 
         if len(made) > 1:
@@ -155,21 +201,124 @@ class PythonKernel(Kernel):
 
         def rerun_one(args: Args) -> Tensor:  # most ops have one output: not a frame more than that takes
             out = torch.empty(shape, dtype=dtype, device=device)
-            self._call(args, device, scratch(room, device) if self.wants_workspace else None, {name: out})
+            self._call(args, device, scratch(room, device) if self.wants_workspace else None, {name: out}, known)
             return out
 
         return rerun_one
 
-    def _call(self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value]) -> Returned:
-        """The function, given outputs by keyword, then its config, the workspace and keyword-only arguments."""
+    def _call(
+        self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
+    ) -> Returned:
+        """The function, given outputs by keyword, then its config, the workspace and the arguments by their names.
+
+        ``known``: whether the arguments are laid out as those of a call before it, which were as the function wants
+        them.
+        """
         if self.values:
             keywords.update(self.values)
         if self.wants_workspace:
             keywords[self.scratch] = scratch
-        if self.named:
-            keywords.update(zip(self.named, args[-len(self.named) :], strict=True))
-            args = args[: -len(self.named)]
-        if is_current(device):
-            return self.function(*args, **keywords)
+        launch = self._pass if known else self._launch
+        if device.type != "cuda" or is_current(device):
+            return launch(args, keywords)
         with torch.cuda.device(device):
-            return self.function(*args, **keywords)
+            return launch(args, keywords)
+
+    def _carefully(self, args: Args, keywords: dict[str, Value]) -> Returned:
+        """Launch with contiguous copies in the place of strided tensors, and look at what was written to."""
+        packed, copies = self._packed(args)
+
+        def launch() -> Returned:
+            return self._pass(packed, keywords)
+
+        if self.unchanged.left:
+            outs = [keywords[name] for name in self.outputs] if self.out_style else []
+            result = self.unchanged.during(args, launch, outs)
+            if outs:
+                self._require_filled(result, outs)
+        else:
+            result = launch()
+        for original, copy in copies:
+            original.copy_(copy)
+        return _restored(result, copies) if copies else result
+
+    def _require_filled(self, result: Returned, outs: Sequence[Value]) -> None:
+        """SL301 for a kernel that takes the outputs and returns others, which nothing would use."""
+        owned = {t.untyped_storage().data_ptr() for t in tensors_of(outs)}
+        others = [t for t in tensors_of(result if isinstance(result, (tuple, list)) else (result,)) if t.numel()]
+        if any(t.untyped_storage().data_ptr() not in owned for t in others):
+            listed = ", ".join(self.outputs)
+            fix = f"write the result into {listed}, or remove {listed} from the parameters and return it"
+            got, expected = "another tensor was returned", f"None, after {listed} was filled"
+            raise error("SL301", where=f"{self.spec.name}, kernel {self.name}", got=got, expected=expected, fix=fix)
+
+    def _packed(self, args: Args) -> tuple[Args, Copies]:
+        """``args`` with contiguous tensors, and each argument that is written to with the copy that stands for it."""
+        copies: Copies = []
+
+        def contiguous(value: Value, mutated: bool) -> Value:
+            if isinstance(value, (list, tuple)):
+                return cast("Value", [contiguous(v, mutated) for v in value])
+            if not isinstance(value, Tensor) or value.is_contiguous():
+                return value
+            copy = value.clone(memory_format=torch.contiguous_format)
+            if mutated:
+                copies.append((value, copy))
+            return copy
+
+        values = [
+            value if arg.tensor is None or arg.name in self._free else contiguous(value, arg.mutated)
+            for arg, value in zip(self.spec.args, args, strict=True)
+        ]
+        return tuple(values), copies
+
+
+class WritingPythonKernel(PythonKernel):
+    """A Python function of an op that writes to arguments, which has to leave them where they are."""
+
+    def _call(
+        self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
+    ) -> Returned:
+        places = places_of(self.spec, args)
+        result = super()._call(args, device, scratch, keywords, known)
+        require_places(f"{self.spec.name}, kernel {self.name}", places)
+        return result
+
+
+def _restored(result: Returned, copies: Copies) -> Returned:
+    """``result`` with the arguments that were written to in the place of their copies."""
+    if isinstance(result, (list, tuple)):
+        return cast("Returned", type(result)([_restored(cast("Returned", r), copies) for r in result]))
+    return next((original for original, copy in copies if result is copy), result)
+
+
+def compile_launch(
+    spec: OpSpec, function: Callable[..., Returned], takes: Parameters, free: Collection[str], scope: dict[str, object]
+) -> tuple[Launch, Launch]:
+    """``(pass_on, launch)`` of all arguments and of further keywords. Both call ``function`` with each argument in the
+    place of its name; ``launch`` calls ``otherwise`` where one has strides that the function does not expect.
+
+    ``scope``: ``otherwise``, and ``unchanged``, which may want to look at the call.
+    """
+    positional, named = takes.split(a.name for a in spec.args)
+    values = [variable(spec.arg(n)) for n in positional] + [f"{n}={variable(spec.arg(n))}" for n in named]
+    unpack = f"    {''.join(f'{variable(a)}, ' for a in spec.args)}= args" if spec.args else ""
+    called = f"    return function({', '.join([*values, '**keywords'])})"
+    ready = " and ".join(["not unchanged.left", *(_is_contiguous(a) for a in spec.tensors if a.name not in free)])
+    lines = ["def pass_on(args, keywords):", unpack, called]
+    lines += ["def launch(args, keywords):", unpack, f"    if not ({ready}): return otherwise(args, keywords)", called]
+    names = {**scope, "function": function, "all_contiguous": all_contiguous}
+    exec(compile("\n".join(lines), f"<kernel of {spec.name}>", "exec"), names)
+    return cast("Launch", names["pass_on"]), cast("Launch", names["launch"])
+
+
+def _is_contiguous(arg: Arg) -> str:
+    name = variable(arg)
+    if arg.many:
+        return f"all_contiguous({name})"
+    return f"({name} is None or {name}.is_contiguous())" if arg.optional else f"{name}.is_contiguous()"
+
+
+def all_contiguous(tensors: Sequence[Tensor | None] | None) -> bool:
+    """Whether each tensor of a list is contiguous."""
+    return all(t is None or t.is_contiguous() for t in tensors or ())

@@ -16,17 +16,34 @@ from shiplap.declare.values import Result, Value
 from shiplap.dispatch.autocast import Cast, make_cast
 from shiplap.dispatch.autograd import make_autograd
 from shiplap.dispatch.check_results import all_results, fit_views
-from shiplap.dispatch.eager_fast_path import route_of, short_of
+from shiplap.dispatch.eager_fast_path import Route, route_of, short_of
 from shiplap.dispatch.execute import Served
 from shiplap.dispatch.fake import make_fake
+from shiplap.dispatch.mapped import make_mapped, needs_rule
 from shiplap.dispatch.out import OutVariant, has_out
 from shiplap.torch_private import dispatcher_calls
-from shiplap.torch_private.dispatcher_library import Overload, Registrations
+from shiplap.torch_private.dispatcher_library import Check, Overload, Registrations
 
 
 def core_name(spec: OpSpec) -> str:
     """What carries out an op: its own overload, or the one that writes."""
     return below(spec.opname, WRITES) if spec.returned and not spec.view else spec.opname
+
+
+def carried_names(spec: OpSpec, guarded: bool) -> tuple[str, ...]:
+    """The torch ops that kernels carry out: :func:`core_name`, and its part below autograd if it is ``guarded``."""
+    core = core_name(spec)
+    return (core, below(spec.opname)) if guarded else (core,)
+
+
+def _checking(check: Check, call: Route) -> Route:
+    """``call`` after ``check`` of its arguments."""
+
+    def checked(*args: Value) -> Result:
+        check(args, {})
+        return call(*args)
+
+    return checked
 
 
 class Registered(Served):
@@ -43,6 +60,11 @@ class Registered(Served):
     cast: Cast | None = None
     variant: OutVariant | None = None
     _registrations: Registrations | None = None
+
+    def operators(self) -> set[str]:
+        """The names under which graphs call the op: its own, those of its parts, and that of its out-variant."""
+        variant = [self.variant.overload] if self.variant is not None else []
+        return {each.name() for each in (self.overload, self.core, self.raw, *variant)}
 
     @property
     def edition(self) -> int:
@@ -64,14 +86,22 @@ class Registered(Served):
         """Set the way of a plain call: to an op that returns arguments by its own name, else as short as it can be."""
         composed = bool(self.spec.returned) or self.spec.view
         self.direct = dispatcher_calls.builtin(self.overload) if composed else route_of(self)
+        if (check := self._unseen_numbers()) is not None:
+            self.direct = _checking(check, self.direct)
         self.short = None if composed else short_of(self)
         if self.variant is not None:
             self.variant.enter()
 
+    def _unseen_numbers(self) -> Check | None:
+        """What refuses numbers with a gradient, where a plain call does not look for gradients in all arguments."""
+        listed = any(str(a.scalar).startswith("list[") for a in self.spec.scalars)
+        return self.plan.numbers if listed or not self.separable else None
+
     def _differentiate(self) -> None:
         """(Re)build what autograd calls."""
         if self.guarded:
-            made = make_autograd(self.spec, self.core, self.below, self.serve_tangent, self.gradient)
+            formula = self.run_surrogate
+            made = make_autograd(self.spec, self.core, self.below, self.serve_tangent, formula, self.gradient)
             self.record, recorder = made
             self.recorded = recorder.apply if recorder is not None and self.separable else None
 
@@ -114,12 +144,14 @@ class Registered(Served):
 
     def _carry(self, there: Registrations, core: str) -> None:
         """Define the op that kernels carry out, the part of it below autograd, and the op that returns arguments."""
-        name = self.spec.opname
-        names = (core, below(name)) if self.guarded else (core,)
+        name, names = self.spec.opname, carried_names(self.spec, self.guarded)
         if core != name:
             self._compose(there)  # first: torch forgets overloads in the order in which they were defined
         for each in names:
             self._define(there, each)
+        if needs_rule(self.spec):
+            for each in names:
+                there.map(each, make_mapped(self.spec, lambda: self.core))
         if self.guarded:
             there.show(names[-1], core)
             there.skip_autograd(names[-1])
@@ -131,7 +163,7 @@ class Registered(Served):
     def _define(self, there: Registrations, name: str) -> None:
         """Schema, real implementation and fake under ``name``."""
         there.define(schema(self.spec, name), tags(self.spec))
-        there.tell(name, self.refusal)
+        there.tell(name, self.refusal, self.plan.numbers)
         there.implement(name, self.execute)
         there.fake(name, make_fake(self))
 

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from shiplap.declare.batch import Batching
 from shiplap.declare.binding import Binding
 from shiplap.declare.bucket import Rule, read_rule
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
+from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.gradient import Backward, Surrogate
 from shiplap.declare.kernel import Kernel
+from shiplap.declare.named_parameters import bind_names
 from shiplap.declare.native_interface import NativeBinding, NativeEntrance
 from shiplap.declare.sharding_rule import Part, ShardingRule, read_sharding
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template
 from shiplap.declare.values import Args, Returned, Value
 from shiplap.dispatch.autograd import carries_gradients, floating_outputs
+from shiplap.dispatch.check_unchanged import UnchangedArguments
 from shiplap.plan import CallPlan
 
 Sampler: TypeAlias = Callable[..., Args]  # fn(rng, sizes, dtype, device) -> all arguments
 _NONE: list[Kernel] = []
 
 
-class OpState:
+def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
+    """``sampler`` as a function of ``(rng, sizes, dtype, device)``. SL123 for a parameter of another name."""
+    names = ("rng", "sizes", "dtype", "device")
+    return bind_names(sampler, names, id="SL123", where=f"{spec.name}, samples")
+
+
+class OpState(HasCode):
     """The data of an ``Op``. No method here calls torch's dispatcher.
 
     Attributes:
@@ -42,6 +50,7 @@ class OpState:
         native: the native binding in use, or None while the Python binding serves the op.
         entrance: what torch calls since native code was attached for the first time.
         plan: the checks and conversions of the arguments of a call.
+        unchanged: what the reference must not write to.
         differentiable: whether an output can carry a gradient, and a backward can be declared.
         guarded: whether a call may have to be seen by autograd, so that the op has an autograd implementation: it is
             differentiable, or writes to a tensor that could carry a gradient, which would be lost silently.
@@ -60,10 +69,10 @@ class OpState:
         self.native: NativeBinding | None = None
         self.entrance: NativeEntrance | None = None
         self.plan = CallPlan(spec)
+        self.unchanged = UnchangedArguments(spec, "reference")
         self.differentiable = not spec.mutated and not spec.view and floating_outputs(spec)
         made, written = not spec.mutated and floating_outputs(spec, detached=True), bool(spec.mutated)
         self.guarded = not spec.view and (made or (written and carries_gradients(spec)))
-        self._source = source_digest(reference)
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
 
     def sharding(self, inputs: Mapping[str, Part] | None = None, outputs: Part | Sequence[Part] = ()) -> None:
@@ -98,6 +107,11 @@ class OpState:
         """Run the reference on all arguments in declared order. Its result is not checked."""
         positional, named = self.spec.split(args)
         return self.reference(*positional, **named)
+
+    def run_surrogate(self, args: Args) -> Returned:
+        """Run the function whose derivative the gradient is on all arguments in declared order."""
+        positional, named = self.spec.split(args)
+        return self.surrogate(*positional, **named)
 
     @property
     def surrogate(self) -> Surrogate:
@@ -139,8 +153,15 @@ class OpState:
     @property
     def identity(self) -> str:
         """The digest of everything that compiled code depends on: declaration, reference, gradient and kernels."""
-        parts = [self.spec.digest, self._source, *([str(self.rule)] if self.rule != read_rule(self.spec) else [])]
-        parts += [f"{self.gradient.source}/{self.gradient.saves}"] if self.gradient else []
-        parts += [f"{d}/{k.name}/{k.identity}" for d, ks in sorted(self.kernels.items()) for k in ks]
-        parts += [f"{d}/{t.name}/{t.identity}" for d, ts in sorted(self.templates.items()) for t in ts]
-        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+        return code_digest(self)
+
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The declaration, the functions behind it, and all kernels and templates in the order of trying them."""
+        yield f"op {self.spec.digest} {self.rule if self.rule != read_rule(self.spec) else ''}", self.reference
+        yield "gradient", self.gradient
+        for device, kernels in sorted(self.kernels.items()):
+            for kernel in kernels:
+                yield f"{device}/{kernel.name}", kernel
+        for device, templates in sorted(self.templates.items()):
+            for template in templates:
+                yield f"{device}/{template.name}", template

@@ -190,9 +190,10 @@ def entries() -> list[Entry]:
     return [e for table in _entries.values() for e in table.values()]
 
 
-def digest() -> str:
-    """The digest of the choices that compiled graphs may rely on. Empty without choices."""
-    lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}|{e.place}" for e in entries())
+def digest(op: str) -> str:
+    """The digest of the choices for an op that compiled graphs may rely on. Empty without choices."""
+    entries = _entries.get(op, {}).values()
+    lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}|{e.place}" for e in entries)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
 
 

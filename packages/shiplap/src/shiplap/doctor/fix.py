@@ -77,7 +77,7 @@ _FUNCTION = '''\
 def name(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
     """What forward() computes, in plain PyTorch."""
 
-@name.backward(saves=("x",))
+@name.backward
 def _(grad, saved, needs):
     return {"x": ...}  # what backward() returns'''
 

@@ -141,5 +141,11 @@ register(
             ),
             "split the batch by scenes with x[start:stop], and pass plain tensors between pipeline stages",
         ),
+        (
+            "SL220",
+            "a number carries a gradient",
+            "The schema has a number there: what autograd knows of the tensor would be lost.",
+            'pass number.item() or number.detach(), or declare the argument as a tensor, Float[Tensor, ""]',
+        ),
     ],
 )

@@ -9,6 +9,10 @@ class DeclarationError(ShiplapError, TypeError):
     """A declaration that no torch op can carry out (SL1xx)."""
 
 
+class MissingValueError(DeclarationError, AttributeError):
+    """A backward that reads a value which was not saved (SL135)."""
+
+
 register(
     DeclarationError,
     [
@@ -88,10 +92,10 @@ register(
             "SL110",
             "the backward function does not fit the op",
             (
-                "A backward function names the tensors that it saves, and returns one gradient for each argument that"
-                " it names."
+                "A backward function reads arguments and results of the op by their names, and returns one gradient "
+                "for each argument that it names."
             ),
-            "return a dict {argument name: gradient}; list names of arguments or outputs in saves=",
+            "return a dict {argument name: gradient}; read and save arguments and outputs by their names",
         ),
         (
             "SL112",
@@ -181,10 +185,19 @@ register(
             "SL122",
             "the kernel does not fit the op",
             (
-                "A kernel of a device type takes the arguments of the op in declared order. It may take the outputs by "
-                "their names, the values of its configs and the workspace as keywords."
+                "A kernel of a device type takes the arguments of the op by their names, so that their order cannot be "
+                "mistaken. It may take the outputs by their names, the values of its configs and the workspace."
             ),
             'give the kernel the parameters of the op, and bind it with @op.kernel("cpu")',
+        ),
+        (
+            "SL123",
+            "a function takes a parameter for which there is no value",
+            (
+                "Functions that belong to a declaration are called by the names of their parameters, so that their "
+                "order cannot be mistaken."
+            ),
+            "use the names that 'expected' lists",
         ),
         (
             "SL130",
@@ -221,6 +234,44 @@ register(
                 "that depend on data, none for other numbers that leave an op, and no branch can depend on one."
             ),
             "return a tensor without dims, and call .item() on it outside of the op",
+        ),
+        (
+            "SL134",
+            "the values that the backward reads cannot be found",
+            (
+                "A call keeps for its backward what the backward reads. Shiplap finds the reads in the code of the "
+                "function and of its helpers, where each is an attribute of saved that is written out."
+            ),
+            'name the arguments and results that the backward reads: @op.backward(saves=("x", "out"))',
+        ),
+        (
+            "SL137",
+            "a graph cannot hold a call of an op that writes to its arguments",
+            (
+                "While a graph is traced, torch replaces an op that writes by one that returns copies. It does so only "
+                "where every other result is a tensor, and it has a use of its own for an argument called mode."
+            ),
+            "return tensors from an op that writes, and rename an argument called mode",
+        ),
+        (
+            "SL138",
+            "the op cannot be mapped",
+            (
+                "torch.vmap makes one call of many. The op runs once for each sample, and the results are stacked, so "
+                "they need the same shape; samples that write to the same memory would overwrite each other."
+            ),
+            "call the op for each sample, or map over the argument that it writes to",
+        ),
+    ],
+)
+register(
+    MissingValueError,
+    [
+        (
+            "SL135",
+            "the backward reads a value that was not saved",
+            "A call keeps for its backward the tensors in saves=, or those that the code of the backward reads.",
+            "add the name under 'got' to saves=",
         ),
     ],
 )

@@ -54,5 +54,35 @@ register(
             "An AOTInductor package runs without Python, but the kernel that this op would use is a Python function.",
             "declare one C ABI kernel or a template for the device, or pass the op's result to the program as an input",
         ),
+        (
+            "SL313",
+            "the gradient of the op cannot be differentiated again",
+            (
+                "A second derivative goes through the operations of the backward. Where autograd does not record one "
+                "of them, or a saved value is a constant for it, the result would be wrong without a word."
+            ),
+            (
+                "write the backward in operations that autograd records; declare once_differentiable=True where first "
+                "derivatives are enough, or once_differentiable=False where the second is right nevertheless"
+            ),
+        ),
+        (
+            "SL316",
+            "an argument was changed that the op does not declare to change",
+            (
+                "A compiled graph may move, repeat or remove a call, and share the memory of its arguments. It relies "
+                "on mutates=, which lists every argument that the op writes to. Such an argument keeps its memory."
+            ),
+            "write to a copy, or list the argument in mutates=",
+        ),
+        (
+            "SL317",
+            "torch.vmap cannot map a call that writes to given outputs",
+            (
+                "A mapped call runs the op once for each slice of a batch. Torch stacks new tensors that the calls "
+                "return, and takes no given output apart."
+            ),
+            "call the op itself, which returns new tensors, instead of op.out",
+        ),
     ],
 )

@@ -1,10 +1,7 @@
 """Fuse: Inductor lowers templates of declared ops and fuses neighbours into them. Every choice is verified."""
 
-from shiplap.dispatch import compile_cache_key
 from shiplap.inductor.explanation import Explanation, explain
 from shiplap.inductor.fusion_choice import FusionChoice, fusion_choices
 from shiplap.inductor.toggles import switches
 
 __all__ = ["Explanation", "FusionChoice", "explain", "fusion_choices", "switches"]
-
-compile_cache_key.refresh()  # modules of this room add to the digest, and it is loaded after ops have been declared

@@ -13,9 +13,11 @@ from shiplap.cached_property import cached_property
 from shiplap.codegen.triton import constants
 from shiplap.declare.template import Template, Traced
 from shiplap.dispatch import Op
+from shiplap.inductor.size_range import SizeRange, Sizes, size_range
 from shiplap.sampling.recipe import Recipe
 from shiplap.sampling.sizes import free_dims, ones
 from shiplap.torch_private import inductor_lowering
+from shiplap.torch_private.size_ranges import evaluate
 from shiplap.torch_private.symbolic_sizes import is_size
 from shiplap.tuning.inputs import layout_name
 
@@ -103,12 +105,20 @@ class Call:
     @cached_property
     def hints(self) -> dict[str, Any]:
         """``env`` with the numbers of the call that is being compiled."""
-        return {k: _plain(v) for k, v in self.env.items()}
+        return self.numbers({})
+
+    def numbers(self, sizes: Sizes) -> dict[str, Any]:
+        """``env`` as numbers, where symbols have the values in ``sizes``, and other ones those of the call."""
+        return {k: _plain(v, sizes) for k, v in self.env.items()}
 
     @cached_property
-    def shape(self) -> tuple[int, ...]:
+    def sizes(self) -> SizeRange:
+        """The range of sizes that the compiled graph serves."""
+        return size_range(self)
+
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape of the output, as numbers."""
-        return tuple(inductor_lowering.hint(s) for s in self.output.shape)
+        return tuple(evaluate(s, sizes) for s in self.output.shape)
 
     @property
     def static(self) -> bool:
@@ -149,7 +159,11 @@ class Call:
     @property
     def recipe(self) -> Recipe:
         """The recipe of a sample with these sizes, scalars and dtypes."""
-        spec, hints = self.op.spec, self.hints
+        return self.recipe_at({})
+
+    def recipe_at(self, at: Sizes) -> Recipe:
+        """The recipe of a sample like this call, where symbols have the values in ``at``."""
+        spec, hints = self.op.spec, self.numbers(at)
         dims = free_dims(spec)
         sizes = {k: v for k, v in hints.items() if k in dims} | ones(spec, hints)
         scalars = {a.name: hints[a.name] for a in spec.scalars}
@@ -170,10 +184,10 @@ class Call:
         return {name: layout for name, layout in layouts.items() if layout}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, sizes: Sizes) -> Any:
     if isinstance(value, (list, tuple)):
-        return tuple(_plain(v) for v in value)
-    return inductor_lowering.hint(value) if isinstance(value, torch.SymInt) else value
+        return tuple(_plain(v, sizes) for v in value)
+    return evaluate(value, sizes) if isinstance(value, torch.SymInt) else value
 
 
 def _static(value: Any) -> Any:

@@ -6,12 +6,14 @@ import sys
 from functools import partial
 from typing import Any
 
-from shiplap.declare.code_digest import source_digest
 from shiplap.dispatch import Op, compile_cache_key, registry
+from shiplap.dispatch.state import OpState
 
 _installed: set[Any] = set()
 _seen: set[Any] = set()  # asked whether they have a kernel that Inductor could see
-_code: list[str] = []  # digest of the lowering itself, once it is loaded
+_offsets: list[bool] = []  # whether Inductor has been taught the offsets of mutated views
+# The rooms whose code decides how templates are lowered.
+LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch", "sampling")
 
 
 def install() -> None:
@@ -20,6 +22,11 @@ def install() -> None:
     The latter waits for somebody to load Inductor, which traces each graph itself before it lowers it.
     """
     loaded = "torch._inductor.lowering" in sys.modules
+    if loaded and not _offsets and any(op.spec.mutated for op in registry.ops()):
+        from shiplap.torch_private import inductor_lowering
+
+        inductor_lowering.lower_storage_offsets()
+        _offsets.append(True)
     for op in registry.ops():
         if op.templates:
             if not {op.overload, op.raw} <= _installed:
@@ -59,13 +66,20 @@ def _register(op: Op) -> None:
     for overload in {op.overload, op.raw}:
         inductor_lowering.register(overload, partial(lower, op, op.raw))
     _installed.update((op.overload, op.raw))
-    if not _code:
-        cache_reuse.prepare()
-        _code.append(source_digest(lower))
-        compile_cache_key.refresh()  # before the compile caches are asked, as ``on_trace`` promises
+    cache_reuse.prepare()
 
 
 # What Inductor's code calls for a plain op, which no text of the op says: counted up where that changes.
-_PLAIN = "3"
-compile_cache_key.on_digest(lambda: "".join((_PLAIN, *_code)))
-compile_cache_key.salt()  # this module is imported at the first trace, before the compile caches are asked
+_PLAIN = "4"
+
+
+def _part_of_key(op: OpState) -> str:
+    """How an op is lowered, in the keys of graphs that have it: of templates, the code that does it."""
+    if not op.templates:
+        return _PLAIN
+    from shiplap.tuning.key import code_of
+
+    return f"{_PLAIN} {code_of(*LOWERING)}"
+
+
+compile_cache_key.on_key(_part_of_key)

@@ -37,7 +37,7 @@ def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
         if wanted is None:
             if not (asked() or collecting()):
                 look_ahead(call, _likely).step(op.spec.name)
-            choice = _select(call)
+            choice = _limited(call, _select(call))
             wanted = choice.chosen
             remember(choice)
         if wanted == REFERENCE:
@@ -47,6 +47,19 @@ def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
                 return fallback(call, overload, args, kwargs)
         valid, _ = candidates(call)
         return next(c for c in valid if c.label == wanted).node(in_force(op).fusion)
+
+
+def _limited(call: Call, choice: FusionChoice) -> FusionChoice:
+    """``choice``, after the graph is guarded against sizes for which its template is not proven; else the fallback."""
+    if choice.chosen in (REFERENCE, UNTUNED_REFERENCE) or call.sizes.limit_graph():
+        return choice
+    return _unproven(call, f"no guard can hold the graph to {call.sizes.text}", list(choice.verdicts))
+
+
+def _unproven(call: Call, why: str, verdicts: list[Verdict]) -> FusionChoice:
+    """The fallback for a call whose templates cannot be proven for all sizes of the graph."""
+    notice(f"sizes {call.op.identity} {why}", f"{call.op.spec.name}: no template is used: {why}")
+    return _fusion_choice(call, REFERENCE, why, verdicts)
 
 
 def _select(call: Call) -> FusionChoice:
@@ -63,6 +76,8 @@ def _select(call: Call) -> FusionChoice:
         return _fusion_choice(call, REFERENCE, "no template takes this call", verdicts)
     if collect(call, valid):
         return _fusion_choice(call, REFERENCE, "candidates were collected", verdicts)
+    if call.sizes.problem:
+        return _unproven(call, call.sizes.problem, verdicts)
     if switch.only:
         return _first_proven(call, valid, verdicts, f"only {switch.only!r} may be chosen")
     selection = Selection.of(call)
@@ -82,6 +97,8 @@ def _likely(call: Call) -> TemplateCandidate | None:
     """What is proven first for a call, where nothing is measured; None where nothing has to be."""
     switch = in_force(call.op)
     valid = [c for c in candidates(call)[0] if switch.only in c.label] if switch.templates else []
+    if call.sizes.problem:
+        return None
     if switch.only or not valid:
         return next(iter(valid), None)
     selection = Selection.of(call)
@@ -168,6 +185,7 @@ def _warn(op: Op, verdict: Verdict) -> None:
 
 def _fusion_choice(call: Call, chosen: str, reason: str, verdicts: list[Verdict]) -> FusionChoice:
     sizes = ", ".join(f"{k}={v}" for k, v in call.hints.items())
+    sizes += f"; any {call.sizes.text}" if call.sizes.text and chosen != REFERENCE else ""
     dtypes = ", ".join(f"{k} {str(v).removeprefix('torch.')}" for k, v in call.dtypes.items())
     node = inductor_lowering.current_node().name
     return FusionChoice(call.op.spec.name, node, sizes, dtypes, chosen, reason, tuple(verdicts))

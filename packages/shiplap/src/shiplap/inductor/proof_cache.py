@@ -1,9 +1,9 @@
 """Proofs of candidates that are kept: equal layers of a network are proven once, also by the next process.
 
 A proof is found again by everything that it was about: the op and the code of all its kernels, the candidate and the
-text of the kernel as it was rendered, the sizes, dtypes, scalars and memory of the call, Shiplap's own code that
-renders, draws and compares, the device, its driver and the versions of the libraries. A proof that failed is remembered
-by this process only.
+text of the kernel as it was rendered, the sizes, dtypes, scalars and memory of the call, the range of its sizes,
+Shiplap's own code that renders, draws and compares, the device, its driver and the versions of the libraries. A proof
+that failed is remembered by this process only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
 from shiplap.inductor.fusion_choice import Verdict
 from shiplap.settings import settings
 from shiplap.tuning.key import Key, code_of, environment
@@ -34,7 +34,8 @@ def known(candidate: TemplateCandidate) -> Verdict | None:
         return None
     verdict = _here.get((settings().cache_dir, key))
     if verdict is None and _store().get(key) is not None:
-        verdict = _here[settings().cache_dir, key] = Verdict(candidate.label, "ok")
+        shown = candidate.call.sizes.text
+        verdict = _here[settings().cache_dir, key] = Verdict(candidate.label, "ok", f"for {shown}" if shown else "")
     return verdict
 
 
@@ -83,7 +84,8 @@ def _key(candidate: TemplateCandidate) -> Key | None:
         "extra.candidate": candidate.label,
         "extra.kernel": rendered,
         "extra.recipe": str(call.recipe),
-        "extra.samples": "" if sampler is None else source_digest(sampler),
+        "extra.sizes": call.sizes.text,
+        "extra.samples": "" if sampler is None else code_digest(sampler),
         "extra.engine": code_of(*ROOMS),
         "extra.torch": str(torch.version.git_version),
         "extra.modes": _modes(),

@@ -1,8 +1,10 @@
-"""Verify a candidate against the reference, on samples with the sizes of the call that is being compiled."""
+"""Verify a candidate against the reference, on samples of the sizes at which the compiled graph may run."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -10,14 +12,20 @@ from torch import Tensor
 from shiplap.inductor import proof_cache
 from shiplap.inductor.bound_call import Call
 from shiplap.inductor.fusion_choice import Verdict
+from shiplap.inductor.size_range import Sizes
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.sampling.case import Case
+from shiplap.sampling.code_constants import around, mine_template
 from shiplap.sampling.compare import close, reduction
 from shiplap.sampling.run import last_line, needs_builder, reference, reference64
 from shiplap.sampling.samples import Samples
+from shiplap.sampling.work_estimate import on_one_thread
 
 SEED = 20
 WIDE = 2e10  # operations of a reference in float64 that a compilation may cost; above that its own precision has to do
+ALONE = 1 << 25  # operations up to which one thread is faster than several that wait for each other
+DRAWN, MOST = 1 << 18, 8  # elements, and samples, with values at which code branches
+LEAST = 2  # sizes beside that of the call, fewer of which are no proof of a range
 
 
 def sample(call: Call, seed: int = SEED) -> Case:
@@ -28,7 +36,8 @@ def sample(call: Call, seed: int = SEED) -> Case:
 def prove(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> Verdict:
     """``ok`` if the candidate computes what the reference does, on non-degenerate inputs and into poisoned outputs.
 
-    An equal candidate for an equal call has the same verdict.
+    It does so at the sizes of the call, over the range of sizes that the graph serves, and again at those of the call
+    after it was called for others. An equal candidate for an equal call has the same verdict.
     """
     verdict = proof_cache.known(candidate)
     if verdict is None:
@@ -43,23 +52,70 @@ def _proven(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Verdict:
         return Verdict(candidate.label, "refused", "integers that mean something, and no @op.samples to draw them")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for seed in seeds:
-            case = sample(call, seed)
+        cases = _Cases(candidate, seeds)
+        for case, sizes in cases:
             try:
-                outs = candidate.prepare(case.fresh())()
+                if sizes is None:
+                    run = candidate.prepare(case.fresh())
+                    if state := candidate.state():
+                        return Verdict(candidate.label, "wrong", f"it keeps values from call to call: {state}")
+                else:
+                    run = candidate.prepare_at(case.fresh(), sizes)
+                outs = run()
                 _synchronize(call)
             except Exception as e:
-                return Verdict(candidate.label, "broken", last_line(e))
+                at = "" if sizes is None else f", seed {case.seed}, {case.label}"
+                return Verdict(candidate.label, "broken", last_line(e) + at)
             if problem := _compare(call, case, outs):
-                return Verdict(candidate.label, "wrong", f"{problem}, seed {seed}, {case.label}")
-    return Verdict(candidate.label, "ok")
+                return Verdict(candidate.label, "wrong", f"{problem}, seed {case.seed}, {case.label}")
+    if call.sizes.symbols and cases.others < LEAST:
+        return Verdict(candidate.label, "refused", f"hardly any sizes in {call.sizes.text} can be drawn")
+    return Verdict(candidate.label, "ok", f"for {call.sizes.text}" if call.sizes.text else "")
+
+
+class _Cases:
+    """The samples of a proof, and for all that run in memory of their own the symbols of their sizes.
+
+    ``others`` counts the samples of other sizes than those of the call, after they were drawn.
+    """
+
+    def __init__(self, candidate: TemplateCandidate, seeds: tuple[int, ...]) -> None:
+        self.candidate, self.call, self.seeds, self.others = candidate, candidate.call, seeds, 0
+
+    def __iter__(self) -> Iterator[tuple[Case, Sizes | None]]:
+        call = self.call
+        for seed in self.seeds:
+            yield sample(call, seed), None
+        mined = mine_template(self.candidate.template, self.candidate.config.as_dict())
+        if (values := around(mined, call.hints.values())) and mined.floats:
+            yield from ((case, {}) for case in self._at_values(values))
+        samples = Samples(call.op, self.seeds[0], str(call.device))
+        tiles = [v for _, v in self.candidate.config.items if type(v) is int and v > 1]
+        for sizes in call.sizes.points(mined, tiles):
+            if (case := samples.make(call.recipe_at(sizes))) is not None:
+                self.others += 1
+                yield case, sizes
+        yield sample(call, self.seeds[0]), {}
+
+    def _at_values(self, values: str) -> Iterator[Case]:
+        """Draws of numbers that stand in the code, as many as small samples take to have each of them everywhere."""
+        recipe = self.call.recipe.but(values=values)
+        count, seed = 1, self.seeds[-1]
+        while count <= MOST:
+            case = Samples(self.call.op, seed + count, str(self.call.device)).make(recipe)
+            if case is None or (count > 1 and count * case.numel > DRAWN):
+                return
+            yield case
+            count += 1
 
 
 def _compare(call: Call, case: Case, outs: tuple[Tensor, ...]) -> str:
     sums = reduction(call.op.spec, case.env)
-    own = reference(call.op, case.args)
-    wide = reference64(call.op, case.args) if sums.terms * own[0].numel() <= WIDE else _exact(own)
-    return close(outs, own, wide, sums).problem
+    work = sums.terms * outs[0].numel()
+    with on_one_thread() if work <= ALONE else nullcontext():
+        own = reference(call.op, case.args)
+        wide = reference64(call.op, case.args) if work <= WIDE else _exact(own)
+        return close(outs, own, wide, sums).problem
 
 
 def _exact(own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from shiplap.declare.config import Config
 from shiplap.inductor.bound_call import Call
+from shiplap.inductor.size_range import Sizes
 from shiplap.inductor.template_candidate import TemplateCandidate
+from shiplap.sampling.run import outputs, split
 from shiplap.torch_private import inductor_lowering
 
 
@@ -77,6 +79,16 @@ class TracedCandidate(TemplateCandidate):
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         return self.render().on(args)
+
+    def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
+        """The function as it stands: at other sizes of one graph, its operations are the same."""
+        assert self.template.function is not None
+        positional, named = split(self.call.op.spec, args)
+        return lambda: outputs(self.template.function(*positional, **named))  # type: ignore[misc]
+
+    def state(self) -> str:
+        """Nothing: the operations of PyTorch keep nothing."""
+        return ""
 
     def node(self, fusion: bool = True) -> Any:
         graph = inductor_lowering.trace(self._function, list(self.call.tensors.values()))

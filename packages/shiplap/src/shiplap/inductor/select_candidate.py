@@ -29,8 +29,10 @@ from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.inductor.bound_call import Call
 from shiplap.inductor.fusion_choice import Verdict
 from shiplap.inductor.neighbours import Surroundings
+from shiplap.inductor.prove_candidate import prove
 from shiplap.inductor.pytorch_candidate import Alone, TracedCandidate, run_graph
 from shiplap.inductor.template_candidate import TemplateCandidate
+from shiplap.sampling.finding import Finding
 from shiplap.sampling.run import outputs
 from shiplap.torch_private import in_backward, inductor_lowering
 from shiplap.tuning.bench import Bench, LocalBench
@@ -109,8 +111,8 @@ class Selection:
         around = Surroundings.of(call)
         drawn = inputs(call.op, call.recipe, str(call.device))
         layouts = ";".join(",".join(inductor_lowering.layout_key(n)) for n in call.nodes)
-        extra = {"epilogue": around.text, "layouts": layouts, "static": str(call.static)}
-        alone = {**dict(ALONE), "layouts": layouts, "static": "True"}
+        extra = {"epilogue": around.text, "layouts": layouts, "sizes": call.sizes.text, "static": str(call.static)}
+        alone = {**dict(ALONE), "layouts": layouts, "sizes": "", "static": "True"}
         return Selection(call, around, drawn, key_for(call.op, drawn, extra), key_for(call.op, drawn, alone))
 
 
@@ -217,6 +219,9 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
         check.compile(near)
         near = [i for i in near if i == 0 or check.verify(i).ok]
         order = [i for i in order if i in near or i == 0]
+    if selection.call.sizes.symbols:  # what is right at the sizes at hand may be wrong at others of the graph
+        near = [i for i in near if i == 0 or _proven(ranking, listed[i])]
+        order = [i for i in order if i in near or i == 0]
     finalists = list(near)
     if 0 in ambient:
         finalists.append(len(listed))
@@ -232,6 +237,16 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
     return _chosen(
         selection, listed, ranking, {i: timings[i].median for i in ranked if i in timings}, how, tried
     ), around
+
+
+def _proven(ranking: Ranking, candidate: TemplateCandidate) -> bool:
+    """Whether a candidate is right at all sizes of its graph; a finding says why if it is not."""
+    verdict = prove(candidate)
+    if verdict.status != "ok":
+        op, evidence = candidate.call.op, f"{label(candidate)}: {verdict.detail}"
+        recipe, fix = str(candidate.call.recipe), "correct the kernel, or leave this config out"
+        ranking.findings.append(Finding("tune.verify", "fail", op.spec.name, evidence, recipe, fix))
+    return verdict.status == "ok"
 
 
 def _settled(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:

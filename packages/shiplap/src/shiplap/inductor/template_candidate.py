@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,14 +14,20 @@ from torch import Tensor
 
 from shiplap.cached_property import cached_property
 from shiplap.codegen.triton import triton_source
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
 from shiplap.declare.config import Config
 from shiplap.declare.template import Template
 from shiplap.inductor.bound_call import Call
-from shiplap.torch_private import inductor_lowering
+from shiplap.inductor.size_range import Sizes
+from shiplap.sampling.symbols import state_of
+from shiplap.torch_private import inductor_choices_ahead, inductor_lowering
+from shiplap.torch_private.size_ranges import evaluate
 from shiplap.tuning.candidate import Candidate
 
 Memory = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, offset from the start of the buffer
+
+
+TORCHS = {"at", "c10", "torch", "std"}  # namespaces whose variables are not a template's
 
 
 @dataclass
@@ -35,7 +43,7 @@ class TemplateCandidate(Candidate):
     opaque = True
     compiles = True
     _choice: Any = field(default=None, repr=False)
-    _slots: tuple[tuple[str, Memory], ...] = ()
+    _slots: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     _run: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -62,21 +70,16 @@ class TemplateCandidate(Candidate):
     @property
     def digest(self) -> str:
         """Of the kernel as it is rendered for this call, alone, and of the memory that it reads."""
-        from shiplap.torch_private import inductor_choices_ahead
-
         text = inductor_choices_ahead.source(self.render())
-        return hashlib.sha256(f"{text}|{self._slots}|{self.split_k}".encode()).hexdigest()[:32]
+        memory = [(name, _memory(expressions, {})) for name, expressions in self._slots]
+        return hashlib.sha256(f"{text}|{self._slots}|{memory}|{self.split_k}".encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
         """Start compiling the kernel beside this thread, after it has been rendered; whether that is done."""
-        from shiplap.torch_private import inductor_choices_ahead
-
         return inductor_choices_ahead.compile_apart(self.render())
 
     def precompile(self, args: tuple[Any, ...]) -> None:
         """Compile the kernel alone, after it has been rendered. Any thread may do so."""
-        from shiplap.torch_private import inductor_choices_ahead
-
         inductor_choices_ahead.precompile(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
@@ -87,32 +90,58 @@ class TemplateCandidate(Candidate):
         Raises:
             Exception: whatever the compiler of the kernel raises.
         """
-        choice = self.render()
-        inputs, out = self._inputs(args), self.call.scratch(f"out {self.split_k}", _output, self.call, self.split_k)
+        self.render()
+        inputs, out = self._inputs(args, {}, self.call.scratch), self.call.scratch(f"out {self.split_k}", self._output)
         _poison(out)
         if self._run is None:
             self.precompile(args)
-            self._run = choice.bmreq.make_run_fn(*inputs, out=out)
-        run = self._run
+            self._run = inductor_choices_ahead.run_function(self._choice, inputs, out, {})
+        return self._launched(self._run, inputs, out)
 
+    def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
+        """The same kernel on ``args`` of other sizes, as the compiled graph may call it, in memory of their own."""
+        self.render()
+        if self._run is None:
+            self.precompile(args)
+        inputs, out = self._inputs(args, sizes, _anew), self._output(sizes)
+        _poison(out)
+        return self._launched(inductor_choices_ahead.run_function(self._choice, inputs, out, sizes), inputs, out)
+
+    def _launched(self, run: Any, inputs: list[Tensor], out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
             inductor_lowering.launch(run)
             return (_sum(self.call, out) if self.split_k > 1 else out,)
 
         return call
 
-    def _inputs(self, args: tuple[Any, ...]) -> list[Tensor]:
+    def state(self) -> str:
+        """What the compiled kernel keeps from one call to the next, in variables of its own. Empty without any."""
+        choice = self.render()
+        library = inductor_choices_ahead.library(choice)
+        if library is None:
+            return ""
+        words = set(re.findall(r"\w+", inductor_choices_ahead.source(choice)))
+        return ", ".join(str(symbol) for symbol in state_of(library).symbols if _is_named(symbol.name, words))
+
+    def _inputs(self, args: tuple[Any, ...], sizes: Sizes, room: Callable[..., Tensor]) -> list[Tensor]:
         """Memory with the strides of the buffers that the kernel was rendered for, filled with ``args``."""
         given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
         tables = dict(self.template.tables)
         tensors = []
-        for name, memory in self._slots:
-            value = given[name] if name in given else tables[name](self.call.hints).to(self.call.device)
-            flat = self.call.scratch(f"{name} {memory}", _room, memory, value)
+        for name, expressions in self._slots:
+            memory = _memory(expressions, sizes)
+            value = given[name] if name in given else tables[name](self.call.numbers(sizes)).to(self.call.device)
+            flat = room(f"{name} {memory}", _room, memory, value)
             if value.numel():
                 flat.as_strided(*memory).copy_(value)
             tensors.append(flat)
         return tensors
+
+    def _output(self, sizes: Sizes = MappingProxyType({})) -> Tensor:
+        shape = self.call.shape(sizes)
+        if self.split_k > 1:
+            return torch.empty((self.split_k, *shape), dtype=torch.float32, device=self.call.device)
+        return torch.empty(shape, dtype=self.call.output.dtype, device=self.call.device)
 
     def node(self, fusion: bool = True) -> Any:
         """The kernel as the lowered result. With ``fusion``, Inductor may put neighbours into it, if that pays.
@@ -133,6 +162,19 @@ class TemplateCandidate(Candidate):
         if declared is None:
             return 1
         return int(declared(Fixed(self.call.env), self.config.as_dict()))
+
+
+def _is_named(symbol: str, words: set[str]) -> bool:
+    """Whether the source of a kernel has the name of a variable, or of a function that the variable is in.
+
+    The headers of torch have constants that are variables in code that no compiler optimises. No template names them.
+    """
+    names, rest = [symbol.partition(".")[0]], symbol
+    while found := re.search(r"\d+", rest):
+        length, rest = int(found[0]), rest[found.end() :]
+        names.append(rest[:length])
+        rest = rest[length:] if re.fullmatch(r"[A-Za-z_]\w*", rest[:length]) else rest
+    return not TORCHS & set(names) and bool(words & set(names))
 
 
 class Fixed(Mapping[str, Any]):
@@ -173,7 +215,7 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
 
     assert template.grid is not None
     source = triton_source(template.source, buffers)
-    unique = f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}_{source_digest(template.grid)[:8]}"
+    unique = f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}_{code_digest(template.grid)[:8]}"
     sizes = {k: v for k, v in call.env.items() if isinstance(v, (int, torch.SymInt))}
     grid = _grid(template, tuple(sizes))
     expressions = [inductor_lowering.expression(v) for v in sizes.values()]
@@ -199,18 +241,23 @@ def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any
     return grid
 
 
-def _output(call: Call, split_k: int) -> Tensor:
-    if split_k > 1:
-        return torch.empty((split_k, *call.shape), dtype=torch.float32, device=call.device)
-    return torch.empty(call.shape, dtype=call.output.dtype, device=call.device)
-
-
 def _poison(out: Tensor) -> None:
     """Fill an output with what no kernel computes by accident."""
     if out.is_floating_point():
         out.fill_(float("nan"))
     elif out.numel():
         out.reshape(-1).view(torch.uint8).fill_(0x7B)
+
+
+def _memory(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
+    """Sizes, strides and offset as numbers."""
+    shape, strides, offset = expressions
+    return tuple(evaluate(n, sizes) for n in shape), tuple(evaluate(n, sizes) for n in strides), evaluate(offset, sizes)
+
+
+def _anew(name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
+    """Memory that no other run has had the addresses of."""
+    return make(*args)
 
 
 def _room(memory: Memory, value: Tensor) -> Tensor:

@@ -37,12 +37,12 @@ def switches(
     before = in_force(op)
     given: dict[str, Any] = {"templates": templates, "fusion": fusion, "only": only}
     _force[op.spec.name] = replace(before, **{k: v for k, v in given.items() if v is not None})
-    compile_cache_key.refresh()
     try:
         yield
     finally:
         _force[op.spec.name] = before
-        compile_cache_key.refresh()
 
 
-compile_cache_key.on_digest(lambda: ";".join(f"{k}={v}" for k, v in sorted(_force.items()) if v != Switches()))
+compile_cache_key.on_key(
+    lambda op: str(_force[op.spec.name]) if _force.get(op.spec.name, Switches()) != Switches() else ""
+)

@@ -197,7 +197,7 @@ def _inside(op: Op, form: NativeForm, root: Path) -> str:
             fix="build the library into the package, and pass sl.cabi(Path(__file__).with_name('lib....so'), ...)",
         )
     locate(path)
-    load_symbol(form.library, form.symbol, form.signature)
+    load_symbol(form)
     return str(path.relative_to(root))
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.expression import Term, Text
 from shiplap.plan.rule import TRUE, Rule
-
-__all__ = ["IsKind", "arranged"]
+from shiplap.torch_private.dispatcher_transforms import is_differentiated
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,37 @@ class IsKind(Rule):
     def broken(self, got: str) -> ShiplapError:
         """The error for a value that is a ``got``."""
         return error(self.id, where=f"{self.op}, argument {self.arg.name!r}", got=got, expected=str(self.expected()[0]))
+
+
+_NUMBERS = frozenset(("int", "float", "bool", "complex", "Scalar"))
+
+
+def number_check(
+    spec: OpSpec, *, recorded: bool = False
+) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
+    """``check(args, kwargs)``: SL220 for a number of a call that is a tensor with a gradient, which torch would detach.
+
+    None for an op without such arguments. Without gradients, or under ``torch.no_grad()``, nothing is lost.
+    ``recorded`` says that autograd has seen the call, which puts gradients off within it.
+    """
+    numbers = [(i, a) for i, a in enumerate(spec.args) if a.scalar and a.scalar.removeprefix("list[")[:-1] in _NUMBERS]
+    numbers += [(i, a) for i, a in enumerate(spec.args) if a.scalar in _NUMBERS]
+    if not numbers:
+        return None
+
+    def check(args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
+        for i, arg in numbers:
+            value = args[i] if i < len(args) else kwargs.get(arg.name)
+            for each in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(each, Tensor) and (each.requires_grad if recorded else is_differentiated(each)):
+                    raise error(
+                        "SL220",
+                        where=f"{spec.name}, argument {arg.name!r}",
+                        got="a tensor that requires a gradient",
+                        expected=arg.kind,
+                    )
+
+    return check
 
 
 def arranged(spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]) -> dict[str, Value]:

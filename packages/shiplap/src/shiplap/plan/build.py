@@ -21,6 +21,8 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
     for arg in spec.scalars:
         if arg.cls is not None:
             builder.check(relations.IsObject(spec.name, arg.name, arg.cls, arg.optional))
+        if arg.scalar == "str" and not arg.optional:  # which C can take
+            builder.check(relations.WithoutNul(spec.name, arg.name))
     for arg in spec.tensors:
         builder.argument(arg)
     builder.relations()
@@ -29,13 +31,15 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
 
 
 def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
-    """That no tensor which is written to is another argument too."""
+    """That no tensor which is written to shares memory with another one."""
     steps: list[Step] = []
-    for name in spec.mutated:
+    for index, name in enumerate(spec.mutated):
         written = spec.arg(name)
         target = Place(spec.name, name, written.many)
+        if written.many:
+            steps.append(Check(relations.DistinctMembers(spec.name, name)))
         for arg in spec.tensors:
-            if arg.name != name:
+            if arg.name not in spec.mutated[: index + 1]:
                 other = Place(spec.name, arg.name, arg.many)
                 steps += around(written, target, around(arg, other, (Check(tensors.Unshared(target, other)),)))
     return tuple(steps)

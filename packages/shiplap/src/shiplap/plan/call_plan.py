@@ -14,7 +14,7 @@ from shiplap.declare.spec import OpSpec
 from shiplap.declare.value_kinds import mismatch
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError
-from shiplap.plan.argument_kinds import IsKind, arranged
+from shiplap.plan.argument_kinds import IsKind, arranged, number_check
 from shiplap.plan.build import argument_steps, sharing_steps
 from shiplap.plan.expression import Names, Place, parameters, variable
 from shiplap.plan.outputs import OutputPlan
@@ -50,6 +50,11 @@ class CallPlan:
         return tuple(IsKind(self.spec.name, a) for a in self.spec.args)
 
     @cached_property
+    def numbers(self) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
+        """What refuses a number that carries a gradient; None where no argument is a number."""
+        return number_check(self.spec)
+
+    @cached_property
     def outputs(self) -> OutputPlan:
         """What the call writes to."""
         return OutputPlan(self.spec, self.names)
@@ -69,9 +74,11 @@ class CallPlan:
         return self.careful(*args)
 
     def misfit(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> ShiplapError | None:
-        """What is wrong with a call that failed below its checks, as its checks would say it; raises SL209."""
+        """What is wrong with a call that failed below its checks, as its checks would say it; raises SL209, SL220."""
         values = arranged(self.spec, self.schema, args, kwargs)
         accepted: ShiplapError | None = None
+        if self.numbers is not None:
+            self.numbers((), values)
         for arg in self.spec.args:
             if arg.name in values and (got := mismatch(arg, value := values[arg.name])):
                 wrong = IsKind(self.spec.name, arg).broken(got)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shiplap.declare.dim_expression import FUNCTIONS
 from shiplap.declare.values import Size, Value
+from shiplap.plan.sharing import any_shares_memory, shares_memory
 
 Constant: TypeAlias = torch.dtype | frozenset[torch.dtype] | type
 Local: TypeAlias = Value | torch.dtype | torch.device | Exception  # a variable of a call
@@ -93,6 +94,8 @@ def scope(constants: Mapping[str, Constant] | None = None) -> Scope:
         "own_memory": own_memory,
         "placed": placed,
         "same_sizes": same_sizes,
+        "any_shares_memory": any_shares_memory,
+        "shares_memory": shares_memory,
         "show": show,
         "why_none": why_none,
         **(constants or {}),

@@ -5,10 +5,10 @@ libraries. Each of the following modules covers one subject and is imported by t
 
 ``shiplap.plugin_api.compiling`` counts of graphs, breaks and recompiles, and declarations of sizes that vary.
 ``shiplap.plugin_api.files`` files that are written whole or not at all. ``shiplap.plugin_api.installed`` the families
-that are installed. ``shiplap.plugin_api.interpreting`` Triton without a GPU. ``shiplap.plugin_api.rewriting`` the parts
-of rewrites. ``shiplap.plugin_api.timing`` times of functions that run in turn, and a progress bar.
-``shiplap.plugin_api.tuning`` choices among configs that a vendor's library lists.
-``shiplap.plugin_api.verbs`` printing, writing and refusing for verbs of the command line.
+that are installed. ``shiplap.plugin_api.interpreting`` Triton without a GPU. ``shiplap.plugin_api.memos`` values that
+are computed once and kept. ``shiplap.plugin_api.rewriting`` the parts of rewrites. ``shiplap.plugin_api.timing`` times
+of functions that run in turn, and a progress bar. ``shiplap.plugin_api.tuning`` choices among configs that a vendor's
+library lists. ``shiplap.plugin_api.verbs`` printing, writing and refusing for verbs of the command line.
 
 A family that needs more has found a gap in this interface. Please report the gap instead of importing internals.
 """

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from shiplap.declare.code_digest import foreign, source_digest
+from shiplap.declare.code_digest import unfollowed
+from shiplap.dispatch import compile_cache_key as digest
 from shiplap.errors import error
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import Refused, describe, place, source_line
@@ -62,11 +63,11 @@ class PatternRewrite(Rewrite):
 
     @property
     def self_contained(self) -> bool:
-        return not any(foreign(f) for f in self._functions if f)
+        return not any(unfollowed(f) for f in self._functions if f)
 
     @property
     def digest(self) -> str:
-        functions = [source_digest(f) if f else "" for f in self._functions]
+        functions = [digest.key_of(f) if f else "" for f in self._functions]
         parts = [self.name, self.level, *functions, *(g.source for g in self.guards), *map(repr, self.signature.args)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Graph
 
 from shiplap.cached_property import cached_property
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
 from shiplap.dtypes import floating
 from shiplap.errors import AuditError, error
 from shiplap.plan import CallPlan
@@ -231,7 +231,7 @@ class Drawn:
         """
         from shiplap.torch_private.inductor_passes import autocasts
 
-        of = source_digest(fn), autocasts()
+        of = code_digest(fn), autocasts()
         train = level == "joint" and any(str(n.target).startswith("tangents") for n in graph.nodes)
         graphs = []
         casts = False

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from shiplap.dispatch import Op
+from shiplap.dispatch.state import bind_sampler
 from shiplap.sampling.boundary_sizes import HUGE
 from shiplap.sampling.recipe import Recipe
 from shiplap.sampling.sizes import scalar_candidates
@@ -28,7 +29,9 @@ def built(
     wanted = {k: usual.get(k, v) for k, v in env.items() if k != "..."} | {"absent": recipe.absent}
     if recipe.values != "normal" and takes_values(op):
         wanted["values"] = recipe.values
-    made = op.sampler(rng, wanted, getattr(torch, floats[0]) if floats else torch.float32, device)
+    made = bind_sampler(op.spec, op.sampler)(
+        rng, wanted, getattr(torch, floats[0]) if floats else torch.float32, device
+    )
     given: list[Any] = [list(v) if isinstance(v, tuple) else v for v in made]
     given += [a.default for a in op.spec.args[len(given) :]]
     return tuple(huge.get(a.name, v) for a, v in zip(op.spec.args, given, strict=True))

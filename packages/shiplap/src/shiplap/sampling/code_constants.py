@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
-from shiplap.declare.code_digest import names_in
+from shiplap.declare.code_walk import constants_used
+from shiplap.declare.template import Template
 from shiplap.dispatch import Op
 from shiplap.sampling.values import AROUND
 
-DEEP, MANY = 6, 400  # how far values and helpers are followed, and how many functions
+MANY = 1000  # functions and other objects that are looked at, the nearest first
 FAR, MOST = 1e4, 8  # what is no threshold of values, and how many are
 MEMBERS = 128  # of the longest list
 MANY_MEMBERS = 130  # more than a launch takes: that number may stand where nothing can be mined, in native code
+LITERAL = re.compile(r"(?<![\w.])(\d{1,6}\.\d{0,17}(?:e[+-]?\d{1,2})?)(?=[fF]?\b|\b|\W)")  # of C++ and of Triton
 LONGEST = 40  # characters of a string that may be a mode
 SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 LARGEST_FILE = 200_000
-FOREIGN = (
-    "torch",
-    "numpy",
-    "builtins",
-    "triton",
-    "jaxtyping",
-    "shiplap.declare",
-    "shiplap.plan",
-    "shiplap.dispatch",
-    "shiplap.kernels",
-    "shiplap.inductor",
-    "typing",
-)
 
 
 @dataclass(frozen=True)
@@ -56,14 +44,22 @@ class Mined:
 
 def mine(op: Op) -> Mined:
     """The constants of ``op``."""
-    inputs: list[Any] = []
-    seen: set[int] = set()
-    for root in _roots(op):
-        inputs += _constants(root, seen, DEEP)
-    for text in _texts(op):
+    exprs = (*op.spec.requires, *(e for _, e in (*op.spec.dims, *op.spec.bounds)))
+    return _mined(_roots(op), [*_texts(op), *map(str, exprs)])
+
+
+def mine_template(template: Template, config: Mapping[str, Any]) -> Mined:
+    """The constants of a template with one of its configs, which other configs may lack."""
+    functions = template.supports, template.grid, template.split_k, template.function, dict(template.tables)
+    mined = _mined([dict(config), *functions], [template.source])
+    literals = {float(v) for v in LITERAL.findall(template.source)}
+    return replace(mined, floats=tuple(sorted({*mined.floats, *literals})))
+
+
+def _mined(roots: Iterable[Any], texts: Iterable[str]) -> Mined:
+    inputs: list[Any] = constants_used(*roots, most=MANY)
+    for text in texts:
         inputs += numbers(text)
-    for expr in (*op.spec.requires, *(e for _, e in (*op.spec.dims, *op.spec.bounds))):
-        inputs += numbers(str(expr))
     ints = {abs(v) for v in inputs if type(v) is int}
     floats = {v for v in inputs if type(v) is float and v == v and abs(v) < 1e30}
     strings = {v for v in inputs if isinstance(v, str) and 0 < len(v) <= LONGEST and " " not in v and "\n" not in v}
@@ -86,7 +82,7 @@ def numbers(text: str) -> list[int]:
 def _roots(op: Op) -> Iterator[Any]:
     yield op.reference
     if op.gradient is not None:
-        yield op.gradient.fn
+        yield op.gradient.function
         for part in op.gradient.ops:
             yield from _roots(cast("Op", part.op))
     for kernels in op.kernels.values():
@@ -117,64 +113,3 @@ def _naming(folder: Path, symbol: str) -> Iterator[str]:
     except OSError:
         return
     yield from (text for text in texts if symbol in text)
-
-
-def _constants(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
-    """Constants that a value holds or a function uses, helpers of its own package included."""
-    if isinstance(value, (bool, type(None))):
-        return
-    if isinstance(value, (int, float, str)):
-        yield value
-        return
-    if id(value) in seen or depth < 0 or len(seen) > MANY:
-        return
-    seen.add(id(value))
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from _constants(item, seen, depth - 1)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in list(value)[:64]:
-            yield from _constants(item, seen, depth - 1)
-    elif isinstance(value, CodeType):
-        doc = value.co_consts[0] if value.co_consts and isinstance(value.co_consts[0], str) else None
-        for item in value.co_consts:
-            if item is not doc:
-                yield from _constants(item, seen, depth - 1)
-    elif isinstance(value, FunctionType):
-        yield from _function(value, seen, depth)
-    elif isinstance(value, MethodType):
-        yield from _constants(vars(value.__self__) if hasattr(value.__self__, "__dict__") else (), seen, depth - 1)
-        yield from _constants(value.__func__, seen, depth)
-    elif isinstance(inner := getattr(value, "fn", None), FunctionType):  # a Triton kernel wraps its function
-        yield from _constants(inner, seen, depth)
-    elif callable(value) and _own(value) and isinstance(fn := vars(type(value)).get("__call__"), FunctionType):
-        yield from _constants(vars(value) if hasattr(value, "__dict__") else (), seen, depth - 1)
-        yield from _constants(fn, seen, depth - 1)
-
-
-def _function(fn: FunctionType, seen: set[int], depth: int) -> Iterator[Any]:
-    if not _own(fn):
-        return
-    yield from _constants(fn.__code__, seen, depth)
-    yield from _constants([fn.__defaults__ or (), fn.__kwdefaults__ or {}], seen, depth)
-    for cell in fn.__closure__ or ():
-        try:
-            yield from _constants(cell.cell_contents, seen, depth - 1)
-        except ValueError:  # not assigned yet
-            continue
-    names = names_in(fn.__code__)
-    for name in names & fn.__globals__.keys():
-        value = fn.__globals__[name]
-        if isinstance(value, ModuleType):  # what it uses of another module of its author
-            held = vars(value) if not value.__name__.startswith(FOREIGN) else {}
-            for other in names & held.keys():
-                if getattr(held[other], "__module__", value.__name__) == value.__name__:
-                    yield from _constants(held[other], seen, depth - 1)
-        else:
-            yield from _constants(value, seen, depth - 1)
-
-
-def _own(value: Any) -> bool:
-    """Whether it is the author's: not torch's, nor of another library that everyone uses."""
-    module = getattr(value, "__module__", None) or ""
-    return not module.startswith(FOREIGN)

@@ -1,14 +1,17 @@
-"""How much a reference would compute for arguments that nobody has tried: run on the meta device, without memory."""
+"""How much a reference would compute for arguments that nobody has tried: by its dims, or run on the meta device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shiplap.declare import OpSpec
+from shiplap.declare.binding import shape_of
 from shiplap.dispatch import Op
 from shiplap.sampling.boundary_sizes import HUGE
 from shiplap.sampling.case import Case, tree_map
@@ -32,6 +35,20 @@ def on_one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(kept)
+
+
+def operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
+    """About how many operations the results of a call with these sizes take.
+
+    Each element of a result is a sum over the dims that several arguments share, and no result has. A dim of one
+    argument alone is rows that are picked from, or is summed once.
+    """
+    known = {**env, **dict.fromkeys(spec.dynamic, 0)}
+    inputs = [{d.of or d.text for d in a.tensor.dims if d.kind == "name"} for a in spec.tensors if a.tensor]
+    results = {d.text for out in spec.outputs for d in out.tensor.dims}
+    shared = {d for dims in inputs for d in dims - results if d in env and sum(d in other for other in inputs) > 1}
+    elements = int(sum(prod(shape_of(out, known)) for out in spec.outputs))
+    return elements * prod(max(1, int(env[d])) for d in shared)
 
 
 class _Counting(TorchDispatchMode):

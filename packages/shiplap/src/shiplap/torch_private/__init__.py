@@ -7,8 +7,6 @@ and its caller falls back to the public path.
 from __future__ import annotations
 
 import logging
-import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,9 +19,6 @@ import torch
 from shiplap.torch_private.versions import RELEASES, short
 
 __all__ = ["CAPABILITIES", "Capability"]
-
-_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"  # where torch reads the tag from in another process
-_SALT = re.compile(r"\+shiplap:[0-9a-f]*")
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ CAPABILITIES = (
     ),
     Capability("calls past OpOverload.__call__", "torch._ops.OpOverload._op, torch._C._AutoDispatchBelowAutograd"),
     Capability("redeclaring an op", "attributes of torch._ops._OpNamespace"),
-    Capability("cache key", "torch.compiler.config.cache_key_tag, and its default for other threads"),
+    Capability("cache keys of graphs", "FxGraphHashDetails, AOTAutogradCacheDetails: gm, example_inputs"),
     Capability("symbolic fakes", "torch._subclasses.fake_tensor.FakeTensorMode"),
     Capability("symbolic sizes", "torch.SymInt.node, ShapeEnv.bound_sympy, ShapeEnv.backed_var_to_val"),
     Capability("data-dependent sizes", "torch._dynamo.config.capture_dynamic_output_shape_ops"),
@@ -77,31 +72,6 @@ CAPABILITIES = (
     Capability("rewrites", "_inductor.config pre_grad_, joint_ and post_grad_custom passes, decompositions"),
     Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records"),
 )
-
-
-def salt_compile_caches(salt: str) -> None:
-    """Make ``salt`` part of every Inductor and AOTAutograd cache key. It replaces an earlier salt; a user's tag stays.
-
-    Since torch 2.13 a setting holds in the thread that made it, and backwards are compiled in autograd's threads: the
-    salt becomes the tag of every thread that has none of its own.
-    """
-    config: Any = torch.compiler.config
-
-    with suppress(AttributeError, KeyError):  # without it the tag below is the public way, for this thread
-        entry = config._config["cache_key_tag"]
-        given = entry.env_value_default if isinstance(entry.env_value_default, str) else entry.default
-        entry.env_value_default = _SALT.sub("", given) + salt
-    if not config.cache_key_tag.endswith(salt):
-        config.cache_key_tag = _SALT.sub("", config.cache_key_tag) + salt
-
-
-def salt_workers() -> None:
-    """Let processes that compile for this one, and start from now on, have its tag of the compile caches.
-
-    Under that tag they name the file with the best config of a Triton kernel of Inductor's, and later processes look
-    for it. What a worker saved without the tag would be timed again by each of them.
-    """
-    os.environ[_TAG] = torch.compiler.config.cache_key_tag
 
 
 @contextmanager

@@ -177,6 +177,11 @@ class ShortCut(Generic[P, R]):
         """Any other call."""
         raise NotImplementedError
 
+    def traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
+        """A call that Dynamo traces."""
+        result: Tensor | tuple[Tensor, ...] | None = self.overload(*args, **kwargs)
+        return result
+
     def explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
         """Raise what is wrong with a call that failed, if more can be said of it than ``cause`` does.
 
@@ -190,7 +195,7 @@ class ShortCut(Generic[P, R]):
             # declaration in another thread may change the attributes at any time: each is read once.
             result: Tensor | tuple[Tensor, ...] | None
             if is_dynamo_compiling():  # it traces each line of ours, at every call of an op
-                result = self.overload(*args, **kwargs)
+                result = self.traced(args, kwargs)
             elif (
                 kwargs
                 or compiler._is_compiling_flag

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -19,6 +19,7 @@ Overload: TypeAlias = "OpOverload[..., Any]"  # a registered op: ``torch.ops.<na
 Keys: TypeAlias = "DispatchKeySet"
 Implementation: TypeAlias = Callable[..., Any]
 Refusal: TypeAlias = Callable[[Exception], Exception | None]
+Check: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]  # of the arguments of a call, which may raise
 
 
 _kept: list[Registrations] = []  # torch would free what is registered while another thread is calling it
@@ -60,6 +61,7 @@ class Registrations:
         library: Any = Library  # torch gives it no types
         self._library = library(namespace, "FRAGMENT")
         self._refusals: dict[str, Refusal] = {}
+        self._checks: dict[str, Check | None] = {}
         self._defined: list[str] = []
         self._above: dict[str, str] = {}
         self._functions: list[Implementation] = []
@@ -106,7 +108,12 @@ class Registrations:
             ]
             short = writing(short, written) if written else short
         for each in (overload,) if suffix else (packet, overload):
-            told = _with_own_errors(each._op, refusal) if raw is None else _below_autograd(each._op, refusal, short)
+            check = self._checks[name]
+            told = (
+                _with_own_errors(each._op, refusal, check)
+                if raw is None
+                else _below_autograd(each._op, refusal, short, check)
+            )
             self._wrap(each, packet, told)
         return overload
 
@@ -126,9 +133,12 @@ class Registrations:
 
         self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
-    def tell(self, name: str, refusal: Refusal) -> None:
-        """Callers of ``name`` get the error that ``refusal`` knows to be behind a RuntimeError of native code."""
-        self._refusals[name] = refusal
+    def tell(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
+        """Callers of ``name`` get the error that ``refusal`` knows to be behind a RuntimeError of native code.
+
+        ``check`` sees the arguments before torch converts them.
+        """
+        self._refusals[name], self._checks[name] = refusal, check
 
     def publish(self) -> None:
         """``torch.ops.<namespace>.<name>`` is the op of this edition from now on, for all that it defines."""
@@ -159,6 +169,10 @@ class Registrations:
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), function, key)
 
+    def map(self, name: str, function: Implementation) -> None:
+        """The implementation for tensors that ``torch.vmap`` maps over."""
+        self._library.impl(self._named(name), function, "FuncTorchBatched")
+
     def fake(self, name: str, function: Implementation) -> None:
         """The implementation for tensors without data."""
         torch.library.register_fake(f"{self.namespace}::{self._named(name)}", function, lib=self._library)
@@ -178,11 +192,13 @@ class Registrations:
             self._library.impl(self._named(name), kernel, key)
 
 
-def _with_own_errors(plain: Implementation, refusal: Refusal) -> Implementation:
+def _with_own_errors(plain: Implementation, refusal: Refusal, check: Check | None = None) -> Implementation:
     """``plain``, which an op of torch calls. ``refusal`` gives the ShiplapError behind a RuntimeError of C++."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
+            if check is not None:
+                check(args, kwargs)
             return plain(*args, **kwargs)
         except RuntimeError as e:
             if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
@@ -194,7 +210,7 @@ def _with_own_errors(plain: Implementation, refusal: Refusal) -> Implementation:
 
 
 def _below_autograd(
-    plain: Implementation, refusal: Refusal, raw: Implementation, *, cast: bool = False
+    plain: Implementation, refusal: Refusal, raw: Implementation, check: Check | None, *, cast: bool = False
 ) -> Implementation:
     """As :func:`_with_own_errors`, but a call that neither autograd nor any tool of Python has to see calls ``raw``.
 
@@ -225,6 +241,8 @@ def _below_autograd(
                 or included(ahead)
                 or compiler._is_compiling_flag
             ):
+                if check is not None:
+                    check(args, kwargs)
                 return plain(*args, **kwargs)
             return raw(*args)
         except RuntimeError as e:
@@ -234,7 +252,7 @@ def _below_autograd(
 
     vars(called)["plain"] = plain
     if not cast:
-        vars(called)["cast"] = _below_autograd(plain, refusal, raw, cast=True)
+        vars(called)["cast"] = _below_autograd(plain, refusal, raw, check, cast=True)
     return called
 
 

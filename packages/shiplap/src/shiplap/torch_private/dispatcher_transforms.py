@@ -37,6 +37,63 @@ def active() -> bool:
     return _level() is not None or forward_ad._current_level >= 0
 
 
+def level() -> int:
+    """The number of the innermost level of torch.func, 0 outside of all."""
+    innermost = _level()
+    return int(innermost.level()) if innermost is not None else 0
+
+
+def is_nested(own: int, tensors: Iterable[Tensor]) -> bool:
+    """Whether derivatives of what a backward computes may be asked for: ``grad(grad(f))``, or forward over reverse.
+
+    ``own`` is the level whose gradients the backward computes, which may be closed by now, as in ``jacrev``: the
+    wrappers of ``tensors``, those of the backward, are dead then.
+    """
+    stack = [(str(each.key()), each.level()) for each in torch._C._functorch.get_interpreter_stack() or ()]
+    graphs = [number for key, number in stack if "Grad" in key]
+    layers = [_layers(t) for t in tensors]
+    dead = any(_FUNCTORCH.is_gradtrackingtensor(t) and not _is_open(t) for each in layers for t in each)
+    others = len(graphs) - (own in graphs and not dead)
+    return others > 0 or any("Jvp" in key for key, _ in stack) or any(each[-1].requires_grad for each in layers)
+
+
+def is_tracked(tensor: Tensor) -> bool:
+    """Whether an open level, or plain autograd, records what is done with the tensor, or follows its tangent."""
+    if not active():
+        return tensor.requires_grad
+    *levels, base = _layers(tensor)
+    open_levels = [t for t in levels if _FUNCTORCH.is_gradtrackingtensor(t) and _is_open(t)]
+    return base.requires_grad or any(t.requires_grad for t in open_levels) or carries_tangent([*open_levels, base])
+
+
+def is_differentiated(tensor: Tensor) -> bool:
+    """Whether a derivative by the tensor may be asked for."""
+    if torch.compiler.is_dynamo_compiling() or not active():
+        return torch.is_grad_enabled() and tensor.requires_grad
+    layers = [t for t in _layers(tensor) if not _FUNCTORCH.is_batchedtensor(t)]
+    return any(t.requires_grad for t in layers) or carries_tangent(layers)
+
+
+def graph_nodes(tensor: Tensor) -> list[Any]:
+    """The node of each graph that the tensor is a result in: one for each level that records it."""
+    return [t.grad_fn for t in _layers(tensor) if t.grad_fn is not None]
+
+
+_FUNCTORCH: Any = torch._C._functorch
+
+
+def _layers(tensor: Tensor) -> list[Tensor]:
+    """The tensor, and what its wrappers hold: one wrapper for each level of torch.func that has seen it."""
+    layers = [tensor]
+    while _FUNCTORCH.is_functorch_wrapped_tensor(layers[-1]):
+        layers.append(_FUNCTORCH.get_unwrapped(layers[-1]))
+    return layers
+
+
+def _is_open(tensor: Tensor) -> bool:
+    return bool(_FUNCTORCH.is_gradtrackingtensor(tensor) and _FUNCTORCH.maybe_get_level(tensor) > 0)
+
+
 def carries_tangent(values: Iterable[Any]) -> bool:
     """Whether any tensor, or tensor of a list, is a dual one: forward-mode AD asks for the tangent of the result."""
     lists = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
@@ -46,9 +103,11 @@ def carries_tangent(values: Iterable[Any]) -> bool:
 
 
 def with_tangents(values: Any, other: Any) -> Any:
-    """``values``, a tensor or several, with the tangents of ``other``."""
+    """``values``, tensors, lists of them and numbers, with the tangents of ``other``."""
     if not isinstance(values, Tensor):
-        return tuple(with_tangents(v, o) for v, o in zip(values, other, strict=True))
+        if not isinstance(values, (list, tuple)):
+            return values
+        return type(values)(with_tangents(v, o) for v, o in zip(values, other, strict=True))
     unpack: Any = forward_ad.unpack_dual
     primal, tangent = unpack(values, level=0).primal, unpack(other, level=0).tangent
     make_dual: Any = forward_ad.make_dual
@@ -79,3 +138,51 @@ def apply_at_level(function: Recorder, *args: Any) -> Tensor | tuple[Tensor, ...
 
     with enable_single_level_autograd_function():
         return function.apply(*args)
+
+
+_MAPPED: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+Sample = Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
+    """A function for ``torch.vmap`` to call in place of an op: ``function(sample, count)`` returns batched results.
+
+    ``sample(i)`` has the arguments of sample ``i``, views of what was mapped. The results have the samples along their
+    first dim; they may be in lists.
+    """
+    tools: Any = torch._C._functorch
+
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+        interpreter: Any = retrieve_current_functorch_interpreter()
+        level = interpreter.level()
+
+        def sample(index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            def pick(value: Any) -> Any:
+                if isinstance(value, (list, tuple)):
+                    return [pick(v) for v in value]
+                if not isinstance(value, Tensor):
+                    return value
+                plain, at = tools._unwrap_batched(value, level)
+                return plain if at is None else plain.select(at, index)
+
+            return tuple(pick(a) for a in args), {k: pick(v) for k, v in kwargs.items()}
+
+        def wrap(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return type(value)(wrap(v) for v in value)
+            return tools._add_batch_dim(value, 0, level) if isinstance(value, Tensor) else value
+
+        with torch._C._ExcludeDispatchKeyGuard(_MAPPED):  # the transforms further out see the calls
+            results = function(sample, interpreter.batch_size())
+        return wrap(results)
+
+    return mapped
+
+
+def is_mapped(value: Any) -> bool:
+    """Whether ``torch.vmap`` maps over ``value``, or over a tensor of a list, at the level in force."""
+    if isinstance(value, (list, tuple)):
+        return any(is_mapped(v) for v in value)
+    return isinstance(value, Tensor) and bool(torch._C._functorch.is_batchedtensor(value))

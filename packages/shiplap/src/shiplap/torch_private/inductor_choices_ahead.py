@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.virtualized import V
 
 from shiplap.torch_private.inductor_lowering import expression
+from shiplap.torch_private.size_ranges import evaluate
 
 log = logging.getLogger(__name__)
 PATIENCE = 60.0  # seconds for the worker processes to start
@@ -125,6 +128,26 @@ def precompile(choice: Any) -> None:
         _loaded.add(name)
     elif name not in _loaded:
         choice.precompile()
+
+
+def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapping[Any, int]) -> Callable[[], Any]:
+    """The kernel of a choice on these tensors, once it is compiled. Symbols in ``sizes`` have these values, other ones
+    those of the call."""
+    request = choice.bmreq
+    if sizes:
+        request = copy(request)
+        request.extra_args = choice.sized(lambda size: evaluate(size, sizes))
+    if not _is_triton(choice) and request.DLL is not None:  # looking for the library again takes 10 ms
+        addresses = [t.data_ptr() for t in (*inputs, out)]
+        return partial(getattr(request.DLL, request.kernel_name), *addresses, *request.extra_args)
+    run: Callable[[], Any] = request.make_run_fn(*inputs, out=out)
+    return run
+
+
+def library(choice: Any) -> Path | None:
+    """The shared library of a compiled choice in C++, None for another one."""
+    loaded = None if _is_triton(choice) else choice.bmreq.DLL
+    return None if loaded is None else Path(loaded._name)
 
 
 def _result(name: str) -> Any:

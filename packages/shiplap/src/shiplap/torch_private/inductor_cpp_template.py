@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,8 +23,16 @@ def choice(
     values: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Any:
-    """A choice that renders ``source``. ``arguments``: input buffers by name; ``values``, ``config``: for its hooks."""
-    return CppTemplate.generate(_Template(name, source, dict(arguments), layout, {**values, **config}))
+    """A choice that renders ``source``. ``arguments``: input buffers by name; ``values``, ``config``: for its hooks.
+
+    It has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the last
+    arguments of its kernel.
+    """
+    template = _Template(name, source, dict(arguments), layout, {**values, **config})
+    made = CppTemplate.generate(template)
+    sizes = tuple(template.alone.args.sizevars)  # as the kernel takes them, after the buffers
+    made.sized = lambda evaluate: [ctypes.c_ulonglong(evaluate(size)) for size in sizes]
+    return made
 
 
 class _Template(CppTemplate):
@@ -32,6 +41,7 @@ class _Template(CppTemplate):
     def __init__(self, name: str, source: str, arguments: dict[str, Any], layout: Any, values: dict[str, Any]) -> None:
         super().__init__(name, list(arguments.values()), layout, parallel_num_threads())
         self.source, self.arguments, self.values = source, arguments, values
+        self.alone: Any = None  # the kernel of the first rendering, which has no neighbours
 
     def render(  # type: ignore[override]
         self,
@@ -41,6 +51,7 @@ class _Template(CppTemplate):
         epilogue_nodes: list[Any] | None = None,
         **_: Any,
     ) -> str:
+        self.alone = self.alone or kernel
         raw = self.output_node if template_buffer_node is None else template_buffer_node
         store = _Store(kernel, raw, list(epilogue_nodes or []), bool(flag_template_buffer_has_other_users))
 

@@ -47,6 +47,23 @@ def call_below(overload: Any, raw: Any) -> None:
     register(overload, calling(raw))
 
 
+def lower_storage_offsets() -> None:
+    """Register a lowering of ``aten.sym_storage_offset``, for which torch has none up to 2.13 at least.
+
+    A graph of dynamic sizes asks a mutated view for its offset. Inductor's fallback answers 0, so that the op would
+    write to the beginning of the tensor instead.
+    """
+    overload = torch.ops.aten.sym_storage_offset.default
+    if overload in lowering.lowerings and overload not in lowering.fallbacks:
+        return
+
+    def storage_offset(_node: Any) -> Any:
+        value = current_node().meta["val"]
+        return expression(value) if isinstance(value, SymInt) else int(value)
+
+    lowering.register_lowering(overload, type_promotion_kind=None)(storage_offset)
+
+
 def autotuning() -> bool:
     """Whether this compilation measures candidates (``mode="max-autotune"``)."""
     return bool(config.max_autotune or config.max_autotune_gemm)
@@ -91,10 +108,10 @@ def shared(nodes: Sequence[Any]) -> str:
     return next((name for name in names if names.count(name) > 1), "")
 
 
-def memory(node: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Sizes, strides and storage offset of a node in elements, in the call for which the graph is compiled."""
+def memory(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+    """Sizes, strides and storage offset of a node in elements, as Inductor's expressions."""
     layout = node.get_layout()
-    return tuple(map(_hint, layout.size)), tuple(map(_hint, layout.stride)), _hint(layout.offset)
+    return tuple(layout.size), tuple(layout.stride), layout.offset
 
 
 def launch(run: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ class _Quoted(str):
         return repr(str(self))
 
 
+AXES = 3  # of a grid
 SPREAD = re.compile(r"tl\.load\((\w+) \+ \(tl\.broadcast_to\((\w+), \[[\w, ]+\]\)\), mask\b")
 
 
@@ -28,6 +29,11 @@ class _Kernel(TritonTemplateKernel):
     """
 
     bounded: frozenset[str] = frozenset()
+    latest: Any = None  # the one that was rendered last
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        type(self).latest = self
 
     def size(self, name: str | None, index: int) -> Any:
         return super().size(self._named(name), index)
@@ -67,6 +73,9 @@ def choice(
 ) -> Any:
     """A choice that renders ``source`` for these inputs and this config.
 
+    It has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the last
+    arguments of its kernel.
+
     ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template names are global to the
     process and asserted unique, so ``name`` must stand for this source.
 
@@ -88,4 +97,12 @@ def choice(
         raise problem
     if not choices:
         raise NotImplementedError("a size of zero")
-    return choices[0]
+    made, numbers = choices[0], tuple(template.kernel_type.latest.args.sizevars)  # as the kernel takes them
+
+    def sized(evaluate: Callable[[Any], int]) -> list[Any]:
+        workspace = made.bmreq.extra_args[len(numbers) : -AXES]
+        programs = template.grid(*map(evaluate, sizes), options)
+        return [*map(evaluate, numbers), *workspace, *programs]
+
+    made.sized = sized
+    return made

@@ -1,11 +1,18 @@
-"""What a call has written to, told to autograd."""
+"""What a call has written to: told to autograd, and counted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.autograd.graph import increment_version
+
+_COUNTS: Any = torch._C.DispatchKey.ADInplaceOrView  # under which torch counts writes
+_is_off: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
+_switch_off: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def writing(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
@@ -20,3 +27,21 @@ def writing(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., An
         return result
 
     return called
+
+
+def version_of(tensor: Tensor) -> int:
+    """The number of writes to ``tensor`` that torch has counted. One made in inference mode has no count: 0."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def counting_writes() -> Iterator[None]:
+    """Let torch count writes within, as it does in eager code. Below a compiled graph it does not."""
+    if not _is_off(_COUNTS):
+        yield
+        return
+    _switch_off(_COUNTS, False)
+    try:
+        yield
+    finally:
+        _switch_off(_COUNTS, True)

@@ -19,6 +19,14 @@ def is_number(held: Any) -> bool:
     return is_size(held) or isinstance(held, torch.SymFloat)
 
 
+def hint(size: int | torch.SymInt) -> int | None:
+    """The value of a size in the call for which a graph is made. None for one that depends on data."""
+    if isinstance(size, int):
+        return size
+    known = size.node.hint
+    return known if isinstance(known, int) else None
+
+
 def new_size() -> torch.SymInt:
     """A new data-dependent size, for a fake implementation.
 
@@ -35,6 +43,21 @@ def new_size() -> torch.SymInt:
     size: torch.SymInt = env.create_unbacked_symint()
     _constrain_range_for_size(size, min=0)
     return size
+
+
+def in_trace() -> bool:
+    """Whether fakes run for Dynamo or AOTAutograd, which make a graph of what they see."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
+def in_graph(number: int) -> int | torch.SymInt:
+    """``number`` as a size that a graph can hold, for a fake implementation whose only result is an integer.
+
+    Dynamo stops at an op that returns an integer, and takes a symbol. The dispatcher turns a symbol of a known value
+    into an integer again, so the value of this one is left open.
+    """
+    known = in_trace() and getattr(torch.library.get_ctx(), "_shape_env", None) is not None
+    return new_size() if known and number >= 0 else number
 
 
 def assert_in_graph(condition: torch.Tensor, message: str) -> None:

@@ -12,7 +12,7 @@ RELEASES: dict[str, tuple[str, ...]] = {
         "Inductor on a generated device",
         "abandoned captures",
         "autocast rules",
-        "cache key",
+        "cache keys of graphs",
         "calls below autograd",
         "calls past OpOverload.__call__",
         "compile counters",

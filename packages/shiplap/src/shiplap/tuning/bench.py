@@ -92,7 +92,8 @@ class LocalBench:
             for index in able:
                 with suppress(Exception):  # of a rendering, which says so when its turn comes
                     self.candidates[index].compile_apart()
-        _ = self.inputs.real, self.inputs.small  # drawn once, here
+        for index in able:
+            cases_of(self.inputs, self.candidates[index])  # drawn once, here
         pool = ThreadPoolExecutor(min(len(able), os.cpu_count() or 1), "shiplap compile")
         self._compiling |= {i: pool.submit(self._precompile, self.candidates[i]) for i in able}
         pool.shutdown(wait=False)

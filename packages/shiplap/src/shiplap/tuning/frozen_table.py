@@ -12,7 +12,6 @@ import torch
 
 from shiplap import safe_io
 from shiplap.dispatch import Op, registry, tuned_choices
-from shiplap.dispatch import compile_cache_key as digest
 from shiplap.errors import error, notice, writing
 from shiplap.settings import settings
 from shiplap.tuning.choice import Choice, entry_of, from_json
@@ -136,11 +135,9 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
         if fields:
             notice(f"frozen {path} {what}", f"{path}: entries {what} ({', '.join(sorted(set(fields)))})")
     tuned_choices.install([entry_of(c, k["source"]) for k, c, _ in taken], str(path))
-    digest.refresh()
     return [choice for _, choice, _ in taken]
 
 
 def thaw() -> None:
     """Undo :func:`frozen`: no choices are in force."""
     tuned_choices.install([], "")
-    digest.refresh()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,11 @@ from shiplap.sampling.layouts import LAYOUTS, apply_layout
 from shiplap.sampling.recipe import Recipe
 from shiplap.sampling.run import needs_builder
 from shiplap.sampling.samples import Samples
-from shiplap.sampling.sizes import free_dims, ones, search
+from shiplap.sampling.sizes import affordable, environment, free_dims, ones, search
+from shiplap.sampling.work_estimate import operations
 
 SEED = 20261121  # any; the same everywhere, so that two processes verify on the same numbers
+WORK = 1 << 31  # operations of the reference at an edge of a bucket
 MOST = 1024  # calls of which the facts are remembered
 _facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}
 
@@ -52,6 +55,22 @@ class Inputs:
     def small(self) -> Case | None:
         """One draw of arguments with small odd sizes, or None if the declaration admits none."""
         return _small(Samples(self.op, self.seed, self.device), self.recipe)
+
+    @cached_property
+    def edges(self) -> tuple[Case, ...]:
+        """Draws at the smallest and at odd large sizes of the bucket, all of whose calls a choice is for.
+
+        A bucket whose calls all have the sizes of this one has none, nor has one whose large sizes take too long.
+        """
+        samples, made = Samples(self.op, self.seed, self.device), list[Case]()
+        for sizes in _edges(self.op, self.recipe):
+            env = environment(self.op.spec, sizes, dict(self.recipe.scalars) | sizes)
+            if env is None or not affordable(self.op.spec, env) or operations(self.op.spec, env) > WORK:
+                continue
+            case = samples.make(self.recipe.but(sizes=sizes, layouts={}))
+            if case is not None and case.label not in [c.label for c in (*self.real, *made)]:
+                made.append(case)
+        return tuple(made)
 
     @cached_property
     def call(self) -> Binding:
@@ -123,6 +142,17 @@ def _small(samples: Samples, recipe: Recipe) -> Case | None:
     if (sizes := search(samples.spec, fixed_scalars=scalars)) is not None:
         tried.insert(1, recipe.but(sizes=sizes[0], layouts={}))
     return next((case for r in tried if (case := samples.make(r)) is not None), None)
+
+
+def _edges(op: Op, recipe: Recipe) -> Iterator[dict[str, Any]]:
+    """The ends of the bucket of a recipe: its smallest sizes, and some just below the largest ones."""
+    sizes, kinds = dict(recipe.sizes), dict(op.rule.kinds)
+    free = [n for n, v in sizes.items() if kinds.get(n) == "pow2" and type(v) is int and v > 2]
+    top = {n: 1 << (sizes[n] - 1).bit_length() for n in free}
+    if free:
+        yield sizes | {n: top[n] // 2 + 1 for n in free}
+        yield sizes | {n: top[n] - 1 for n in free}
+        yield sizes | top
 
 
 def given_ones(spec: OpSpec, recipe: Recipe) -> dict[str, int]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from shiplap import safe_io
 from shiplap.declare.kernel import Kernel
-from shiplap.dispatch import Op, compile_cache_key, registry, tuned_choices
+from shiplap.dispatch import Op, registry, tuned_choices
 from shiplap.dispatch.package_folder import CHOICES, choices_of
 from shiplap.dispatch.tuned_choices import Entry
 from shiplap.errors import ShiplapError, error, notice
@@ -77,7 +77,6 @@ def load() -> None:
             entries += _entries(path, op)
     if entries:
         tuned_choices.install(entries, below=True)
-        compile_cache_key.refresh()
 
 
 def chosen(folder: Path, op: Op) -> list[Kernel]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from shiplap.declare.config import Config
-from shiplap.dispatch import Op, compile_cache_key, tuned_choices
+from shiplap.dispatch import Op, tuned_choices
 from shiplap.errors import error, notice
 from shiplap.sampling.recipe import Recipe
 from shiplap.settings import settings
@@ -108,7 +108,6 @@ def select(
 def force(op: Op, chosen: Sequence[Choice]) -> None:
     """Put choices into force in this process; compiled graphs made before are not served any more."""
     tuned_choices.install([entry_of(c, op.identity) for c in chosen])
-    compile_cache_key.refresh()
 
 
 def stored(op: Op, key: Key, store: Store) -> Choice | None:

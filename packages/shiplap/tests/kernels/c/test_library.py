@@ -1,5 +1,7 @@
 """Libraries are found, loaded and trusted: or SL401, SL402, SL403."""
 
+import subprocess
+
 import pytest
 import torch
 from jaxtyping import Float
@@ -7,7 +9,8 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.kernels.c.library import locate
-from shiplap_testing.build import compile_c
+from shiplap.kernels.native import binding
+from shiplap_testing.build import INCLUDE, compile_c
 from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
@@ -79,3 +82,33 @@ def test_a_library_built_for_another_declaration(ns, tmp_path):
         new(torch.ones(1), 1.0)
     old.kernel("cpu", sl.cabi(library, "fill"))
     assert old(torch.ones(1), 3) == 3
+
+
+def test_a_library_that_does_not_say_for_what_it_was_built(fill, tmp_path):
+    library = build(tmp_path, fill, 1)
+    source = (tmp_path / "fill.c").read_text()
+    (tmp_path / "fill.c").write_text(source.replace("SL_SIGNATURES", ""))
+    bare = tmp_path / "libbare.so"
+    include = [f"-I{INCLUDE}", f"-I{tmp_path}"]
+    subprocess.run(["cc", "-shared", "-fPIC", *include, "-o", bare, tmp_path / "fill.c"], check=True)
+    fill.kernel("cpu", sl.cabi(bare, "fill"))
+    with fails("SL403", "without_signature=True", where="libbare.so: fill", got="no function fill_signature"):
+        fill(torch.ones(1))
+    with fails("SL403"):
+        binding.build(fill)
+    fill.kernel("cpu", sl.cabi(bare, "fill", without_signature=True))
+    assert fill(torch.ones(1)) == 1
+    fill.kernel("cpu", sl.cabi(library, "fill", without_signature=True))
+    assert fill(torch.ones(1)) == 1
+
+
+def test_a_signature_that_differs_is_refused_whatever_the_author_says(ns, tmp_path):
+    @sl.op(f"{ns}::fill")
+    def old(x: V, k: int) -> V: ...
+
+    @sl.op(f"{ns}::renamed")
+    def new(x: V, k: float) -> V: ...
+
+    new.kernel("cpu", sl.cabi(build(tmp_path, old, "k", extra=", int64_t k"), "fill", without_signature=True))
+    with fails("SL403", where="libfill.so: fill"):
+        new(torch.ones(1), 1.0)

@@ -381,7 +381,7 @@ def test_a_second_kernel_or_a_gradient_drops_the_native_code(ops, counted):
     ops.mix(y, None, 2)[0].sum().backward()
     assert torch.equal(y.grad, x * 2)
     assert not counted
-    ops.mix.kernel("cpu", lambda *args, **kwargs: ops.mix.reference(*args, **kwargs), name="second")
+    ops.mix.kernel("cpu", lambda **named: ops.mix.reference(**named), name="second")
     assert ops.mix.native is None
     assert torch.equal(ops.mix(x, None, 2)[0], x * 2)
     assert counted == ["mix"]

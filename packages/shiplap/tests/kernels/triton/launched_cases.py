@@ -129,7 +129,8 @@ def generated(op: Any, workspace: str | None = None, *flags: str) -> tuple[Launc
     kernel.native.connect(library)
     space = kernel.space
     configs = {"configs": [dict(c.items) for c in space.fixed]} if space is not None else {}
-    op.kernel("cpu", sl.cabi(path, kernel.native.symbol, strided=kernel.native.strided), workspace=workspace, **configs)
+    function = sl.cabi(path, kernel.native.symbol, strided=kernel.native.strided, without_signature=True)
+    op.kernel("cpu", function, workspace=workspace, **configs)
     assert isinstance(kernel, LaunchedKernel)
     return kernel, library
 
@@ -323,7 +324,7 @@ def packed(kernel: LaunchedKernel, driver: ctypes.CDLL, x: Tensor) -> dict[str, 
     def alone(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return (x * x).flip(0)
 
-    alone.kernel("cpu", sl.cabi(path, kernel.native.symbol), workspace="4 * n")
+    alone.kernel("cpu", sl.cabi(path, kernel.native.symbol, without_signature=True), workspace="4 * n")
     before, out = driver.fake_loads(), {}
     threads = [threading.Thread(target=alone, args=(x,)) for _ in range(8)]
     [thread.start() for thread in threads]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from shiplap.declare.code_digest import code_digest
 
 import shiplap as sl
-from shiplap.declare.code_digest import source_digest
 from shiplap.kernels.triton import launcher as launching
 from shiplap.kernels.triton import triton_launcher
 
@@ -351,7 +351,7 @@ def test_digests_see_the_kernel_behind_it():
         def run(x, *, out):
             launch[(1,)](x, out, 1, 2)
 
-        return source_digest(run)
+        return code_digest(run)
 
     other.__qualname__ = f.__qualname__
     assert launcher_of(Kernel(f)) == launcher_of(Kernel(f))

@@ -48,6 +48,116 @@ inline bool overlap(const Tensor& a, const Tensor& b) {
   return a0 < b1 && b0 < a1;
 }
 
+// (stride in bytes, size) of the axes along which addresses differ, the smallest stride first: the bytes of an element,
+// then those of the tensor, of which equal strides are one.
+using Axes = std::vector<std::pair<int64_t, int64_t>>;
+
+inline Axes axes_of(const Tensor& t) {
+  const int64_t bytes = bytes_of(t.dtype());
+  Axes axes;
+  const auto add = [&axes](int64_t stride, int64_t size) {
+    if (stride == 0 || size <= 1) return;
+    for (auto& [other, count] : axes) {
+      if (other == stride) {
+        count += size - 1;
+        return;
+      }
+    }
+    axes.emplace_back(stride, size);
+  };
+  for (int64_t axis = 0; axis < t.dim(); ++axis) add(t.strides()[axis] * bytes, t.sizes()[axis]);
+  add(1, bytes);
+  std::sort(axes.begin(), axes.end());
+  return axes;
+}
+
+inline int64_t reach_of(const Axes& axes) {
+  int64_t reach = 0;
+  for (const auto& [stride, size] : axes) reach += (size - 1) * stride;
+  return reach;
+}
+
+// The same addresses by fewer axes, where one continues another.
+inline Axes merged(const Axes& axes) {
+  Axes made;
+  for (const auto& [stride, size] : axes) {
+    if (!made.empty() && made.back().first * made.back().second == stride) made.back().second *= size;
+    else made.emplace_back(stride, size);
+  }
+  return made;
+}
+
+// Whether boxes meet on the grid of all strides: 1 or 0, or -1 where an address has several places on the grid.
+inline int boxes_meet(int64_t distance, const Axes& a, const Axes& b) {
+  std::vector<int64_t> strides{1};
+  for (const Axes* axes : {&a, &b}) {
+    for (const auto& [stride, size] : *axes) strides.push_back(stride);
+  }
+  std::sort(strides.begin(), strides.end());
+  strides.erase(std::unique(strides.begin(), strides.end()), strides.end());
+  const auto size_of = [](const Axes& axes, int64_t stride) {
+    for (const auto& [other, size] : axes) {
+      if (other == stride) return size;
+    }
+    return int64_t{1};
+  };
+  std::vector<int64_t> begins(strides.size());
+  for (size_t i = strides.size(); i-- > 0;) {
+    begins[i] = distance / strides[i];
+    distance %= strides[i];
+  }
+  bool meeting = true;
+  int64_t reach = 0;
+  for (size_t i = 0; i < strides.size(); ++i) {
+    if (reach >= strides[i]) return -1;
+    const int64_t left = size_of(a, strides[i]), right = size_of(b, strides[i]);
+    meeting = meeting && begins[i] < left;
+    reach += (std::max(left, begins[i] + right) - 1) * strides[i];
+  }
+  return meeting ? 1 : 0;
+}
+
+inline std::vector<int64_t> offsets_of(const Axes& axes, int64_t first) {
+  std::vector<int64_t> offsets{first};
+  for (const auto& [stride, size] : axes) {
+    const size_t count = offsets.size();
+    for (int64_t i = 1; i < size; ++i) {
+      for (size_t at = 0; at < count; ++at) offsets.push_back(offsets[at] + i * stride);
+    }
+  }
+  std::sort(offsets.begin(), offsets.end());
+  return offsets;
+}
+
+// Whether a byte of memory belongs to both tensors; true also where this would take too long to find out.
+[[gnu::noinline]] inline bool meet(uintptr_t distance, const Tensor& a, const Tensor& b) {
+  const Axes first = axes_of(a), second = axes_of(b);
+  if (distance > static_cast<uintptr_t>(reach_of(first))) return false;
+  const int64_t apart = static_cast<int64_t>(distance);
+  if (const int known = boxes_meet(apart, first, second); known >= 0) return known == 1;
+  if (const int known = boxes_meet(apart, merged(first), merged(second)); known >= 0) return known == 1;
+  double count = 0;
+  for (const Axes* axes : {&first, &second}) {
+    double each = 1;
+    for (const auto& [stride, size] : *axes) each *= static_cast<double>(size);
+    count += each;
+  }
+  if (count > 65536) return true;
+  const std::vector<int64_t> left = offsets_of(first, 0), right = offsets_of(second, apart);
+  size_t i = 0, j = 0;
+  while (i < left.size() && j < right.size()) {
+    if (left[i] == right[j]) return true;
+    left[i] < right[j] ? ++i : ++j;
+  }
+  return false;
+}
+
+inline bool shares_memory(const Tensor& a, const Tensor& b) {
+  if (numel(a) == 0 || numel(b) == 0) return false;
+  const uintptr_t first = address(a), second = address(b);
+  return first <= second ? meet(second - first, a, b) : meet(first - second, b, a);
+}
+
 // Whether no two indices share memory.
 inline bool own_memory(const Tensor& t) {
   if (t.is_contiguous() || numel(t) == 0) return true;

@@ -137,14 +137,34 @@ inline std::string& last_error() {
   return text;
 }
 
-// Calls `op`, the Python implementation, with arguments that nobody has taken; its results replace them.
-inline void defer(const char* op, StableIValue* values) {
+// Calls `op` with arguments that nobody has taken; its results replace them.
+inline void redispatch(const char* op, const char* overload, StableIValue* values) {
   last_error().clear();
-  if (torch_call_dispatcher(op, "", values, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS) return;
+  if (torch_call_dispatcher(op, overload, values, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS) return;
   if (!last_error().empty()) throw std::runtime_error(std::exchange(last_error(), std::string()));
   // Declared by newer headers than those we build for; torch 2.13 has it.
   const auto what = reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
   throw std::runtime_error(what != nullptr ? what() : std::string(op) + " failed");
+}
+
+// Calls `op`, the Python implementation.
+inline void defer(const char* op, StableIValue* values) { redispatch(op, "", values); }
+
+// Calls the op that writes, then returns arguments beside its own results. `results`: the number of the argument that a
+// result is, or -1 for the next result of the op that writes.
+inline void return_arguments(const char* op, const char* overload, StableIValue* values, std::initializer_list<int> results) {
+  std::vector<Tensor> returned;
+  for (const int argument : results) {
+    AtenTensorHandle handle = nullptr;
+    if (argument >= 0) check(aoti_torch_new_tensor_handle(to<AtenTensorHandle>(values[argument]), &handle), "returned tensor");
+    returned.emplace_back(handle);
+  }
+  redispatch(op, overload, values);
+  int made = 0;
+  for (size_t i = 0; i < returned.size(); ++i) {
+    if (results.begin()[i] < 0) returned[i] = Tensor(to<AtenTensorHandle>(values[made++]));
+  }
+  for (size_t i = 0; i < returned.size(); ++i) values[i] = torch::stable::detail::from(returned[i].release());
 }
 
 // ------------------------------------------------------------------------------------------------------- registration

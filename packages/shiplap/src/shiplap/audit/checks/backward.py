@@ -30,7 +30,7 @@ from shiplap.sampling.run import (
 )
 from shiplap.sampling.samples import Samples, other
 
-SAVE = "save tensors with save_for_backward (sl.op does, by saves=), and keep none elsewhere"
+SAVE = "read tensors from saved, for which sl.op keeps them with save_for_backward, and keep none elsewhere"
 
 
 def cases(samples: Samples) -> Iterable[Case]:
@@ -271,8 +271,7 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
     silent = " (nothing of the backward was recorded)" if all(g is None for g in gradients) else ""
     return Observation(
         f"second order{silent}: {judged.problem}",
-        fix="write the backward in operations that autograd records, of saved arguments: a saved result that is not "
-        "differentiable is a constant",
+        fix="write the backward in operations that autograd records, or declare once_differentiable=True",
     )
 
 

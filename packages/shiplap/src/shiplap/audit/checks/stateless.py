@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.symbols import State, state_of
 from shiplap.declare.native_interface import NativeForm
 from shiplap.dispatch import Op
 from shiplap.errors import LibraryError
 from shiplap.kernels.c.library import locate
 from shiplap.sampling.case import Case
 from shiplap.sampling.samples import Samples
+from shiplap.sampling.symbols import State, state_of
 
 SHOWN = 6
 

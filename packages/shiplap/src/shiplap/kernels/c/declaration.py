@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from torch import Tensor, empty_strided
 
 from shiplap.codegen import CParameter
 from shiplap.declare.binding import Binding
+from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Values
-from shiplap.declare.kernel import Implementation, Refill, Rerun, Terms
+from shiplap.declare.kernel import Implementation, Refill, Rerun, Terms, read_strided
 from shiplap.declare.native_interface import NativeForm
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, EnvValue, Outputs, Result
@@ -27,7 +28,7 @@ from shiplap.dispatch.launch import workspace_size
 from shiplap.errors import ShiplapError, error
 from shiplap.kernels.c.call_frame import Frame
 from shiplap.kernels.c.header import signature
-from shiplap.kernels.c.library import load_symbol
+from shiplap.kernels.c.library import content_of, load_symbol
 from shiplap.kernels.native.packed_kernel import Extents, PackedKernel
 
 SL_OK, SL_INVALID_ARGUMENT = 0, 1
@@ -81,24 +82,40 @@ class CAbi(Implementation):
     native_configs = True
 
     def __init__(
-        self, library: str | os.PathLike[str], symbol: str, strided: Iterable[str] = (), align: int = 1
+        self,
+        library: str | os.PathLike[str],
+        symbol: str,
+        strided: Iterable[str] = (),
+        align: int = 1,
+        without_signature: bool = False,
     ) -> None:
-        self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(strided), align
+        names = (strided,) if isinstance(strided, str) else strided
+        self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(names), align
+        self.without_signature = without_signature
 
     @property
     def name(self) -> str:
         return self.symbol
 
-    @property
-    def identity(self) -> str:
-        return f"cabi:{self.library.name}:{self.symbol}"
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The function, and the library by its content."""
+        yield f"cabi {self.library.name} {self.symbol} {sorted(self.strided)} {self.align}", None
+        yield content_of(self.library), None
 
     def bind(self, spec: OpSpec, terms: Terms) -> CKernel:
         """The kernel for ``spec``. The library is opened at the first call, never at import."""
+        read_strided(spec, f"sl.cabi(..., {self.symbol!r})", self.strided)
         return CKernel(spec, terms, self)
 
 
-def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str] = (), align: int = 1) -> CAbi:
+def cabi(
+    library: str | os.PathLike[str],
+    symbol: str,
+    *,
+    strided: Iterable[str] = (),
+    align: int = 1,
+    without_signature: bool = False,
+) -> CAbi:
     """A kernel behind shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
 
     Args:
@@ -107,9 +124,13 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
         strided: the tensor arguments that the kernel accepts with any strides. The others are made contiguous.
         align: the alignment, in bytes, that the kernel needs of every tensor's address. A tensor at another address,
             such as a view into a larger tensor, is copied. A given output at another address is refused with SL212.
+        without_signature: True for a library that does not contain ``SL_SIGNATURES`` of the generated header. Shiplap
+            then cannot find out whether the library was built for this declaration. A function with other parameters
+            reads memory that is not its own.
 
     Raises:
-        LibraryError: SL401-SL403 at the first call, when the library is missing or was built for another declaration.
+        LibraryError: SL401-SL403 at the first call, when the library is missing, was built for another declaration, or
+            does not say for which one.
     """
     if not (symbol.isidentifier() and symbol.isascii()):
         raise error(
@@ -127,7 +148,7 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
             expected="a power of two",
             fix="pass the alignment in bytes, such as align=16",
         )
-    return CAbi(library, symbol, strided, align)
+    return CAbi(library, symbol, strided, align, without_signature)
 
 
 class CFunctionKernel(PackedKernel):
@@ -179,7 +200,8 @@ class CKernel(CFunctionKernel):
     def __init__(self, spec: OpSpec, terms: Terms, source: CAbi) -> None:
         names = terms.space.names if terms.space is not None else ()
         stamp = signature(spec, names)
-        super().__init__(spec, terms, NativeForm(source.library, source.symbol, source.strided, source.align, stamp))
+        form = NativeForm(source.library, source.symbol, source.strided, source.align, stamp, source.without_signature)
+        super().__init__(spec, terms, form)
         self._function: Callable[..., int] | None = None
         threads = self.workspace is not None and "threads" in self.workspace.names
         fixed = self.device == "cpu" and not spec.bounds and not threads
@@ -203,7 +225,7 @@ class CKernel(CFunctionKernel):
     def _loaded(self) -> Callable[..., int]:
         if self._function is None:
             form = self.native
-            self._function = self.typed(load_symbol(form.library, form.symbol, form.signature))
+            self._function = self.typed(load_symbol(form))
         return self._function
 
     def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:

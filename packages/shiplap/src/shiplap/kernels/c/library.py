@@ -8,7 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shiplap.errors import error
+from shiplap.declare.code_files import file_digest
+from shiplap.declare.native_interface import NativeForm
+from shiplap.errors import ShiplapError, error
 from shiplap.settings import settings
 
 
@@ -23,6 +25,14 @@ def locate(path: str | os.PathLike[str]) -> Path:
     raise error("SL401", where=str(wanted.name), got="no such file", expected=" or ".join(map(str, candidates)))
 
 
+def content_of(path: str | os.PathLike[str]) -> str:
+    """The digest of the library that :func:`locate` finds. Empty where there is none."""
+    try:
+        return file_digest(locate(path))
+    except ShiplapError:
+        return ""
+
+
 @cache
 def _open(path: Path) -> ctypes.CDLL:
     try:
@@ -31,19 +41,33 @@ def _open(path: Path) -> ctypes.CDLL:
         raise error("SL401", where=str(path), got=str(e), expected="a library that the loader accepts") from None
 
 
-def load_symbol(path: str | os.PathLike[str], symbol: str, signature: str) -> Any:
-    """The C function ``symbol``. SL402 if absent, SL403 if the library was built for another declaration."""
-    file = locate(path)
+def load_symbol(form: NativeForm) -> Any:
+    """Return the C function of ``form``.
+
+    Raises:
+        LibraryError: SL401 or SL402 if it is absent, SL403 if the library was built for another declaration, or does
+            not say for which one and the author has not said that it cannot.
+    """
+    file, symbol = locate(form.library), form.symbol
     library = _open(file)
     try:
         function = getattr(library, symbol)
     except AttributeError:
         raise error("SL402", where=f"{file.name}: {symbol}", got="no such symbol", expected=symbol) from None
-    stamp = getattr(library, f"{symbol}_signature", None)  # a library of someone else has none: nothing to compare
+    where, stamp = f"{file.name}: {symbol}", getattr(library, f"{symbol}_signature", None)
     if stamp is not None:
         stamp.restype = ctypes.c_char_p
         stamped = stamp().decode()
-        if stamped != signature:
-            raise error("SL403", where=f"{file.name}: {symbol}", got=stamped, expected=signature)
+        if stamped != form.signature:
+            raise error("SL403", where=where, got=stamped, expected=form.signature)
+    elif not form.without_signature:
+        raise error(
+            "SL403",
+            what="the library does not say for which declaration it was built",
+            where=where,
+            got=f"no function {symbol}_signature",
+            expected=f"{symbol}_signature, which SL_SIGNATURES of the header defines",
+            fix="put SL_SIGNATURES into one source file of the library, or pass sl.cabi(..., without_signature=True)",
+        )
     function.restype = ctypes.c_int
     return function

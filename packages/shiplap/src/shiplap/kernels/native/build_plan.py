@@ -15,9 +15,9 @@ import torch
 from shiplap import safe_io
 from shiplap.codegen.native import Native, native_source
 from shiplap.declare.native_interface import NativeForm
-from shiplap.declare.schema import below
 from shiplap.dispatch import Op, registry
 from shiplap.dispatch.out import has_out
+from shiplap.dispatch.registration import carried_names
 from shiplap.errors import ShiplapError, error
 from shiplap.kernels.c.library import load_symbol, locate
 from shiplap.kernels.native.build_digest import FLAGS, INCLUDE, digest
@@ -74,6 +74,10 @@ def make_plan(op: Op) -> Plan:
     for form in forms.values():
         _file(form)
     entries = _related(op, [e for o in registry.ops() for e in bindable(o)])
+    if not entries:
+        for form in forms.values():
+            if not form.generated:
+                load_symbol(form)  # which says what does not fit
     if not entries:  # another thread is declaring the op again, or its library is for another declaration
         raise error(
             "SL404",
@@ -164,7 +168,7 @@ def _native(op: Op, device: str, form: NativeForm) -> Native:
 
 
 def _facts(op: Op, device: str, form: NativeForm) -> Native:
-    names = [op.spec.opname, *([below(op.spec.opname)] if op.raw is not op.overload else [])]
+    names = carried_names(op.spec, op.guarded)
     (kernel,) = op.own(device)
     return Native(
         op.spec,
@@ -191,7 +195,7 @@ def bindable(op: Op) -> list[Entry]:
             continue
         try:
             file, native = _file(form), _native(op, device, form)
-            there = form.generated or load_symbol(form.library, form.symbol, form.signature)
+            there = form.generated or load_symbol(form)
             if not native.unfit and there:
                 entries.append(Entry(op, device, form, native, file))
         except ShiplapError:  # its own call says what is wrong

@@ -64,7 +64,7 @@ def build(op: Op) -> Path:
     package = _package(op)
     described, form = build_plan.bound(op, "cpu")
     kernels = locate(form.library)
-    load_symbol(form.library, form.symbol, form.signature)  # which says what does not fit
+    load_symbol(form)  # which says what does not fit
     library = (f"-L{package.library.parent}", f"-Wl,-rpath,{package.library.parent}", "-ltvm_ffi", "-ldl")
     command = [*build_plan.compiler(op), *FLAGS, "-I", str(INCLUDE), *package.include, *library]
     source, root = tvm_ffi_source(described, kernels), build_plan.cache(op)

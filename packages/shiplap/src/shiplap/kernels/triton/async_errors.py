@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shiplap.errors import error
+from shiplap.torch_private.dispatch_modes import outside_modes
 
 ROW_BITS = 40  # of the word: the number of what is wrong. The code of the message lies above
 
@@ -65,7 +66,8 @@ class LateErrors:
         return memory.data_ptr()
 
     def _new(self, device: torch.device) -> tuple[Tensor, ctypes.c_int64]:
-        memory = self.memory(device)
+        with outside_modes():
+            memory = self.memory(device)
         return self._words.setdefault(device, (memory, ctypes.c_int64.from_address(memory.data_ptr())))
 
     def memory(self, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ sizes what it launches (``when=``), and have errors of kernels told late.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.cached_property import cached_property
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Configs
 from shiplap.declare.kernel import Implementation, Terms
 from shiplap.declare.spec import OpSpec
@@ -101,21 +101,16 @@ class TritonLaunches(Implementation, ProgramSource):
     def name(self) -> str:
         return self.launches[0].name
 
-    @property
-    def identity(self) -> str:
-        each = [
-            f"{source_digest(d.kernel)}:{d.grid}:{sorted(d.arguments.items())}:{sorted(d.constants.items(), key=str)}"
-            f":{sorted(d.scratch.items())}" + (f":{d.when}:{d.word}:{sorted(d.codes.items())}" if self._more else "")
-            for d in self.launches
-        ]
-        return "triton:" + "|".join(each) + (f"|{self._more}" if self._more else "")
-
-    @property
-    def _more(self) -> str:
-        """What a program has beside launches that always happen."""
-        others = [repr(step) for step in self._steps if not isinstance(step, Declared)]
-        branches = [d.when for d in self.launches if d.when or d.word or d.codes]
-        return repr((self._values, others, branches)) if self._values or others or branches else ""
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The steps in order, each with what it gets, and the values that they share."""
+        yield f"program {self._values}", None
+        for step in self._steps:
+            if not isinstance(step, Declared):
+                yield repr(step), None
+                continue
+            given = sorted(step.arguments.items()), sorted(step.scratch.items()), sorted(step.codes.items())
+            yield f"launch {step.grid} {given} {step.when} {step.word}", step.kernel
+            yield "constants", dict(sorted(step.constants.items()))
 
     @property
     def function(self) -> Callable[..., object]:
@@ -176,9 +171,9 @@ class LateLaunches(Implementation, ProgramSource):
     def name(self) -> str:
         return self.program
 
-    @property
-    def identity(self) -> str:
-        return f"triton:{self.module}:{self.program}:{_files_beside(self.module)}"
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The files of the module and of those beside it: it is not imported for this."""
+        yield f"triton {self.module} {self.program} {_files_beside(self.module)}", None
 
     def bind(self, spec: OpSpec, terms: Terms) -> LaunchedKernel:
         """The kernel for ``spec``. Nothing is imported before the first call."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shiplap.declare.values import Env, EnvValue
 from shiplap.errors import error
+from shiplap.torch_private.dispatch_modes import outside_modes
 
 LIMIT = 256  # tables kept: a model has a few sizes
 
@@ -25,7 +26,7 @@ class Table:
 
     def __call__(self, env: Env, device: torch.device) -> Tensor:
         """The table for these sizes. SL305 where it would have to be copied while a CUDA graph is captured."""
-        key = (device, *[_plain(env[name]) for name in self.looked_at])
+        key = self._key(env, device)
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         table = self.tables.get(key)
         if table is None:
@@ -45,14 +46,19 @@ class Table:
 
     def _make(self, env: Env, device: torch.device) -> Tensor:
         seen = _Seen(env)
-        table = self.build(seen).to(device)
+        with outside_modes():
+            table = self.build(seen).to(device)
         looked_at = tuple(sorted({*self.looked_at, *seen.names}))
         if looked_at != self.looked_at or len(self.tables) >= LIMIT:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # a kernel on another stream may still read what is dropped now
             self.looked_at, self.tables = looked_at, {}
-        self.tables[(device, *[_plain(env[name]) for name in looked_at])] = table
+        self.tables[self._key(env, device)] = table
         return table
+
+    def _key(self, env: Env, device: torch.device) -> Hashable:
+        """A table of floats that names no dtype has the default one, which may change."""
+        return (device, torch.get_default_dtype(), *[_plain(env[name]) for name in self.looked_at])
 
 
 class _Seen(Mapping[str, EnvValue]):

@@ -18,14 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from shiplap import safe_io
 from shiplap.codegen.launcher import Cubin
-from shiplap.declare.code_digest import followed, used
+from shiplap.declare.code_walk import is_followed, values_used
 from shiplap.dispatch import Op
 from shiplap.dispatch.package_folder import folders
 from shiplap.errors import error, notice
@@ -77,9 +77,9 @@ def _meaning(kernel: Any, seen: set[int]) -> Iterator[str]:
     # Of a kernel, the text as it was when it was decorated, whatever the file says by now.
     yield " ".join(_words(kernel.src if compiled else inspect.getsource(function)))
     yield _text([function.__defaults__, function.__kwdefaults__])
-    for name, value in (*used(function), *_of_modules(function)):
+    for name, value in values_used(function):
         yield f"{name}={_text(value)}"
-        yield from _meaning(value, seen) if followed(value, function) or _is_kernel(value) else ()
+        yield from _meaning(value, seen) if (callable(value) and is_followed(value)) or _is_kernel(value) else ()
 
 
 def _jit() -> type[Any]:
@@ -93,14 +93,6 @@ def _jit() -> type[Any]:
 def _is_kernel(value: object) -> bool:
     """Whether Triton compiles ``value`` along, whoever wrote it; a version of Triton stands for Triton's own."""
     return isinstance(value, _jit()) and not str(value.__module__).startswith("triton.")
-
-
-def _of_modules(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """What a function may take out of modules of other packages: ``helpers.scale``."""
-    names = function.__code__.co_names
-    for module, value in used(function):
-        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in ("triton", "torch", "math"):
-            yield from ((f"{module}.{name}", vars(value)[name]) for name in names if name in vars(value))
 
 
 def _words(text: str) -> Iterator[str]:

@@ -51,6 +51,57 @@ class IsObject(Rule):
 
 
 @dataclass(frozen=True)
+class WithoutNul(Rule):
+    """A text has no NUL character, where it would end for a C kernel but not for the reference."""
+
+    op: str
+    argument: str
+
+    id = "SL209"
+    title = "a text has a NUL character"
+    fix = "pass the text without the NUL character"
+
+    def holds(self) -> Term:
+        text = f"a_{self.argument}"
+        return Term(f"'\\0' not in {text}", f"{text}.find('\\0') == std::string::npos")
+
+    def where(self) -> Text:
+        return (f"{self.op}, argument '{self.argument}'",)
+
+    def got(self) -> Text:
+        return ("a text with a NUL character",)
+
+    def expected(self) -> Text:
+        return ("a text that C reads to its end",)
+
+
+@dataclass(frozen=True)
+class DistinctMembers(Rule):
+    """The members of a list that is written to share no memory."""
+
+    op: str
+    argument: str
+
+    id = "SL210"
+    title = "two members of a mutated list share memory"
+    real = True
+    cpp_by = "nobody: a declaration with lists of tensors has no C++ form"
+
+    def holds(self) -> Term:
+        members = f"a_{self.argument}"
+        return Term(f"({members} is None or not any_shares_memory({members}))", TRUE.cpp)
+
+    def where(self) -> Text:
+        return (f"{self.op}, argument '{self.argument}'",)
+
+    def got(self) -> Text:
+        return ("memory of another member",)
+
+    def expected(self) -> Text:
+        return ("memory of its own",)
+
+
+@dataclass(frozen=True)
 class Known(OfCall):
     """A list that gives a size, a dtype or the device has an element."""
 

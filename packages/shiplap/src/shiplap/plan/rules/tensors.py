@@ -202,19 +202,20 @@ class OutsideAutograd(OfTensor):
 
 @dataclass(frozen=True)
 class Unshared(OfTensor):
-    """A tensor that is written to does not start where another argument does: that one's content would be undefined."""
+    """A tensor that is written to shares no memory with another argument, whose content would be undefined."""
 
     other: Place
 
     id = "SL210"
     title = "a mutated tensor is another argument too"
+    fix = "pass memory of its own: a .clone(), or torch.empty_like where a compiled graph shares that of the copy"
     real = True
 
     def holds(self) -> Term:
         t, o = self.at.tensor, self.other.tensor
         return Term(
-            f"({t.python}.data_ptr() != {o.python}.data_ptr() or {o.python}.numel() == 0)",
-            f"({t.cpp}.data() != {o.cpp}.data() || numel({o.cpp}) == 0)",
+            f"not shares_memory({t.python}, {o.python})",
+            f"!shares_memory({t.cpp}, {o.cpp})",
         )
 
     def got(self) -> Text:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import barrier, describe, operator_name, place, source_line, value
 from shiplap.rewrite.group.cost import MACHINES, MARGIN, Machine, Price, machine_for
@@ -91,7 +91,7 @@ class Group(Rewrite):
     def digest(self) -> str:
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
         plain = [m.fget if isinstance(m, property) else m for m in methods]
-        parts = [source_digest(*(m for m in plain if m is not None))]
+        parts = [code_digest(*(m for m in plain if m is not None))]
         parts += [str(v) for v in (self.least, self.most, self.always, MACHINES, MARGIN, self.described())]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.dispatch import Op
+from shiplap.dispatch import Op, compile_cache_key
 from shiplap.errors import error
 from shiplap.rewrite.group.base import Group, Merged, tensor
 from shiplap.rewrite.group.cost import Machine, Price, bytes_of
@@ -50,7 +50,7 @@ class JoinedCalls(Group):
         return False  # the kernels of the op decide as well
 
     def described(self) -> str:
-        return f"{self.op.identity} {self.batching}"
+        return f"{compile_cache_key.key_of(self.op)} {self.batching}"
 
     def key(self, node: Node) -> Hashable | None:
         if node.op != "call_function" or called(node) != self.op.spec.name:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
@@ -45,7 +45,7 @@ class Attention(Rewrite):
 
     @property
     def digest(self) -> str:
-        of = source_digest(
+        of = code_digest(
             Attention.apply, Attention._at, scores_of, _attended, _weighted, speedup_model.required, settled
         )
         return hashlib.sha256(f"{of} {self.always}".encode()).hexdigest()[:16]

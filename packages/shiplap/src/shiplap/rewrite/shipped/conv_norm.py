@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
@@ -103,7 +103,7 @@ class FoldedNorm(Rewrite):
         own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_at", "_declined", "_folded")]
         written = [fn for fn, _ in self.written_out.values()]
         given: list[Callable[..., object]] = [self.conv, *written, *([self.pays] if self.pays else [])]
-        parts = [source_digest(*own, _parameters, *given)]
+        parts = [code_digest(*own, _parameters, *given)]
         parts += [self.name, self.operator, str(self.always), str(self.gradient)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, place, value
 from shiplap.rewrite.match import Level, Outcome
@@ -29,7 +29,7 @@ class NoOps(Rewrite):
 
     @property
     def digest(self) -> str:
-        return source_digest(NoOps.apply, _idle_cast, _idle_dropout)
+        return code_digest(NoOps.apply, _idle_cast, _idle_dropout)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         for node in list(graph.nodes):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
@@ -43,7 +43,7 @@ class RmsNorm(Rewrite):
 
     @property
     def digest(self) -> str:
-        return source_digest(RmsNorm.apply, RmsNorm._at, squares_of, _scaled, _weighted, _normed, otherwise)
+        return code_digest(RmsNorm.apply, RmsNorm._at, squares_of, _scaled, _weighted, _normed, otherwise)
 
     def programs(self) -> Iterator[Program]:
         return programs()

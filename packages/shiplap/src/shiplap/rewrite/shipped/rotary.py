@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from shiplap.declare.code_digest import source_digest
+from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, place, source_line, value
@@ -83,7 +83,7 @@ class Rotary(Rewrite):
 
     @property
     def digest(self) -> str:
-        of = source_digest(Rotary.apply, Rotary._at, Turn.__call__, Turn._pair, _Plan.__call__, _declined)
+        of = code_digest(Rotary.apply, Rotary._at, Turn.__call__, Turn._pair, _Plan.__call__, _declined)
         return hashlib.sha256(f"{of} {self.always}".encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:

@@ -1,0 +1,186 @@
+"""A ``SparseTensor`` as users of torch expect it: arithmetic, comparison, masks, casts, and modules of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shiplap_sparse3d as sparse3d
+from shiplap.errors import ShiplapError
+
+GRID = (6, 5, 4)
+
+
+def scene(channels: int = 4, axes: int = 3) -> sparse3d.SparseTensor:
+    torch.manual_seed(0)
+    cells = [torch.randint(0, size, (40,)) for size in (2, *GRID[:axes])]
+    coords = torch.unique(torch.stack(cells, 1), dim=0).int()
+    return sparse3d.SparseTensor(torch.randn(len(coords), channels), coords, GRID[:axes], 2)
+
+
+GATE = torch.rand(scene().feats.shape[0], 1)
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "x * 2": lambda x: x * 2,
+    "2 * x": lambda x: 2 * x,
+    "x * gate": lambda x: x * GATE,
+    "gate * x": lambda x: GATE * x,
+    "x * x": lambda x: x * x,
+    "-x": lambda x: -x,
+    "abs": abs,
+    "x - 1": lambda x: x - 1,
+    "1 - x": lambda x: 1 - x,
+    "gate - x": lambda x: GATE - x,
+    "x / gate": lambda x: x / GATE,
+    "1 / x": lambda x: 1 / x,
+    "x ** 2": lambda x: x**2,
+    "x > 0": lambda x: x > 0,
+    "x == x": lambda x: x == x * 1,
+    "~": lambda x: ~(x >= 0.5),
+    "torch.mul": lambda x: torch.mul(x, 3),
+    "torch.maximum": lambda x: torch.maximum(x, -x),
+    "clamp": lambda x: torch.clamp(x, min=0.0),
+    "sigmoid": lambda x: x * torch.sigmoid(x),
+    "gelu": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "linear": lambda x: nn.functional.linear(x, torch.ones(3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_is_one_of_the_features_on_the_same_voxels(name: str) -> None:
+    x = scene()
+    out = OPERATIONS[name](x)
+    assert out.geometry is x.geometry
+    assert torch.equal(out.feats, OPERATIONS[name](x.feats))
+
+
+def test_operations_are_part_of_one_graph() -> None:
+    coords, layer = scene().coords, nn.Sequential(sparse3d.SubMConv3d(4, 4, 3), nn.BatchNorm1d(4), nn.ReLU())
+
+    def run(feats: Tensor) -> Tensor:
+        y = layer(1 - sparse3d.SparseTensor(feats, coords, GRID, 2) * 2)
+        return (y * (y > 0) * torch.sigmoid(y) / 2).feats
+
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    layer.eval()
+    torch.testing.assert_close(compiled(scene().feats), run(scene().feats))
+
+
+def test_operands_on_other_voxels_are_refused() -> None:
+    x, y = scene(), scene()
+    for operation in (lambda: x * y, lambda: x == y, lambda: torch.add(x, y), lambda: x[y > 0]):
+        with pytest.raises(ShiplapError, match="SL202"):
+            operation()
+    for operation in (lambda: x * torch.ones(3, 4), lambda: x * "a"):
+        with pytest.raises((ShiplapError, RuntimeError, TypeError)):
+            operation()
+
+
+@pytest.mark.parametrize("function", [torch.sum, lambda x: torch.cumsum(x, 0), lambda x: torch.softmax(x, 0)])
+def test_a_function_that_mixes_rows_is_for_the_features(function: Callable[[Any], Any]) -> None:
+    with pytest.raises(ShiplapError, match="SL209"):
+        function(scene())
+
+
+def test_it_is_compared_as_a_tensor_and_hashed_as_an_object() -> None:
+    x = scene()
+    assert {x: 1}[x] == 1
+    assert (x != None) is True  # noqa: E711
+    with pytest.raises(ShiplapError, match=r"SL209(.|\n)*len"):
+        bool(x == x * 1)
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_a_mask_keeps_voxels(axes: int) -> None:
+    x = scene(axes=axes)
+    mask = x.feats[:, 0] > 0
+    for given in (mask, mask[:, None], (x > 0).replace(mask[:, None])):
+        kept = x[given]
+        assert torch.equal(kept.feats, x.feats[mask])
+        assert torch.equal(kept.coords, x.coords[mask])
+        assert (kept.spatial_shape, kept.batch_size) == (x.spatial_shape, 2)
+
+
+def test_a_mask_of_padded_voxels_keeps_the_number_of_rows() -> None:
+    x = scene().pad(64)
+    mask = torch.arange(64) % 2 == 0
+    kept = x[mask]
+    assert len(kept) == 64
+    assert torch.equal(kept.is_voxel[:, 0], x.is_voxel[:, 0] & mask)
+
+
+@pytest.mark.parametrize("mask", [torch.ones(3, dtype=torch.bool), torch.ones(len(GATE), 2, dtype=torch.bool), GATE])
+def test_another_mask_is_refused(mask: Tensor) -> None:
+    with pytest.raises(ShiplapError, match=r"SL20[24]"):
+        scene()[mask]
+
+
+def test_it_has_what_is_asked_of_a_tensor() -> None:
+    x = scene()
+    assert (x.device, x.dtype, x.shape, len(x)) == (x.feats.device, torch.float32, x.feats.shape, len(x.feats))
+    assert (x.dim(), x.ndim, x.size(), x.size(1)) == (2, 2, x.feats.shape, 4)
+    casts = x.half(), x.bfloat16(), x.float(), x.double(), x.to(torch.float16), x.cpu()
+    dtypes = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float16, torch.float32
+    assert tuple(made.dtype for made in casts) == dtypes
+    assert all(made.geometry is x.geometry for made in casts)
+    recorded = (x * 1).requires_grad_()
+    assert recorded.requires_grad
+    assert not recorded.detach().requires_grad
+    assert x.clone().feats.data_ptr() != x.feats.data_ptr()
+    assert [len(one) for one in x] == [len(x[0]), len(x[1])]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_modules_of_torch_work_in_its_sequential(training: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6), nn.LayerNorm(6), nn.GELU(), nn.Dropout(0.0), nn.PReLU(6)]
+    conv, x = sparse3d.SubMConv3d(4, 8, 3), scene()
+    net, ours = nn.Sequential(conv, *layers).train(training), sparse3d.Sequential(conv, *layers).train(training)
+    expected = ours(x).feats
+    layers[0].reset_running_stats()
+    out = net(x)
+    if training:
+        torch.testing.assert_close(out.feats, expected)
+    out.feats.sum().backward()
+    assert conv.weight.grad is not None
+
+
+def test_a_batch_norm_of_torch_does_not_learn_from_padding() -> None:
+    net = nn.Sequential(sparse3d.SubMConv3d(4, 8, 3), nn.BatchNorm1d(8))
+    with pytest.raises(ShiplapError, match=r"SL208(.|\n)*sparse3d.BatchNorm"):
+        net(scene().pad(64))
+    net.eval()(scene().pad(64))
+
+
+WRONG: dict[str, tuple[str, Callable[[], Any]]] = {
+    "kernel larger than the grid": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 9)(scene())),
+    "pool larger than the grid": ("SL208", lambda: sparse3d.SparseMaxPool3d(9)(scene())),
+    "negative batch size": ("SL208", lambda: sparse3d.SparseTensor(scene().feats, scene().coords, GRID, -1)),
+    "float batch size": ("SL209", lambda: sparse3d.SparseTensor(scene().feats, scene().coords, GRID, 1.0)),
+    "float8": ("SL204", lambda: sparse3d.SubMConv3d(4, 4, 3)(scene().to(torch.float8_e4m3fn))),
+    "memory": ("SL208", lambda: scene().__class__(scene().feats, scene().coords, (1 << 18, 1 << 18, 8), 2).dense()),
+    "padding of a submanifold layer": ("SL209", lambda: sparse3d.SubMConv3d(4, 4, 3, padding=1)),
+    "stride of a submanifold layer": ("SL209", lambda: sparse3d.SubMConv3d(4, 4, 3, stride=2)),
+    "unknown argument": ("SL209", lambda: sparse3d.SparseConv3d(4, 4, 3, indice_key="a")),
+    "kernel of none": ("SL208", lambda: sparse3d.SubMConv3d(4, 4, 0)),
+    "stride of none": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 3, stride=0)),
+    "negative padding": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 3, padding=-1)),
+    "dilation of none": ("SL208", lambda: sparse3d.SparseMaxPool3d(3, dilation=0)),
+    "negative channels": ("SL208", lambda: sparse3d.SubMConv3d(-4, 4, 3)),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_size_is_an_error_of_the_catalogue(case: str) -> None:
+    id, build = WRONG[case]
+    with pytest.raises(ShiplapError, match=id):
+        build()
+
+
+def test_constructors_have_the_names_of_torch() -> None:
+    layer = sparse3d.SparseConv3d(in_channels=4, out_channels=6, kernel_size=3, stride=2, padding=1)
+    assert (layer.in_channels, layer.out_channels, layer.kernel_size) == (4, 6, (3, 3, 3))
+    assert sparse3d.SparseMaxPool3d(kernel_size=2).kernel_size == (2, 2, 2)

@@ -1,0 +1,162 @@
+"""A C++ compiler that keeps what it made: ``compile_cache.py FOLDER COMPILER CONSTANT ARGUMENT...``.
+
+Tests compile the same text in each run of the suite. The key of a result is the SHA-256 of the compiler, its arguments,
+and the content of the sources, libraries and headers that they name. Paths of sources and results are no part of it, as
+tests have another folder in each run. Headers below ``CONSTANT`` folders, which are those of the system and of
+installed packages, count by the path and the age of their folder. Calls of another form go to the compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCES = (".cpp", ".cc", ".cxx", ".c")
+OBJECTS = (".o", ".a", ".so")
+HEADERS = (".h", ".hpp", ".inc", ".cuh")
+INCLUDES = ("-I", "-isystem", "-iquote", "-include")
+MOST = 400  # headers below one folder; with more the call is not kept
+UNKNOWN = ("-E", "-S", "-M", "-MM", "-H", "-v", "-###", "--version", "-dumpversion", "-", "-save-temps")
+
+
+class NotKept(Exception):
+    """The form of the call is not known."""
+
+
+class Call:
+    """A call of the compiler.
+
+    Attributes:
+        out: the file that it makes.
+        dependencies: the file with the headers that it read, if it makes one.
+        header: whether it compiles a header, about which compilers warn that it is none of a source.
+        key: the digest of all that the result depends on.
+    """
+
+    def __init__(self, compiler: str, arguments: list[str], constant: tuple[str, ...]) -> None:
+        self.out = self.dependencies = ""
+        self._constant = constant
+        self._digest = hashlib.sha256()
+        self._add(f"{os.path.realpath(compiler)} {os.stat(compiler).st_mtime_ns}")
+        for name in ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "SOURCE_DATE_EPOCH"):
+            self._add(os.environ.get(name, ""))
+        self._inputs: list[str] = []
+        self.header = header = "c++-header" in arguments
+        rest = iter(arguments)
+        for argument in rest:
+            self._argument(argument, rest, header)
+        if not self.out or not self._inputs:
+            raise NotKept
+        for folder in {os.path.dirname(os.path.abspath(name)) for name in self._inputs if name.endswith(SOURCES)}:
+            self._headers(folder)
+        self.key = self._digest.hexdigest()
+
+    def placed(self, text: str, *, back: bool = False) -> str:
+        """Return a list of dependencies with marks in place of the folders of this call, or the other way round."""
+        marks = {os.path.dirname(os.path.abspath(self._inputs[0])): "@source@", os.getcwd(): "@here@"}
+        for folder, mark in marks.items():
+            text = text.replace(mark, folder) if back else text.replace(folder, mark)
+        return text
+
+    def _argument(self, argument: str, rest: Iterator[str], header: bool) -> None:
+        if argument in UNKNOWN or argument.startswith("@"):
+            raise NotKept
+        if argument == "-o":
+            self.out = next(rest, "")
+        elif argument in ("-MF", "-MT", "-MQ"):
+            value = next(rest, "")
+            self.dependencies = value if argument == "-MF" else self.dependencies
+        elif argument in INCLUDES:
+            self._include(argument, next(rest, ""))
+        elif argument.startswith("-I") or argument.startswith("-L"):
+            self._include(argument[:2], argument[2:])
+        elif argument.endswith(SOURCES + OBJECTS) or (header and os.path.isfile(argument)):
+            self._inputs.append(argument)
+            self._add(os.path.splitext(argument)[1])
+            self._file(argument)
+        else:
+            self._add(argument)
+
+    def _include(self, option: str, place: str) -> None:
+        self._add(option)
+        if option == "-L":
+            self._add(os.path.realpath(place) if self._is_constant(place) else "")
+            if not self._is_constant(place):
+                raise NotKept  # a library beside the test
+        elif os.path.isfile(place):
+            self._file(place)
+        else:
+            self._headers(place)
+
+    def _is_constant(self, place: str) -> bool:
+        real = os.path.realpath(place)
+        return any(real == folder or real.startswith(folder + os.sep) for folder in self._constant)
+
+    def _headers(self, folder: str) -> None:
+        """The headers below a folder that a source may include."""
+        if self._is_constant(folder):
+            self._add(f"{os.path.realpath(folder)} {os.stat(folder).st_mtime_ns if os.path.isdir(folder) else 0}")
+            return
+        count = 0
+        for place, folders, files in os.walk(folder):
+            folders.sort()
+            for name in sorted(files):
+                if name.endswith(HEADERS):
+                    count += 1
+                    if count > MOST:
+                        raise NotKept
+                    self._add(os.path.relpath(os.path.join(place, name), folder))
+                    self._file(os.path.join(place, name))
+
+    def _file(self, name: str) -> None:
+        self._digest.update(hashlib.sha256(Path(name).read_bytes()).digest())
+
+    def _add(self, text: str) -> None:
+        self._digest.update(f"{len(text)} {text}\n".encode())
+
+
+def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
+    """Serve a call from ``cache`` or by the compiler, whose result is kept if it succeeds and says nothing."""
+    try:
+        call = Call(compiler, arguments, tuple(constant.split(os.pathsep)))
+    except (NotKept, OSError):
+        os.execv(compiler, [compiler, *arguments])
+    kept = Path(cache, call.key[:2], call.key)
+    try:
+        shutil.copyfile(kept, call.out)
+        shutil.copymode(kept, call.out)
+        if call.dependencies:
+            Path(call.dependencies).write_text(call.placed(Path(f"{kept}.d").read_text(), back=True))
+        os.utime(kept)  # so that what nobody uses is the oldest
+        return 0
+    except OSError:
+        pass
+    done = subprocess.run([compiler, *arguments], stderr=subprocess.PIPE, check=False)
+    os.write(2, done.stderr)
+    if done.returncode == 0 and (call.header or not done.stderr):
+        with contextlib.suppress(OSError):  # a full disk is no reason to fail
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            if call.dependencies:
+                Path(f"{kept}.d").write_text(call.placed(Path(call.dependencies).read_text()))
+            _keep(call.out, str(kept))
+    return done.returncode
+
+
+def _keep(file: str, kept: str) -> None:
+    """Copy a file to its place in the cache at once, whoever else does so."""
+    handle, new = tempfile.mkstemp(dir=os.path.dirname(kept))
+    os.close(handle)
+    shutil.copyfile(file, new)
+    shutil.copymode(file, new)
+    os.replace(new, kept)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))

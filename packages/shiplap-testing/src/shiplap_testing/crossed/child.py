@@ -1,0 +1,90 @@
+"""A child process of a crossed run: declares a batch of cases, calls them, and writes a line for each thing it does.
+
+``python -m shiplap_testing.crossed.child FOLDER DEVICE``: cases come as a JSON list on standard input. Lines of JSON go
+to the file ``results`` in the folder: before each way of a call, so that a crash or a hang is known by its last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main() -> int:
+    folder, device = Path(sys.argv[1]), sys.argv[2]
+    given = json.load(sys.stdin)
+    os.environ.setdefault("SHIPLAP_NATIVE", "0")  # bindings are built when a case asks for them, and only then
+    from shiplap_testing.crossed.declared import Declared
+
+    cases = [Declared.from_json(case) for case in given["cases"]]
+    skipped = {(seed, way) for seed, way in given.get("skip", ())}
+    with (folder / "results").open("a", encoding="utf-8") as lines:
+
+        def tell(**fields: Any) -> None:
+            lines.write(json.dumps(fields) + "\n")
+            lines.flush()
+
+        run(cases, folder, device, skipped, tell)
+    return 0
+
+
+def run(
+    cases: Any,
+    folder: Path,
+    device: str,
+    skipped: set[tuple[int, str]],
+    tell: Any,
+    first: tuple[str, ...] = ("eager", "aot_eager"),
+) -> None:
+    """Declare ``cases`` and call each in the ways that come ``first``, and in its own."""
+    import torch
+
+    from shiplap_testing.crossed.declare import declare
+    from shiplap_testing.crossed.packaged import packaged_results
+    from shiplap_testing.crossed.ways import run_way
+
+    torch.set_num_threads(1)
+    tell(begin="declare", seed=-1)
+    made = declare(cases, folder, device)
+    for case in cases:
+        if case.seed in made.raised:
+            tell(seed=case.seed, way="declare", outcome="raised", detail=made.raised[case.seed])
+        elif case.seed in made.refused:
+            tell(seed=case.seed, way="declare", outcome="refused", detail=made.refused[case.seed])
+        elif case.seed in made.unbound:
+            tell(seed=case.seed, way="declare", outcome="refused", detail=made.unbound[case.seed])
+        elif case.seed in made.unwritten:
+            tell(seed=case.seed, way="declare", outcome="unwritten", detail=made.unwritten[case.seed])
+    for case in cases:
+        if case.seed not in made.ops:
+            continue
+        for way in (*first, *case.ways):
+            if (case.seed, way) in skipped or way == "packaged":
+                continue
+            tell(begin=way, seed=case.seed)
+            outcome, detail = run_way(way, made.ops[case.seed], case, device)
+            tell(seed=case.seed, way=way, outcome=outcome, detail=detail, served=served(case, made))
+    packed = [
+        c
+        for c in cases
+        if "packaged" in c.ways and c.seed in made.ops and c.seed not in {**made.refused, **made.unbound}
+    ]
+    if packed:
+        tell(begin="packaged", seed=packed[0].seed)
+        for seed, outcome, detail in packaged_results(packed, made, folder, device):
+            tell(seed=seed, way="packaged", outcome=outcome, detail=detail, served=["kernel", "binding"])
+    tell(end=True)
+
+
+def served(case: Any, made: Any) -> list[str]:
+    """Which of kernel and binding serve the calls of ``case``: those that were refused do not."""
+    if case.seed in made.unbound:
+        return ["kernel"]
+    return [] if case.seed in made.refused or case.seed in made.unwritten else ["kernel", "binding"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,327 @@
+"""``Declared``: one crossed declaration as plain data, the features that it has, and how one is drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import combinations
+from typing import Any
+
+# What may go into a value, in the order in which it does; "tensors" and "maybe" have no form in C.
+TERMS = (
+    "second",
+    "index",
+    "broadcast",
+    "tensors",
+    "optional",
+    "float",
+    "int",
+    "bool",
+    "text",
+    "ints",
+    "floats",
+    "pair",
+    "number",
+    "maybe",
+    "dtype",
+)
+TENSOR_TERMS = ("second", "index", "broadcast", "tensors", "optional")
+OUTS = ("same", "rows", "turned", "twice", "count", "mask", "total", "kept")
+TRACED = ("list", "size", "perhaps")  # results of which only the reference tells what they are
+FLOATING = ("same", "rows", "turned", "twice", "total", "kept", "list", "perhaps")
+STATES = ("pure", "mutated", "returned", "mutated_list", "mutated_optional", "view")
+KERNELS = ("none", "python", "python_out", "python_flat", "c", "c_strided", "c_aligned", "template", "triton", "cuda")
+BINDINGS = ("python", "native", "packaged")
+RULES = ("widest", "autocast", "float32", None)
+ANNOTATIONS = (
+    ("Float", "float32"),
+    ("Float", "float64"),
+    ("Float", "bfloat16"),
+    ("Float32", "float32"),
+    ("Float64", "float64"),
+)
+WAYS = (
+    "inductor",
+    "inductor_dynamic",
+    "dynamic",
+    "export",
+    "export_dynamic",
+    "vmap",
+    "func_grad",
+    "jvp",
+    "autocast",
+    "inference",
+    "fake",
+    "checkpoint",
+    "threads",
+    "compiled_autograd",
+    "double_backward",
+    "deepcopy",
+    "out",
+    "cuda_graph",
+    "no_grad",
+    "packaged",
+)
+COMPILED = ("inductor", "inductor_dynamic")
+LAYOUTS = (
+    "plain",
+    "offset",
+    "padded",
+    "strided",
+    "transposed",
+    "column_major",
+    "reversed",
+    "heads",
+    "channels_last",
+    "gaps",
+    "channels_last_sliced",
+    "expanded",
+    "expanded_last",
+)
+SIZES = ("usual", "zero_rows", "one_row", "one_column", "tile")
+# What this package writes a C++ template and a Triton kernel for.
+TEMPLATE_TERMS = ("second", "index", "optional", "float", "int", "bool", "text", "ints", "pair", "broadcast")
+TRITON_TERMS = ("second", "index", "optional", "float", "int")
+NATIVE = ("c", "c_strided", "c_aligned", "cuda")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What is declared, which kernel and binding serve it, how it is called and what the arguments look like.
+
+    ``layouts`` is the layout of every tensor argument that can have it, the first for the first argument, and so on
+    in turns. ``ways`` come after an eager call and one under ``aot_eager``.
+    """
+
+    seed: int
+    rank: int = 2
+    variadic: bool = False
+    annotation: str = "Float32"
+    dtype: str = "float32"
+    terms: tuple[str, ...] = ()
+    absent: bool = False
+    defaults: bool = True
+    omitted: bool = False
+    keyword_only: bool = False
+    by_name: bool = False
+    outs: tuple[str, ...] = ("same",)
+    state: str = "pure"
+    gradient: bool = True
+    requires: bool = False
+    rule: str | None = "widest"
+    kernel: str = "python"
+    binding: str = "python"
+    workspace: bool = False
+    layouts: tuple[str, ...] = ("plain",)
+    sizes: str = "usual"
+    repeated: bool = False
+    ways: tuple[str, ...] = ()
+    fault: str = ""
+
+    @property
+    def traced(self) -> bool:
+        return any(o in TRACED for o in self.outs)
+
+    @property
+    def dynamic(self) -> bool:
+        return "kept" in self.outs
+
+    @property
+    def mutates(self) -> bool:
+        return self.state in ("mutated", "returned", "mutated_list", "mutated_optional")
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients are compared."""
+        if self.state == "view":
+            return True
+        return self.gradient and not self.mutates and any(o in FLOATING for o in self.outs)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What is declared and passed, without the way of the call."""
+        found = [f"rank:{self.rank}", f"dtype:{self.annotation}/{self.dtype}", f"state:{self.state}"]
+        found += [f"kernel:{self.kernel}", f"binding:{self.binding}", f"size:{self.sizes}", f"rule:{self.rule}"]
+        found += [f"term:{t}" for t in self.terms if t != "optional"]
+        if "optional" in self.terms:
+            found.append("term:absent" if self.absent else "term:optional")
+        found += [f"out:{o}" for o in self.outs or ("nothing",)]
+        found += [f"layout:{layout}" for layout in dict.fromkeys(self.layouts)]
+        named = ("variadic", "keyword_only", "by_name", "omitted", "requires", "repeated", "workspace")
+        found += [f"has:{name}" for name in named if getattr(self, name)]
+        found += ["has:several outputs"] if len(self.outs) > 1 else []
+        found += ["has:gradient"] if self.differentiable else []
+        found += ["has:no defaults"] if not self.defaults else []
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Declared:
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+
+    def simpler(self) -> Iterator[Declared]:
+        """The same with one feature less, the largest steps first."""
+        plain = Declared(self.seed, ways=self.ways, kernel=self.kernel, binding=self.binding, fault=self.fault)
+        for name in ("terms", "outs", "layouts"):
+            value = getattr(self, name)
+            if value != getattr(plain, name):
+                yield replace(self, **{name: getattr(plain, name)})
+            yield from (replace(self, **{name: (v,)}) for v in value if len(value) > 1)
+            for i in range(len(value) if len(value) > 1 else 0):
+                yield replace(self, **{name: value[:i] + value[i + 1 :]})
+        if len(self.ways) > 1:
+            yield from (replace(self, ways=(way,)) for way in self.ways)
+        elif self.ways:
+            yield replace(self, ways=())
+        for each in fields(self):
+            if each.name in ("seed", "ways", "kernel", "binding", "fault", "terms", "outs", "layouts"):
+                continue
+            if getattr(self, each.name) != getattr(plain, each.name):
+                yield replace(self, **{each.name: getattr(plain, each.name)})
+        if self.kernel not in ("none", "python"):
+            yield replace(self, kernel="python", binding="python")
+        if self.kernel != "none":
+            yield replace(self, kernel="none", binding="python")
+        if self.binding != "python":
+            yield replace(self, binding="python")
+
+
+def _kernel_on(kernel: str, device: str) -> str:
+    """The kind of kernel that a device has in the place of ``kernel``."""
+    if device == "cuda":
+        return "cuda" if kernel in NATIVE else "python" if kernel == "template" else kernel
+    return "c" if kernel == "cuda" else kernel
+
+
+def fitting(case: Declared, device: str = "cpu") -> Declared:
+    """``case`` without what contradicts itself: what no author could write, and not what shiplap refuses."""
+    changes: dict[str, Any] = {}
+    rank, terms, outs = case.rank, case.terms, case.outs
+    if case.state == "view":
+        terms, outs = tuple(t for t in terms if t in ("int", "bool")), ("turned",)
+        changes |= {"variadic": False, "gradient": True, "repeated": False}
+    variadic = case.variadic and rank >= 2 and case.state != "view"
+    if variadic:
+        outs = tuple(o for o in outs if o not in ("turned", "twice", "kept"))
+    if rank < 2:
+        outs = tuple(o for o in outs if o != "turned")
+    if any(o in TRACED for o in outs):
+        outs = tuple(o for o in outs if o != "kept")
+    if not outs and case.state in ("pure", "view"):
+        outs = ("same",)
+    kernel = _kernel_on(case.kernel, device)
+    if kernel == "template" and case.seed % 8:
+        rank, variadic, outs = 2, False, ("same",)
+        terms = tuple(t for t in terms if t in TEMPLATE_TERMS)
+        changes["rank"], changes["state"] = 2, "pure"
+    if kernel == "triton" and case.seed % 8:
+        variadic, outs = False, ("same",)
+        terms = tuple(t for t in terms if t in TRITON_TERMS)
+        changes["state"] = "pure"
+    if kernel in NATIVE and case.seed % 8:
+        terms = tuple(t for t in terms if t not in ("tensors", "number", "maybe", "dtype"))
+        outs = tuple(o for o in outs if o not in TRACED) or ("same",)
+        if case.state in ("view", "mutated_list"):
+            changes["state"] = "mutated"
+            outs = outs if case.state == "mutated_list" else ("turned",) if rank > 1 else ("same",)
+    binding = case.binding
+    if kernel not in NATIVE:
+        binding = "python"
+    state = changes.get("state", case.state)
+    repeats = case.repeated and ("second" in terms or "tensors" in terms or state not in ("pure", "view"))
+    ways = tuple(w for w in case.ways if (w != "cuda_graph" or device == "cuda"))
+    if kernel == "template" and not (set(ways) & set(COMPILED)):
+        ways = (*ways[:1], "inductor")  # nothing else runs a C++ template
+    ways = tuple(w for w in ways if w != "packaged")
+    if binding == "packaged":
+        ways = (*ways, "packaged")
+    has_scalars = any(t not in TENSOR_TERMS for t in terms)
+    changes |= {
+        "variadic": variadic,
+        "terms": terms,
+        "outs": outs,
+        "kernel": kernel,
+        "binding": binding,
+        "repeated": repeats,
+        "ways": ways,
+        "absent": case.absent and "optional" in terms,
+        "keyword_only": case.keyword_only and has_scalars,
+        "omitted": case.omitted and case.defaults and has_scalars,
+        "defaults": case.defaults or not has_scalars,
+        "workspace": case.workspace and kernel in ("c", "c_strided", "c_aligned", "python", "python_out"),
+        "sizes": "one_row" if case.sizes == "one_column" and rank < 2 else case.sizes,
+    }
+    changes["by_name"] = case.by_name
+    return replace(case, **changes)
+
+
+def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool = True) -> Declared:
+    """One declaration at random."""
+    annotation, dtype = rng.choice(ANNOTATIONS)
+    pick = rng.random
+    kernels = [k for k in KERNELS if k != "triton" or interpreter]
+    outs: tuple[str, ...] = tuple(rng.sample(OUTS, rng.choice((1, 1, 1, 2, 3))))
+    if pick() < 0.12:
+        outs = (*outs[:1], rng.choice(TRACED))
+    if pick() < 0.08:
+        outs = (rng.choice(TRACED),)
+    state = rng.choices(STATES, (60, 12, 12, 6, 6, 4))[0]
+    if state in ("mutated", "returned", "mutated_list", "mutated_optional") and pick() < 0.5:
+        outs = ()
+    ways = [w for w in WAYS if w not in (*COMPILED, "packaged")]
+    drawn = rng.sample(ways, 2)
+    if pick() < 0.1:
+        drawn[1] = rng.choice(COMPILED)
+    case = Declared(
+        seed,
+        rank=rng.choice((1, 2, 2, 3, 4)),
+        variadic=pick() < 0.2,
+        annotation=annotation,
+        dtype=dtype,
+        terms=tuple(t for t in TERMS if pick() < 0.16),
+        absent=pick() < 0.4,
+        defaults=pick() < 0.8,
+        omitted=pick() < 0.3,
+        keyword_only=pick() < 0.2,
+        by_name=pick() < 0.2,
+        outs=outs,
+        state=state,
+        gradient=pick() < 0.85,
+        requires=pick() < 0.15,
+        rule=rng.choice(RULES),
+        kernel=rng.choice(kernels),
+        binding=rng.choice(BINDINGS),
+        workspace=pick() < 0.2,
+        layouts=tuple(rng.sample(LAYOUTS, rng.choice((1, 2, 3)))) if pick() < 0.8 else ("plain",),
+        sizes=rng.choices(SIZES, (50, 15, 15, 12, 8))[0],
+        repeated=pick() < 0.15,
+        ways=tuple(drawn),
+    )
+    return fitting(case, device)
+
+
+def pairs(features: Iterable[str], way: str) -> list[tuple[str, str]]:
+    """The pairs of features that a call in this ``way`` meets, each in the order of the alphabet."""
+    return list(combinations(sorted({*features, f"way:{way}"}), 2))
+
+
+def plan(count: int, seed: int = 0, device: str = "cpu", *, interpreter: bool = True, among: int = 6) -> list[Declared]:
+    """``count`` declarations; of several drawn ones each time that which has the pairs that came least so far.
+
+    A longer plan of the same seed begins with the shorter one.
+    """
+    seen: Counter[tuple[str, str]] = Counter()
+    chosen: list[Declared] = []
+    for number in range(count):
+        rng = random.Random(f"{seed}/{number}/{device}")
+        drawn = [draw(seed * 1_000_000 + number, rng, device, interpreter) for _ in range(among)]
+        found = [[p for way in ("eager", *c.ways) for p in pairs(c.features, way)] for c in drawn]
+        worth = [sum(1 / (1 + seen[p]) ** 2 for p in set(ps)) / len(ps) ** 0.5 for ps in found]
+        best = max(range(among), key=worth.__getitem__)
+        chosen.append(drawn[best])
+        seen.update(set(found[best]))
+    return chosen

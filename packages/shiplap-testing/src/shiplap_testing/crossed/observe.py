@@ -1,0 +1,141 @@
+"""What a call did - results, gradients, arguments that it wrote to, aliases - and how two such observations differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.sampling.compare import Reduction, close
+from shiplap_testing.crossed.arguments import Arguments, flat_tensors
+
+Function = Callable[..., Any]
+
+
+@dataclass
+class Observed:
+    """``grads`` has None where no gradient came. ``aliases`` says for each result which tensor argument it is."""
+
+    outs: list[Any] = field(default_factory=list)
+    grads: list[Tensor | None] = field(default_factory=list)
+    written: list[Tensor] = field(default_factory=list)
+    aliases: list[int] = field(default_factory=list)
+    requires: list[bool] = field(default_factory=list)
+
+
+def flat(result: Any) -> list[Any]:
+    """The results in order, those in lists too; numbers and None stay."""
+    if isinstance(result, (list, tuple)):
+        return [v for part in result for v in flat(part)]
+    return [result]
+
+
+def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """A gradient for each result, the same for the same shapes."""
+    rng = torch.Generator().manual_seed(seed)
+    return [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o.dtype).to(o.device) for o in outs]
+
+
+def observe(
+    fn: Function, given: Arguments, values: list[Any], *, differentiate: bool = False, twice: bool = False
+) -> Observed:
+    """Call ``fn`` on ``values`` themselves. ``twice``: gradients of a gradient's sum of squares come last."""
+    positional, named = given.split(values)
+    result = fn(*positional, **named)
+    outs = flat(result)
+    tensors = flat_tensors(values)
+    seen = Observed(
+        outs=[o.detach().clone() if isinstance(o, Tensor) else o for o in outs],
+        aliases=[_alias(o, tensors) for o in outs],
+        requires=[isinstance(o, Tensor) and o.requires_grad for o in outs],
+    )
+    names = [n for n, v in zip(given.names, values, strict=True) for _ in flat_tensors(v)]
+    seen.written = [t.detach().clone() for n, t in zip(names, tensors, strict=True) if n.startswith("acc")]
+    if differentiate:
+        seen.grads = _gradients(outs, values, given.case.seed, twice)
+    return seen
+
+
+def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
+    """Which of ``tensors`` shares memory with ``value``, -1 for none."""
+    if not isinstance(value, Tensor) or not value.numel():
+        return -1
+    at = value.untyped_storage().data_ptr()
+    return next((i for i, t in enumerate(tensors) if t.numel() and t.untyped_storage().data_ptr() == at), -1)
+
+
+def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list[Tensor | None]:
+    leaves = list({id(t): t for t in flat_tensors(values) if t.requires_grad}.values())
+    found = [o for o in outs if isinstance(o, Tensor) and o.requires_grad]
+    if not leaves or not found:
+        return [None] * len(leaves)
+    grads = torch.autograd.grad(found, leaves, directions(found, seed), allow_unused=True, create_graph=twice)
+    if not twice:
+        return list(grads)
+    again = [g for g in grads if g is not None and g.requires_grad]
+    if not again:
+        return [None if g is None else g.detach() for g in grads] + [None] * len(leaves)
+    more = torch.autograd.grad([g.square().sum() for g in again], leaves, allow_unused=True)
+    # Where nothing depends on a leaf, autograd says None for one and zero for the other: both are no gradient.
+    return [None if g is None else g.detach() for g in grads] + [None if g is None else g for g in more]
+
+
+def difference(
+    got: Observed, own: Observed, wide: Observed, terms: int, *, strides: bool = True, requires: bool = True
+) -> str:
+    """How ``got`` differs from what the reference did, in its precision and in float64; empty if it does not."""
+    if len(got.outs) != len(own.outs):
+        return f"{len(got.outs)} results, expected {len(own.outs)}"
+    for index, (g, o) in enumerate(zip(got.outs, own.outs, strict=True)):
+        if problem := _unlike(g, o, strides and index < len(own.aliases) and own.aliases[index] < 0):
+            return f"result {index}: {problem}"
+    for what in ("outs", "written"):
+        if problem := _values(getattr(got, what), getattr(own, what), getattr(wide, what), terms):
+            return f"{'argument written to' if what == 'written' else 'result'}: {problem}"
+    if got.aliases != own.aliases:
+        return f"results are arguments {got.aliases}, expected {own.aliases}"
+    if requires and got.requires != own.requires:
+        return f"results require gradients {got.requires}, expected {own.requires}"
+    return _gradient_difference(got.grads, own.grads, wide.grads, terms)
+
+
+def _unlike(got: Any, own: Any, strides: bool) -> str:
+    if not isinstance(own, Tensor) or not isinstance(got, Tensor):
+        return "" if type(got) is type(own) and got == own else f"{got!r}, expected {own!r}"
+    if got.shape != own.shape:
+        return f"shape {tuple(got.shape)}, expected {tuple(own.shape)}"
+    if got.dtype != own.dtype or got.device != own.device:
+        return f"{got.dtype} on {got.device}, expected {own.dtype} on {own.device}"
+    if strides and long_strides(got) != long_strides(own):
+        return f"strides {got.stride()}, expected {own.stride()}"
+    return ""
+
+
+def long_strides(t: Tensor) -> list[int]:
+    """The strides that mean something: of dims longer than 1, of a tensor that is not empty."""
+    return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if 0 not in t.shape else []
+
+
+def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int) -> str:
+    triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]
+    mine, theirs, exact = ([t[i].cpu() for t in triples] for i in range(3))
+    return close(mine, theirs, exact, Reduction(terms)).problem
+
+
+def _gradient_difference(
+    got: Sequence[Tensor | None], own: Sequence[Tensor | None], wide: Sequence[Tensor | None], terms: int
+) -> str:
+    if len(got) != len(own):
+        return f"{len(got)} gradients, expected {len(own)}"
+    for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
+        if g is None and o is None:
+            continue
+        shown = g if g is not None else torch.zeros_like(o)
+        expected = o if o is not None else torch.zeros_like(g)
+        exact = w if w is not None else torch.zeros_like(expected, dtype=torch.float64)
+        if problem := _values([shown], [expected], [exact], terms):
+            return f"gradient {index}: {problem}"
+    return ""

@@ -1,0 +1,176 @@
+"""A crossed run: batches of declarations in child processes, results as JSON lines, a table of pairs at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from shiplap_testing.crossed.declared import Declared
+
+BATCH = 50  # declarations a process and a library
+LIMIT = 240.0  # seconds without a line after which a process hangs: a way of a call, or a library
+FAILURES = ("differs", "raised", "crashed", "hung")
+
+Record = dict[str, Any]
+
+
+def environment(folder: Path, device: str, settings: dict[str, str] | None = None) -> dict[str, str]:
+    """What a child sees: caches of its own, kernels of Triton interpreted where there is no GPU."""
+    cache = folder / "cache"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    own = {
+        "SHIPLAP_CACHE_DIR": str(cache),
+        "SHIPLAP_NATIVE": "0",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    own |= {} if device == "cuda" else {"TRITON_INTERPRET": "1"}
+    return {**os.environ, **own, **(settings or {})}
+
+
+def run_batch(
+    cases: Sequence[Declared],
+    device: str,
+    tell: Callable[[Record], None],
+    limit: float = LIMIT,
+    keep: Path | None = None,
+) -> None:
+    """Run ``cases`` in a child; one that crashes or hangs is followed by another for what is left."""
+    skip: list[tuple[int, str]] = []
+    left = list(cases)
+    while left:
+        with tempfile.TemporaryDirectory(prefix="crossed-") as scratch:
+            folder = Path(scratch)
+            done, begun, status = _child(left, skip, device, folder, limit, tell)
+        if status == "done":
+            return
+        seed, way = begun
+        detail = status
+        tell({"seed": seed, "way": way, "outcome": "hung" if status == "hung" else "crashed", "detail": detail})
+        if seed < 0:  # the batch cannot even be declared: halves find out why
+            if len(left) == 1:
+                tell({"seed": left[0].seed, "way": "declare", "outcome": "crashed", "detail": detail})
+                return
+            half = len(left) // 2
+            run_batch(left[:half], device, tell, limit, keep)
+            run_batch(left[half:], device, tell, limit, keep)
+            return
+        finished = {(r["seed"], r["way"]) for r in done if "way" in r}
+        at = next((i for i, c in enumerate(left) if c.seed == seed), 0)
+        skip += [*finished, (seed, way)]
+        left = left[at:] if way != "packaged" else []
+
+
+def _child(
+    cases: Sequence[Declared],
+    skip: Iterable[tuple[int, str]],
+    device: str,
+    folder: Path,
+    limit: float,
+    tell: Callable[[Record], None],
+) -> tuple[list[Record], tuple[int, str], str]:
+    """``(records, what was begun last, "done" or how it ended)``."""
+    results = folder / "results"
+    results.touch()
+    message = json.dumps({"cases": [c.to_json() for c in cases], "skip": list(skip)})
+    log = (folder / "log").open("wb")
+    command = [sys.executable, "-m", "shiplap_testing.crossed.child", str(folder), device]
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment(folder, device), start_new_session=True
+    )
+    assert child.stdin is not None
+    child.stdin.write(message.encode())
+    child.stdin.close()
+    lines: list[Record] = []
+    since, hung, ended = time.monotonic(), False, False
+    calling = False  # torch is imported, and libraries are compiled, before the first call: that may take its time
+    reader = results.open(encoding="utf-8")
+    while not ended:
+        ended = child.poll() is not None
+        time.sleep(0.0 if ended else 0.1)
+        text = reader.read()
+        while text and not text.endswith("\n") and not ended:
+            text += reader.read()
+        for line in text.splitlines():
+            lines.append(json.loads(line))
+            calling |= lines[-1].get("seed", -1) >= 0
+            if "outcome" in lines[-1]:
+                tell(lines[-1])
+            since = time.monotonic()
+        if not ended and time.monotonic() - since > (limit if calling else max(limit, LIMIT)):
+            hung = True
+            _end(child)
+    log.close()
+    reader.close()
+    begun = next(((r["seed"], r["begin"]) for r in reversed(lines) if "begin" in r), (-1, "declare"))
+    records = [r for r in lines if "outcome" in r]
+    if any("end" in r for r in lines):  # an exit after that has lost nothing, but is a crash all the same
+        return records, (cases[-1].seed, "exit"), "done" if child.returncode == 0 else f"status {child.returncode}"
+    tail = (folder / "log").read_text(errors="replace")[-1500:]
+    return records, begun, "hung" if hung else f"status {child.returncode}: {tail}"
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    import signal
+
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def run(
+    cases: Sequence[Declared], path: Path, device: str = "cpu", jobs: int = 1, limit: float = LIMIT, batch: int = BATCH
+) -> Iterator[Record]:
+    """Run what ``path`` has no result of yet, and append to it; every record of this run as it comes."""
+    done = {r["seed"] for r in read(path) if r.get("way") == "whole"}
+    left = [c for c in cases if c.seed not in done]
+    batches = [left[i : i + batch] for i in range(0, len(left), batch)]
+    lock = threading.Lock()
+    fresh: list[Record] = []
+    if path.exists() and not path.read_bytes().endswith(b"\n"):  # a line that was cut off
+        path.write_bytes(path.read_bytes() + b"\n")
+    with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(jobs) as pool:
+
+        def tell(record: Record) -> None:
+            with lock:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+                fresh.append(record)
+
+        def work(some: list[Declared]) -> None:
+            run_batch(some, device, tell, limit)
+            for case in some:  # a batch that was stopped has no such lines, and runs again
+                tell({"seed": case.seed, "way": "whole", "outcome": "done"})
+
+        futures = [pool.submit(work, some) for some in batches]
+        while True:
+            ended = all(future.done() for future in futures)
+            with lock:
+                ready, fresh[:] = list(fresh), []
+            yield from ready
+            if ended:
+                break
+            time.sleep(0.2)
+        for future in futures:
+            future.result()
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a run, without a last line that was cut off."""
+    found: list[Record] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found

@@ -1,0 +1,96 @@
+"""The table of a crossed run: for each pair of features how often values were compared, and what was refused."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shiplap_testing.crossed.declared import Declared, pairs
+from shiplap_testing.crossed.run import FAILURES, Record
+
+ENOUGH = 20
+
+
+@dataclass
+class Table:
+    """``met`` and ``refused`` by pair; ``failures`` are records of what is wrong."""
+
+    met: Counter[tuple[str, str]] = field(default_factory=Counter)
+    refused: dict[tuple[str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    failures: list[Record] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    ways: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    @property
+    def scarce(self) -> list[tuple[str, str]]:
+        """Pairs that were refused, or met too rarely."""
+        return sorted(p for p in {*self.met, *self.refused} if self.met[p] < ENOUGH)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "outcomes": dict(self.outcomes),
+            "ways": {way: dict(counts) for way, counts in sorted(self.ways.items())},
+            "pairs": [
+                {"pair": list(p), "met": self.met[p], "refused": dict(self.refused.get(p, {}))}
+                for p in sorted({*self.met, *self.refused})
+            ],
+            "failures": self.failures,
+        }
+
+
+def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
+    """The table of ``records``."""
+    table, by_seed = Table(), {c.seed: c for c in cases}
+    last = {(r["seed"], r["way"]): r for r in records}  # a batch that was stopped ran again
+    for record in last.values():
+        outcome, way = record["outcome"], record["way"]
+        if way == "whole":
+            continue
+        table.outcomes[outcome] += 1
+        table.ways[way][outcome] += 1
+        case = by_seed.get(record["seed"])
+        if outcome in FAILURES:
+            table.failures.append(record)
+        if case is None:
+            continue
+        if outcome == "met":
+            table.met.update(pairs(_served(case, record.get("served", ())).features, way))
+        elif outcome == "refused":
+            reason = reason_of(record["detail"])
+            for pair in pairs(case.features, way):
+                table.refused[pair][reason] += 1
+    return table
+
+
+def _served(case: Declared, served: Sequence[str]) -> Declared:
+    """``case`` with the kernel and the binding that served the call."""
+    if "kernel" not in served:
+        return replace(case, kernel="none", binding="python")
+    return case if "binding" in served else replace(case, binding="python")
+
+
+def reason_of(detail: str) -> str:
+    """Id and reason of a refusal, without the names of ops and the numbers that differ from one to the other."""
+    text = re.sub(r"crossed::d\d+|\bd\d{2,}\b", "<op>", detail)
+    return re.sub(r"SL\d{3}|\d+", lambda found: found[0] if found[0].startswith("SL") else "#", text)[:160]
+
+
+def markdown(table: Table, cases: Sequence[Declared]) -> str:
+    """The table for people: totals, ways, pairs that were refused or rarely met, failures."""
+    pairs_met = list(table.met.values())
+    lines = ["# Crossed declarations", "", f"{len(cases)} declarations, {sum(table.outcomes.values())} calls."]
+    lines += [f"{len(pairs_met)} pairs of features met, the rarest {min(pairs_met, default=0)} times.", ""]
+    kinds = sorted({k for counts in table.ways.values() for k in counts})
+    lines += [f"| way | {' | '.join(kinds)} |", f"|---|{'---|' * len(kinds)}"]
+    lines += [f"| {w} | {' | '.join(str(c[k]) for k in kinds)} |" for w, c in sorted(table.ways.items())]
+    lines += ["", f"## Pairs that met less than {ENOUGH} times", "", "| pair | met | refused |", "|---|---|---|"]
+    for pair in table.scarce:
+        refused = table.refused.get(pair, Counter())
+        why = "; ".join(f"{n} x {r}" for r, n in refused.most_common(2)).replace("|", "/")
+        lines.append(f"| {pair[0]} x {pair[1]} | {table.met[pair]} | {why} |")
+    lines += ["", f"## Failures: {len(table.failures)}", ""]
+    lines += [f"* {r['seed']} {r['way']} {r['outcome']}: {r['detail'][:200]}" for r in table.failures]
+    return "\n".join(lines) + "\n"

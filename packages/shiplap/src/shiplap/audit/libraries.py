@@ -1,0 +1,31 @@
+"""Distributions and libraries on which evidence about an op depends beside its own code."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+
+import torch
+
+from shiplap.declare.code_walk import libraries_used
+from shiplap.dispatch import Op
+
+
+def packages(op: Op) -> dict[str, str]:
+    """Distribution → version, for the packages whose code the op uses."""
+    modules = libraries_used(op, op.sampler)
+    owners = packages_distributions()
+    versions = {}
+    for distribution in sorted({d for m in modules for d in owners.get(m, ())}):
+        try:
+            versions[distribution] = version(distribution)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def libraries() -> dict[str, str]:
+    """Libraries that registered operators in this process, by name. An adopted op may come from any of them."""
+    paths = sorted(Path(p) for p in torch.ops.loaded_libraries)
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in paths if p.is_file()}

@@ -1,0 +1,232 @@
+"""Files that stand for code that cannot be followed, and the content of data, each as a digest."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from shiplap.torch_private.dispatch_modes import without_modes
+
+# A version stands for the code of these libraries. Keys of choices, proofs and torch's caches name those of the first.
+STABLE = frozenset({"builtins", "jaxtyping", "numpy", "shiplap", "shiplap_headers", "torch", "triton"})
+_VERSIONED = (
+    "beartype cuda cupy cutlass einops functorch hypothesis jinja2 msgspec networkx numba pandas pytest _pytest "
+    "pybind11 rich scipy sympy torchaudio torchvision transformers typer typing_extensions"
+)
+VERSIONED = frozenset(_VERSIONED.split())
+SUFFIXES = (".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".jinja", *EXTENSION_SUFFIXES)
+MOST_FILES = 2000
+STANDARD = tuple(os.path.join(os.path.realpath(sysconfig.get_path(p)), "") for p in ("stdlib", "platstdlib"))
+SITES = ("site-packages", "dist-packages")
+
+
+def top_of(module: str | None) -> str:
+    """The package at the top of a dotted name."""
+    return (module or "").partition(".")[0]
+
+
+@cache
+def stands(top: str) -> bool:
+    """Whether a version stands for the code of the package ``top``: of Python, of torch or of a well-known library."""
+    if top in STABLE or top in VERSIONED:
+        return True
+    if top not in sys.stdlib_module_names:
+        return False
+    file = _file_of(sys.modules.get(top))  # an author's module may have the name of one of Python's
+    return file is None or (os.path.realpath(file).startswith(STANDARD) and not any(s in file for s in SITES))
+
+
+@cache
+def version_text(top: str) -> str:
+    """``name version`` of a well-known library. The version of Python and torch stands in other parts of the keys."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    if top not in VERSIONED:
+        return top
+    try:
+        return f"{top} {version(top.strip('_'))}"
+    except PackageNotFoundError:
+        return top
+
+
+def file_digest(path: str | Path) -> str:
+    """The digest of a file as it is now, or why it cannot be read."""
+    try:
+        about = os.stat(path)
+        return _content(str(path), about.st_size, about.st_mtime_ns, about.st_ino)
+    except OSError:
+        return "no such file"
+
+
+@cache
+def _content(path: str, _size: int, _written: int, _inode: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()[:32]
+
+
+def extension_file(module: str | None) -> str | None:
+    """The file of a module that is not written in Python."""
+    file = _file_of(sys.modules.get(module or ""))
+    return file if file is not None and not file.endswith(".py") else None
+
+
+def module_files(module: str) -> list[tuple[str, str]]:
+    """``(name, digest)`` of all files on which a function of ``module`` may depend: those of its package, or else of
+    the module and of those beside it that it imports. Empty where the files do not hold what was loaded."""
+    loaded = sys.modules.get(module)
+    package = _regular_package(loaded)
+    if package is not None:
+        listed = _below(package)
+        return [(f.relative_to(package.parent).as_posix(), file_digest(f)) for f in listed]
+    file = _file_of(loaded)
+    if file is None or not _holds(file, loaded):
+        return []
+    return [(f.name, file_digest(f)) for f in _imported_beside(Path(file))]
+
+
+def spec_files(name: str) -> list[tuple[str, str]]:
+    """The same for a module that a function imports, which may not be loaded yet."""
+    if name in sys.modules and (files := module_files(name)):
+        return files
+    try:
+        about = find_spec(name)
+    except (ImportError, ValueError):
+        about = None
+    if about is None or about.origin is None:
+        return [(name, "no such module")]
+    path = Path(about.origin)
+    if about.submodule_search_locations is not None or "." in name:
+        return [(f.relative_to(path.parent).as_posix(), file_digest(f)) for f in _below(path.parent)]
+    return [(f.name, file_digest(f)) for f in _imported_beside(path)]
+
+
+def _file_of(module: ModuleType | None) -> str | None:
+    file = vars(module).get("__file__") if module is not None else None
+    return file if isinstance(file, str) else None
+
+
+def _regular_package(module: ModuleType | None) -> Path | None:
+    """The folder of the outermost package around ``module`` that has an ``__init__`` file."""
+    name = vars(module).get("__package__") if module is not None else None
+    outermost = None
+    while isinstance(name, str) and name:
+        file = _file_of(sys.modules.get(name))
+        if file is None:
+            break
+        if Path(file).name.startswith("__init__."):
+            outermost = Path(file).parent
+        name = name.rpartition(".")[0]
+    return outermost
+
+
+def _below(folder: Path) -> list[Path]:
+    listed = (p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and "__pycache__" not in p.parts)
+    return sorted(listed)[:MOST_FILES]
+
+
+def _holds(file: str, module: ModuleType | None) -> bool:
+    """Whether the file, as it is now, has the code of every function that was loaded from it."""
+    try:
+        held = set(_codes(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)))
+    except (OSError, SyntaxError, ValueError):
+        return False
+    functions = [v for v in (vars(module) if module is not None else {}).values() if isinstance(v, FunctionType)]
+    return all(f.__code__ in held for f in functions if f.__code__.co_filename == file)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _imported_beside(first: Path) -> list[Path]:
+    """A file, and the modules and packages in its folder that it imports, directly or not."""
+    known: dict[Path, None] = {}
+    left = [first]
+    while left and len(known) < MOST_FILES:
+        at = left.pop(0)
+        if at in known or not at.is_file():
+            continue
+        known[at] = None
+        for name in _imports_of(at):
+            package = first.parent / name
+            left.append(first.parent / f"{name}.py")
+            left += _below(package) if (package / "__init__.py").is_file() else ()
+    return list(known)
+
+
+def _imports_of(path: Path) -> Iterable[str]:
+    if path.suffix != ".py":
+        return ()
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    names: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= dict.fromkeys(top_of(alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names |= dict.fromkeys([top_of(node.module)] if node.module else [a.name for a in node.names])
+    return names
+
+
+@cache
+def shiplap_digest() -> str:
+    """The digest of Shiplap's own files, which stands for its functions where they are the roots of a walk."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+_tensors: dict[int, tuple[Tensor, tuple[int, ...], str]] = {}  # by id, which lasts while the tensor is held
+_MOST_TENSORS = 64
+
+
+def tensor_text(value: Tensor) -> tuple[str, bool]:
+    """Form and values of a tensor, and whether its values could be read."""
+    form = f"{type(value).__name__} {value.dtype} {value.device.type} {tuple(value.shape)}"
+    if value.layout.__repr__() != "torch.strided" or type(value) not in (Tensor, Parameter):
+        return f"{form} {value.layout}", False
+    if value.device.type == "meta":
+        return form, True
+    state = value._version if not value.is_inference() else 0, value.data_ptr(), value.numel()
+    held = _tensors.get(id(value))
+    if held is None or held[1] != state:
+        try:
+            digest = _values(value)
+        except RuntimeError:  # a device that cannot be read now, as during a capture
+            return form, False
+        if len(_tensors) >= _MOST_TENSORS:
+            _tensors.clear()
+        held = _tensors[id(value)] = value, state, digest
+    return f"{form} {held[2]}", True
+
+
+def _values(value: Tensor) -> str:
+    with without_modes():
+        plain = value.detach().cpu().contiguous()
+        size = plain.numel() * plain.element_size()
+        content = ctypes.string_at(plain.data_ptr(), size) if size else b""
+    return hashlib.sha256(content).hexdigest()[:32]

@@ -1,0 +1,259 @@
+"""The meaning of a code object as text, and the names that its instructions use.
+
+Comments, positions, docstrings and annotations leave no trace in the text. It is made of what Python has loaded, so
+that a file edited after the import cannot lend its new text to the old code.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import hashlib
+import textwrap
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import CodeType, EllipsisType, NoneType, NotImplementedType
+from typing import TypeAlias
+
+PLAIN = (bool, int, float, complex, str, bytes, NoneType, EllipsisType, NotImplementedType)
+Plain: TypeAlias = bool | int | float | complex | str | bytes | None
+Instructions: TypeAlias = Sequence[dis.Instruction]
+
+LOOKUPS = frozenset({"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller"})
+# What hides which code runs. Functions of Python, and attributes of ``importlib`` and ``sys``.
+HIDING = frozenset({"eval", "exec", "compile", "__import__", "globals", "locals", "vars"})
+HIDING_ATTRIBUTES = frozenset({"import_module", "modules", "__dict__", "__globals__", "load_module", "exec_module"})
+ENVIRONMENT = frozenset({"environ", "getenv", "environb"})
+_MUTATORS = "add append appendleft clear discard extend insert move_to_end pop popitem remove setdefault update"
+MUTATORS = frozenset(_MUTATORS.split())
+# Of the body of a class inside a function: where it stands, not what it does.
+PLACES = frozenset({"__doc__", "__firstlineno__", "__module__", "__qualname__", "__static_attributes__"})
+STORES = frozenset({"DELETE_ATTR", "DELETE_GLOBAL", "STORE_ATTR", "STORE_GLOBAL"})
+SIMPLE = frozenset({"LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME"})
+FLAGS = 0x3AC  # how arguments are passed, and whether the function is a generator or a coroutine
+
+
+@dataclass
+class CodeUse:
+    """What one code object, with those inside of it, says and uses.
+
+    Attributes:
+        text: the digest of the instructions, with their constants and names.
+        constants: plain constants, without docstrings.
+        globals: names looked up in the module of the function.
+        names: names of globals, attributes and methods, and texts that may be names where an attribute is looked up.
+        stored: globals, attributes and captured variables that the code assigns to or changes in place.
+        imports: ``(level, module, names)`` of import statements.
+        operators: ``(module, namespace::name)`` of operators reached through ``module.ops``, as ``torch.ops``.
+        hiding: what hides which code runs. Empty where nothing does.
+    """
+
+    text: str = ""
+    constants: list[object] = field(default_factory=list)
+    globals: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    stored: set[str] = field(default_factory=set)
+    imports: list[tuple[int, str, tuple[str, ...]]] = field(default_factory=list)
+    operators: set[tuple[str, str]] = field(default_factory=set)
+    hiding: str = ""
+
+
+_known: dict[int, tuple[CodeType, CodeUse]] = {}  # by id, which lasts while the code object is held
+_MOST = 1 << 14
+
+
+def code_use(code: CodeType) -> CodeUse:
+    """What ``code`` says and uses. Each code object is read once."""
+    held = _known.get(id(code))
+    if held is None:
+        if len(_known) >= _MOST:
+            _known.clear()
+        held = _known[id(code)] = code, _read_code(code)
+    return held[1]
+
+
+def plain_text(value: Plain | EllipsisType) -> str:
+    """A plain value as text, which also tells ``1`` from ``True`` and ``1.0``."""
+    return f"{type(value).__name__} {value!r}"
+
+
+def constant_text(value: object) -> str:
+    """A constant of a code object. The order of a set depends on the seed of hashes, so that its members are sorted."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(constant_text, value))})"
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(constant_text, value)))}}}"
+    return code_use(value).text if isinstance(value, CodeType) else f"{type(value).__name__} {value!r}"
+
+
+def _read_code(code: CodeType) -> CodeUse:
+    use = CodeUse()
+    instructions = _without_annotations(_without_places(list(dis.get_instructions(code))))
+    arguments = code.co_argcount + code.co_kwonlyargcount
+    head = code.co_varnames[:arguments], code.co_argcount, code.co_posonlyargcount, code.co_flags & FLAGS
+    lines = [f"{head} {code.co_exceptiontable.hex()}"]
+    offsets = [each.offset for each in instructions]
+    for at, each in enumerate(instructions):
+        lines.append(_instruction_text(each, offsets))
+        _read_instruction(use, code, instructions, at, each)
+    if use.names & LOOKUPS:
+        use.names.update(c for c in use.constants if isinstance(c, str) and c.replace(".", "_").isidentifier())
+    use.text = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+    return use
+
+
+def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
+    if each.opcode in dis.hasconst:
+        return f"{each.opname} {constant_text(each.argval)}"
+    if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+        return f"{each.opname} {bisect_left(offsets, each.argval)}"
+    argument = each.arg if each.opcode in dis.haslocal else each.argval
+    return f"{each.opname} {argument!r}" if not isinstance(argument, CodeType) else each.opname
+
+
+def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: int, each: dis.Instruction) -> None:
+    name, value = each.opname, each.argval
+    if each.opcode in dis.hasconst:
+        for inner in _flat(value):
+            if isinstance(inner, CodeType):
+                _join(use, code_use(inner))
+            else:
+                use.constants.append(inner)
+        return
+    if each.opcode in dis.hasname:
+        use.names.add(value)
+    if name in ("LOAD_GLOBAL", "LOAD_NAME"):
+        use.globals.add(value)
+        if value in HIDING or (value in LOOKUPS and not _is_lookup_of_constant(listed, at)):
+            use.hiding = use.hiding or value
+    elif name in STORES or (name == "STORE_DEREF" and value in code.co_freevars):
+        use.stored.add(value)
+    elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+        key = start_of(listed, at - 1)
+        use.stored.update(_holder(listed, key - 1) if key else ())
+    elif name == "IMPORT_NAME":
+        level, names = (listed[at - 2].argval, listed[at - 1].argval) if at > 1 else (0, None)
+        use.imports.append((level if isinstance(level, int) else 0, value, tuple(names or ())))
+    elif name in ("LOAD_ATTR", "LOAD_METHOD"):
+        _read_attribute(use, listed, at, value)
+
+
+def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> None:
+    """An attribute or method: a change in place, an operator, or what hides which code runs."""
+    if name in MUTATORS or (name.endswith("_") and not name.endswith("__")):
+        use.stored.update(_holder(listed, at - 1))
+    if name in HIDING_ATTRIBUTES:
+        use.hiding = use.hiding or name
+    if name == "ops" and at and listed[at - 1].opname in ("LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF"):
+        after = [e.argval for e in listed[at + 1 : at + 3] if e.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+        use.operators.add((listed[at - 1].argval, "::".join(map(str, after))))
+
+
+def _join(use: CodeUse, inner: CodeUse) -> None:
+    use.constants += inner.constants
+    use.imports += inner.imports
+    use.globals |= inner.globals
+    use.names |= inner.names
+    use.stored |= inner.stored
+    use.operators |= inner.operators
+    use.hiding = use.hiding or inner.hiding
+
+
+def _flat(value: object) -> Iterator[object]:
+    if isinstance(value, (tuple, frozenset)):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
+
+
+def _holder(listed: Instructions, at: int) -> list[str]:
+    """The name of the global, captured variable or attribute whose value instruction ``at`` loads, if it is one."""
+    if at < 0:
+        return []
+    each = listed[at]
+    if each.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR"):
+        return [each.argval]
+    if each.opname == "LOAD_FAST":  # a local may be another name of one
+        kept = [i for i, e in enumerate(listed[:at]) if e.opname == "STORE_FAST" and e.argval == each.argval]
+        return [name for i in kept for name in _holder(listed, i - 1) if listed[i - 1].opname != "LOAD_FAST"]
+    return []
+
+
+def _is_lookup_of_constant(listed: Instructions, at: int) -> bool:
+    """Whether ``getattr`` and its like, loaded by instruction ``at``, are called with a constant as the name."""
+    following: Instructions = [e for e in listed[at + 1 :] if e.opname not in ("PUSH_NULL", "RESUME", "NOP")]
+    if listed[at].argval not in ("attrgetter", "methodcaller"):
+        following = _after_value(following)
+    if not following or following[0].opname != "LOAD_CONST" or not isinstance(following[0].argval, str):
+        return False
+    rest = following[1:]
+    return _is_call(rest) or _is_call(_after_value(rest))
+
+
+def _after_value(following: Instructions) -> Instructions:
+    """What comes after a name or a constant with its attributes. Nothing where another expression stands."""
+    if not following or following[0].opname not in SIMPLE:
+        return []
+    attributes = 1
+    while attributes < len(following) and following[attributes].opname == "LOAD_ATTR":
+        attributes += 1
+    return following[attributes:]
+
+
+def _is_call(following: Instructions) -> bool:
+    return bool(following) and following[0].opname in ("CALL", "PRECALL")
+
+
+def start_of(listed: Instructions, end: int) -> int | None:
+    """Where the expression begins whose value instruction ``end`` leaves on the stack. None across a jump."""
+    left = 1
+    for at in range(end, -1, -1):
+        each = listed[at]
+        if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+            return None
+        left -= dis.stack_effect(each.opcode, each.arg, jump=False)
+        if left <= 0:
+            return at if left == 0 else None
+    return None
+
+
+def _without_places(listed: Instructions) -> list[dis.Instruction]:
+    """Instructions of the body of a class, without its docstring, its name and its line."""
+    kept: list[dis.Instruction] = []
+    for each in listed:
+        if each.opname == "STORE_NAME" and each.argval in PLACES:
+            kept.pop()
+        else:
+            kept.append(each)
+    return kept
+
+
+def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]:
+    """Instructions without what computes annotations of functions inside (Python 3.11 and 3.12)."""
+    kept = list(listed)
+    for at in range(len(kept) - 1, -1, -1):
+        each = kept[at]
+        if each.opname != "MAKE_FUNCTION" or not (each.arg or 0) & 4:
+            continue
+        end = at - 2  # the code object comes last, and before it the captured variables
+        if (each.arg or 0) & 8:
+            cells = start_of(kept, end)
+            end = cells - 1 if cells is not None else -1
+        start = start_of(kept, end) if end >= 0 else None
+        if start is not None:
+            kept[at] = each._replace(arg=(each.arg or 0) & ~4, argval=(each.arg or 0) & ~4)
+            del kept[start : end + 1]
+    return kept
+
+
+@cache
+def syntax_digest(source: str) -> str:
+    """The digest of the syntax of a function, annotations included and its docstring left out, as Triton reads it."""
+    tree = ast.parse(textwrap.dedent(source))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()

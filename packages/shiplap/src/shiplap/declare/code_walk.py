@@ -1,0 +1,597 @@
+"""The one walk over what code uses: it identifies compiled code, choices and proofs, and finds constants of code.
+
+From its roots the walk follows functions, methods, properties, classes with their bases, instances, closures, defaults,
+decorators, partial functions, containers, Triton kernels, declared ops, and the globals and modules that code names, in
+whatever file they are. It does not enter Python, torch and well-known libraries, whose versions stand for them. Where
+code hides what it uses (``getattr`` of a computed name, ``eval``, an import inside a function, C extensions, operators
+of other libraries), all files of its package stand for that.
+
+What the code itself assigns to or changes in place, such as a table that it fills at the first call, is state: it is
+left out, or an identity would change while the program runs. The files of its module stand for how it began.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import hashlib
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial, partialmethod
+from importlib.util import resolve_name
+from pathlib import PurePath
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.code_files import (
+    extension_file,
+    file_digest,
+    module_files,
+    shiplap_digest,
+    spec_files,
+    stands,
+    tensor_text,
+    top_of,
+    version_text,
+)
+from shiplap.declare.code_parts import AnyValue, HasCode
+from shiplap.declare.code_text import ENVIRONMENT, PLAIN, CodeUse, code_use, plain_text, syntax_digest
+from shiplap.torch_private.graph_keys import TORCHS_OWN
+
+Kind: TypeAlias = Literal["code", "constant", "data", "function", "library", "file", "unfollowed"]
+
+NATIVE = (
+    BuiltinFunctionType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+)
+MODULE_NAMES = frozenset({"__builtins__", "__file__", "__loader__", "__name__", "__package__", "__path__", "__spec__"})
+CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__set_name__", "__init_subclass__"})
+# Members of a class that say where it stands or that Python derives from others.
+_DERIVED = (
+    "__abstractmethods__ __annotate__ __annotations__ __annotations_cache__ __dict__ __doc__ __firstlineno__ "
+    "__module__ __orig_bases__ __parameters__ __qualname__ __static_attributes__ __weakref__ _abc_impl "
+    "__jit_unused_properties__ "
+    "__dataclass_fields__ __dataclass_params__ __match_args__ _autograd_function_id _backward_cls "
+    "_compiled_autograd_backward_state"
+)
+DERIVED = frozenset(_DERIVED.split())
+# Objects of these modules are connections, locks and generators: they hold no data that decides about a result.
+_LIVE = (
+    "_asyncio _contextvars _ctypes _io _queue _random _socket _thread _weakref _weakrefset asyncio concurrent "
+    "contextvars io logging queue random socket subprocess threading weakref"
+)
+LIVE = frozenset(_LIVE.split())
+WRAPPED = ("fn", "func", "py_func", "__wrapped__", "__func__", "_init_fn")  # under which libraries keep a function
+KERNEL = ("configs", "debug", "do_not_specialize", "do_not_specialize_on_alignment", "keys", "noinline", "values")
+MOST_CONSTANTS = 64  # of one container, for those who mine them
+
+
+class Part(NamedTuple):
+    """Something that code uses: its text for a digest, and what it is to other readers.
+
+    ``value`` is the constant, the function, the name of the library, or the reason why code could not be followed.
+    """
+
+    kind: Kind
+    text: str
+    value: AnyValue = None
+
+
+def _find_no_op(name: str) -> HasCode | None:
+    return None
+
+
+# Finds the declared op that is called through ``torch.ops``, by its name. Set by ``dispatch/op.py``.
+find_op: Callable[[str], HasCode | None] = _find_no_op
+_CONTAINERS: tuple[AnyValue, ...] = (list, tuple, set, frozenset)
+
+
+def walk(*roots: AnyValue, most: int = 1 << 16) -> list[Part]:
+    """All that ``roots`` use, in an order that is the same in every process that loaded the same code.
+
+    Args:
+        roots: functions, objects or containers of them.
+        most: the number of functions, classes and other objects that are looked at.
+    """
+    scout = _Walk(most, frozenset(), reads_data=False)
+    scout.run(roots)
+    walker = _Walk(most, scout.state(), reads_data=True)
+    walker.run(roots)
+    return walker.parts
+
+
+def constants_used(*roots: AnyValue, most: int) -> list[AnyValue]:
+    """The plain constants that ``roots`` and the code that they use hold, without docstrings, the nearest first."""
+    scout = _Walk(most, frozenset(), reads_data=False)
+    scout.run(roots)
+    return [part.value for part in scout.parts if part.kind == "constant"]
+
+
+def libraries_used(*roots: AnyValue) -> set[str]:
+    """The packages at the top of all modules whose code ``roots`` use, by name."""
+    scout = _Walk(1 << 16, frozenset(), reads_data=False)
+    scout.run(roots)
+    functions = {top_of(_module_of(part.value)) for part in scout.parts if part.kind == "function"}
+    return functions | {part.value for part in scout.parts if part.kind == "library" and part.value}
+
+
+def is_followed(value: AnyValue) -> bool:
+    """Whether the walk looks into a function or class: it is not of Python, torch or a well-known library."""
+    return not stands(top_of(_module_of(value)))
+
+
+def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
+    """Captured variables, and globals that the code of ``fn`` names, in the modules of authors too."""
+    use = code_use(fn.__code__)
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in sorted(use.globals & fn.__globals__.keys()):
+        value = fn.__globals__[name]
+        yield name, value
+        if isinstance(value, ModuleType) and not stands(top_of(value.__name__)):
+            yield from ((f"{name}.{n}", vars(value)[n]) for n in sorted(use.names & vars(value).keys()))
+
+
+def _module_of(value: AnyValue) -> str:
+    """The module in which a function or class was written. A decorator may have given a function another name."""
+    if isinstance(value, FunctionType):
+        name = value.__globals__.get("__name__")
+    else:
+        name = getattr(value, "__module__", None)
+    return name if isinstance(name, str) else ""
+
+
+class _Home(NamedTuple):
+    """The module of the code that is being described, by name and by its globals."""
+
+    module: str
+    names: dict[str, AnyValue]
+
+
+class _Walk:
+    """One pass. Objects get numbers in the order in which they are met, and are described in this order."""
+
+    def __init__(self, most: int, state: frozenset[str], *, reads_data: bool) -> None:
+        self.parts: list[Part] = []
+        self.most, self.names_of_state, self.reads_data = most, state, reads_data
+        self.used: set[str] = set()  # names that code uses
+        self.stores: list[tuple[FunctionType, set[str]]] = []  # what functions assign to
+        self.members: set[int] = set()  # functions that were met as members of a class
+        self._numbers: dict[int, int] = {}
+        self._held: list[AnyValue] = []  # a number is by id, which lasts while the object is held
+        self._left: deque[tuple[AnyValue, _Home]] = deque()
+        self._home = _Home("", {})
+        self._filed: set[str] = set()  # modules whose files are parts already
+
+    def run(self, roots: Sequence[AnyValue]) -> None:
+        for root in roots:
+            if isinstance(root, (FunctionType, MethodType)) and top_of(_module_of(root)) == "shiplap":
+                self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
+            self.add("data", self.text(root))
+        while self._left and len(self._held) <= self.most:
+            value, self._home = self._left.popleft()
+            self._describe(value)
+        if self._left:
+            self.add("unfollowed", f"more than {self.most} objects", f"more than {self.most} objects")
+            for _, home in self._left:
+                self._files_of(home)
+            self._left.clear()
+
+    def state(self) -> frozenset[str]:
+        """Names of globals, captured variables and attributes that code in use assigns to or changes in place."""
+        state: set[str] = set()
+        for fn, names in self.stores:
+            name = fn.__name__
+            called = name in self.used or (name.startswith("__") and name not in CONSTRUCTORS)
+            if name not in CONSTRUCTORS and (called or id(fn) not in self.members):
+                state |= names
+        return frozenset(state)
+
+    def add(self, kind: Kind, text: str, value: AnyValue = None) -> None:
+        self.parts.append(Part(kind, text, value))
+
+    # --- a value where it is used -------------------------------------------------------------------------------------
+
+    def text(self, value: AnyValue) -> str:
+        """A value as text without addresses. What has parts of its own is described later, under a number."""
+        kind = type(value)
+        if kind in PLAIN:
+            self.add("constant", "", value)
+            return self._path(value) if kind is str and os.path.isabs(value) else _short(plain_text(value))
+        if kind is tuple or kind is torch.Size:
+            return f"({', '.join(map(self.text, value))})"
+        if kind in (set, frozenset):
+            return self._set(value)
+        if isinstance(value, PurePath):
+            return self._path(str(value))
+        if isinstance(value, ModuleType):
+            if not stands(top_of(value.__name__)):
+                self._files_of(_Home(value.__name__, vars(value)))
+            return f"module {value.__name__}"
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self._held)
+            self._held.append(value)
+            self._left.append((value, self._home))
+        return f"#{number}"
+
+    def _set(self, members: set[AnyValue] | frozenset[AnyValue]) -> str:
+        """The members in an order that no seed of hashes decides about: each is walked alone."""
+        if all(type(m) in PLAIN for m in members):
+            return f"{{{', '.join(sorted(map(self.text, members)))}}}"
+        digests = []
+        for member in members:
+            alone = _Walk(self.most, self.names_of_state, reads_data=self.reads_data)
+            alone._numbers, alone._held = dict(self._numbers), list(self._held)
+            alone.run([member])
+            digests.append((hashlib.sha256("\n".join(p.text for p in alone.parts).encode()).hexdigest(), alone))
+        for _, alone in sorted(digests, key=lambda pair: pair[0]):
+            self.parts += alone.parts
+            self.used |= alone.used
+            self.stores += alone.stores
+        return f"{{{', '.join(sorted(d for d, _ in digests))}}}"
+
+    def _path(self, path: str) -> str:
+        """A file by its name and content, since the folder is another one on another machine."""
+        if os.path.isfile(path):
+            self._file(path)
+            return f"path {os.path.basename(path)}"
+        return f"path {os.path.basename(path)}" if os.path.isdir(path) else plain_text(path)
+
+    def _file(self, path: str) -> None:
+        self.add("file", f"{os.path.basename(path)} {file_digest(path)}" if self.reads_data else "")
+
+    # --- what cannot be followed --------------------------------------------------------------------------------------
+
+    def _unfollowed(self, why: str) -> None:
+        self.add("unfollowed", why, why)
+        self._files_of(self._home)
+
+    def _files_of(self, home: _Home) -> None:
+        """Parts for all that a module may use: its files, or all that it holds where no file has what was loaded."""
+        if home.module in self._filed or not home.module:
+            return
+        self._filed.add(home.module)
+        if not self.reads_data:
+            return
+        files = module_files(home.module)
+        for name, digest in files:
+            self.add("file", f"{name} {digest}")
+        if files:
+            return
+        for name, value in sorted(home.names.items()):
+            if not name.startswith("__") and name not in self.names_of_state and not isinstance(value, ModuleType):
+                self.add("data", f"{name}={self.text(value)}")
+
+    def _state(self, name: str) -> None:
+        """A name that the code itself assigns to: its value is of this process, its beginning is in the files."""
+        self.add("data", f"{name} changes")
+        self._files_of(self._home)
+
+    # --- descriptions -------------------------------------------------------------------------------------------------
+
+    def _describe(self, value: AnyValue) -> None:
+        if isinstance(value, FunctionType):
+            self._function(value)
+        elif isinstance(value, MethodType):
+            self.add("data", f"method {self.text(value.__func__)} of {self.text(value.__self__)}")
+        elif isinstance(value, (partial, partialmethod)):
+            self.add("data", f"partial {self.text(value.func)} {self.text(value.args)} {self.text(value.keywords)}")
+        elif isinstance(value, HasCode):
+            for text, part in value.code_parts():
+                self.add("code", f"{text} {self.text(part)}" if part is not None else text)
+        elif isinstance(value, type):
+            self._class(value)
+        elif type(value) in (list, dict, MappingProxyType, deque):
+            self._container(value)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.add("data", f"{type(value).__name__} {self.text(value.__func__)}")
+        elif isinstance(value, property):
+            self.add("data", f"property {self.text((value.fget, value.fset, value.fdel))}")
+        elif isinstance(value, cached_property):
+            self.add("data", f"cached property {self.text(value.func)}")
+        elif isinstance(value, CodeType):
+            self.add("code", code_use(value).text)
+        elif isinstance(value, NATIVE):
+            self._native(value)
+        elif stands(top_of(_module_of(type(value)))):
+            self._foreign_object(value)
+        else:
+            self._object(value)
+
+    def _container(self, value: AnyValue) -> None:
+        pairs = isinstance(value, Mapping)
+        before = len(self.parts)
+        texts = [f"{self.text(k)}: {self.text(v)}" for k, v in value.items()] if pairs else list(map(self.text, value))
+        constants = [i for i in range(before, len(self.parts)) if self.parts[i].kind == "constant"]
+        for i in reversed(constants[MOST_CONSTANTS:]):
+            del self.parts[i]
+        self.add("data", f"{type(value).__name__} {_short(', '.join(texts))}")
+
+    def _function(self, fn: FunctionType) -> None:
+        module = _module_of(fn)
+        if stands(top_of(module)):
+            self._foreign_function(fn)
+            return
+        self._home = _Home(module, fn.__globals__)
+        use = code_use(fn.__code__)
+        self.used |= use.names
+        if use.stored:
+            self.stores.append((fn, use.stored))
+        self.add("function", use.text, fn)
+        for constant in use.constants:
+            self.add("constant", "", constant)
+            if isinstance(constant, str) and os.path.isabs(constant) and os.path.isfile(constant):
+                self._file(constant)
+        self.add("data", f"defaults {self.text(fn.__defaults__)} {self.text(fn.__kwdefaults__)}")
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            self._named(name, _content(cell))
+        for name in sorted(use.globals):
+            if name in fn.__globals__:
+                self._global(name, fn.__globals__[name], use)
+            elif name not in vars(builtins):
+                self.add("data", f"{name} is absent")
+        for name, value in sorted(vars(fn).items()):
+            if name == "__wrapped__" or (name in use.names and not name.startswith("__")):
+                self._named(name, value)
+        self._hidden(fn, use)
+
+    def _named(self, name: str, value: AnyValue) -> None:
+        if name in self.names_of_state and not isinstance(value, (FunctionType, type)):
+            self._state(name)
+        else:
+            self.add("data", f"{name}={self.text(value)}")
+
+    def _global(self, name: str, value: AnyValue, use: CodeUse) -> None:
+        """A global, and of a module of an author what the code may take from it."""
+        if name in MODULE_NAMES:
+            return
+        if not isinstance(value, ModuleType):
+            self._named(name, value)
+            return
+        top = top_of(value.__name__)
+        self.add("library", f"{name}={value.__name__} {version_text(top) if stands(top) else ''}", top)
+        if stands(top):
+            return
+        held = vars(value)
+        if "__getattr__" in held or extension_file(value.__name__):
+            self._files_of(_Home(value.__name__, held))
+        for other in sorted((use.names & held.keys()) - MODULE_NAMES):
+            self._attribute(f"{name}.{other}", held[other], use)
+
+    def _attribute(self, name: str, value: AnyValue, use: CodeUse) -> None:
+        """An attribute of a module, which may be a module again."""
+        if not isinstance(value, ModuleType):
+            self._named(name, value)
+        elif id(value) not in self._numbers:
+            self._numbers[id(value)] = -1  # once: modules may hold each other
+            self._global(name, value, use)
+            del self._numbers[id(value)]
+
+    def _hidden(self, fn: FunctionType, use: CodeUse) -> None:
+        """What the code of an author's function uses without naming it."""
+        if use.hiding:
+            self._unfollowed(use.hiding)
+        for base, operator in sorted(use.operators):
+            if fn.__globals__.get(base, torch) is torch:
+                self._operator(operator)
+        for level, name, names in use.imports:
+            self._import(fn, level, name, names)
+        if use.names & ENVIRONMENT:
+            for name in sorted({c for c in use.constants if isinstance(c, str) and c.isidentifier()}):
+                self.add("data", f"${name}={os.environ.get(name)!r}")
+
+    def _import(self, fn: FunctionType, level: int, name: str, names: tuple[str, ...]) -> None:
+        """A module that is imported when the function runs, by its files: it may not be loaded yet."""
+        package = str(fn.__globals__.get("__package__") or "")
+        full = resolve_name("." * level + name, package) if level and package else name
+        top = top_of(full)
+        self.add("library", f"import {full} {names} {version_text(top) if stands(top) else ''}", top)
+        if not stands(top) and full not in self._filed:
+            self._filed.add(full)
+            self.add("unfollowed", f"import {full}", f"import {full}")
+            for file, digest in spec_files(full) if self.reads_data else ():
+                self.add("file", f"{file} {digest}")
+
+    def _operator(self, name: str) -> None:
+        """An operator of ``torch.ops``: torch's own, a declared op, or one whose library is not known."""
+        if top_of(name.replace("::", ".")) in TORCHS_OWN:
+            return
+        op = find_op(name)
+        if op is not None:
+            self.add("data", f"{name}={self.text(op)}")
+            return
+        for path in sorted(torch.ops.loaded_libraries, key=os.path.basename):
+            self._file(path)
+        self._unfollowed(f"torch.ops.{name}")
+
+    def _foreign_function(self, fn: FunctionType) -> None:
+        """A function of Python, torch or a well-known library, such as the wrapper of a decorator."""
+        top = top_of(_module_of(fn))
+        self.add("library", f"{version_text(top)} {_module_of(fn)}.{fn.__code__.co_qualname}", top)
+        inner = [_content(cell) for cell in fn.__closure__ or ()]
+        inner += [vars(fn)[name] for name in ("__wrapped__", "registry") if name in vars(fn)]
+        for value in inner:
+            if isinstance(value, (FunctionType, MethodType, partial, MappingProxyType, *PLAIN)):
+                self.add("data", self.text(value))
+
+    def _class(self, cls: type) -> None:
+        module = _module_of(cls)
+        if stands(top_of(module)):
+            self.add("library", f"{version_text(top_of(module))} {module}.{cls.__qualname__}", top_of(module))
+            return
+        self._home = _Home(module, vars(sys.modules[module]) if module in sys.modules else {})
+        self.add("code", f"class of {self.text((type(cls), *cls.__bases__))}")
+        for name, member in sorted(vars(cls).items()):
+            if name in DERIVED or isinstance(member, (GetSetDescriptorType, MemberDescriptorType)):
+                continue
+            inner = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+            if isinstance(inner, FunctionType) and id(inner) not in self._numbers:
+                self.members.add(id(inner))
+            self._named(name, member)
+
+    def _object(self, value: AnyValue) -> None:
+        """An instance of a class of an author: its class and its attributes."""
+        cls = type(value)
+        self.add("data", f"object of {self.text(cls)}")
+        self._home = _Home(_module_of(cls), vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {})
+        for base in (bool, int, float, complex, str, bytes):
+            if isinstance(value, base):
+                self.add("data", base.__repr__(value))
+        if isinstance(value, dict):
+            self.add("data", self.text(list(dict.items(value))))
+        for kind in _CONTAINERS:
+            if isinstance(value, kind):
+                self.add("data", self.text(kind(kind.__iter__(value))))
+        if isinstance(value, Tensor):
+            self._tensor(value)
+        self._attributes(value)
+
+    def _attributes(self, value: AnyValue) -> None:
+        members = {n: m for c in reversed(type(value).__mro__) for n, m in vars(c).items()}
+        held = dict(vars(value)) if _has_dict(value) else {}
+        for name, member in members.items():
+            if isinstance(member, MemberDescriptorType) and name not in DERIVED:
+                try:
+                    held[name] = member.__get__(value, type(value))
+                except AttributeError:  # not assigned yet
+                    continue
+        for name in sorted(held, key=str):
+            if name not in DERIVED and not isinstance(members.get(name), cached_property):
+                self._named(name, held[name])
+
+    def _native(self, value: AnyValue) -> None:
+        """A function that is not written in Python: of an author's extension, its file."""
+        owner = getattr(value, "__self__", None)
+        module = _module_of(owner) if isinstance(owner, type) else _module_of(value)
+        name = f"{module}.{getattr(value, '__qualname__', '')}"
+        if owner is not None and not isinstance(owner, (ModuleType, type)):
+            self.add("data", f"bound {name} {self.text(owner)}")
+        top = top_of(module or _module_of(getattr(value, "__objclass__", type(value))))
+        self.add("library", f"{version_text(top) if stands(top) else ''} {name}", top)
+        if not stands(top):
+            file = extension_file(module)
+            if file is not None:
+                self._file(file)
+            self._unfollowed(f"{name}, which is not written in Python")
+
+    def _tensor(self, value: Tensor) -> None:
+        text, read = tensor_text(value) if self.reads_data else ("", True)
+        self.add("data", text)
+        if not read:
+            self._unfollowed("values of a tensor that cannot be read")
+
+    def _foreign_object(self, value: AnyValue) -> None:
+        """An object of Python, torch or a well-known library: its class, the function that it wraps, or its data."""
+        cls = type(value)
+        module, top = _module_of(cls), top_of(_module_of(cls))
+        self.add("library", f"{version_text(top)} {module}.{cls.__qualname__}", top)
+        if isinstance(value, Tensor):
+            self._tensor(value)
+        elif isinstance(value, ctypes.CDLL):
+            self._library(value._name)
+        elif isinstance(value, _C_FUNCTION):
+            self._unfollowed("a C function")
+        elif top == "triton":
+            self._triton(value)
+        elif top == "torch":
+            self._of_torch(value)
+        elif not self._wrapped(value) and top_of(module) not in LIVE:
+            self._reduced(value)
+
+    def _library(self, path: AnyValue) -> None:
+        """A library that ``ctypes`` has opened."""
+        if isinstance(path, str) and os.path.isfile(path):
+            self._file(path)
+        else:
+            self._unfollowed(f"the library {path}")
+
+    def _wrapped(self, value: AnyValue) -> bool:
+        """Whether an object of a library holds a function that it calls, which is followed."""
+        inner = [getattr(value, name, None) for name in WRAPPED] if callable(value) else []
+        functions = [f for f in inner if isinstance(f, (FunctionType, MethodType, partial))]
+        for function in functions:
+            self.add("data", self.text(function))
+        return bool(functions)
+
+    def _of_torch(self, value: AnyValue) -> None:
+        if isinstance(value, torch.nn.Module):
+            self._attributes(value)
+        elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
+            self.add("data", str(value))
+        elif type(value).__name__ in ("OpOverload", "OpOverloadPacket"):
+            self._operator(str(value).replace(".", "::", 1).partition(".")[0])
+        elif type(value).__name__ in ("_Ops", "_OpNamespace"):
+            self._unfollowed("torch.ops")
+        else:
+            self._wrapped(value)
+
+    def _triton(self, value: AnyValue) -> None:
+        """A Triton function by what Triton reads of it, annotations included, or another object of Triton's."""
+        held = vars(value) if _has_dict(value) else {}
+        function = held.get("fn")
+        if function is None:
+            self._attributes(value)
+            return
+        source = getattr(value, "src", None)
+        if isinstance(source, str):
+            self.add("code", syntax_digest(source))
+        self.add("data", f"kernel {self.text(function)}")
+        for name in KERNEL:
+            if name in held:
+                self.add("data", f"{name}={self.text(held[name])}")
+
+    def _reduced(self, value: AnyValue) -> None:
+        """The data of an object, by the protocol of ``copy`` and ``pickle``."""
+        try:
+            reduced = value.__reduce_ex__(4)
+        except Exception as e:  # any code may run here
+            self._unfollowed(f"a {type(value).__qualname__}, which cannot be copied ({type(e).__name__})")
+            return
+        if isinstance(reduced, str):
+            self.add("data", reduced)
+            return
+        plain = [list(part) if isinstance(part, Iterator) else part for part in reduced[:5]]
+        self.add("data", f"made by {self.text(tuple(plain))}")
+
+
+_C_FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]
+
+
+def _content(cell: AnyValue) -> AnyValue:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _has_dict(value: AnyValue) -> bool:
+    return hasattr(value, "__dict__")
+
+
+def _short(text: str) -> str:
+    return text if len(text) < 400 else hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,67 @@
+"""The inputs of a declared gradient: passed by name, and contiguous.
+
+A gradient that comes from ``torch.cat`` or ``sum`` is a view with strides of its own, and so may be what was saved. A
+function that launches a kernel on its memory would misread it, as a kernel of the op itself would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from shiplap.declare.named_parameters import bind_names, read_parameters
+from shiplap.declare.spec import OpSpec
+from shiplap.errors import ShiplapError, error
+
+Gradients = TypeVar("Gradients")
+
+
+def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """``fn`` as a function of the gradient, ``saved`` and ``needs``, whatever the order of its parameters.
+
+    The gradient is the parameter that is neither of the others, which no argument and no result may be called like.
+    SL110 for a function with other parameters.
+    """
+    first = "grad" if len(spec.results) == 1 else "grads"
+    expected, three = f"def _({first}, saved, needs)", "take the three arguments that 'expected' lists"
+
+    def refuse(got: str, fix: str = "") -> ShiplapError:
+        return error("SL110", where=spec.name, got=got, expected=expected, fix=fix or three)
+
+    takes = read_parameters(fn, refuse)
+    shown = f"def _{takes.shown[takes.shown.index('(') :]}"
+    others = [n for n in takes.named if n not in takes.optional and n not in ("saved", "needs")]
+    taken = ({a.name for a in spec.args} | {*spec.results, "ctx"}) - {"grad", "grads"}
+    if unknown := [n for n in others if n in taken] or others[1:]:
+        raise refuse(f"{shown}: nothing is called {unknown[0]!r}")
+    if missing := next((n for n in ("saved", "needs") if n not in takes.named), "" if others else first):
+        raise refuse(f"{shown}: the parameter {missing!r} is missing")
+    return bind_names(fn, (others[0], "saved", "needs"), id="SL110", where=spec.name)
+
+
+def with_contiguous_inputs(fn: Callable[..., Gradients], saves: Iterable[str]) -> Callable[..., Gradients]:
+    """``fn(grad, saved, needs)``, with the gradients and the tensors in ``saves`` contiguous."""
+    names = tuple(dict.fromkeys(saves))
+
+    @wraps(fn)  # digests and audits read the code of the author
+    def gradients(grad: Any, saved: Any, needs: Any) -> Gradients:
+        values = saved.__dict__
+        for name in names:
+            value = values[name]
+            if isinstance(value, Tensor):
+                values[name] = value.contiguous()
+            elif isinstance(value, (list, tuple)):
+                values[name] = _contiguous(value)
+        return fn(grad.contiguous() if isinstance(grad, Tensor) else _contiguous(grad), saved, needs)
+
+    return gradients
+
+
+def _contiguous(value: Any) -> Any:
+    """``value`` with contiguous tensors, in lists too."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([_contiguous(v) for v in value])
+    return value.contiguous() if isinstance(value, Tensor) else value

@@ -1,0 +1,95 @@
+"""Functions of an author, called by the names of their parameters.
+
+An order is a convention, a name is a statement: a function whose parameters are listed in another order than the
+declaration's would be called with the wrong values, and nothing would say so.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from shiplap.errors import ShiplapError, error
+
+_VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a function, and what an error says of them.
+
+    Attributes:
+        named: the parameters that have a name of their own.
+        open: whether the function takes any keyword (``**rest``).
+    """
+
+    shown: str
+    named: Mapping[str, inspect.Parameter]
+    open: bool
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """The names of those that may be left out."""
+        return frozenset(name for name, p in self.named.items() if p.default is not p.empty)
+
+    def split(self, names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of ``names`` those that are passed by position, in the order of the function; and those passed by keyword."""
+        wanted = dict.fromkeys(names)
+        positional: list[str] = []
+        for name, p in self.named.items():
+            if p.kind is p.KEYWORD_ONLY or name not in wanted:
+                break
+            positional.append(name)
+        return tuple(positional), tuple(name for name in wanted if name not in positional)
+
+
+def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> Parameters:
+    """The parameters of ``function``. What has none that could be named is refused: ``refuse(got, fix)`` is raised."""
+    name = function.__name__ if inspect.isroutine(function) else type(function).__name__
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        fix = f"write a function with named parameters that calls {name}"
+        raise refuse(f"{name}, whose parameters cannot be read", fix) from None
+    parameters = signature.parameters.values()
+    bare = [p.replace(annotation=p.empty) for p in parameters]
+    shown = f"{name}{signature.replace(parameters=bare, return_annotation=signature.empty)}"
+    if rest := next((p for p in parameters if p.kind is p.VAR_POSITIONAL), None):
+        raise refuse(f"{shown}: *{rest.name} has no names", f"name each parameter in place of *{rest.name}")
+    named = {p.name: p for p in parameters if p.kind not in _VARIADIC}
+    return Parameters(shown, named, len(named) < len(signature.parameters))
+
+
+def bind_names(
+    function: Callable[..., Any], names: Sequence[str], *, id: str, where: str, required: Iterable[str] = ()
+) -> Callable[..., Any]:
+    """``function`` as a function of ``names`` in this order, each of which it may take by its name.
+
+    It is ``function`` itself where that takes all of them in this order. The catalogue error ``id`` is raised for a
+    parameter of another name, and for one of ``required`` that is missing.
+    """
+
+    def refuse(got: str, fix: str = "") -> ShiplapError:
+        return error(id, where=where, got=got, expected=f"parameters among {', '.join(names)}", fix=fix)
+
+    takes = read_parameters(function, refuse)
+    for name in takes.named:
+        if name not in names and name not in takes.optional:
+            raise refuse(f"{takes.shown}: nothing is called {name!r}", f"rename {name!r}, or give it a default")
+    for name in required:
+        if name not in takes.named and not takes.open:
+            raise refuse(f"{takes.shown}: no parameter {name!r}", f"add the parameter {name!r}")
+    taken = [name for name in names if name in takes.named or takes.open]
+    positional, keywords = takes.split(taken)
+    if positional == tuple(names):
+        return function
+    places, named = [names.index(n) for n in positional], [(n, names.index(n)) for n in keywords]
+
+    @wraps(function)  # digests and audits read the code of the author
+    def called(*values: Any) -> Any:
+        return function(*[values[i] for i in places], **{n: values[i] for n, i in named})
+
+    return called

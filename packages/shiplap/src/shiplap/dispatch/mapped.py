@@ -1,0 +1,70 @@
+"""``torch.vmap`` over ops that torch's own fallback does not take: one call for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.spec import OpSpec
+from shiplap.errors import ShiplapError, error
+from shiplap.torch_private import dispatcher_transforms
+from shiplap.torch_private.dispatcher_library import Overload
+
+
+def needs_rule(spec: OpSpec) -> bool:
+    """Whether torch's fallback, which stacks single tensors, cannot map the op."""
+    return spec.traced or bool(spec.mutated or spec.dynamic) or any(a.many for a in spec.args)
+
+
+def make_mapped(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[..., Any]:
+    """The function for ``torch.vmap``: calls of ``overload()`` one by one, their results stacked. SL138 where the
+    results of different samples cannot be one tensor, or samples would write to the same memory."""
+
+    def refuse_shared(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        given = spec.complete(args, kwargs)
+        for arg, value in zip(spec.args, given, strict=True):
+            if arg.mutated and value is not None and not dispatcher_transforms.is_mapped(value):
+                raise _refused(spec, f"{arg.name!r}, which all samples would write to")
+
+    def run(sample: dispatcher_transforms.Sample, count: int) -> Any:
+        if spec.dynamic:
+            raise _refused(spec, "results whose sizes depend on data")
+        if not count:
+            raise _refused(spec, "no sample")
+        op, results = overload(), []
+        for index in range(count):
+            args, kwargs = sample(index)
+            results.append(op(*args, **kwargs))
+        return _stacked(spec, results)
+
+    mapped = dispatcher_transforms.map_samples(run)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if spec.mutated:
+            refuse_shared(args, kwargs)
+        return mapped(*args, **kwargs)
+
+    return called
+
+
+def _stacked(spec: OpSpec, results: Sequence[Any]) -> Any:
+    """The results of all samples as one result, with the samples along the first dim of each tensor."""
+    first = results[0]
+    if isinstance(first, Tensor):
+        if any(not isinstance(r, Tensor) or r.shape != first.shape for r in results):
+            raise _refused(spec, "results of different shapes")
+        return torch.stack(list(results))
+    if isinstance(first, (list, tuple)):
+        if any(len(r) != len(first) for r in results):
+            raise _refused(spec, "lists of different lengths")
+        return type(first)(_stacked(spec, [r[i] for r in results]) for i in range(len(first)))
+    if any(r != first for r in results):
+        raise _refused(spec, f"the numbers {', '.join(map(str, results[:3]))}")
+    return first
+
+
+def _refused(spec: OpSpec, got: str) -> ShiplapError:
+    return error("SL138", where=f"torch.vmap of {spec.name}", got=got, expected="one result for all samples")

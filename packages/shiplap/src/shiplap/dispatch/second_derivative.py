@@ -1,0 +1,382 @@
+"""A gradient of a gradient: shown to be right, taken from the reference, or refused by name (SL313).
+
+Autograd differentiates the operations of a backward that it records. A part that it does not record (``detach()``, a
+kernel without a gradient, a number taken out of a tensor) and a saved result that carries no gradient are constants for
+it: the second derivative would be wrong without a word. So a backward that is recorded, as under ``create_graph=True``,
+is watched. Where a gap is found, the gradients are those of the reference, if the backward has all its arguments.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+import shiplap.torch_private as compat
+from shiplap.declare.gradient import Backward, Gradient, Gradients, Shape
+from shiplap.declare.spec import Arg, OpSpec
+from shiplap.declare.values import Args, Returned, Value
+from shiplap.errors import ShiplapError, error, notice
+from shiplap.settings import settings
+from shiplap.torch_private import dispatcher_transforms
+from shiplap.torch_private.dispatcher_transforms import is_tracked
+
+Formula = Callable[[Args], Returned]  # of all arguments in declared order: the function whose derivative is declared
+
+
+class SecondDerivative:
+    """Call the backward of an op where autograd records it."""
+
+    def __init__(self, spec: OpSpec, backward: Backward, formula: Formula) -> None:
+        self.spec, self.backward, self.formula = spec, backward, formula
+        self.silent = [n for n in backward.saves if n in spec.results and n in spec.detached]
+        self._varying: dict[tuple[bool, ...], frozenset[str]] = {}
+
+    def __call__(
+        self, grads: Sequence[Any], saved: Any, needs: Any, shapes: Mapping[str, Shape], level: int = 0
+    ) -> Gradients:
+        """Return what the backward returned, or gradients in its place. Neither is held to the contract yet.
+
+        ``level`` is the level of torch.func at which the call was recorded, 0 outside of all.
+        """
+        grad: Any = grads[0] if len(self.spec.results) == 1 else tuple(grads)
+        call = self.backward.fn
+        if self.backward.once_differentiable is False:
+            return call(grad, saved, needs)
+        silent = [n for n in self.silent if any(map(_floating, _tensors(vars(saved)[n])))]
+        tensors = list(_tensors([*grads, *vars(saved).values()]))
+        live = [t for t in tensors if is_tracked(t)]
+        if self.backward.once_differentiable:
+            with torch.no_grad():
+                result = call(grad, saved, needs)
+            linked = bool(live) and (not silent or self._linked(saved, needs))
+            return self._refusing(result, live if linked else [], tensors, level, "declared once_differentiable=True")
+        if silent:
+            varying = self._varying_results(shapes, saved)
+            silent = [n for n in silent if n in varying]
+        if not live and not silent:
+            return call(grad, saved, needs)
+        constants = [(t, f"saved.{n}, which carries no gradient") for n in silent for t in _tensors(vars(saved)[n])]
+        watch = Watch(constants)
+        with watch:
+            result = call(grad, saved, needs)
+        gap = watch.gap(result, needs, live) if isinstance(result, dict) else ""
+        if not gap:
+            return result
+        args = self._arguments(saved)
+        if args is not None and not self.spec.random and not settings().strict:
+            made = self._by_formula(args, grads, needs)
+            if made is not None:
+                reason = f"autograd does not record all of its backward: {gap}"
+                notice(
+                    f"{self.spec.name}/second derivative",
+                    f"{self.spec.name}: its reference gives the derivatives of its gradient ({reason})",
+                )
+                return made
+        linked = bool(live) and (not silent or self._linked(saved, needs))
+        return self._refusing(result, live if linked else [], tensors, level, gap)
+
+    def _linked(self, saved: Any, needs: Any) -> bool:
+        """Whether a saved tensor leads from each gradient to the argument that it is of."""
+        if any(t.requires_grad for n in self.spec.results for t in _tensors(vars(saved).get(n))):
+            return True
+        return all(name in vars(saved) for name, needed in vars(needs).items() if needed)
+
+    # --- what cannot be differentiated --------------------------------------------------------------------------------
+
+    def _refusing(
+        self, result: Gradients, live: list[Tensor], tensors: list[Tensor], level: int, gap: str
+    ) -> Gradients:
+        """``result`` of which each derivative is SL313. At once where no tensor could carry that to whoever asks."""
+
+        def refuse() -> ShiplapError:
+            return error(
+                "SL313",
+                where=f"{self.spec.name}, its backward",
+                got=gap,
+                expected="a backward of which each operation is recorded",
+            )
+
+        if not isinstance(result, dict):
+            return result
+        if dispatcher_transforms.active():
+            if dispatcher_transforms.is_nested(level, tensors):
+                raise refuse()
+            return result
+        if not live:
+            raise refuse()
+        given = [t for t in _tensors(result.values()) if _floating(t)]
+        if not given:
+            return result
+        recorder: dispatcher_transforms.Recorder = _Refusal
+        made = cast("tuple[Tensor, ...]", recorder.apply(refuse, len(given), *given, *live))
+        rest = dict(zip(map(id, given), made, strict=True))
+
+        def replaced(value: Gradient) -> Gradient:
+            if isinstance(value, Tensor):
+                return rest.get(id(value), value)
+            return [cast("Tensor | None", replaced(v)) for v in value] if isinstance(value, (list, tuple)) else value
+
+        return {name: replaced(value) for name, value in result.items()}
+
+    # --- what the reference gives in its place ------------------------------------------------------------------------
+
+    def _arguments(self, saved: Any) -> list[Value] | None:
+        """All arguments of the call, None where a tensor was not saved."""
+        given = vars(saved)
+        if any(a.name not in given for a in self.spec.args):
+            return None
+        return [_detached(given[a.name]) if a.name in self.spec.detached else given[a.name] for a in self.spec.args]
+
+    def _by_formula(self, args: list[Value], grads: Sequence[Any], needs: Any) -> Gradients | None:
+        """The gradients of the reference, recorded: None where it leaves the graph."""
+        wanted = {a.name for a in self.spec.tensors if vars(needs)[a.name]}
+        given = {a.name: v for a, v in zip(self.spec.args, args, strict=True) if a.name in wanted}
+        inputs = [t for t in _tensors(given) if _floating(t)]
+        pulled = [g for g in _tensors(list(grads)) if _floating(g)]
+
+        def results(*tensors: Tensor) -> tuple[Tensor, ...]:
+            rest = iter(tensors)
+            own = {name: _replaced(value, rest) for name, value in given.items()}
+            made = self.formula(tuple([own.get(a.name, v) for a, v in zip(self.spec.args, args, strict=True)]))
+            return tuple([t for t in _tensors(made) if _floating(t)])
+
+        if dispatcher_transforms.active():
+            made, pull, *_ = torch.func.vjp(results, *inputs)
+            gradients = pull(tuple(pulled)) if len(made) == len(pulled) else None
+        else:
+            gradients = _pulled(results, inputs, pulled)
+        if gradients is None:
+            return None
+        rest = iter(gradients)
+        return {name: cast("Gradient", _replaced(value, rest)) for name, value in given.items()}
+
+    # --- which results are constants by nature ------------------------------------------------------------------------
+
+    def _varying_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
+        """Those results without a gradient that depend smoothly on an argument, as a mask of a dropout does not.
+
+        The formula is run on fakes, once for each set of arguments that are there. All, where that fails.
+        """
+        key = tuple(shapes.get(a.name) is not None for a in self.spec.tensors)
+        if key not in self._varying:
+            try:
+                self._varying[key] = self._watched_results(shapes, saved)
+            except Exception:
+                self._varying[key] = frozenset(self.silent)
+        return self._varying[key]
+
+    def _watched_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
+        scalars = vars(saved)
+        with compat.fake_mode(symbolic=False), torch.enable_grad():
+            args = [_fakes(a, shapes.get(a.name)) if a.tensor is not None else scalars[a.name] for a in self.spec.args]
+            watch = Watch([])
+            with watch:
+                made = self.formula(tuple(args))
+            results = made if isinstance(made, (tuple, list)) and len(self.spec.results) > 1 else (made,)
+            return frozenset(
+                name
+                for name, value in zip(self.spec.results, cast("Sequence[Value]", results), strict=True)
+                if name in self.silent and any(t.requires_grad or watch.is_lost(t) for t in _tensors(value))
+            )
+
+
+class _Refusal(torch.autograd.Function):
+    """The first ``count`` tensors as they are; a derivative of one of them is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, refuse: Callable[[], ShiplapError], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.refuse = refuse
+        return tuple([t.view_as(t) for t in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise ctx.refuse()
+
+
+# Functions whose results do not depend on the values of their arguments.
+_CONSTANT = frozenset(
+    [
+        "empty_like",
+        "full_like",
+        "ones_like",
+        "rand_like",
+        "randint_like",
+        "randn_like",
+        "zeros_like",
+        "new_empty",
+        "new_empty_strided",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "normal_",
+        "uniform_",
+        "bernoulli_",
+        "zero_",
+        "random_",
+        "exponential_",
+        "heaviside",
+        "sign",
+    ]
+)
+# Functions by which the values of a tensor leave what autograd and a watch can see.
+_EXPORTS = frozenset(
+    [
+        "__array__",
+        "__complex__",
+        "__cuda_array_interface__",
+        "__dlpack__",
+        "__float__",
+        "data_ptr",
+        "item",
+        "numpy",
+        "storage",
+        "tolist",
+        "untyped_storage",
+    ]
+)
+
+
+missing: set[str] = set()  # what torch calls the declared ops without a gradient
+
+
+class Watch(torch.overrides.TorchFunctionMode):
+    """Follows where values go that autograd does not follow: from what is lost, to results.
+
+    A tensor is *lost* that depends on the values of one with a gradient, and has none itself.
+    """
+
+    def __init__(self, lost: Sequence[tuple[Tensor, str]]) -> None:
+        super().__init__()
+        self._lost = {id(t): (t, why) for t, why in lost}  # the tensor stays, so that its id is not given again
+        self._made: dict[int, weakref.ref[Tensor]] = {}
+        self._exported = ""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._note(_name(func), args, kwargs or {}, result)
+        return result
+
+    def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        outs = list(_tensors(result))
+        given = [t for t in _tensors([*args, *kwargs.values()]) if _floating(t)]
+        why = next((self._lost[id(t)][1] for t in given if id(t) in self._lost), "")
+        if not (why or any(map(is_tracked, given))) or name in _CONSTANT:
+            self._made.update((id(t), weakref.ref(t)) for t in outs)
+            return
+        if name in _EXPORTS:
+            self._exported = self._exported or why or f"{name}() of a tensor with a gradient"
+        if _writes(name) and args and isinstance(args[0], Tensor):
+            outs += [t for t in (args[0], args[0]._base) if t is not None]
+        for out in outs:
+            if _floating(out):
+                if reason := why or _gap_of(name, out):
+                    self._lost[id(out)] = out, reason
+                else:
+                    self._lost.pop(id(out), None)
+
+    def is_lost(self, tensor: Tensor) -> bool:
+        """Whether the tensor depends on values that autograd did not follow."""
+        return id(tensor) in self._lost or bool(self._exported)
+
+    def gap(self, result: Mapping[str, Gradient], needs: Any, live: Sequence[Tensor]) -> str:
+        """Why a derivative of a gradient that is needed would be wrong; empty where it is right."""
+        known = {id(t) for t in live}
+        for name, value in result.items():
+            for tensor in _tensors(value) if vars(needs).get(name) else ():
+                if id(tensor) in self._lost:
+                    return self._lost[id(tensor)][1]
+                if self._exported:
+                    return self._exported
+                made = self._made.get(id(tensor), lambda: None)() is tensor
+                seen = is_tracked(tensor) or made or id(tensor) in known
+                if not seen and live and _floating(tensor):
+                    return f"the gradient of {name!r}, which is made by code that autograd does not record"
+        return ""
+
+
+def _gap_of(name: str, out: Tensor) -> str:
+    """Why autograd does not know how a result depends on arguments with a gradient; empty where it does."""
+    if not is_tracked(out):
+        return f"{name}(), whose result autograd does not follow"
+    if name in missing or any("NotImplemented" in node.name() for node in dispatcher_transforms.graph_nodes(out)):
+        return f"{name}, which has no backward"
+    return ""
+
+
+def _writes(name: str) -> bool:
+    """Whether a function of that name changes its first argument."""
+    if name in ("__setitem__", "__set__"):
+        return True
+    return (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name not in ("__index__",))
+
+
+def _name(func: Any) -> str:
+    """What a function of torch is called; the name of an attribute, where it reads one."""
+    if type(func).__name__ == "OpOverload":
+        return str(func.name())
+    name = str(func.__name__)
+    return str(func.__self__.__name__) if name == "__get__" else name
+
+
+def _floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested sequences."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (str, bytes)):
+        return
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, (list, tuple)) or type(value).__name__ in ("dict_values", "odict_values"):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _pulled(
+    results: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
+) -> Sequence[Tensor | None] | None:
+    """The gradients of ``results(*inputs)``, recorded. None where no result depends on an input."""
+    with torch.enable_grad():
+        own = [t.view_as(t) for t in inputs]  # the gradient of one argument, whatever the arguments have in common
+        made = results(*own)
+        pairs = [(o, g) for o, g in zip(made, grads, strict=False) if o.requires_grad]
+        if len(made) != len(grads) or not pairs:
+            return None
+        asked = [t for t in own if t.requires_grad]
+        outs, pulled = [o for o, _ in pairs], [g for _, g in pairs]
+        rest = iter(torch.autograd.grad(outs, asked, pulled, create_graph=True, allow_unused=True))
+        return [next(rest) if t.requires_grad else None for t in own]
+
+
+def _replaced(value: Value, rest: Iterator[Tensor | None]) -> Any:
+    """``value`` with the next of ``rest`` for each floating-point tensor, and None for any other one."""
+    if isinstance(value, Tensor):
+        return next(rest) if _floating(value) else None
+    return [_replaced(v, rest) for v in cast("Sequence[Any]", value)] if value is not None else None
+
+
+def _detached(value: Value) -> Value:
+    if isinstance(value, (list, tuple)):
+        return cast("Value", [_detached(cast("Value", v)) for v in value])
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _fakes(arg: Arg, shape: Shape) -> Any:
+    """Tensors of that shape to run a formula on, which require a gradient where they can."""
+    if shape is None:
+        return None
+    if isinstance(shape, list):
+        return [_fakes(arg, each) for each in shape]
+    kinds = arg.tensor.dtypes if arg.tensor is not None else ()
+    dtype = torch.float32 if not kinds or "float32" in kinds else getattr(torch, kinds[0])
+    made = torch.zeros(tuple(shape), dtype=dtype)
+    return made.requires_grad_() if _floating(made) else made

@@ -1,0 +1,267 @@
+"""The range of sizes that a compiled graph serves, and the sizes at which a candidate is proven for it.
+
+A graph of symbolic sizes runs one kernel at many sizes. A proof at one of them says little of the others: a kernel may
+forget the last incomplete tile, or branch on a size. So a candidate is run at the edges of its tiles, next to each
+number to which code or a guard compares a size, at the ends of the range, and at sizes like those of the call. The
+range ends where a proof would take too long, and the graph is guarded against sizes beyond, for which torch compiles
+another graph, with a proof of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.binding import shape_of
+from shiplap.dispatch import Op
+from shiplap.sampling.boundary_sizes import lengths
+from shiplap.sampling.code_constants import Mined
+from shiplap.sampling.sizes import EDGES, RESULT
+from shiplap.sampling.work_estimate import operations
+from shiplap.torch_private import aot_packages, size_ranges
+from shiplap.torch_private.size_ranges import SizeSymbol
+
+Sizes = Mapping[Any, int]  # a value for each symbol
+FAR = 1024  # the end of a range of small calls, where proving it costs little
+# Operations of the reference for one of many samples, for a large one, and for one that has to be (without a guard).
+SMALL, LARGE, NEEDED = 1 << 20, 1 << 27, 1 << 34
+ELEMENT = 32  # operations that take as long as an element that is drawn, copied and compared
+FASTER = 64  # times that on another device than the CPU
+INTERPRETED = 1 << 14  # operations of a sample, and samples of a proof, where Triton's interpreter runs the kernel
+MANY, FEW = 72, 10
+TALL, SPENT = 64, 24  # times the work of the smallest sample that one may take, and times that which all may take
+SIZES = (2, 3, 5, 7, 9, 64, 65, 127)  # beside EDGES
+
+
+class SizedCall(Protocol):
+    """The call of an op in a graph, as far as its sizes matter: ``env`` has the size of each dim, symbolic or not."""
+
+    @property
+    def op(self) -> Op: ...
+    @property
+    def env(self) -> Mapping[str, Any]: ...
+    @property
+    def tensors(self) -> Mapping[str, Tensor]: ...
+    @property
+    def device(self) -> torch.device: ...
+    def numbers(self, sizes: Sizes) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """The sizes of one call in a graph. ``problem`` says why a template cannot be proven for all of them, if so.
+
+    Attributes:
+        symbols: of the sizes of the call; ``upper`` is the end of the range that is proven.
+        guarded: the symbols at whose end the graph needs a guard, since it might run beyond. They may be symbols of
+            other sizes, which limit one of the call.
+        text: the range for people, and for keys; empty for a call of fixed sizes.
+        others: symbols of strides alone.
+        conditions: what the graph demands of its sizes.
+        work: about how many operations a sample of given sizes takes.
+        interpreted: whether Triton's interpreter runs the kernels.
+    """
+
+    symbols: tuple[SizeSymbol, ...] = ()
+    guarded: tuple[SizeSymbol, ...] = ()
+    text: str = ""
+    problem: str = ""
+    others: tuple[SizeSymbol, ...] = ()
+    conditions: tuple[Any, ...] = field(default=(), repr=False)
+    work: Callable[[Sizes], int] = field(default=lambda sizes: 0, repr=False)
+    interpreted: bool = False
+
+    def limit_graph(self) -> bool:
+        """Guard the graph that is being lowered against sizes beyond the range; whether it is guarded."""
+        return all(size_ranges.limit_size(s.symbol, s.upper or 0) for s in self.guarded)
+
+    def points(self, mined: Mined, tiles: Sequence[int] = ()) -> Iterator[Sizes]:
+        """Sizes at which a candidate is run, whose code has the constants ``mined`` and whose config has ``tiles``."""
+        seen: list[Sizes] = []
+        for together in (*self._ends(), *self._edges(mined, tiles)):
+            for sizes in [together] if self._admits(together) else filter(self._admits, self._single(together)):
+                if sizes not in seen:
+                    seen.append(sizes)
+                    yield self._strided(sizes)
+
+    def _admits(self, sizes: Sizes) -> bool:
+        return size_ranges.admits(self.conditions, self._strided(sizes))
+
+    def _strided(self, sizes: Sizes) -> Sizes:
+        """``sizes``, and strides in which they fit."""
+        return {**sizes, **{s.symbol: max(s.hint, 2 * max(sizes.values())) for s in self.others}}
+
+    def _single(self, sizes: Sizes) -> Iterator[Sizes]:
+        """Each of the sizes alone, at which the others are those of the call."""
+        for s in self.symbols:
+            yield {o.symbol: sizes[o.symbol] if o is s else o.hint for o in self.symbols}
+
+    def _ends(self) -> Iterator[Sizes]:
+        """One size after the other at both of its ends, then all of them as large as a sample may be."""
+        if not self.symbols:
+            return
+        for s in self.symbols:
+            yield self._beside({s.symbol: s.upper or s.hint}, 0)
+            yield self._beside({s.symbol: s.lower}, 1)
+        together = {s.symbol: s.upper or s.hint for s in self.symbols}
+        while self.work(together) > self._large and any(v > s.lower for s, v in self._with(together)):
+            together = {s.symbol: max(s.lower, v // 2) for s, v in self._with(together)}
+        yield together
+
+    def _edges(self, mined: Mined, tiles: Sequence[int]) -> Iterator[Sizes]:
+        """Each size at all edges, at which the others are at some of theirs, too, as far as the sample stays small."""
+        limit = max(self._small, TALL * self.work(self._beside({}, 0)))  # where other sizes are fixed, and large
+        left = {s.symbol: self._values(s, mined, tiles, limit) for s in self.symbols}
+        spent = 0
+        for turn in range(FEW if self.interpreted else MANY):
+            taken: dict[Any, int] = {}
+            for symbol in sorted(left, key=lambda s: -len(left[s])):
+                values = left[symbol]
+                if values and (not taken or self.work(self._beside({**taken, symbol: values[0]}, turn)) <= limit):
+                    taken[symbol] = values.pop(0)
+            sizes = self._beside(taken, turn)
+            spent += self.work(sizes)
+            if not taken or (turn >= FEW and spent > SPENT * limit):
+                return
+            yield sizes
+
+    def _values(self, s: SizeSymbol, mined: Mined, tiles: Sequence[int], limit: int) -> list[int]:
+        """Sizes of one symbol that take no longer than ``limit``, those that tell most first."""
+        upper = s.upper if s.upper is not None else s.hint
+        compared, divisors = size_ranges.edges_of(self.conditions, s.symbol)
+        first = [v + step for v in (*tiles, *sorted(compared)) for step in (1, -1, 0)]
+        own = [v + step for v in mined.ints if v > 3 for step in (1, -1, 0)]
+        near = [s.hint - 1, s.hint + 1, s.hint]
+        listed = [s.lower, s.lower + 1, *first, *near, *EDGES, *SIZES, upper - 1, *own, *lengths(mined)]
+        for divisor in sorted(divisors):
+            listed = [n for v in listed for n in (v // divisor * divisor, (v // divisor + 1) * divisor)]
+        fitting = [v for v in dict.fromkeys(listed) if s.lower <= v <= upper]
+        return [v for v in fitting if self.work(self._beside({s.symbol: v}, 0)) <= limit]
+
+    def _beside(self, sizes: Sizes, turn: int) -> Sizes:
+        """``sizes``, with small ones for the symbols that have none: another one each turn."""
+        small = [5, 17, 3, 33, 2, 9]
+        whole = dict(sizes)
+        for place, s in enumerate(self.symbols):
+            if s.symbol not in whole:
+                _, divisors = size_ranges.edges_of(self.conditions, s.symbol)
+                value = small[(turn + place) % len(small)] * prod(divisors)
+                whole[s.symbol] = min(max(value, s.lower), s.upper if s.upper is not None else s.hint)
+        return whole
+
+    def _with(self, sizes: Sizes) -> Iterator[tuple[SizeSymbol, int]]:
+        return ((s, sizes[s.symbol]) for s in self.symbols)
+
+    @property
+    def _small(self) -> int:
+        return INTERPRETED if self.interpreted else SMALL
+
+    @property
+    def _large(self) -> int:
+        return INTERPRETED if self.interpreted else LARGE
+
+
+def size_range(call: SizedCall) -> SizeRange:
+    """The range of sizes that the graph of ``call`` may serve, as far as it can be proven."""
+    sizes = [n for value in call.env.values() for n in (value if isinstance(value, (list, tuple)) else [value])]
+    symbols = size_ranges.symbols_of([n for n in sizes if isinstance(n, torch.SymInt)])
+    if not symbols:
+        return SizeRange()
+    strides = [n for t in call.tensors.values() for n in (*t.stride(), t.storage_offset())]
+    own = {s.symbol for s in symbols}
+    others = tuple(s for s in size_ranges.symbols_of(strides) if s.symbol not in own)
+    conditions = tuple(size_ranges.conditions())
+    interpreted = call.device.type == "cpu" and any(t.language == "triton" for t in call.op.templates["cpu"])
+    free = SizeRange(symbols, (), "", "", others, conditions, _work_of(call), interpreted)
+    return _ended(call, free)
+
+
+def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
+    """About how many operations a sample of these sizes takes."""
+
+    def work(sizes: Sizes) -> int:
+        env = call.numbers(sizes)
+        outputs = int(sum(prod(shape_of(out, env)) for out in call.op.spec.outputs))
+        inputs = sum(prod(size_ranges.evaluate(n, sizes) for n in t.shape) for t in call.tensors.values())
+        if max(outputs, inputs) > RESULT:
+            return NEEDED * FASTER + 1
+        return max(operations(call.op.spec, env), ELEMENT * (outputs + inputs))
+
+    return work
+
+
+def _ended(call: SizedCall, free: SizeRange) -> SizeRange:
+    """``free`` with an end for each size: its own where that can be proven, else one that a guard sets."""
+    faster = 1 if call.device.type == "cpu" else FASTER
+    ended, guarded, problem = list(free.symbols), list[SizeSymbol](), ""
+    for place, s in enumerate(free.symbols):
+
+        def cost(size: int, s: SizeSymbol = s) -> int:
+            return free.work({**{o.symbol: min(o.hint, 64) for o in free.symbols}, s.symbol: size})
+
+        if not s.backed or aot_packages.packaging():
+            upper, needed = _bound(free, s)
+            guarded += needed
+            if upper is None or cost(upper) > NEEDED * faster:
+                problem = problem or _unlimited(call, s, upper)
+        elif s.upper is not None and cost(s.upper) <= LARGE * faster:
+            upper = s.upper
+        else:
+            upper = _affordable(s, cost, LARGE * faster if not free.interpreted else INTERPRETED)
+            guarded.append(replace(s, upper=upper))
+        ended[place] = replace(s, upper=upper)
+    free = replace(free, symbols=tuple(ended), guarded=tuple(dict.fromkeys(guarded)), problem=problem)
+    return replace(free, text=_text(call, free))
+
+
+def _affordable(s: SizeSymbol, cost: Callable[[int], int], limit: int) -> int:
+    """An end for a size that has none: far beyond the call, unless that takes too long, and at least twice its size."""
+    least = 1 << (2 * s.hint - 1).bit_length() if s.hint > 0 else 1
+    upper = max(FAR, least)
+    while upper > least and cost(upper) > limit:
+        upper //= 2
+    return min(upper, s.upper) if s.upper is not None else upper
+
+
+def _bound(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list[SizeSymbol]]:
+    """The end of a size that no guard can look at, and the ends of the sizes from which it follows."""
+    if s.upper is not None or aot_packages.packaging():
+        return s.upper, []
+    for bound in size_ranges.bounds_of(free.conditions, s.symbol):
+        parts = size_ranges.symbols_of([bound])
+        ends: list[SizeSymbol] = []
+        for part in parts:
+            if part.upper is None and not part.backed:
+                break
+            ends.append(part if part.upper is not None else replace(part, upper=max(FAR, 2 * part.hint)))
+        else:
+            upper = size_ranges.largest(bound, {e.symbol: (e.lower, e.upper) for e in ends})
+            if upper is not None:
+                return upper, [e for e, part in zip(ends, parts, strict=True) if part.upper is None]
+    return None, []
+
+
+def _unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> str:
+    name = _name(call, s)
+    if aot_packages.packaging():
+        return f"{name} may be {'any size' if upper is None else f'up to {upper}'} in this package, too many to prove"
+    return f"{name} depends on data and may be {'any size' if upper is None else f'up to {upper}'}, too many to prove"
+
+
+def _name(call: SizedCall, s: SizeSymbol) -> str:
+    """The dim of the op that a symbol stands for, or one that it takes part in."""
+    named = [(k, v) for k, v in call.env.items() if isinstance(v, torch.SymInt)]
+    exact = next((k for k, v in named if v.node.expr == s.symbol), None)
+    part = next((f"part of {k}" for k, v in named if s.symbol in v.node.expr.free_symbols), None)
+    return exact or part or "a size"
+
+
+def _text(call: SizedCall, free: SizeRange) -> str:
+    """``m 2..1024, n 2..4096``."""
+    shown: Sequence[tuple[str, SizeSymbol]] = [(_name(call, s), s) for s in free.symbols]
+    return ", ".join(f"{name} {s.lower}..{'' if s.upper is None else s.upper}" for name, s in shown)

@@ -1,0 +1,121 @@
+"""Whether two tensors share an element: exactly, since the two halves of a cache may lie side by side.
+
+The answer of C++ is ``shares_memory`` in ``shiplap/checks.h``, by the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from shiplap import torch_private
+from shiplap.torch_private.symbolic_sizes import hint
+
+Axes: TypeAlias = list[tuple[int, int]]  # (stride in bytes, size), the largest stride first
+FEW = 1 << 16  # bytes that are compared one by one
+
+
+def shares_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether a byte of memory belongs to both tensors. True also where this would take too long to find out."""
+    apart = b.data_ptr() - a.data_ptr()
+    if apart < 0:
+        a, b, apart = b, a, -apart
+    if a.is_contiguous() and apart >= a.nbytes:  # nearly every call: not a frame more than that takes
+        return False
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    return meet(apart, (a.shape, a.stride(), a.itemsize), (b.shape, b.stride(), b.itemsize))
+
+
+def any_shares_memory(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether two of these tensors share memory."""
+    there = [t for t in tensors if t is not None]
+    return any(shares_memory(a, b) for i, a in enumerate(there) for b in there[:i])
+
+
+def fakes_share_memory(a: Tensor, b: Tensor) -> bool:
+    """The same for two tensors without data: whether they are views of one storage that meet in the call at hand."""
+    if not torch_private.same_storage(a, b):
+        return False
+    facts = [*(int(t.itemsize) for t in (a, b)), a.storage_offset(), b.storage_offset()]
+    first, second = ([*t.shape, *t.stride()] for t in (a, b))
+    known = [hint(v) for v in (*facts, *first, *second)]
+    if None in known:
+        return False
+    left, right, begin, other, *rest = [v for v in known if v is not None]
+    begin, other = begin * left, other * right
+    one = rest[: a.dim()], rest[a.dim() : 2 * a.dim()], left
+    two = rest[2 * a.dim() : 2 * a.dim() + b.dim()], rest[2 * a.dim() + b.dim() :], right
+    if 0 in one[0] or 0 in two[0]:
+        return False
+    return meet(other - begin, one, two) if begin <= other else meet(begin - other, two, one)
+
+
+def meet(
+    distance: int,
+    a: tuple[Sequence[int], Sequence[int], int],
+    b: tuple[Sequence[int], Sequence[int], int],
+) -> bool:
+    """The same for shapes, strides and bytes an element; ``b`` begins ``distance`` bytes after ``a``, at least 0."""
+    first, second = _axes(*a), _axes(*b)
+    if distance > sum((size - 1) * stride for stride, size in first):
+        return False
+    for left, right in ((first, second), (_merged(first), _merged(second))):
+        known = _boxes_meet(distance, left, right)
+        if known is not None:
+            return known
+    if _count(first) + _count(second) > FEW:
+        return True
+    return bool(np.intersect1d(_offsets(first), _offsets(second) + distance).size)
+
+
+def _axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Axes:
+    """The axes along which addresses differ, those of equal stride as one, and the bytes of an element as the last."""
+    axes: dict[int, int] = {}
+    pairs = [(stride * itemsize, size) for stride, size in zip(strides, shape, strict=True)]
+    for stride, size in (*pairs, (1, itemsize)):
+        if stride and size > 1:
+            axes[stride] = axes.get(stride, 1) + size - 1
+    return sorted(axes.items(), reverse=True)
+
+
+def _merged(axes: Axes) -> Axes:
+    """The same addresses by fewer axes, where one continues another."""
+    merged: Axes = []
+    for stride, size in reversed(axes):
+        if merged and merged[-1][0] * merged[-1][1] == stride:
+            merged[-1] = merged[-1][0], merged[-1][1] * size
+        else:
+            merged.append((stride, size))
+    return merged[::-1]
+
+
+def _boxes_meet(distance: int, a: Axes, b: Axes) -> bool | None:
+    """Whether boxes meet on the grid of all strides. None where an address has several places on the grid."""
+    left, right = dict(a), dict(b)
+    strides = sorted({*left, *right, 1}, reverse=True)
+    begins, meeting, reach = [], True, 0
+    for stride in strides:
+        begins.append(distance // stride)
+        distance %= stride
+    for stride, begin in reversed(list(zip(strides, begins, strict=True))):
+        last = max(left.get(stride, 1), begin + right.get(stride, 1)) - 1
+        if reach >= stride:
+            return None
+        meeting = meeting and begin < left.get(stride, 1)
+        reach += last * stride
+    return meeting
+
+
+def _count(axes: Axes) -> int:
+    return int(np.prod([size for _, size in axes], dtype=np.float64))
+
+
+def _offsets(axes: Iterable[tuple[int, int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    offsets = np.zeros(1, dtype=np.int64)
+    for stride, size in axes:
+        offsets = (offsets[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
+    return offsets

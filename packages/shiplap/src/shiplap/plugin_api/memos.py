@@ -1,0 +1,9 @@
+"""Values that a family computes once and keeps: tables, packed weights, constants.
+
+``built_outside_modes`` decorates a function whose result is kept. ``outside_modes`` is the block for the same. What is
+built there is right after inference mode, fake tensors, autocast or a transform of ``torch.func`` have ended.
+"""
+
+from shiplap.torch_private.dispatch_modes import built_outside_modes, outside_modes
+
+__all__ = ["built_outside_modes", "outside_modes"]

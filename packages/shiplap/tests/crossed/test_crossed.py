@@ -1,0 +1,124 @@
+"""Crossed declarations: a seeded part of them, the faults that they must find, the plan, the table and the restart."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from shiplap_testing.crossed import child
+from shiplap_testing.crossed.declared import STATES, Declared, fitting, pairs, plan
+from shiplap_testing.crossed.faults import FAULTS, WRONG_VALUES, faulty
+from shiplap_testing.crossed.run import read, run, run_batch
+from shiplap_testing.crossed.shrink import script, shrink
+from shiplap_testing.crossed.table import markdown, reason_of, tabulate
+
+COUNT = 40
+
+
+def records_of(cases, folder, first=("eager",)):
+    """What the cases do, in this process."""
+    found = []
+    child.run(cases, folder, "cpu", set(), lambda **fields: found.append(fields), first)
+    return [r for r in found if "outcome" in r]
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """Caches and ops of this test alone; no binding but what a case asks for."""
+    from shiplap.dispatch import registry
+
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setenv("SHIPLAP_NATIVE", "0")
+    yield tmp_path
+    for op in [op.spec.name for op in registry.ops() if op.spec.namespace == "crossed"]:
+        registry.forget(op)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_each_planted_fault_is_found_and_only_the_fault(alone):
+    """The same declarations without their faults agree: the fault is what is found."""
+    cases = [faulty(name, seed) for seed, name in enumerate(WRONG_VALUES, 900_000)]
+    sound = [replace(case, seed=case.seed + 100, fault="") for case in cases]
+    records = records_of([*cases, *sound], alone)
+    for case in cases:
+        fault = FAULTS[case.fault]
+        (found,) = [r for r in records if r["seed"] == case.seed and r["way"] == fault.way]
+        assert found["outcome"] == "differs", (case.fault, found)
+    assert not [r for r in records if r["seed"] >= 900_100 and r["outcome"] != "met"]
+
+
+def test_a_longer_plan_begins_with_the_shorter_one_and_each_case_survives_json():
+    long, short = plan(60), plan(20)
+    assert long[:20] == short
+    assert [Declared.from_json(json.loads(json.dumps(c.to_json()))) for c in long] == long
+    assert {c.state for c in plan(200)} == set(STATES)
+    assert all(fitting(c) == c for c in long)
+
+
+def test_a_plan_covers_pairs_that_chance_leaves_out():
+    """Of several cases the plan takes that with rare pairs: the rare half of the pairs comes more often."""
+
+    def counts(among):
+        found = Counter(p for c in plan(300, among=among) for way in c.ways for p in pairs(c.features, way))
+        return sum(1 for n in found.values() if n >= 3)
+
+    assert counts(6) > counts(1)
+
+
+@pytest.mark.long  # three processes that import torch
+def test_a_crash_and_a_hang_are_findings_and_what_is_left_runs():
+    cases = [faulty("crash", 910_000), faulty("hang", 910_001), replace(faulty("tail", 910_002), fault="")]
+    found = []
+    run_batch(cases, "cpu", found.append, limit=20.0)
+    outcomes = {(r["seed"], r["way"]): r["outcome"] for r in found}
+    assert outcomes[910_000, "eager"] == "crashed"
+    assert outcomes[910_001, "eager"] == "hung"
+    assert outcomes[910_002, "eager"] == "met"
+
+
+def test_a_run_goes_on_where_it_stopped(monkeypatch, tmp_path):
+    ran = []
+
+    def batch(cases, device, tell, limit):
+        for case in cases:
+            ran.append(case.seed)
+            tell({"seed": case.seed, "way": "eager", "outcome": "met", "detail": "", "served": ["kernel", "binding"]})
+
+    monkeypatch.setattr("shiplap_testing.crossed.run.run_batch", batch)
+    cases, path = plan(7), tmp_path / "results.jsonl"
+    assert len(list(run(cases[:3], path, batch=2))) == 6  # a result and an end of each
+    path.write_text(path.read_text() + '{"seed": 3, "wa')  # a line that was cut off
+    list(run(cases, path, batch=2))
+    assert ran == [c.seed for c in cases]
+    table = tabulate(cases, read(path))
+    assert table.outcomes == {"met": 7}
+    assert min(table.met.values()) >= 1
+    assert "7 declarations" in markdown(table, cases)
+
+
+def test_a_refusal_counts_for_its_pairs_and_meets_none():
+    case = plan(1)[0]
+    detail = "SL404: SL404: the declaration has no equivalent in C | where    crossed::d0, argument 'ts' | got 7"
+    table = tabulate([case], [{"seed": case.seed, "way": "eager", "outcome": "refused", "detail": detail}])
+    assert not table.met
+    (reason,) = {r for counts in table.refused.values() for r in counts}
+    assert reason == reason_of(detail)
+    assert "SL404" in reason
+    assert "d0" not in reason
+    assert table.scarce
+
+
+def test_what_fails_is_shrunk_to_what_makes_it_fail(monkeypatch):
+    big = replace(plan(1)[0], terms=("second", "float", "text"), outs=("rows", "same"), rank=3, seed=5)
+
+    def fake_batch(cases, device, tell, limit):
+        bad = "float" in cases[0].terms and "rows" in cases[0].outs
+        tell({"seed": 5, "way": "eager", "outcome": "differs" if bad else "met", "detail": "result: wrong"})
+
+    monkeypatch.setattr("shiplap_testing.crossed.shrink.run_batch", fake_batch)
+    failure = {"seed": 5, "way": "eager", "outcome": "differs", "detail": "result: wrong"}
+    least = shrink(big, failure)
+    assert (least.terms, least.outs, least.rank, least.kernel) == (("float",), ("rows",), 2, "none")
+    compile(script(least, failure), "script", "exec")

@@ -1,0 +1,169 @@
+"""What a backward reads is found in its code, whatever way it is written; elsewhere saves= is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from shiplap.declare.saved_reads import UnknownReads, attributes_read
+
+
+def helper(s, g):
+    return s.weight * g
+
+
+def by_keyword(g, *, s):
+    return s.bias
+
+
+class Holder:
+    def method(self, s):
+        return s.method
+
+    @staticmethod
+    def static(s):
+        return s.static
+
+    def __call__(self, grad, saved, needs):
+        return saved.called
+
+
+holder = Holder()
+
+
+@contextlib.contextmanager
+def region():
+    yield
+
+
+def decorated(f):
+    @functools.wraps(f)
+    def wrapper(*args, **kwargs):
+        return f(*args, **kwargs)
+
+    return wrapper
+
+
+def plain(grad, saved, needs):
+    return {"x": saved.scale * grad if needs.x else None, "y": saved.x.sum(0)}
+
+
+def alias(grad, saved, needs):
+    s = saved
+    return {"x": helper(s, grad if needs.x else 1), "y": by_keyword(grad, s=saved), "z": s.x}
+
+
+def methods(grad, saved, needs):
+    return {"x": holder.method(saved) if needs.x else None, "y": Holder.static(saved)}
+
+
+def comprehension(grad, saved, needs):
+    return {"x": [x * saved.k for x in saved.xs], "y": (lambda: saved.y)(), "z": sum(saved.z for _ in range(2))}
+
+
+def inner(grad, saved, needs):
+    def of(s):
+        return s.x
+
+    def closed():
+        return [saved.y]
+
+    return of(saved), closed()
+
+
+def branches(grad, saved, needs):
+    x, y = saved.x, saved.y
+    with region():
+        z = saved.z
+    try:
+        x = saved.tried
+    except ValueError as e:
+        raise TypeError(saved.caught) from e
+    finally:
+        x = y
+    for i in range(3):
+        if i:
+            continue
+        x += y
+    while x:
+        x -= 1
+    match needs.x:
+        case True:
+            return {"x": saved.case[0:2, ..., None] * -grad, "text": f"{saved.shown!r:>{3}}"}
+        case _:
+            return z
+
+
+def written_out(grad, saved, needs):
+    if saved is None or not saved:
+        raise ValueError(needs)
+    return getattr(saved, "x", None), saved.y if hasattr(saved, "y") else None
+
+
+def shown(grad, saved, needs):
+    print(saved, f"{saved}", type(saved))
+    return saved.x
+
+
+@decorated
+def wrapped(grad, saved, needs):
+    return saved.x
+
+
+def late(first, grad, saved, needs):
+    return saved.x
+
+
+@pytest.mark.parametrize(
+    ("fn", "names"),
+    [
+        (plain, "scale x"),
+        (alias, "weight bias x"),
+        (methods, "method static"),
+        (comprehension, "k xs y z"),
+        (inner, "x y"),
+        (branches, "x y z tried caught case shown"),
+        (written_out, "x y"),
+        (shown, "x"),
+        (wrapped, "x"),
+        (functools.partial(late, 1), "x"),
+        (holder, "called"),
+        (lambda grad, s, needs: {"x": s.x @ s.weight if needs.x and grad is not None else None}, "x weight"),
+        (lambda grad, saved, needs: {"x": grad * 2}, ""),
+    ],
+)
+def test_the_reads_are_found(fn: Callable[..., object], names: str) -> None:
+    assert attributes_read(fn, 1) == {*names.split()}
+
+
+def kept(grad, saved, needs):
+    grad.s = saved
+
+
+def starred(grad, saved, needs):
+    return helper(*[saved, grad])
+
+
+@pytest.mark.parametrize(
+    ("fn", "why"),
+    [
+        (lambda grad, saved, needs: {n: getattr(saved, n) for n in ("x",)}, "getattr of it takes a name that is not"),
+        (lambda grad, saved, needs: vars(saved), "it is passed to vars"),
+        (lambda grad, saved, needs: [saved], "it is used by BUILD_LIST"),
+        (lambda grad, saved, needs: saved, "it is used by RETURN_VALUE"),
+        (lambda grad, saved, needs: grad.apply(saved), "it is passed to something that cannot be looked into"),
+        (lambda grad, saved, needs: saved.__dict__, ".__dict__ of it is read"),
+        (lambda *args: 1, "<lambda> takes it in *args"),
+        (lambda grad, saved, needs: {"s": saved}["s"].x, "it is used by BUILD_MAP"),
+        (lambda grad, saved, needs: (lambda s=saved: s.x)(), "it is"),
+        (lambda grad, saved, needs: saved(), "it is called"),
+        (kept, "it is stored in an object"),
+        (starred, "it is used by BUILD_LIST"),
+    ],
+)
+def test_the_reads_cannot_be_found(fn: Callable[..., object], why: str) -> None:
+    with pytest.raises(UnknownReads, match=why.replace("*", r"\*").replace(".", r"\.")):
+        attributes_read(fn, 1)

@@ -1,0 +1,110 @@
+"""A call keeps for its backward what the backward reads, however it is called, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.support import fails
+
+M = Float[Tensor, "n c"]
+C = Float[Tensor, "c"]
+
+
+def helper(saved, grad):
+    return grad * saved.weight
+
+
+def kept_of(call):
+    """The sizes of all tensors that a call keeps."""
+    sizes: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(tuple(t.shape)) or t, lambda t: t):
+        out = call()
+    return sizes, out
+
+
+def scaled(ns, **keywords):
+    @sl.op(f"{ns}::scaled")
+    def scaled(x: M, weight: C, bias: C | None = None, k: int = 2, *, mode: str = "") -> M:
+        return x * weight * k if bias is None else x * weight * k + bias
+
+    @scaled.backward(**keywords)
+    def _(grad, saved, needs):
+        return {
+            "x": helper(saved, grad) * saved.k,
+            "weight": (grad * saved.x).sum(0) * saved.k if needs.weight else None,
+            "bias": grad.sum(0),
+        }
+
+    return scaled
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_as_much_as_with_names_written_by_hand(ns, compiled):
+    x, w, b = torch.ones(5, 3, requires_grad=True), torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    by_hand, by_code = scaled(f"{ns}_a", saves=("x", "weight")), scaled(f"{ns}_b")
+    assert by_code.gradient.saves == by_hand.gradient.saves == ("x", "weight")
+    sizes = []
+    for op in (by_hand, by_code):
+        f = torch.compile(op, backend="aot_eager", fullgraph=True) if compiled else op
+        kept, out = kept_of(lambda f=f: f(x, w, b))
+        out.sum().backward()
+        sizes.append(sorted(kept))
+    assert sizes[0] == sizes[1]
+    if not compiled:
+        assert sizes[0] == [(3,), (5, 3)]
+
+
+def test_results_that_are_read_are_kept(ns):
+    @sl.op(f"{ns}::split", outputs=("values", "index"))
+    def split(x: M) -> tuple[M, M]:
+        return x.exp(), x + 1
+
+    split.backward(lambda grads, saved, needs: {"x": grads[0] * saved.values + grads[1]})
+    assert split.gradient.saves == ("values",)
+
+
+def test_nothing_that_is_not_read_is_kept(ns):
+    @sl.op(f"{ns}::stack")
+    def stack(xs: list[M], w: C) -> M:
+        return sum(xs) * 2
+
+    stack.backward(lambda grad, saved, needs: {"xs": [grad * 2] * 2, "w": None})
+    kept, _ = kept_of(lambda: stack([torch.ones(2, 3, requires_grad=True)] * 2, torch.ones(3)))
+    assert kept == []
+
+
+def test_reads_that_cannot_be_found(ns):
+    op = scaled(ns)
+
+    def dynamic(grad, saved, needs):
+        return {name: grad * getattr(saved, name) for name in ("x", "weight")}
+
+    with fails("SL134", "saves=", "getattr of it takes a name that is not written out", where=f"{ns}::scaled"):
+        op.backward(dynamic)
+
+
+def test_a_value_that_the_op_does_not_have(ns):
+    op = scaled(ns)
+    with fails("SL110", got="the backward reads saved.wieght"):
+        op.backward(lambda grad, saved, needs: {"x": saved.wieght})
+
+
+def test_a_value_that_was_not_saved(ns):
+    op = scaled(ns)
+    op.backward(saves=("x",))(lambda grad, saved, needs: {"x": grad * saved.weight, "weight": None})
+    with fails("SL135", where=f"{ns}::scaled", got="saved.weight", expected="k, mode, x"):
+        op(torch.ones(5, 3, requires_grad=True), torch.ones(3)).sum().backward()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_autograd_follows_a_backward(ns):
+    op = scaled(ns)
+    x, w = torch.ones(5, 3, requires_grad=True), torch.ones(3, requires_grad=True)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        op(x, w).sum().backward()
+    assert (x.grad.tolist()[0], w.grad.tolist()) == ([2, 2, 2], [10, 10, 10])

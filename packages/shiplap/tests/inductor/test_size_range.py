@@ -1,0 +1,147 @@
+"""Templates in graphs of symbolic sizes: proven over a range, and no graph leaves the range without another proof."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from torch._dynamo.decorators import mark_unbacked
+
+import shiplap as sl
+from shiplap.dispatch import tuned_choices
+from shiplap.inductor import fusion_choices, template_candidate
+from shiplap.inductor.size_range import SizeRange
+from shiplap.sampling.code_constants import Mined, mine_template
+from shiplap.torch_private import inductor_lowering
+from shiplap.torch_private.size_ranges import SizeSymbol, bounds_of, largest
+from tests.inductor.targets import sized, twice
+
+pytestmark = pytest.mark.filterwarnings("ignore::shiplap.errors.ShiplapNotice")
+M, N = (sympy.Symbol(name, integer=True, positive=True) for name in "mn")
+
+
+@pytest.fixture(autouse=True)
+def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
+    before = list(twice.templates["cpu"])
+    with inductor_lowering.uncached():
+        yield
+    twice.templates["cpu"] = before
+    tuned_choices.forget()
+
+
+def only(*flaws: str) -> None:
+    configs = tuple(map(sized, flaws))
+    twice.templates["cpu"] = [dataclasses.replace(twice.templates["cpu"][0], configs=configs)]
+    tuned_choices.forget()
+
+
+def layer(x, y):
+    return torch.relu(twice(x) + y)
+
+
+def same(compiled: Any, *shapes: tuple[int, int]) -> None:
+    for shape in shapes:
+        x, y = torch.randn(shape), torch.randn(shape)
+        torch.testing.assert_close(compiled(x, y), layer(x, y))
+
+
+def verdicts() -> dict[str, str]:
+    """By flaw, what was found in the last choice."""
+    made = fusion_choices("fusetest::twice")[-1]
+    return {v.candidate.split("FLAW=")[1].rstrip(")"): f"{v.status}: {v.detail}" for v in made.verdicts}
+
+
+def test_a_dynamic_graph_has_a_template_that_is_right_in_its_range_and_is_guarded_there():
+    only("tail", "branch", "count", "none")
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    same(compiled, (100, 128), (100, 130), (1000, 5), (2, 1023))
+    found, made = verdicts(), fusion_choices("fusetest::twice")
+    assert len(made) == 1
+    assert found["tail"].startswith("wrong: result 0: [0, 0] = nan")
+    assert found["branch"].startswith("wrong: result 0: ")
+    assert "it keeps values from call to call: " in found["count"]
+    assert "calls (4 bytes, global)" in found["count"]
+    assert found["none"] == "ok: for m 2..1024, n 2..1024"
+    assert made[0].chosen == "sized(BM=4, BN=64, FLAW=none)"
+    assert made[0].sizes == "m=100, n=128; any m 2..1024, n 2..1024"
+
+    same(compiled, (100, 1500), (100, 4000))  # beyond: another proof, and one graph for both
+    made = fusion_choices("fusetest::twice")
+    assert [m.sizes.partition("any ")[2] for m in made[1:]] == ["m 2..1024, n 2..4096"]
+    same(compiled, (100, 128))
+    assert len(fusion_choices("fusetest::twice")) == 2
+
+
+def test_a_size_that_no_guard_can_limit_leaves_the_fallback():
+    only("none")
+    x = torch.randn(100, 128)
+    mark_unbacked(x, 0)
+    twice_alone = torch.compile(lambda x: twice(x), fullgraph=True)
+    with pytest.warns(sl.ShiplapNotice, match="no template is used: m depends on data and may be any size"):
+        twice_alone(x)
+    made = fusion_choices("fusetest::twice")[-1]
+    assert (made.chosen, made.reason) == ("reference", "m depends on data and may be any size, too many to prove")
+
+
+def range_of(*conditions: Any, upper: int = 1024) -> SizeRange:
+    symbols = SizeSymbol(M, 2, upper, 100, True), SizeSymbol(N, 2, upper, 128, True)
+    return SizeRange(symbols, (), "", "", (), conditions, lambda sizes: sizes[M] * sizes[N])
+
+
+def test_sizes_are_at_the_ends_and_at_the_edges_of_tiles_and_guards():
+    points = list(range_of(sympy.Le(M, 600)).points(Mined(), tiles=(48,)))
+    by_symbol = {s: {p[s] for p in points} for s in (M, N)}
+    assert {2, 3, 47, 48, 49, 99, 100, 101, 599, 600} <= by_symbol[M]
+    assert max(by_symbol[M]) == 600
+    assert {2, 47, 48, 49, 127, 128, 129, 1023, 1024} <= by_symbol[N]
+    assert len(points) == len({tuple(p.items()) for p in points})
+
+
+def test_sizes_are_edges_too_where_the_smallest_sample_takes_long():
+    """A product with a large weight, of any number of rows."""
+    wide = dataclasses.replace(range_of(), work=lambda sizes: sizes[M] << 24)
+    points = list(wide.points(Mined(ints=(500,)), tiles=(96,)))
+    assert {2, 3, 15, 16, 17, 95, 96, 97} <= {p[M] for p in points}
+    assert len(points) < 60
+
+
+def test_sizes_are_those_that_the_guards_admit():
+    points = list(range_of(sympy.Eq(sympy.Mod(M, 8), 0), sympy.Ne(N, 7)).points(Mined(ints=(32, 64))))
+    assert all(p[M] % 8 == 0 and p[N] != 7 for p in points)
+    assert {24, 32, 40, 64, 72} <= {p[M] for p in points}
+
+
+def test_a_size_that_data_decides_about_ends_where_others_do():
+    (bound,) = bounds_of([sympy.Le(M, 27 * N), sympy.Ge(M, 0)], M)
+    assert largest(bound, {N: (2, 1024)}) == 27 * 1024
+    assert largest(bound, {N: (2, None)}) is None
+    assert largest(bound, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("symbol", "own"),
+    [
+        ("_ZZ17cpp_bad_memo_memoE4seen", True),
+        ("calls.0", True),
+        ("_ZL5cache", True),
+        ("_ZZ6helperfE4last", True),  # of a header, whose function the source calls
+        ("_ZZ16_igam_helper_facIdET_S0_S0_E4EXP1", False),
+        ("_ZZN3c106helperEvE5cache", False),
+    ],
+)
+def test_variables_that_no_source_names_are_those_of_headers_of_torch(symbol, own):
+    text = "static float seen; static int calls, cache[3]; x = helper(1.f) + c10::div_floor_integer(2, 1);"
+    assert template_candidate._is_named(symbol, set(re.findall(r"\w+", text))) == own
+
+
+def test_constants_of_a_template_are_those_of_its_text_and_its_config():
+    mined = mine_template(twice.templates["cpu"][0], {"BM": 12, "FLAW": "value"})
+    assert {12, 700} <= {*mined.ints}
+    assert 3.25 in mined.floats
