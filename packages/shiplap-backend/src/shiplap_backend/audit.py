@@ -112,7 +112,7 @@ def audit(
         tell: is called with the progress.
     """
     cases = [(name, dtype) for name in names for dtype in dtypes]
-    # Models are large and slow: a crash in a smaller batch repeats less work.
+    # A process has a time limit, and a model takes longer than an operator.
     size, what = (_MODELS, "models") if models else (_GRANULE, "operators and dtypes")
     batches = [cases[i : i + size] for i in range(0, len(cases), size)]
     with ThreadPoolExecutor(jobs) as pool:

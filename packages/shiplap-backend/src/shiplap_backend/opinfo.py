@@ -163,7 +163,7 @@ def _hold(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
     # The values are undefined by PyTorch's documentation, such as those of ``empty``.
     if op.name in UNDEFINED:
         return
-    # Looser than torch's defaults: results of low precision are compared with float64 only after this test.
+    # Looser than torch's defaults. Results beyond these tolerances are compared with float64 below.
     loose = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5}.get(dtype, 0.0)
     try:
         for g, w in zip(ours, theirs, strict=True):

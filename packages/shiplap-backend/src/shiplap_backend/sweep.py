@@ -36,7 +36,7 @@ def results(package: Path, cases: list[list[str]], samples: int) -> Iterator[dic
     """
     device = load(package)
     names, dtypes = ({case[i] for case in cases} for i in (0, 1))
-    # Only the needed tests are made: the whole database would take longer than most cases.
+    # Tests are made for the operators of these cases only, since the database is large.
     tests = instantiate(globals(), names=names, dtypes=dtypes, samples=samples)
     tests.setUpClass()
     infos = op_infos()

@@ -77,6 +77,7 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
             raise error("SL208", where="drop_in", got=repr(name), expected=" or ".join(map(repr, FACADES)))
         placed |= _modules(name)
     for name, module in placed.items():
+        # The real package is loaded, and objects of both would mix.
         if sys.modules.get(name, module) is not module:
             raise error(
                 "SL208",
@@ -108,6 +109,7 @@ def _modules(name: str) -> dict[str, ModuleType]:
             modules[alias + inner.name.removeprefix(source)] = importlib.import_module(inner.name)
     if name == "spconv":
         modules |= {f"spconv.{inner}": modules[f"spconv.pytorch.{inner}"] for inner in OF_SPCONV_1}
+    # The real cumm, if installed, serves as well.
     if name == "spconv" and "cumm" not in sys.modules and find_spec("cumm") is None:
         view = importlib.import_module("shiplap_sparse3d.spconv.tensorview")
         cumm = ModuleType("cumm", "What callers of spconv's voxelisation use of cumm: ``tensorview``.")
@@ -140,6 +142,7 @@ def main(arguments: Sequence[str]) -> None:
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(arguments)
+            # As Python does for a script: imports find the modules next to it.
             sys.path[0] = str(Path(arguments[0]).resolve().parent)
             runpy.run_path(arguments[0], run_name="__main__")
 

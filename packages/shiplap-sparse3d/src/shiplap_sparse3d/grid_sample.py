@@ -33,6 +33,7 @@ def _find(lookup: Lookup, cells: Tensor, shape: list[int]) -> Tensor:
     limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32
     known = ((cells >= 0) & (cells.double() < limit)).all(2)
     scene = torch.arange(b, device=cells.device).view(b, 1, 1).expand(b, points, 1)
+    # NaN and far values become -1 before the cast, whose result would be undefined.
     rows = torch.cat([scene, cells.where(known[..., None], -1.0).long()], 2)
     return lookup(rows.view(-1, 4)).view(b, points)
 
@@ -66,6 +67,7 @@ def trilinear_map(
     for corner in range(8):
         cells = lowest + torch.tensor([corner & 1, corner >> 1 & 1, corner >> 2 & 1], device=queries.device)
         indices.append(_find(lookup, cells, spatial_shape))
+        # Centres of voxels are at integers + 0.5.
         weights.append((1 - (queries - cells - 0.5).abs()).prod(2).where(indices[-1] >= 0, 0.0))
     stacked = torch.stack(weights, 2)
     return torch.stack(indices, 2), (stacked / stacked.sum(2, keepdim=True).clamp_min(1e-12)).float()
@@ -95,6 +97,7 @@ def indice_weighted_sum(
     Raises SL211 for an index outside ``[-1, n)``.
     """
     _check_indices("indice_weighted_sum", indices, feats.shape[0])
+    # A weight of NaN or infinity must not count where there is no voxel.
     share = torch.where(indices >= 0, weights, 0)[..., None]
     return (_gather(feats, indices) * share).sum(1).to(feats.dtype)
 
@@ -109,6 +112,7 @@ def indice_weighted_sum_grad(
     threads. Raises SL211 as ``indice_weighted_sum`` does.
     """
     _check_indices("indice_weighted_sum_grad", indices, rows)
+    # ``nonzero`` is ordered, which fixes the order of the sums.
     i, j = (indices >= 0).nonzero().unbind(1)
     wide = torch.promote_types(grad.dtype, torch.float32)
     share = grad[i].to(wide) * weights[i, j][:, None]

@@ -71,11 +71,13 @@ def _insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, val
         [*table_keys.tolist(), *keys.tolist()], [*table_values.tolist(), *values.tolist()], strict=True
     ):
         if key != EMPTY:
+            # Keys and values are compared as unsigned numbers, as ``atomic_min`` on a GPU does.
             entries[key % _KEY] = min(value % _VALUE, entries.get(key % _KEY, _VALUE))
     capacity = table_keys.shape[0]
     if len(entries) > capacity:
         raise full(op, capacity)
     slots: list[tuple[int, int]] = [(EMPTY, EMPTY)] * capacity
+    # In ascending order each key takes the first free slot, which is the layout that every order of insertion leads to.
     for key in sorted(entries):
         slot = home(key, capacity)
         while slots[slot][0] != EMPTY:
@@ -100,6 +102,7 @@ def _lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
     order = table_keys.argsort()
     if order.numel() == 0:
         return keys.new_full(keys.shape, EMPTY, dtype=torch.int32)
+    # A missing key may sort behind the last one, so the place is clamped and then compared.
     at = order[torch.searchsorted(table_keys[order], keys.contiguous()).clamp_max(order.numel() - 1)]
     return torch.where((table_keys[at] == keys) & (keys != EMPTY), table_values[at], EMPTY)
 

@@ -136,6 +136,7 @@ def stage(
     given = (takes,) if index == 0 else _receive((index - 1) % ranks, device, group)
     wrapped = _Stage(module, given, index == stages - 1)
     sample = tuple(t for voxels in given for t in voxels.empty(device, index > 0))
+    # Modes may differ from module to module, so each one is restored.
     learning = {m: m.training for m in module.modules()}
     module.eval()  # statistics are those of voxels, and there is none
     with torch.no_grad():
@@ -169,6 +170,7 @@ def _receive(rank: int, device: torch.device, group: Any) -> tuple[Voxels, ...]:
     """Receive the shapes that the stage before will send."""
     told = torch.zeros(MOST, 7, dtype=torch.int64, device=device)
     dist.recv(told, group=group, group_src=rank)
+    # Unused lines of the fixed-size message are zeros.
     lines = [line for line in told.tolist() if line[0]]
     return tuple(
         Voxels(rows, channels, tuple(cells for cells in shape if cells), scenes, DTYPES[dtype])
@@ -192,5 +194,6 @@ def split(x: SparseTensor, parts: int, rows: int) -> tuple[Tensor, Tensor]:
             expected="as many scenes in each",
         )
     scenes = x.batch_size // parts
+    # Equal numbers of rows let ``torch.chunk`` cut exactly between micro-batches.
     made = [x[at : at + scenes].pad(rows) for at in range(0, x.batch_size, scenes)]
     return torch.cat([part.feats for part in made]), torch.cat([part.coords for part in made])

@@ -23,6 +23,7 @@ def _grid(rows: int) -> list[int]:
 
 def _voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
     """``int32 [rows, 4]``: distinct, unsorted."""
+    # A permutation of cell numbers gives distinct voxels.
     cells = torch.randperm(SCENES * math.prod(grid), generator=rng)[:rows]
     z, rest = cells % grid[2], cells // grid[2]
     y, rest = rest % grid[1], rest // grid[1]
@@ -39,6 +40,7 @@ def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) ->
         sheet = outputs == inputs >= MANY and edge % 2 == 1 and edge**3 == taps
         return _sheet(rng, outputs, edge, device) if sheet else _spread(rng, outputs, inputs, taps, device)
     span = max(1, 2 * max(outputs, inputs))
+    # Numbers beyond the inputs become misses, about half of them.
     columns = [torch.randperm(span, generator=rng)[:outputs] for _ in range(taps)]
     table = torch.stack(columns, 1) if taps else torch.zeros(outputs, 0, dtype=torch.int64)
     return torch.where(table < inputs, table, -1).int().to(device)
@@ -80,6 +82,7 @@ def _window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int], lis
 def _normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
     if math.prod(shape) < 2**20:
         return torch.randn(shape, generator=rng, dtype=torch.float64).to(device=device, dtype=dtype)
+    # Large tensors are drawn on the device, from a seed of the given generator.
     there = Generator(device).manual_seed(int(torch.randint(2**62, (1,), generator=rng)))
     return torch.randn(shape, generator=there, device=device).to(dtype)
 
@@ -97,6 +100,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 @ops.segment_mean.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     segments = sizes["m"]
+    # Without a segment no row can have an index.
     rows = sizes["n"] if segments else 0
     index = torch.randint(0, max(1, segments), (rows,), generator=rng)
     counts = torch.bincount(index, minlength=segments)[:segments].int().to(device)

@@ -135,11 +135,14 @@ def brick_insert_kernel(
     else:
         number = _number(b.to(tl.int64), x >> 2, y >> 2, z >> 2, width, height, depth) + 1
         slot = _taken(slots, number, good, capacity.to(tl.uint32))
+        # A later kernel needs the slot again, and a load is cheaper than a second search.
         tl.store(_ints(own) + row, slot, mask=row < n)
     bit = ((x & 3) * 16 + (y & 3) * 4 + (z & 3)).to(tl.int64)
     word = tl.full((BLOCK,), 1, tl.int64) << bit
+    # The old word also shows whether the cell was taken, which is a duplicate voxel.
     old = tl.atomic_or(_word(slots, slot, DENSE), word, mask=good, sem="relaxed")
     report(status, code_twice, row, good & (((old >> bit) & 1) != 0))
+    # The row that sets the first bit of a brick lists it, so each brick is listed once.
     made = good & (old == 0)
     new = made.to(tl.int32)
     total = tl.sum(new, 0)
@@ -157,6 +160,7 @@ def brick_start_kernel(
     if tl.program_id(0) * BLOCK < bricks:
         slot = tl.load(_ints(taken) + at, mask=at < bricks, other=0)
         voxels = _ones(tl.load(_word(slots, slot, DENSE), mask=at < bricks, other=0))
+        # One atomic for a block of bricks. Their order varies, but each brick keeps its rows together.
         first = tl.atomic_add(_ints(counters) + 1, tl.sum(voxels, 0), sem="relaxed")
         tl.store(_ints(starts) + slot, first + tl.cumsum(voxels, 0) - voxels, mask=at < bricks)
 
@@ -180,6 +184,7 @@ def _met(
 ):
     """Return ``[rows, 8]``: slots and words of the bricks that windows from (x, y, z) on meet."""
     near = tl.arange(0, 8)[None, :]
+    # A window of three cells, or fewer, crosses at most one border of bricks per axis.
     nx, ny, nz = near >> 2, (near >> 1) & 1, near & 1
     bx, by, bz = (x >> 2)[:, None] + nx, (y >> 2)[:, None] + ny, (z >> 2)[:, None] + nz
     met = (nx * 4 < ((x & 3) + KX)[:, None]) & (ny * 4 < ((y & 3) + KY)[:, None]) & (nz * 4 < ((z & 3) + KZ)[:, None])
@@ -196,6 +201,7 @@ def _met(
 @triton.jit
 def _corners(of, ROWS: tl.constexpr):
     """Return the eight columns of ``[rows, 8]``."""
+    # Triton cannot index registers, so the columns are split off axis by axis.
     z0, z1 = tl.split(tl.reshape(of, (ROWS, 2, 2, 2)))
     z0y0, z0y1 = tl.split(z0)
     z1y0, z1y1 = tl.split(z1)
@@ -254,12 +260,14 @@ def brick_hits_kernel(
     a000, a001, a010, a011, a100, a101, a110, a111 = _corners(words, ROWS)
     hits = tl.zeros((ROWS,), tl.int32)
     for tx in tl.static_range(KX):
+        # ``far``: the cell lies in the second brick along the axis.
         far, at_x = (x & 3) + tx >= 4, ((x + tx) & 3) * 16
         b00, b01 = tl.where(far, a100, a000), tl.where(far, a101, a001)
         b10, b11 = tl.where(far, a110, a010), tl.where(far, a111, a011)
         for ty in tl.static_range(KY):
             far_y, line = (y & 3) + ty >= 4, (at_x + ((y + ty) & 3) * 4).to(tl.int64)
             near_z, far_z = tl.where(far_y, b10, b00) >> line, tl.where(far_y, b11, b01) >> line
+            # A line of eight cells along z from both bricks: all taps of the line are one shift away.
             cells = ((near_z & 15) | ((far_z & 15) << 4)).to(tl.int32)
             hits |= ((cells >> (z & 3)) & ((1 << KZ) - 1)) << ((tx * KY + ty) * KZ)
     for part in range(PARTS):
@@ -277,6 +285,7 @@ def _entry(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.
     """Write the entries of one tap to their places. ``hits`` has a bit for each hit."""
     above = word << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
     hit = above < 0
+    # Rows of a brick are in the order of its bits, so a count of bits is the place in the list.
     entry = tl.load(rows + (start + _ones(above) - 1), mask=hit, other=-1)
     tl.store(columns + (tap + part * 0).to(tl.int64) * m + place, entry, mask=place < m)
     return hits | (hit.to(tl.int32) << (tap - part * SIZE))
@@ -335,6 +344,7 @@ def brick_entries_kernel(
                 tap, far_z = (tx * KY + ty) * KZ + tz, (z & 3) + tz >= 4
                 word, start = tl.where(far_z, c1, c0), tl.where(far_z, u1, u0)
                 bit = line + ((z + tz) & 3)
+                # Without a branch where all taps belong to one part.
                 if PARTS == 1:
                     hits = _entry(columns, listed, word, start, bit, hits, tap, part, place, m, SIZE)
                 else:

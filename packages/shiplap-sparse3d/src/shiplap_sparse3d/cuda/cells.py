@@ -139,7 +139,7 @@ def mark_kernel(
 def _count(words):
     """Return the number of set bits of each word of 32."""
     x = words.to(tl.uint32, bitcast=True)
-    # Bits are summed pairwise in place. Triton has no portable instruction for this on 32 bits.
+    # The usual parallel count: pairs of bits, then groups of four, eight and more.
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F

@@ -39,6 +39,7 @@ def _line(counts, part, pages, BINS: tl.constexpr):
 @triton.jit
 def counted(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
     """Count one more row of this page with this digit."""
+    # Each row is counted in the line of its page and in that of its group.
     mine = _line(counts, part, pages, BINS) + digit
     tl.atomic_add(mine + page * BINS, 1, mask=inside, sem="relaxed")
     tl.atomic_add(mine + (pages + page // GROUP) * BINS, 1, mask=inside, sem="relaxed")
@@ -140,6 +141,7 @@ def digit_kernel(
     own = tl.load(at + page * BINS + bins)
     start = tl.cumsum(total - own, 0) - total + own + before  # less how many smaller digits there are in this page
     digit, source = by_digit // PAGE, first_row + by_digit % PAGE
+    # The lane counts the rows of this page before it, of smaller and of equal digits.
     place = begin * PAGE + lane + tl.gather(start, tl.minimum(digit, BINS - 1), 0)
     inside, key = digit < BINS, tl.load(mine + source, mask=digit < BINS, other=0)
     if not FIRST:
@@ -149,6 +151,7 @@ def digit_kernel(
     else:
         tl.store(_ints(to_rows) + part.to(tl.int64) * m + place, source, mask=inside)
         tl.store(_ints(to_keys) + part.to(tl.int64) * m + place, key, mask=inside)
+        # Counted here, where key and place are at hand, so that the next pass needs no launch for it.
         next_digit = (key >> (SHIFT + WIDTH)) & (BINS - 1)
         counted_runs(next_counts, part, place // PAGE, pages, next_digit, inside, BINS, PAGE)
 

@@ -88,6 +88,7 @@ def insert(slots, row, b, x, y, z, active, width, height, depth, capacity):
 
     ``slots`` is an address. Returns for each row a row + 1 that was there before, or 0.
     """
+    # Launch programs pass addresses of the workspace as integers.
     entries, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
     number, wanting = number_of(b, x, y, z, width, height, depth), active
     slot = home(number, capacity)

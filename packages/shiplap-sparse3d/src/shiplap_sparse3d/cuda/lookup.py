@@ -133,6 +133,7 @@ def look_up(program: TritonLaunches, queries: Queries, table: tuple[str, str]) -
 
 def _hashed(program: TritonLaunches) -> TritonLaunches:
     """Add to ``program`` the hash of the voxels."""
+    # The zeros of the sort follow the hash, so one launch clears both.
     return program.fill("0", f"{SLOT_BYTES} * capacity + zeros", when="hashed == 1").then(
         insert_kernel,
         grid=f"cdiv(n, {INSERTS})",

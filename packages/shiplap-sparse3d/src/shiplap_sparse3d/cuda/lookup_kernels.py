@@ -34,6 +34,7 @@ def insert_kernel(
     good = is_inside(b, x, y, z, width, height, depth, batches)
     report(status, code, row, (b != -1) & ~good)
     twin = insert(slots, row, b, x, y, z, good, width, height, depth, capacity)
+    # A cell that had a row already is a duplicate voxel.
     report(status, code_twice, row, good & (twin != 0))
 
 
@@ -129,7 +130,9 @@ def lookup_kernel(
     y = _under(y, sy, py, dy, tap // KZ % KY, WIDE)
     z = _under(z, sz, pz, dz, tap % KZ, WIDE)
     b, own = b[:, None], ((v < SIZE) & (tap < k))[None, :]
+    # The scene was checked with the query, so any number of batches will do here.
     there = is_inside(b, x, y, z, width, height, depth, 0x80000000) & good[:, None] & own
+    # Inside of the grid a coordinate fits 32 bits again.
     x, y, z = x.to(tl.int32), y.to(tl.int32), z.to(tl.int32)
     slot = find(slots, b, x, y, z, there, width, height, depth, capacity)
     place = table + row.to(tl.int64)[:, None] * k + tap[None, :]

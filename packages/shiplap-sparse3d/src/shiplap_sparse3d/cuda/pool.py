@@ -23,6 +23,7 @@ TILE = 2048  # values of a program: 16 a thread
 
 def blocks_of(c: int) -> dict[str, int]:
     """Return rows and channels of a program."""
+    # Adjacent channels are adjacent in memory, so wide rows of channels make full loads.
     channels = min(128, triton.next_power_of_2(max(c, 1)))
     return {"ROWS": TILE // channels, "CHANNELS": channels, "num_warps": 4}
 
@@ -56,6 +57,7 @@ def accumulator(ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def beats(x, best):
     """Return whether ``x`` is larger; NaN is larger than any number."""
+    # ``x != x`` is true for NaN only.
     return (x > best) | ((x != x) & (best == best))
 
 
@@ -85,6 +87,7 @@ def max_kernel(
     for v in range(k):
         entry, hit = _entry(table, row, there, v, table_row, table_tap, n, status, code)
         x = tl.load(feats + entry * feats_row + channel * feats_col, mask=hit & within, other=0).to(best.dtype)
+        # The first hit always counts, so that values below zero survive.
         better = hit & ((tap < 0) | beats(x, best))
         best, tap = tl.where(better, x, best), tl.where(better, v, tap)
     at = row[:, None] * c + channel

@@ -101,6 +101,7 @@ def sum_kernel(
         entry = tl.load(indices + query * corners + corner, mask=inside, other=-1)
         share = tl.load(weights + query * corners + corner, mask=inside, other=0.0).to(WIDE)
         report(status, code, query, ((entry < -1) | (entry >= rows)) & (tl.program_id(1) == 0))
+        # Invalid entries are reported, and must not be read meanwhile.
         good = ((entry >= 0) & (entry < rows))[:, None] & (channel < channels)[None, :]
         row = tl.load(feats + entry.to(tl.int64)[:, None] * channels + channel[None, :], mask=good, other=0.0)
         total += tl.where(good, row.to(WIDE) * share[:, None], 0.0)
@@ -129,6 +130,7 @@ def grad_kernel(
     at = tl.load(starts + row, mask=row < rows, other=0)
     end = tl.load(starts + row + 1, mask=row < rows, other=0)
     total = tl.zeros([ROWS, CHANNELS], dtype=WIDE)
+    # Rows of a program have different numbers of entries: the loop ends with the longest one.
     while tl.max((at < end).to(tl.int32), 0) > 0:
         active = at < end
         entry = tl.load(entries + at, mask=active, other=0)

@@ -67,10 +67,12 @@ def global_max_kernel(
         row = first + tl.arange(0, ROWS)
         mine = _members(coords, row, end, scene, scenes, coords_row, status, code)
         x = tl.load(feats + row[:, None] * feats_row + channel * feats_col, mask=mine & within, other=0).to(best.dtype)
+        # Strictly larger only, so that the first of equal rows stays.
         better = mine & ((best_row == NO_ROW) | beats(x, best))
         best, best_row = tl.where(better, x, best), tl.where(better, row[:, None].to(tl.int32), best_row)
     there = best_row != NO_ROW
     nan = there & (best != best)
+    # Lanes are reduced by value and then by row, since a reduction of pairs would need a combine function.
     most = tl.max(tl.where(there & ~nan, best, float("-inf")), 0)[None, :]
     any_nan = tl.max(nan.to(tl.int32), 0)[None, :] > 0
     winner = there & tl.where(any_nan, nan, best == most)
@@ -131,6 +133,7 @@ def global_sum_kernel(
         count += mine.to(tl.int32)
     at = part.to(tl.int64) * scenes + scene
     tl.store(partial + at * c + channel, tl.sum(total, 0)[None, :], mask=within)
+    # Programs of further channels count the same rows.
     tl.store(counts + at, tl.sum(tl.sum(count, 1), 0), mask=tl.program_id(1) == 0)
 
 

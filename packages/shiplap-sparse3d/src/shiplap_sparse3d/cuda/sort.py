@@ -294,9 +294,9 @@ def numbers(sort: Sort) -> dict[str, str]:
         f"{p}ranks": f"{p}counted * max(2, pow2(min({p}size, {COUNTED_TAPS})))",
         f"{p}bins": f"where({p}digits == 1, pow2(min({p}width, {BITS})), {p}ranks)",
         f"{p}zeros": f"4 * {parts} * {p}bins * {p}lines",
-        # Only ranked tables have several runs: smaller ones fit the cache as one.
+        # The other ways take tables of a single run only.
         f"{p}runs": f"where({p}ranked == 1, cdiv({rows}, run), 1)",
-        # The narrowest keys that hold part, run and rank: torch sorts 16 bits fastest.
+        # The narrowest keys that hold part, run and rank: a radix sort takes fewer passes over them.
         f"{p}long": f"where({spread} <= {2**31} // pow2({p}size), 32, 64)",
         f"{p}bits": f"where({spread} <= {2**15} // pow2({p}size), 16, {p}long)",
         f"{p}page": f"{p}digits * {PAGE}",

@@ -37,6 +37,7 @@ def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
     tl.store(keys + row, key * depth + (z - z_low), mask=row < n)
     if tl.program_id(0) == 0:
         most = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
+        # Overflow is tested by division before each multiplication.
         many = height > most // depth
         cells = tl.where(many, 1, height * depth)
         many = many | (width > most // cells)
@@ -64,6 +65,7 @@ def group_kernel(coords, rows, groups, unique, inverse, counts, n, BLOCK: tl.con
     ends = there & (group != tl.load(groups + at + 1, mask=at < n - 1, other=0))
     place = group.to(tl.int64) - 1
     tl.store(inverse + row, place.to(tl.int32), mask=there)
+    # The count is end minus begin. Both may be in different programs, so each adds its share.
     tl.atomic_add(counts + place, at + 1, mask=ends, sem="relaxed")
     tl.atomic_add(counts + place, -at, mask=begins, sem="relaxed")
     column = tl.arange(0, 4)[None, :]
@@ -88,7 +90,9 @@ def unique_coords(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     _pack[grid](coords, low, high, keys, groups[n:], n, BLOCK=BLOCK)
     keys, rows = keys.sort()
     _first[grid](keys, groups, n, BLOCK=BLOCK)
+    # Ones at the begins of keys become numbers of groups.
     groups[:n].cumsum_(0)
+    # One transfer for the number of groups and the flag, since each one waits for the device.
     m, wide = groups[n - 1 :].tolist()
     if wide:
         span = tuple((high.long() - low + 1).tolist())

@@ -49,6 +49,7 @@ def surfaces(xyz: Tensor, step: float) -> Tensor:
     opening does not. Squares stand for discs.
     """
     xy = xyz[:, :2] - xyz[:, :2].amin(0)
+    # A few stray points far away must not make the raster huge.
     cell = max(_CELL * step, (float(xy.amax(0).double().prod()) / _MOST_CELLS) ** 0.5)
     place = (xy / cell).long()
     width, height = (place.amax(0) + 1).tolist()
@@ -57,6 +58,7 @@ def surfaces(xyz: Tensor, step: float) -> Tensor:
     filled = (low < _FAR / 2).to(z)
     above, eroded, before = [], low, 0
     for radius in _RADII:
+        # Radii ascend, so each erosion continues the one before.
         eroded, before = -_largest(-eroded, radius - before), radius
         opened = _largest(torch.where(eroded < _FAR / 2, eroded, -_FAR), radius)
         mean = _mean(torch.where(filled > 0, opened, 0), filled, max(1, radius // 2))
@@ -77,6 +79,7 @@ def _largest_along(raster: Tensor, radius: int) -> Tensor:
     window, wide, rows = 2 * radius + 1, 1, raster.shape[0]
     raster = F.pad(raster, (0, 0, radius, radius), value=-torch.inf)
     while 2 * wide <= window:
+        # Windows double: the number of passes is logarithmic in the radius.
         raster = torch.maximum(raster[: len(raster) - wide], raster[wide:])
         wide *= 2
     return torch.maximum(raster[:rows], raster[window - wide :][:rows])
@@ -92,6 +95,7 @@ def _sum(values: Tensor, radius: int) -> Tensor:
     """Return the sum over the square, from running sums in float64."""
     total = values.double()
     for _ in range(2):
+        # A difference of running sums is the sum of a window, whatever its size.
         running = F.pad(total, (0, 0, radius + 1, radius)).cumsum(0)
         total = (running[2 * radius + 1 :] - running[: -2 * radius - 1]).T
     return total
@@ -119,7 +123,9 @@ def nearest(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
     """
     rise, distance = xyz.new_zeros(len(xyz), count), xyz.new_full((len(xyz), count), _MARGIN * step)
     for rows, near in _blocks(xyz[:, :2], step):
+        # The product form of ``cdist`` loses the digits of small distances.
         separation = torch.cdist(xyz[rows, :2], xyz[near, :2], compute_mode="donot_use_mm_for_euclid_dist")
+        # A point is no neighbour of itself.
         separation.masked_fill_(rows[:, None] == near, torch.inf)
         reached = min(count, len(near) - 1)
         value, index = separation.topk(reached, largest=False)
@@ -140,5 +146,6 @@ def _blocks(xy: Tensor, step: float) -> Iterator[tuple[Tensor, Tensor]]:
         first, last = torch.searchsorted(along, torch.stack([low[0], high[0]])).tolist()
         near = by_x[first:last]
         near = near[(xy[near, 1] >= low[1]) & (xy[near, 1] <= high[1])]
+        # Bounds the matrix of distances.
         for part in rows.split(2048):
             yield part, near

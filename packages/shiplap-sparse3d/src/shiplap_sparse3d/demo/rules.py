@@ -35,6 +35,7 @@ def over_cell(xyz: Tensor, width: float) -> Tensor:
     cell = (xyz[:, :2] / width).floor().long()
     cell -= cell.amin(0)
     flat = cell[:, 0] * (int(cell[:, 1].max()) + 1) + cell[:, 1]
+    # Numbers of used cells, since most cells of a wide area are empty.
     _, inverse = flat.unique(return_inverse=True)
     lowest = xyz.new_full((int(inverse.max()) + 1,), _FAR).scatter_reduce(0, inverse, xyz[:, 2], "amin")
     return xyz[:, 2] - lowest[inverse]
@@ -58,6 +59,7 @@ def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
     result = torch.full_like(raster, _FAR)
     height = raster.shape[-1]
     for row in range(min(radius, height - 1) + 1):
+        # The disc is as wide as this at the distance ``row`` from its centre.
         half = math.isqrt(radius * radius - row * row)
         low = -F.max_pool2d(-raster, (2 * half + 1, 1), 1, (half, 0))
         above, below = result[..., row:], result[..., : height - row]

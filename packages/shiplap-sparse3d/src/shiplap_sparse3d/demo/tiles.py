@@ -114,15 +114,18 @@ def _tables(geometry: Geometry, levels: int) -> list[Tensor]:
 
 def _let_sizes_vary(tile: Tile, tables: Sequence[Tensor]) -> None:
     for tensor in (tile.voxels.feats, tile.points, tile.inverse, *tables):
+        # Otherwise the second tile would be compiled for its own sizes before sizes became dynamic.
         mark_dynamic(tensor, 0)
 
 
 def random_tiles(areas: Sequence[Area], levels: int, seed: int) -> Iterator[Tile]:
     """Yield endless tiles of 50 to 120 spacings, each cut from one area, thinned, turned and mirrored at random."""
     draw = torch.Generator().manual_seed(seed)
+    # Areas are drawn in proportion to their points.
     weights = torch.tensor([float(len(area.scan)) for area in areas])
     while True:
         tile = _crop(areas[int(torch.multinomial(weights, 1, generator=draw))], draw)
+        # Tiles with few points lie at the border, and have few neighbours to learn from.
         if len(tile.scan) >= 500:
             yield make_tile(_move(tile, draw), levels)
 

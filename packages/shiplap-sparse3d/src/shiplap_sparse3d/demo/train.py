@@ -108,6 +108,7 @@ def _threshold(forward: Forward, areas: Sequence[Area], levels: int) -> float:
     tiles = [make_tile(area, levels) for area in areas]
     logits = torch.cat([forward(tile.voxels, tile.points, tile.inverse).detach() for tile in tiles])
     truth = torch.cat([tile.ground for tile in tiles]).bool()
+    # Thresholds from -4 to 2 in steps of a fifth.
     best = max(iou(logits > fifth / 5, truth) for fifth in range(-20, 11))
     return math.log(max(best, 1e-3))
 

@@ -129,6 +129,7 @@ class SparseConvolution(SparseModule):
         self.weight = nn.Parameter(torch.empty(shape, **factory))
         self.bias = nn.Parameter(torch.empty(self.out_channels, **factory)) if bias else None
         self.reset_parameters()
+        # Older checkpoints lack the buffer, and strict loading would fail.
         self.register_load_state_dict_pre_hook(indices.without_count)
 
     def reset_parameters(self) -> None:
@@ -179,6 +180,7 @@ class SparseConvolution(SparseModule):
 
     def _convolve(self, input: SparseConvTensor, features: Tensor, data: IndiceData, inside: bool) -> SparseConvTensor:
         if self.inverse:
+            # The next forward pass then builds both ways in one launch program.
             indices.note_way_back(self.indice_key, data)
         plan = data.way_back if self.inverse else data.plan
         features = plan.conv(features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
@@ -198,6 +200,7 @@ class SparseConvolution(SparseModule):
             return indices.check_inverse(where, input, key, data, self.kernel_size)
         if data is None:
             window, subm = self.window, self.subm
+            # A submanifold record needs no way back: its table is its own transpose.
             back = None if subm else indices.leads_back(key, window)
             return indices.build(where, input, window, self.algo, subm=subm, training=self.training, back=back)
         if not self.subm:

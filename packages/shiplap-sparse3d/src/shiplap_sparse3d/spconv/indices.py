@@ -126,6 +126,7 @@ def build(
         out_shape = get_deconv_output_size(shape, *sizes, window.output_padding)
     fix = "enlarge spatial_shape or the padding"
     check_least(where, out_shape, lambda: f"output shape {out_shape} of input shape {shape}, {window.text}", fix)
+    # The geometry keeps the step, so layers with other keys share its tables.
     step = window.step(here, pooled=pooled, back=back)
     there, plan = step.geometry, None if pooled else step.plan
     indices = indices_of(there.coords, input.ndim)
@@ -140,6 +141,7 @@ _MOST_KEYS = 4096
 def note_way_back(key: str | None, data: IndiceData) -> None:
     """Record that an inverse layer goes back along ``data``. Without gradients it builds those tables."""
     if not torch.compiler.is_compiling() and not data.whole and len(_LED_BACK) < _MOST_KEYS:
+        # Bounded by ``_MOST_KEYS``: keys may be generated for each batch.
         _LED_BACK.add((key, data.window.text))
 
 
@@ -165,6 +167,7 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
     if not guard_or_false(rows > 0):
         return
     if torch.compiler.is_compiling():
+        # The graph's assertion replaces the branch below, which would need the size.
         torch._check(out_rows > (1 if training else 0))
     elif out_rows == 0:
         raise error(
@@ -187,6 +190,7 @@ def check_subm(
         _same(where, key, "kernel_size", ksize, window.ksize)
         _same(where, key, "dilation", dilation, window.dilation)
     _same_cells(where, key, input.spatial_shape, data.spatial_shape)
+    # The same tensor needs no comparison. Values are not compared, since a GPU would have to be waited for.
     if input.indices is not data.indices:
         _same(where, key, "number of voxels", input.indices.shape[0], data.indices.shape[0])
     return data

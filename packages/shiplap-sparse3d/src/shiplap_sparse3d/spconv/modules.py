@@ -116,6 +116,7 @@ class PrintCurrentTime(nn.Module):
         if reset:
             self.first_time = time.time()
         if torch.cuda.is_available():
+            # Kernels run asynchronously: without waiting the time would be that of their launches.
             torch.cuda.synchronize()
         print(msg, time.time() - self.first_time)
         return x
@@ -191,6 +192,7 @@ class SparseSequential(SparseModule):
             if module is None:
                 continue
             if norm is not None:
+                # The exact type: a subclass may compute something else.
                 made = norm_and_relu(norm, module, input) if type(module) is nn.ReLU else None
                 if made is not None:
                     input, norm = input.with_features(made, checkpointed, input._indices), None

@@ -47,6 +47,7 @@ def expect_duplicates(expected: bool = True) -> bool:
 
 def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
     """Return ``int64 [n]``: for each row of ``int32 [n, 4]`` the first one with the same numbers."""
+    # Stable, so that the first row of a cell stays in front of the others.
     order = keys_of(coords, shape).argsort(stable=True)
     ordered = coords.index_select(0, order)
     places = torch.arange(order.shape[0], device=coords.device)
@@ -72,7 +73,9 @@ class SharedPlan(Plan):
     ) -> Tensor:
         """Convolve as a plan does: ``[n, co]``."""
         assert self.first is not None
+        # Every row of a cell gets the result of the first one.
         of_cells = super().conv(feats, weight, bias, groups, tf32).index_select(0, self.first)
+        # A row reads itself at the centre, where the plan reads the first row of the cell.
         difference = feats - feats.index_select(0, self.first)
         return of_cells + _grouped(difference, weight[:, self.centre], groups).to(of_cells.dtype)
 
@@ -98,6 +101,7 @@ def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
 
     Raises SL211 where they do and it is not, and for rows outside the grid.
     """
+    # A strided layer made these voxels, so they are distinct.
     if geometry.parent is not None:
         return geometry.subm(kernel, dilation)
     if is_compiling():
@@ -109,6 +113,7 @@ def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
     try:
         return geometry.subm(kernel, dilation)
     except ShiplapError as wrong:
+        # SL211 has other causes too, such as rows outside the grid.
         if wrong.id != "SL211" or geometry.coords.is_cuda or not _has_twins(geometry):
             raise
     return _shared(geometry, kernel, dilation)
@@ -130,6 +135,7 @@ def _shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Share
     plan = distinct.subm(kernel, dilation)
     centre = 0
     for size in kernel:
+        # The number of the tap in the middle of each axis, in tap order.
         centre = centre * size + size // 2
     return SharedPlan(
         plan.table, plan.rows, plan.order, plan.masks, plan.reflect, plan.symmetric, plan.back, first, centre

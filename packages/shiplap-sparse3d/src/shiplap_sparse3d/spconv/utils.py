@@ -47,9 +47,11 @@ class PointToVoxel:
         self.num_point_features, self.device = num_point_features, torch.device(device)
         self.max_num_voxels, self.max_num_points_per_voxel = max_num_voxels, max_num_points_per_voxel
         lower, upper = coors_range_xyz[: self.ndim], coors_range_xyz[self.ndim :]
+        # spconv's indices are in the order z, y, x.
         self.vsize = list(reversed(vsize_xyz))
         self.coors_range = [*reversed(lower), *reversed(upper)]
         self.grid_size = [
+            # Rounded, since the quotient of floats may fall just below a whole number.
             int((high - low) / edge + 0.5)
             for low, high, edge in zip(reversed(lower), reversed(upper), self.vsize, strict=True)
         ]
@@ -88,6 +90,7 @@ class PointToVoxel:
         rank = _rank(voxel, indices.shape[0])
         kept = (voxel >= 0) & (rank < self.max_num_points_per_voxel)
         voxels = pc.new_zeros(indices.shape[0], self.max_num_points_per_voxel, pc.shape[1], dtype=torch.float32)
+        # Voxel and rank are a distinct place for each point, so no write depends on another.
         voxels[voxel[kept], rank[kept]] = pc[kept].float()
         counts = torch.bincount(voxel[kept], minlength=indices.shape[0])
         if empty_mean:

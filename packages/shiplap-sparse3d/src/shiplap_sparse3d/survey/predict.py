@@ -261,7 +261,7 @@ def _whole(paths: list[Path], *, pinned: bool) -> Tensor:
         end = start + size * POINT.itemsize
         with path.open("rb", buffering=0) as file:
             while start < end:
-                # Directly into pinned memory: an intermediate copy took as long as the read.
+                # Directly into pinned memory, without a copy in between.
                 count = file.readinto(memory[start:end])
                 if not count:
                     raise OSError(5, os.strerror(5), str(path))  # it has become shorter meanwhile
