@@ -43,6 +43,7 @@ def hold(directory: Path, wrappers: Sequence[Wrapper]) -> None:
     """Write a scaffold for each missing body. Raises SL908 with file, line and parameter for a wrong signature."""
     # Without custom wrappers nothing is compared, and a project need not have the directory.
     definitions = [d for path in sorted(directory.glob("*.cpp")) for d in _definitions(path)] if wrappers else []
+    # All signatures are compared before the first scaffold is written.
     missing = [w for w in wrappers if not _check(w, definitions, directory / f"{w.id}.cpp")]
     for w in missing:
         (directory / f"{w.id}.cpp").write_text(

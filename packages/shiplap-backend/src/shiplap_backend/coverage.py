@@ -136,6 +136,7 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "counters.json"
         names = [str(project.root.resolve()), project.package.name, project.device, str(script), str(out)]
+        # A process of its own: the device is registered once for each process, under one name.
         run = subprocess.run([sys.executable, "-P", "-c", _RUN, *names, *arguments], capture_output=True, text=True)
         if run.returncode or not out.is_file():
             last = _message(run.stderr) or f"exit status {run.returncode}"

@@ -2,7 +2,7 @@
 
 ``self * (self > 0)``, ``TopK(self, k, axis=dim, mode='max', sort='none')[1]``, ``a if transposed else b``. A name is an
 argument of the overload, an output, or a ``let`` binding. Every call is checked against the vendor's signatures, and
-what each argument became is recorded: a graph input (``inputs``), baked into the graph and so part of the cache key
+the use of each argument is recorded: a graph input (``inputs``), baked into the graph and so part of the cache key
 (``baked``), or neither (``mapping`` then decides whether that is an error).
 """
 
@@ -110,6 +110,7 @@ class Compiler:
         """Return the C++ of ``source`` as a value of kind ``expected``. Raises ExpressionError with the mistake."""
         try:
             tree = ast.parse(source.strip(), mode="eval").body
+            # Visiting gives the natural kind of the expression. The place may need a conversion.
             return self._as(self._visit(tree, expected), expected, tree)
         except SyntaxError as e:
             raise ExpressionError(f"not an expression: {e.msg}") from None
@@ -196,6 +197,7 @@ class Compiler:
         one, other = self._visit(tree.body, expected), self._visit(tree.orelse, expected)
         if expected.startswith("enum") or expected in ("str", "dtype", "node"):
             one, other = self._as(one, expected, tree.body), self._as(other, expected, tree.orelse)
+        # C++'s conditional operator needs one type on both sides.
         if {one.kind, other.kind} <= {"float", "int", "scalar", "scalar?"} and one.kind != other.kind:
             one, other = self._as(one, "float", tree.body), self._as(other, "float", tree.orelse)
         if one.kind != other.kind:
@@ -260,6 +262,7 @@ class Compiler:
                 raise ExpressionError(f"operator {symbol!r} has no vendor function under 'operators'")
             codes = [self._as(v, "node", o).code for v, o in zip(values, operands, strict=True)]
             return Typed("node", f"{self._function(function, len(codes)).call}({', '.join(codes)})")
+        # Such a comparison has the same outcome for all arguments, which would only seem to be used.
         if len(operands) == 2 and ast.dump(operands[0]) == ast.dump(operands[1]):
             raise ExpressionError(f"{ast.unparse(operands[0])!r} is compared or combined with itself")
         values = [self._plain(v) for v in values]
@@ -286,6 +289,7 @@ class Compiler:
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
             raise ExpressionError(f"{name!r} is no vendor function{nearest(name, self.vocabulary.functions)}")
+        # Operators pass their operands by position, so the number of parameters decides.
         fitting = [f for f in overloads if sum(not p.optional for p in f.parameters) <= arguments <= len(f.parameters)]
         self.headers.add((fitting or overloads)[0].header)
         return (fitting or overloads)[0]
@@ -293,6 +297,7 @@ class Compiler:
     def _subscript(self, tree: ast.Subscript) -> Typed:
         value = self._visit(tree.value, "nodes")
         index = self._as(self._visit(tree.slice, "int"), "int", tree.slice).code
+        # C++ has no negative indices: -1 would read beyond the vector.
         if index.startswith("-"):
             raise ExpressionError(f"{ast.unparse(tree)!r}: elements are counted from 0")
         element = {"nodes": "node", "ints": "int", "bools": "bool", "tensors": "tensor"}.get(value.kind)

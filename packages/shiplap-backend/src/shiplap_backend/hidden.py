@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 def hidden(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) -> str:
     """Return why ``operands`` do not change the operator's result, or "".
 
-    A tensor times zero is left alone: infinite values and NaN make NaN of it, which some operators want.
+    A tensor times zero is left alone: infinite values and NaN make NaN of it, which some operators need.
 
     Args:
         symbol: of the operator.

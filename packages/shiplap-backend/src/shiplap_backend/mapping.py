@@ -220,6 +220,7 @@ class _Mapping:
             yield f"{name} = op.output();"
 
     def _like(self, name: str, rule: Output) -> str:
+        # Without ``of`` the first tensor argument gives the device and the format.
         first = next((a.name for a in self.d.inputs if a.tensor), name)
         return self._tensor(name, "of", rule.of or first)
 
@@ -246,6 +247,7 @@ class _Mapping:
     def _graphs(self) -> Iterator[tuple[str, str]]:
         results = self._result_names()
         if isinstance(self.entry.graph, str):
+            # One expression cannot give several results.
             if len(results) != 1 or not self.entry.graph:
                 raise wrong(
                     self.where,
@@ -331,6 +333,7 @@ class _Mapping:
         return decides if decides.startswith("op.") else ""
 
     def _uses(self) -> dict[str, str]:
+        # An argument that is an input and an attribute counts as an input.
         attributes = (self.graph.used | self.graph.baked) - self.graph.inputs
         used = {"graph input": self.graph.inputs, "attribute": attributes}
         used |= {"guard": self.plain.used, "shape": self.shape.used}

@@ -69,6 +69,7 @@ def instantiate(
     infos = [op for name, op in sorted(device_tests.op_infos().items()) if names is None or name in names]
 
     def test_compare_cpu(self: Any, device: str, dtype: torch.dtype, op: Any) -> None:
+        # The sweep reads the evidence from the test case afterwards.
         self.evidence = evidence = Evidence()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -143,6 +144,7 @@ def _on_cpu(arguments: Any, device: str) -> Any:
 def _called(op: Any, arguments: Any) -> Any:
     """Call the operator and return its results."""
     input, args, kwargs = arguments
+    # Operators that draw numbers must draw the same ones on both devices.
     torch.manual_seed(0)
     return op.op(input, *args, **kwargs)
 

@@ -84,6 +84,7 @@ def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Proje
     where = Path(runtime_name).expanduser().resolve()
     named = Path(os.path.relpath(where, root.resolve())).as_posix() if is_path(runtime_name) else chosen.name
     context = {"device": device, "runtime": chosen.name, "named": named, "units": units, "requires": chosen.requires}
+    # Templates by the path of the file in the project.
     files = {
         "backend.toml": "backend.toml",
         "ops.yaml": "ops.yaml",

@@ -24,7 +24,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Runtime:
-    """A vendor's runtime. Callables are asked late, since the vendor's package may be missing (SL907).
+    """A vendor's runtime. Callables are called late, since the vendor's package may be missing (SL907).
 
     Args:
         name: a lower-case word; metadata says ``runtime: <name>``, and a project's ``ops.yaml`` ``extends: <name>``.

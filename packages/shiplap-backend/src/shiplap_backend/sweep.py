@@ -93,7 +93,8 @@ def _row(seen: Evidence, skipped: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """``sweep PACKAGE --samples 8``, with ``[[op, dtype], ...]`` on stdin; ``--list`` prints the operators' names.
+    """Run the sweep: ``sweep PACKAGE --samples 8``, with ``[[op, dtype], ...]`` on stdin; ``--list`` prints the
+    operators.
 
     With ``--models`` the names are of ``shiplap_backend.models``, and the dtype is f32.
     """

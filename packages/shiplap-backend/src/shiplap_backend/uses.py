@@ -133,7 +133,7 @@ def uses_of(where: str, d: Declaration, entry: Entry, family: Family, used: Mapp
     Args:
         where: file and line of the entry.
         d: the overload.
-        entry: what the metadata says of it.
+        entry: its metadata.
         family: the family of its wrapper.
         used: names by use: ``graph input``, ``attribute``, ``guard``, ``shape``.
     """
@@ -166,6 +166,7 @@ def _use(a: Argument, entry: Entry, family: Family, used: Mapping[str, Set[str]]
         return "guard"
     if a.name in used["shape"] and shape_only(a):
         return "shape"
+    # An argument that is only written carries no value into the op.
     return "result" if a.mutated else ""
 
 

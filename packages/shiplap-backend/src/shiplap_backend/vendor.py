@@ -168,6 +168,7 @@ def node_classes(
 
     ``outputs`` has the classes with several outputs: the number, the parameter that gives it, or 0 if it varies.
     """
+    # The table lists the opset. Headers also define classes that are in no opset.
     listed = dict(re.findall(r"^_OPENVINO_OP_REG\((\w+), ([\w:]+)\)", table.read_text(encoding="utf-8"), re.M))
     classes: dict[str, list[VendorFunction]] = {}
     for header in sorted(headers.glob("*.hpp")):

@@ -196,6 +196,7 @@ def _check(
             fix="call slidesparse.Linear.of(linear) for a single layer" if "" in chosen else "remove names from skip=",
         )
     for name, linear in chosen.items():
+        # A value may be finite in float32 and infinite in float16.
         kind = MODES[dtype] if MODES[dtype].itemsize > 1 else linear.weight.dtype
         if linear.weight.is_meta or not torch.isfinite(linear.weight.to(kind)).all():
             meta = linear.weight.is_meta

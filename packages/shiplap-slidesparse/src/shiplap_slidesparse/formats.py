@@ -136,9 +136,11 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
     magnitude = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32).abs()
     _refuse_nan("slidesparse.prune", magnitude)
     groups = -(-k // size)
+    # A last group that is cut short is filled up, so that all groups have one size.
     magnitude = torch.nn.functional.pad(magnitude, (0, groups * size - k)).view(n, groups, size)
     if k % size:  # the filling goes first, whatever else is zero
         magnitude[:, -1, k % size :] = -1
+    # Stable, so that of equal magnitudes the first is dropped on every device.
     smallest = magnitude.argsort(dim=-1, stable=True)[..., :2]
     dropped = torch.zeros_like(magnitude, dtype=torch.bool).scatter_(-1, smallest, True)
     zero = torch.zeros((), dtype=weight.dtype, device=weight.device)  # float8 has torch.where, not masked_fill
@@ -255,6 +257,7 @@ def compress(slid: Tensor) -> Tensor:
         )
     bits = used.view(torch.uint8)
     masks = bits[..., 0] + 2 * bits[..., 1] + 4 * bits[..., 2] + 8 * bits[..., 3]
+    # A table of the 16 masks replaces a sort of each group.
     kept = _kept_lanes(slid.device)[masks.int()]
     values = fours.view(_BITS[slid.itemsize]).masked_fill(~used, 0).gather(-1, kept.long())  # -0.0 becomes 0.0
     nibbles = (kept[..., 0] + 4 * kept[..., 1]).view(n, depth // 8, 2)

@@ -31,8 +31,8 @@ METHOD = "slidesparse"
 class SlidesparseConfig(QuantizationConfigMixin):
     """The ``quantization_config`` of a model; ``pattern``, ``dtype`` and ``skip`` as in :func:`convert`.
 
-    By default what transformers itself would not convert (the output layer, tied ones) is kept as well. ``converted``
-    are the exact names of the layers that were, written when a model has been.
+    By default layers that transformers itself would not convert (the output layer, tied ones) are kept as well.
+    ``converted`` are the exact names of the layers that were, written when a model has been.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class SlidesparseQuantizer(HfQuantizer):
                 _pack(name, layer)
         else:
             convert(model, config.pattern, config.dtype, skip=self._skipped(model))
+            # Stored in the checkpoint, so that loading it replaces the same layers.
             config.converted = list(layers_of(model))
         return model
 

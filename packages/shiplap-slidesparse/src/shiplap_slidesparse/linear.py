@@ -1,7 +1,7 @@
 """``Linear``: a layer that holds the pruned dense weight as a checkpoint has it, and multiplies with its packed form.
 
 State is that of ``nn.Linear`` (``weight [n, k]``, ``bias``); the 8-bit modes add ``weight_scale [n, 1]``, as W8A8
-checkpoints of compressed-tensors do. What is packed is derived from it, at load and never in a forward pass.
+checkpoints of compressed-tensors do. The packed form is derived from it, at load and never in a forward pass.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ class Linear(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. A shard is remembered, since ``fully_shard`` sets gathered weights in its place."""
+        # A gathered weight is a plain tensor, so every DTensor is a shard, unless it is our own part.
         if name == "weight" and is_dtensor(value) and (self.placed is None or self.placed.mesh != value.device_mesh):
             self.__dict__["_shard"] = value
         super().__setattr__(name, value)

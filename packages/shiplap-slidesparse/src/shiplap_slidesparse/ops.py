@@ -1,7 +1,7 @@
 """The leaf ops, declared: activations quantised and lifted, and products of padded operands.
 
 Contracts, layouts and whose business padding is: docs/design/0011-slidesparse.md. In short: ``quantise_*`` and ``lift``
-take any size and return whole tiles (rows a multiple of 16, depth of 32, zeros in what they add); products take whole
+take any size and return whole tiles (rows a multiple of 16, depth of 32, zeros in the padding); products take whole
 tiles only. ``layers.py`` has the ops that take a user's sizes.
 """
 

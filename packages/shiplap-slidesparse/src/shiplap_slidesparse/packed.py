@@ -116,10 +116,10 @@ def pack(
     scale: Tensor | None = None,
     keep: Keep = "both",
 ) -> Packed:
-    """A pruned ``weight`` ``[n, k]``, quantised per row (8-bit modes) and packed for its device.
+    """Return a pruned ``weight`` ``[n, k]``, quantised per row (8-bit modes) and packed for its device.
 
-    Pack at load, and after cutting a weight for tensor parallelism: groups begin at the first column of what is packed,
-    so a shard whose columns begin at no multiple of the group has to be pruned as a shard.
+    Pack at load, and after cutting a weight for tensor parallelism: groups begin at the first column of the packed
+    weight, so a shard whose columns begin at no multiple of the group has to be pruned as a shard.
 
     Args:
         weight: of the pattern, see :func:`prune`; with ``scale`` it is already in the mode's dtype.
@@ -232,7 +232,7 @@ LAYERS: dict[str, Any] = {
 
 
 def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: ``[..., k]`` → ``[..., n]`` of ``x``'s dtype, contiguous.
+    """Return ``x @ weight.T + bias``: ``[..., k]`` → ``[..., n]`` of ``x``'s dtype, contiguous.
 
     In the 8-bit modes ``x`` is quantised per row and may be of any floating dtype; in the others it has the weight's.
     One op (``slidesparse::linear_*``), whose kernels read one or the other form of the weight; ``sl.tune`` chooses.

@@ -78,6 +78,7 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
     """Return the cuts of ``plan`` after checking that all of them are possible."""
     plans = []
     for name, module in model.named_modules():
+        # Plans of transformers name layers from any level, so a name may begin in the middle.
         style = next((s for wanted, s in plan.items() if fnmatchcase(f".{name}", f"*.{wanted}")), None)
         if style is not None and isinstance(module, nn.Linear | Linear) and style not in WHOLE:
             plans.append(Cut(name, module, style))

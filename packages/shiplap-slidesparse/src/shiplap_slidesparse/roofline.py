@@ -48,7 +48,7 @@ def work(
 ) -> Work:
     """Return the work of ``m`` rows in one of ``FORMS``; ``width`` is the bytes of an element of the model.
 
-    Sparse units skip half of what is lifted; without them all of it is multiplied.
+    Sparse units skip half of the lifted elements; without them all are multiplied.
     """
     size, ends = MODES[mode].itemsize, width * m * (k + n)
     if form == "base":

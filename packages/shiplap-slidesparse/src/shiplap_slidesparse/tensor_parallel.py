@@ -44,6 +44,7 @@ class Placed:
     def local(self, held: Tensor) -> Tensor:
         """Return this rank's part of a parameter, gathered first if ``fully_shard`` has sharded it as well."""
         with torch.no_grad():
+            # ``fully_shard`` cut the part once more, over a mesh of its own.
             if isinstance(held, DTensor) and held.device_mesh != self.mesh:
                 gathered, cut = whole(held), held.placements[-1]  # the mesh of fully_shard comes before this one
                 return gathered.chunk(self.mesh.size(), cut.dim)[self.rank] if isinstance(cut, Shard) else gathered

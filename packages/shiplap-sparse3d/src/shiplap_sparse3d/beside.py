@@ -27,7 +27,7 @@ def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
     of the GPU. In a loop over ``ahead(batches)`` another stream makes the next batch and builds its tables, while the
     GPU still works at the one before. The layers find their tables, and nothing waits for the network.
 
-    What a batch holds, and the results, are the same. On a CPU the batches are passed on as they are.
+    The content of a batch, and the results, stay the same. On a CPU the batches are passed on as they are.
 
     Args:
         batches: yields batches of any form in which ``torch.utils`` finds tensors: tuples, lists, dicts, sparse tensors
@@ -59,6 +59,7 @@ def _ahead(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
 
 def _beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:
     """Return the batch after ``batch``, which has been used, with its tables built in another stream."""
+    # A high priority, so that the small kernels of tables do not queue behind the network's.
     beside = torch.cuda.Stream(device, priority=-1)
     beside.wait_stream(torch.cuda.current_stream(device))  # in which there may be what batches are made of
     used: deque[tuple[torch.cuda.Event, Batch]] = deque()
@@ -68,12 +69,14 @@ def _beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: 
         done.record(current)
         used.append((done, batch))
         if len(used) > depth:
+            # Bounds the batches in memory: without waiting the host could run ahead without limit.
             used.popleft()[0].synchronize()
         with torch.cuda.stream(beside):
             try:
                 following = next(source)
             except StopIteration:
                 return
+            # The batch before tells which tables its layers needed.
             for here, before in zip(_geometries(following), _geometries(batch), strict=False):
                 here.build(before.recipe)
         batch = following

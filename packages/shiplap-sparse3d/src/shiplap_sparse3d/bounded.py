@@ -1,6 +1,6 @@
 """Ops of the capacity form: a size that depends on data, padded to one that does not, for graphs that are replayed.
 
-On a GPU ``out_coords`` is ``first_voxels`` and a look at how many there are, or ``reached_keys``, a look and
+On a GPU ``out_coords`` is ``first_voxels`` and a read of their number, or ``reached_keys``, a look and
 ``voxels_of_keys``.
 """
 
@@ -41,6 +41,7 @@ def out_coords_bounded(
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
     m = reached.shape[0]
     if m > capacity:
+        # The exact number would be wrong on a GPU, which stops counting beyond the capacity.
         got = f"more than {capacity} output voxels, which is the capacity"
         raise error("SL211", where="sparse3d::out_coords_bounded", got=got)
     padded = torch.nn.functional.pad(reached, (0, 0, 0, capacity - m), value=-1)
@@ -99,6 +100,7 @@ def first_voxels(
     are so many at least, and the voxels are some of them. Raises SL211 as ``out_coords`` does.
     """
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
+    # The kernel's bitmap has no room for such a scene, so the caller has to take another way.
     beyond = scenes > 0 and bool((coords[:, 0] >= scenes).any())
     first = reached[: 0 if beyond else capacity]
     padded = torch.nn.functional.pad(first, (0, 0, 0, capacity - len(first)), value=-1)

@@ -51,7 +51,7 @@ def check_rows(where: str, feats: Tensor, voxels: int) -> None:
 
 
 def as_many_rows(coords: Tensor, feats: Tensor) -> Tensor:
-    """``coords``, in a graph with the rows of ``feats`` where only the data knows how many rows ``coords`` has.
+    """Return ``coords``, in a graph with the rows of ``feats`` if the number of rows depends on data.
 
     Of scenes that are put together the number of rows is a sum that the data decides, and modules behind ask whether it
     is 0 or 1. The rows of the features may be known. The graph asserts as it runs that both are equal.
@@ -157,7 +157,7 @@ _OUTSIDE = "SL211: a row of coords is outside spatial_shape; correct spatial_sha
 
 
 def set_graph_checks(on: bool) -> bool:
-    """Whether graphs and packages that are made from now on check the values of coordinates each time they run.
+    """Set whether later graphs and packages check the values of coordinates each time they run.
 
     Eager calls always do. A check reads the coordinates once. Returns what was set before.
     """

@@ -1,4 +1,4 @@
-"""Programs that import ``spconv`` or ``flex_gemm`` run on shiplap, unedited.
+"""A drop-in: programs that import ``spconv`` or ``flex_gemm`` run on shiplap, unedited.
 
 In a program, before its first import of either::
 

@@ -1,7 +1,7 @@
 """Features of sparse voxels at any points of their grid: the nearest voxel's, or interpolated between eight.
 
-Queries are ``float32 [b, l, 3]`` in units of voxels; row ``b`` of them asks scene ``b``. The centre of voxel (i, j, k)
-is (i + 0.5, j + 0.5, k + 0.5). A voxel that is not there has the index -1 and nothing of it is read.
+Queries are ``float32 [b, l, 3]`` in units of voxels; row ``b`` of them belongs to scene ``b``. The centre of voxel (i,
+j, k) is (i + 0.5, j + 0.5, k + 0.5). A voxel that is not there has the index -1 and nothing of it is read.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def indice_weighted_sum(
 def indice_weighted_sum_grad(
     grad: Float[Tensor, "q c"], indices: Int32[Tensor, "q k"], weights: Float32[Tensor, "q k"], rows: int
 ) -> Float[Tensor, "rows c"]:
-    """The features' gradient of ``indice_weighted_sum``, whose transpose it is: ``rows`` is its ``n``.
+    """Return the features' gradient of ``indice_weighted_sum``, its transpose, with ``rows`` as its ``n``.
 
     Entries that share a row are added in ascending order of (i, j) on every device, so results do not depend on
     threads. Raises SL211 as ``indice_weighted_sum`` does.

@@ -82,6 +82,7 @@ def segment_mean(
 
 @segment_mean.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    # Each row has an equal share of the mean.
     share = grad.to(wide(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
     return {"feats": share.to(grad.dtype)[saved.index.long()]} if needs.feats else {}
 
@@ -105,6 +106,7 @@ def subm_table(
     find, columns = Lookup(coords, spatial_shape), []
     for tap in taps(kernel):
         offset = [(t - k // 2) * d for t, k, d in zip(tap, kernel, dilation, strict=True)]
+        # int64, so that an offset beyond int32 does not wrap into the grid.
         columns.append(find(coords.long() + torch.tensor([0, *offset], device=coords.device)))
     return torch.stack(columns, 1)
 
@@ -130,6 +132,7 @@ def out_coords(
         shift = [p - t * d for p, t, d in zip(padding, tap, dilation, strict=True)]
         moved = coords.long() + torch.tensor([0, *shift], device=coords.device)
         outputs = torch.div(moved, step, rounding_mode="floor")
+        # An output exists where the division by the stride has no remainder.
         reached.append(outputs[(outputs * step == moved).all(1) & inside(outputs, grid)])
     candidates = torch.cat(reached)
     return (torch.unique(candidates, dim=0) if candidates.shape[0] else candidates).int()
@@ -167,6 +170,7 @@ def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "ro
     result = table.new_full((rows, table.shape[1]), -1)
     j, v = (table >= 0).nonzero().unbind(1)
     result[table[j, v].long(), v] = j.int()
+    # Of two rows with one entry, one was overwritten.
     refuse("transpose_table", result[table[j, v].long(), v] != j, "entry {row} occurs twice under its tap")
     return result
 

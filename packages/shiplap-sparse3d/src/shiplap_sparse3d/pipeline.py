@@ -112,7 +112,7 @@ def stage(
 ) -> PipelineStage:
     """Return a stage for the schedules of ``torch.distributed.pipelining`` (``ScheduleGPipe``, ``Schedule1F1B`` ...).
 
-    The module takes what the module of the stage before returns: a sparse tensor or a tuple of them. In the last stage
+    The module takes the result of the module of the stage before: a sparse tensor or a tuple of them. In the last stage
     it may return tensors, and a sparse tensor becomes ``(feats, coords)`` for ``loss_fn``. Rows whose coordinates are
     -1 are padding and mean nothing. Hand :func:`split` of the batch to ``schedule.step`` on the first rank.
 
@@ -122,7 +122,7 @@ def stage(
         module: what this rank computes.
         index, stages: the number of the stage, and of all. Stage ``i`` is that of rank ``i % ranks``.
         device: of this rank.
-        takes: what comes into the first stage.
+        takes: the input of the first stage.
         group: the ranks of the pipeline, by default all.
 
     Raises:

@@ -24,6 +24,7 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
     many of them, or it would be compiled anew for each of these limits.
     """
     least = -(-taps // ops.MAX_PART)
+    # ``bool`` of a symbolic size would add a guard, and with it a graph for each limit.
     known = _known if torch.compiler.is_compiling() else bool
     for limit, parts in _STRIDED if strided else _PARTS:
         if known(rows <= limit):
@@ -46,7 +47,7 @@ def set_most_parts(most: int | None) -> int | None:
 
     A convolution over ``p`` parts keeps ``p`` partial sums of its result in float32 before it adds them: most of its
     peak of memory below 128,000 voxels. Fewer parts take less memory and, where blocks of rows share few taps, more
-    time. Returns what was set before.
+    time. Returns the previous setting.
     """
     global _most_parts
     before = None if _most_parts == 1 << 31 else _most_parts
@@ -85,7 +86,7 @@ class Plan:
     Attributes:
         table: ``int32 [m, k]``, the input row under each tap of each output row, or -1. May be a view.
         rows: ``n``, the number of input rows.
-        order, masks: what makes a table a sorted one (``sort_table``); None on the CPU.
+        order, masks: the parts of a sorted table (``sort_table``); None on the CPU.
         reflect: tap ``v`` takes the weight of tap ``k - 1 - v``.
         symmetric: the table read backwards is its own transpose (submanifold, odd kernel).
         back: tables of the transpose ``(table, order, masks)``, or None: a symmetric plan needs none, and the gradient
@@ -133,6 +134,7 @@ class Plan:
     def t(self) -> Plan:
         """Return the plan of the transposed convolution: from outputs to inputs, by the same taps."""
         if self.symmetric:
+            # A symmetric table read backwards is its own transpose.
             return replace(self, reflect=not self.reflect)
         if self.back is None:
             return replace(self.transposed(), reflect=self.reflect)

@@ -77,6 +77,7 @@ def max_pool_with_taps(
     taps = torch.full_like(out, -1, dtype=torch.int16)
     for v in range(table.shape[1]):
         rows, hit = _rows(feats, table[:, v])
+        # Comparisons with NaN are false, so NaN needs a test of its own.
         better = hit & ((taps < 0) | (rows > out) | (rows.isnan() & ~out.isnan()))
         out, taps = torch.where(better, rows, out), taps.masked_fill(better, v)
     return out, taps
@@ -115,6 +116,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     if grad.shape[0] == 0 or saved.table_t.shape[1] == 0:
         return {"grad": grad.new_zeros(saved.taps.shape)}
     table = transpose_table(saved.table_t, saved.taps.shape[0])
+    # The second gradient reads the winning input of each output.
     rows = table.gather(1, saved.taps.clamp_min(0).long())
     hit = (saved.taps >= 0) & (rows >= 0)
     return {"grad": torch.where(hit, grad.gather(0, rows.clamp_min(0).long()), 0)}
@@ -198,6 +200,7 @@ def global_max_pool(
         if members.shape[0]:
             here = feats[members]
             most = here.amax(0)
+            # ``argmax`` returns the first of equal ones.
             first = ((here == most) | (here.isnan() & most.isnan())).int().argmax(0)
             out[b], rows[b] = here.gather(0, first[None])[0], members[first].int()
     return out, rows
@@ -222,6 +225,7 @@ def global_sum_pool(
     Raises SL211 for a batch index outside ``[-1, batch_size)``; -1 marks padding.
     """
     scene = _scenes("global_sum_pool", coords, batch_size)
+    # Padding adds to a row of its own, which is dropped.
     total = feats.new_zeros(batch_size + 1, feats.shape[1], dtype=wide(feats.dtype))
     total = total.index_add(0, scene, feats.to(total.dtype))[:batch_size]
     return (total / _counts(scene, batch_size, total) if average else total).to(feats.dtype)

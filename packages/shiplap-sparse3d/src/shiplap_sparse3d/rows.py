@@ -1,4 +1,4 @@
-"""The choice of rows as an op, so that a graph knows that their number does not grow."""
+"""The choice of rows as an op, so that a graph can rely on their number not growing."""
 
 from __future__ import annotations
 

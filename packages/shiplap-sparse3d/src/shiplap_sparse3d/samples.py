@@ -22,7 +22,7 @@ def _grid(rows: int) -> list[int]:
 
 
 def _voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
-    """``int32 [rows, 4]``: distinct, unsorted."""
+    """Return ``int32 [rows, 4]``: distinct voxels, unsorted."""
     # A permutation of cell numbers gives distinct voxels.
     cells = torch.randperm(SCENES * math.prod(grid), generator=rng)[:rows]
     z, rest = cells % grid[2], cells // grid[2]

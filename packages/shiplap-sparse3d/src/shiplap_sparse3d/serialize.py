@@ -44,6 +44,7 @@ def _columns(op: str, coords: Tensor, bits: int, axes: list[int], width: int) ->
     padding, scenes = coords[:, 0] == -1, min(MAX_BATCH, 2 ** (width - 3 * bits))
     fits = (coords[:, 0] >= 0) & (coords[:, 0] < scenes)
     fits &= ((coords[:, 1:] >= 0) & (coords[:, 1:] < 2**bits)).all(1)
+    # A code that does not fit would be that of another voxel.
     refuse(op, ~(fits | padding), f"coords row {{row}} does not fit a code of {width} bits, {bits} for each axis")
     batch, *xyz = coords.masked_fill(padding[:, None], 0).unbind(1)
     return batch, [xyz[axis] for axis in axes]
@@ -53,6 +54,7 @@ def _interleave(columns: list[Tensor], bits: int) -> Tensor:
     code = torch.zeros_like(columns[0])
     for bit in range(bits):
         for place, column in enumerate(reversed(columns)):
+            # One bit of each axis in turn, so that near voxels have near codes.
             code |= (column >> bit & 1) << (3 * bit + place)
     return code
 

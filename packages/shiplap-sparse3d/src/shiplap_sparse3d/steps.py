@@ -53,6 +53,7 @@ class Window(NamedTuple):
         each = list(self.kernel)
         if self.output_padding is None:
             axes = zip(self.kernel, self.stride, self.dilation, strict=True)
+            # Along an axis one input reaches an output for each tap at a multiple of the stride.
             each = [-(-k // (s // math.gcd(s, d))) for k, s, d in axes]
         x, y, z = self.shape(grid)  # multiplied out: math.prod of a generator is closed to torch.compile
         return min(rows * each[0] * each[1] * each[2], batch_size * x * y * z)
@@ -71,12 +72,14 @@ def reach(window: Window, coords: Tensor, grid: Triple) -> Tensor:
     room = [(w - 1) * s + 1 + max(0, e) + min(0, 2 * f) for w, s, e, f in zip(grid, stride, extra, far, strict=True)]
     b, *cells = coords.unbind(1)
     scaled = torch.stack([b, *(c * s + min(0, f) for c, s, f in zip(cells, stride, far, strict=True))], 1)
+    # Negative padding moves voxels out of the grid, and ``out_coords`` would refuse them.
     if min(far) < 0:
         scaled = _cut(scaled, room)
     outer = [max(0, f) for f in far]
     coords_out = _out_coords(scaled, [max(1, r) for r in room], kernel, (1, 1, 1), outer, dilation, capacity)
     if min(extra) >= 0:
         return coords_out
+    # A negative output padding cuts the far border off.
     coords_out = _cut(coords_out, window.shape(grid))
     return coords_out if capacity is not None else coords_out.index_select(0, chosen_rows(coords_out[:, 0] >= 0))
 

@@ -40,7 +40,7 @@ def runtime(name: str, base: Path | None = None) -> Runtime:
 
     Args:
         name: of a runtime, or a path: see ``is_path``.
-        base: what a relative path starts from. By default the current directory.
+        base: the start of a relative path. By default the current directory.
 
     Raises:
         BackendError: SL907 if there is none, SL909 if it is for another contract, SL910 if it cannot be used.
@@ -61,6 +61,7 @@ def runtime(name: str, base: Path | None = None) -> Runtime:
         got = f"{len(points) + (name in _ours())} runtimes of this name: " + ", ".join(p.value for p in points)
         raise _unusable(f"runtime {name!r}", got, "one", "uninstall the others, or name the directory of one")
     if name in _ours():
+        # Imported when it is used: a runtime's module may need the vendor's package.
         return _checked(import_module(f"{__name__}.{name}").RUNTIME, name)
     try:
         offered = points[0].load()

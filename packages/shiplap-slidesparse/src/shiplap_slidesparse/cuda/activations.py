@@ -74,6 +74,7 @@ def _write(
     BLOCK: tl.constexpr,
 ):
     """Store the windows ``first`` to ``end`` of a row from its values. Values from ``k`` on are stored as zeros."""
+    # Pairs of neighbours become words, so that a window is two gathers and not four.
     even, odd = tl.split(tl.reshape(_bytes(value, inverse, INTEGER), [SPAN // 2, 2]))
     # Little endian: the first element of a pair is the low byte.
     words = even | (odd << 8)
@@ -166,6 +167,7 @@ def quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int)
     if rows == 0:
         return
     x = _near(x)
+    # A longer row does not fit the registers of a program.
     loop = k > WHOLE
     span = WHOLE // 2 if loop else _power(max(dense_depth(k), DEPTH))
     block = _power(span // (2 * pairs) * (pairs - 1) if loop else max(depth, DEPTH) // 4)

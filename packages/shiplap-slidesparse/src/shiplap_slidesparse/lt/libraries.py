@@ -41,6 +41,7 @@ def candidates() -> Iterator[Path]:
 def open_cusparselt() -> str:
     """Open the first cuSPARSELt that is new enough, once per process. Returns the reason for a failure, or ""."""
     refused = []
+    # Several wheels may link to one file.
     for path in dict.fromkeys(p.resolve() for p in candidates() if p.is_file()):
         try:
             native.open_libraries("", str(path), "", OLDEST)

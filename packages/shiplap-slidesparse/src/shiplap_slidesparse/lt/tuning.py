@@ -122,6 +122,7 @@ def tune(
     remeasure: bool = False,
 ) -> list[Choice]:
     """Choose the algorithm of a leaf product for each ``(m, n, k)``. Candidates run in a process of their own."""
+    # A packed weight has a size that only the library knows, here any number.
     more = {"_": 1, "layout": ops.CUSPARSELT} if op in kernels.SPARSE else {}
     samples: list[dict[str, Value]] = [{"m": m, "n": n, "k": k, **more} for m, n, k in dict.fromkeys(sizes)]
     return ALGORITHMS.tune(op, samples, device=device, seconds=seconds, remeasure=remeasure)
@@ -149,6 +150,7 @@ def tune_layer(
         usable = leaf in kernels.SPARSE and libraries.available(device, _SOURCE[leaf]) is True
         if leaf is not None and (usable or (leaf in kernels.DENSE and n % 32 == 0 and k % 32 == 0)):
             choices += tune(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, remeasure)
+    # Samples have to be packed in the layout that the kernels of this device read.
     layout = ops.CUSPARSELT if libraries.available(device) is True else ops.PORTABLE
     drawn_as = {"dtype": str(dtype)} if op in (layers.linear_int8, layers.linear_fp8) else {}
     samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": layout, **drawn_as} for m in rows]

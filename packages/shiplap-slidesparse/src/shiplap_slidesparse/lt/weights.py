@@ -69,6 +69,7 @@ def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype
     integers or float32. Either way the result is rounded once.
     """
     n, scale = len(scale), scale.contiguous()
+    # One kernel instead of two, and no intermediate result in memory.
     if libraries.takes(x.device, x.dtype, result, native.PER_ROW) is True:
         problem = _problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(result=result, scaling=native.PER_ROW)
         return _run(problem, True, x, packed, (0, scale.data_ptr()))
@@ -80,6 +81,7 @@ def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scale
     where, x, weight = "slidesparse.lt.product", _placed(x), _placed(weight)
     _check_operands(where, problem, sparse, x, weight)
     out = torch.empty(problem.m, problem.n, dtype=problem.result, device=x.device)
+    # The libraries refuse empty products.
     if not out.numel() or not problem.k:
         return out.zero_()
     with torch.cuda.device(x.device):
@@ -131,6 +133,7 @@ def _check_operands(where: str, p: native.Problem, sparse: bool, x: Tensor, weig
 def _placed(t: Tensor) -> Tensor:
     """Return ``t`` contiguous and aligned to 16 bytes: a view may begin at any element."""
     t = t.contiguous()
+    # Plans are made for addresses that are multiples of 16 bytes.
     return t.clone() if t.data_ptr() & 15 else t
 
 
@@ -140,6 +143,7 @@ def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
     weight = torch.empty(n, k, dtype=dtype, device=packed.device)
     for start in range(0, k, ROWS):
         rows = min(ROWS, k - start)
+        # ``torch.eye`` has no float8, so the identity is cast afterwards.
         eye = torch.eye(k, rows, device=packed.device, dtype=torch.float16).roll(start, 0).t()
         columns = product(eye.to(dtype).contiguous(), packed, n, RESULT[dtype], sparse=True)
         weight[:, start : start + rows] = columns.t().to(dtype)

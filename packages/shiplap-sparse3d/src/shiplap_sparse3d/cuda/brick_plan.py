@@ -50,6 +50,7 @@ def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
     a word.
     """
     many, long = f"cdiv(k, max(parts, 1)) > {sort.COUNTED_TAPS}", f"n > min({sort.COUNTED_ROWS}, run)"
+    # Launch values have no "or".
     ranked = f"where({many}, 1, where({long}, 1, 0)) == 1"
     small = f"k >= {TAPS} and k <= 27 and max(kernel) <= 3 and max(dilation) == 1 and {ranked}"
     sides = [f"max(1, cdiv(spatial_shape[{i}], 4))" for i in range(3)]
@@ -75,6 +76,7 @@ def _scratch(*names: str) -> dict[str, tuple[str, str]]:
 def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
     """Add to ``program`` the launches that put voxels into bricks and make the keys of the table's sort."""
     when, arguments = "bricks == 1", _arguments("n")
+    # One fill clears the slots, the two counters and the zeros of the sort.
     program = program.fill(CLEAR, "slot_bytes + 16 + zeros", when=when).then(
         brick_insert_kernel,
         grid=f"cdiv(n, {INSERTS})",
@@ -94,6 +96,7 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
         scratch=_scratch("slots", "counters", "starts", "taken"),
     )
     keys = {"keys": ("int64", "keys"), "counts": ("int64", "counts")}
+    # A sort by digits counts whole pages, so a program takes as many rows as a page has.
     for rows, how in ((PAGE, f"{when} and digits == 1"), (ROWS, f"{when} and digits == 0")):
         program = program.then(
             brick_hits_kernel,

@@ -22,6 +22,7 @@ BLOCK = 512
 @triton.jit
 def _spread(x):
     """Return the low 21 bits of ``x`` with two zeros between each."""
+    # Each step moves half of the bits apart and masks the copies.
     x = (x | (x << 32)) & 0x1F00000000FFFF
     x = (x | (x << 16)) & 0x1F0000FF0000FF
     x = (x | (x << 8)) & 0x100F00F00F00F00F
@@ -62,6 +63,7 @@ def _to_hilbert(x, y, z, BITS: tl.constexpr):
         x, z = _exchange(x, z, BITS - step)
     y = y ^ x
     z = z ^ y
+    # Zeros of the type and shape of ``z``.
     parity = z ^ z
     for step in range(1, BITS):
         parity = parity ^ tl.where((z >> (BITS - step)) & 1 == 1, (1 << (BITS - step)) - 1, 0)
@@ -103,6 +105,7 @@ def encode_kernel(
     y = tl.load(coords + row * 4 + 1 + A1, mask=inside, other=0)
     z = tl.load(coords + row * 4 + 1 + A2, mask=inside, other=0)
     EDGE: tl.constexpr = 1 << BITS
+    # The axes are loaded in the order of significance, so the test needs no order.
     fits = (b >= 0) & (b < scenes) & (x >= 0) & (x < EDGE) & (y >= 0) & (y < EDGE) & (z >= 0) & (z < EDGE)
     report(status, code, row, (b != -1) & ~fits)
     if HILBERT:

@@ -75,6 +75,7 @@ def subm_table(
         return
     padding = [k // 2 * d for k, d in zip(kernel, dilation, strict=True)]
     window, coords, n = Window(shape, shape, kernel, (1, 1, 1), padding, dilation), coords.contiguous(), len(coords)
+    # More voxels than this are looked up faster in a hash than compared with each other.
     if n > NEAR:
         _look_up("subm_table", coords, coords, window, out, word, OUTSIDE, workspace)
         return
@@ -142,6 +143,7 @@ def _build_hash(op: str, coords: Tensor, shape: Sequence[int], workspace: Tensor
     """Fill the hash at the start of ``workspace`` and return its capacity."""
     n = coords.shape[0]
     capacity = max(2 * n, 64)
+    # The workspace is for the largest use, and only the part of the hash must be cleared.
     used = SLOT_BYTES * capacity
     if workspace.numel() > 2 * used or workspace.numel() > 1 << 20:
         workspace = workspace[: -(-used // 8) * 8].view(torch.int64)  # wide stores

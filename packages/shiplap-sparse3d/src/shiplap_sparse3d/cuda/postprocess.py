@@ -33,6 +33,7 @@ def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, 
     tap = tl.arange(0, TAPS)
     hits = _entries(table, row, n, v, TAPS) >= 0
     code = tl.sum(hits.to(tl.int64) << tap[None, :].to(tl.int64), 1)
+    # The prefix XOR turns a Gray code into its rank.
     rank = code ^ (code >> 1)
     rank = rank ^ (rank >> 2)
     rank = rank ^ (rank >> 4)
@@ -51,6 +52,7 @@ def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr,
     entry = _entries(table, row, n, v, TAPS)
     hits = (entry >= 0).to(tl.int32)
     end = tl.load(ends + tap.to(tl.int64) * blocks + tl.program_id(0), mask=tap < v, other=0)
+    # Running sums give the end of the block's pairs. Its own hits lead back to the begin.
     first = end - tl.sum(hits, 0)
     at = first[None, :] + tl.cumsum(hits, 0) - hits
     tl.store(inputs + at, entry, mask=hits == 1)
@@ -68,6 +70,7 @@ def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.
         at = first + offset
         mask = (offset < block) & (at < n)
         row = tl.load(index + at, mask=mask, other=0)
+        # Invalid rows are reported, and must not be read.
         good = mask & (row >= 0) & (row < n)
         report(status, code, at, mask & ~good)
         bits = tl.load(codes + row, mask=good, other=0)
@@ -102,6 +105,7 @@ def signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs
     ranks = torch.empty(n, dtype=torch.int64, device=table.device)
     counts = torch.empty(v, blocks, dtype=torch.int32, device=table.device)
     _codes[(blocks,)](table, codes, ranks, counts, n, v, blocks, ROWS=ROWS, TAPS=TAPS)
+    # Stable, so that rows of equal rank stay in order on every device.
     order.copy_(ranks.sort(stable=True).indices)
     if v:
         inputs.fill_(-1)

@@ -167,6 +167,7 @@ def find_queries(
     if not count:
         return
     corners = 1 if weights is None else 8
+    # A program makes the same number of lookups in both forms.
     each = LOOKUPS // corners
     _query[(-(-count // each),)](
         table,
@@ -230,6 +231,7 @@ def weighted_sum_grad(grad: Tensor, indices: Tensor, weights: Tensor, rows: int,
         BLOCK=BLOCK,
     )
     keys, entries = keys.sort(stable=True)
+    # Sorted keys make the entries of a row adjacent. Entries without a row come last.
     starts = torch.searchsorted(keys, torch.arange(rows + 1, dtype=torch.int32, device=grad.device))
     channels = grad.shape[1]
     each, wide = _tile(channels)

@@ -14,7 +14,7 @@ class Sort(NamedTuple):
         rows, parts: as expressions. The table has ``k`` taps.
         table: a tensor, or the offset of the table in the workspace.
         scratch: where in the workspace the sort has its memory.
-        outputs: what the names of the outputs end with.
+        outputs: the suffix of the names of the outputs.
         tableless: whether there is no table, so that what is ranked ends with its order, as an expression.
     """
 

@@ -81,6 +81,7 @@ def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_
     good = (entry >= 0) & (entry < rows)
     old = tl.atomic_max(out + entry.to(tl.int64) * k + at % k, row.to(tl.int32), mask=good, sem="relaxed")
     report(status, code, row, (entry < -1) | (entry >= rows))
+    # The maximum returns the entry that was there, so duplicates need no second pass.
     report(status, code_twice, row, good & (old != -1))
 
 
@@ -129,6 +130,7 @@ def _conv_plan() -> TritonLaunches:
     }
     program = look_up(launch_program(values=values, errors=status.ERRORS), OUTPUTS, table)
     program = sort.sorted_rows(program, sorting)
+    # Bytes of 255 are -1 in every entry.
     program = program.fill("place_back", "4 * k * n", byte=255, when="parts_t > 0")
     given, scratch = {"entries": "m * k", "rows": "n"}, {"table": table, "out": back}
     program = _transposed(program, OUTPUT_TWICE, "parts_t > 0", arguments=given, scratch=scratch)

@@ -52,6 +52,7 @@ class Speed:
 def speed(net: Forward, compiled: Forward, tile: Tile, runs: int) -> Speed:
     """Time both in turns on the same tile, so that a busy moment slows both."""
     times: dict[str, list[float]] = {"compiled": [], "eager": []}
+    # The first run of each compiles or fills caches, and is not timed.
     for forward in (compiled, net):
         _timed(forward, tile)
     for _ in range(runs):

@@ -66,6 +66,7 @@ def _panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
     labels off at a fixed aspect.
     """
     low, high = scan.xyz[:, :2].amin(0) - _MARGIN, scan.xyz[:, :2].amax(0) + _MARGIN
+    # Height over width of the scan decides between the two layouts.
     ratio = float((high - low)[1] / (high - low)[0])
     wide = _WIDTH - _LEFT - _RIGHT
     if ratio < _SQUARE:
@@ -93,6 +94,7 @@ def _panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
 
 def _heights(ax: Axes, scan: Scan) -> None:
     """Draw the heights. Colours span the terrain: with tree tops in the range no wall or slope would be visible."""
+    # Higher points are drawn later, on top of lower ones, as seen from above.
     xyz = scan.xyz[scan.xyz[:, 2].argsort()]
     low, high = (float(xyz[int(len(xyz) * q), 2]) for q in (0.01, 0.9))
     x, y, z = xyz.T.numpy()
@@ -108,6 +110,7 @@ def _classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], size: 
         ax.scatter(x, y, color=colour, s=size, linewidths=0, label=f"{name} ({len(x):,})")
     legend = ax.legend(loc="upper right", ncols=2, fontsize=6.5, columnspacing=1, handletextpad=0.2)
     for handle in legend.legend_handles:
+        # The dots of the plot are too small for a legend.
         handle.set_sizes([24.0])  # type: ignore[union-attr]
 
 

@@ -113,6 +113,7 @@ def _write(files: dict[Path, bytes]) -> None:
         for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             drafts[path].write_bytes(content)
+        # All drafts are complete before the first one replaces a file.
         for path, draft in drafts.items():
             draft.replace(path)
     finally:
@@ -135,6 +136,7 @@ def _judge(scan: Scan, held: Tensor, trained: Fit, recipe: Recipe) -> _Judged:
     The training area is predicted again for the picture only.
     """
     predicted = torch.empty_like(scan.ground)
+    # The held-out strip comes last, so its time remains in ``seconds``.
     for wanted in (~held, held):
         start = time.perf_counter()
         logits = evaluate.predict(trained.forward, trained.look, scan, wanted, recipe.levels)

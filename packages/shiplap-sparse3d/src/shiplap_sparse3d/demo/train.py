@@ -42,7 +42,7 @@ class Fit:
     Attributes:
         net: the module.
         forward: the same, compiled.
-        look: how areas are looked at.
+        look: the scaling of the features of areas.
         threshold: points with a greater logit are ground.
         losses: one a step.
         points: smallest and largest number of points of a tile; ``voxels`` likewise.

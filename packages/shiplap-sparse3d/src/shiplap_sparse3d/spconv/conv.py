@@ -57,7 +57,7 @@ class SparseConvolution(SparseModule):
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, output_padding: as in torch.
         indice_key: name under which tables are kept (``SubM``: also found) in the tensor's ``indice_dict``.
-        algo: what spconv would run; layers that share an ``indice_key`` must agree on it.
+        algo: the algorithm that spconv would run; layers that share an ``indice_key`` must agree on it.
         act_type: ReLU, Sigmoid or LeakyReLU (with slope ``act_alpha``) behind the layer, of cumm or by name.
         fp32_accum, large_kernel_fast_algo: accepted; sums are always kept in float32.
         record_voxel_count: keep the largest number of output voxels in a buffer.

@@ -126,6 +126,7 @@ class SparseConvTensor(Summed):
     ) -> None:
         self._features = features
         self._indices = indices
+        # The geometry is made when a layer first needs it: models may still assign other indices.
         self._known: tuple[Geometry, Tensor] | None = None
         self.spatial_shape = cells_of(spatial_shape)
         self.batch_size = int(batch_size) if isinstance(batch_size, Tensor) else batch_size
@@ -226,7 +227,7 @@ class SparseConvTensor(Summed):
         return self.with_features(feature, inside(), self._indices)
 
     def with_features(self, feature: Tensor, checkpointed: bool | None, indices: Tensor) -> SparseConvTensor:
-        """``replace_feature`` where it is known whether this is ``checkpointed``, with the ``indices`` as they are.
+        """Return ``replace_feature`` for a known ``checkpointed``, with the ``indices`` as they are.
 
         None: in a graph, which holds no quantised tensors.
         """
@@ -249,6 +250,7 @@ class SparseConvTensor(Summed):
         other = object.__new__(SparseConvTensor)
         other._features, other._indices, other._known = feature, indices, (geometry, indices)
         other.spatial_shape, other.batch_size = list(spatial_shape), self.batch_size
+        # A copy: records of this branch must not be visible to branches that began before.
         other.indice_dict, other._unread = self.indice_dict.copy(), self._unread
         if checkpointed:
             other.checkpointed = True
@@ -258,11 +260,12 @@ class SparseConvTensor(Summed):
 
     def select_by_index(self, valid_indices: Tensor) -> SparseConvTensor:
         """Return the voxels under a mask or row numbers, without records, which are about other voxels."""
+        # An op, so that a graph knows an upper bound of the number of rows.
         rows = chosen_rows(valid_indices) if valid_indices.dtype == torch.bool else valid_indices
         return self.replace_feature(self.features[rows]).onto(self.indices[rows])
 
     def onto(self, indices: Tensor) -> SparseConvTensor:
-        """This tensor, which nobody else has yet, on other voxels and without records."""
+        """Return this tensor, which no other code holds yet, on other voxels and without records."""
         self._put(indices)
         self.indice_dict = {}
         return self

@@ -58,7 +58,11 @@ def _record(
     bound: int,
 ) -> IndiceData:
     voxels = SparseConvTensor(
-        torch.empty(indices.shape[0], 0, device=indices.device), indices, spatial_shape, batch_size
+        # No feature is read: the tensor carries the voxels only.
+        torch.empty(indices.shape[0], 0, device=indices.device),
+        indices,
+        spatial_shape,
+        batch_size,
     )
     ksize, stride, padding, dilation, extra = map(list, sizes)
     window = Window(ksize, stride, padding, dilation, extra if transpose else None)
@@ -157,11 +161,14 @@ def _masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[
     masks, orders = [], []
     for start, stop in parts:
         tap = torch.arange(words * 32, device=table.device).view(words, 32)
+        # Sums of distinct powers of two are bit masks.
         bits = ((hit & (tap >= start) & (tap < stop)).long() << (tap % 32)).sum(2)
         order = torch.arange(rows, device=table.device)
         if do_sort:
             for word in range(words):
+                # Stable sorts from the lowest word on order by all words.
                 order = order[bits[order, word].argsort(stable=True)]
+        # The highest of 32 bits is the sign of an int32.
         masks.append(torch.where(bits >= 2**31, bits - 2**32, bits).int())
         orders.append(order.int())
     return masks, orders
@@ -196,6 +203,7 @@ def _no_activation(where: str, act_type: Any) -> None:
 def _backward(plan: Plan, features: Tensor, filters: Tensor, out_bp: Tensor) -> tuple[Tensor, Tensor]:
     weight = _weight(filters)
     grad = kernels.conv_weight_grad(out_bp, features, plan.table)
+    # The gradient of the features is the transposed convolution.
     return plan.t.conv(out_bp, weight.permute(2, 1, 0)), grad.view_as(filters)
 
 

@@ -61,7 +61,7 @@ class IndiceData:
 
     Attributes:
         geometry, out_geometry: the voxels on either side; ``indices`` and ``out_indices`` are theirs.
-        plan: from inputs to outputs; ``known_plan``: the same, if a layer has asked for it.
+        plan: from inputs to outputs; ``known_plan``: the same, if a layer has built it.
         pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` and ``[taps, n]``, the other side's row or -1.
         indice_pairs, indice_pair_num: spconv's ``Native`` form, ``int32 [2, taps, n]`` padded with -1, and pairs a tap.
     """

@@ -37,8 +37,8 @@ _expected = False
 def expect_duplicates(expected: bool = True) -> bool:
     """Set whether submanifold layers on a GPU, and those in later graphs, allow voxels in one cell.
 
-    On the CPU, layers outside of graphs always do. A layer whose voxels a strided layer made never asks: they are
-    distinct. Returns what was set before.
+    On the CPU, layers outside of graphs always do. A layer whose voxels a strided layer made skips the check: they are
+    distinct. Returns the previous setting.
     """
     global _expected
     before, _expected = _expected, expected

@@ -71,6 +71,7 @@ class AddTable(_Table):
         _check("AddTable", input, *_ATTRIBUTES)
         total = input[0].features
         for tensor in input[1:]:
+            # Out of place, since autograd may need the features of the first tensor.
             total = total + tensor.features
         return input[0].replace_feature(total)
 
@@ -105,6 +106,7 @@ def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
     """
     first = tens[0]
     _check("sparse_add", list(tens), "spatial_shape", "batch_size", "number of channels")
+    # The union is found by uniting all rows and keeping the distinct ones.
     coords = torch.cat([tensor.geometry.coords for tensor in tens])
     union, inverse, _ = kernels.unique_coords(coords)
     features = torch.cat([tensor.features for tensor in tens])

@@ -53,6 +53,7 @@ def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = 
         path = tracer.path_of_module(self)
         if getattr(type(self).forward, "__wrapped__", None) is forward:
             return tracer.create_proxy("call_module", path, args, kwargs)
+        # ``call_module`` would call the subclass's own ``forward`` again.
         layer = tracer.create_proxy("get_attr", path, (), {})
         return tracer.create_proxy("call_function", traced, (layer, *args), kwargs)
 

@@ -86,7 +86,7 @@ class Asked:
 
     Attributes:
         index, wanted: as those of the :class:`Question`.
-        scene: what the network takes.
+        scene: the input of the network.
     """
 
     index: Tensor

@@ -30,7 +30,7 @@ class Seen:
 
 
 def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -> Seen:
-    """Test a derived receptive field: change single voxels, and look which outputs of the network change.
+    """Test a derived receptive field: change single voxels, and compare the outputs of the network.
 
     The inputs are long, narrow blocks of random voxels along x and along y, three times as long as the receptive field.
     One voxel gets another value, then a NaN (which no weight and no activation can hide), and then it is removed. At

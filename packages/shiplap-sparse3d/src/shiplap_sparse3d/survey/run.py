@@ -104,7 +104,7 @@ def survey(
         source: a LAS, LAZ or COPC file.
         target: the ``.las`` or ``.laz`` file to write. It is replaced at the end, in one step.
         model: the network, the size of a voxel, and the class codes. Its receptive field is derived and probed first.
-        tile, halo, origin: in voxels, see :func:`tiling`. By default what the network needs.
+        tile, halo, origin: in voxels, see :func:`tiling`. By default as large as the network needs.
         folder: the folder for sorted points and results, about 24 bytes for each point. The default is the path of
             ``target`` followed by ``.survey``. Workers on several machines need a folder on a shared file system.
         keep: whether the folder stays afterwards, so that training can use it. False by default: what the survey wrote

@@ -88,7 +88,7 @@ def prepare(
         source: a LAS, LAZ or COPC file whose points have classes.
         folder: the folder for the tiles, about 24 bytes for each point.
         model: the network, the size of a voxel, and the class codes.
-        tile, halo: in voxels, see :func:`tiling`. By default what the network needs.
+        tile, halo: in voxels, see :func:`tiling`. By default as large as the network needs.
         progress: called with (points done, points in all).
 
     Raises:

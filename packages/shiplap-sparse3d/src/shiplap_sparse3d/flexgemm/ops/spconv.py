@@ -1,7 +1,8 @@
 """``flex_gemm.ops.spconv``: convolutions as functions of features, coordinates and weights.
 
-A neighbour cache is a :class:`~shiplap_sparse3d.Plan` and what it was made for, so one that was built without
-gradients, or for another algorithm, serves training as well. ``freeze`` leaves tensors and integers, for compiled code.
+A neighbour cache is a :class:`~shiplap_sparse3d.Plan` with the window that it was made for, so one that was built
+without gradients, or for another algorithm, serves training as well. ``freeze`` leaves tensors and integers, for
+compiled code.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class NeighborCache:
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
         """Return the config for compiled code. Raises SL208 for an unknown algorithm and ``splitk`` below 1."""
         _check_algorithm(algorithm, splitk)
+        # Only the masked kernels skip taps, for which the table has to be sorted.
         masked = algorithm in (Algorithm.MASKED_IMPLICIT_GEMM, Algorithm.MASKED_IMPLICIT_GEMM_SPLITK)
         plan = self._plan(masked and wants_sorted(self._built.table))
         return SpConvConfig(plan, self.window.kernel, algorithm, splitk)

@@ -114,7 +114,7 @@ class device:
 
 
 def get_device_name(device: Any = None) -> str:
-    """The device's name."""
+    """Return the device's name."""
     _index(device)
     return NAME
 
@@ -134,12 +134,12 @@ def synchronize(device: Any = None) -> None:
 
 
 def current_stream(device: Any = None) -> torch.Stream:
-    """The stream that the calling thread uses on the device."""
+    """Return the stream that the calling thread uses on the device."""
     return torch.accelerator.current_stream(_index(device))
 
 
 def default_stream(device: Any = None) -> torch.Stream:
-    """The stream that a thread uses on the device unless it chose another."""
+    """Return the stream that a thread uses on the device unless it chose another."""
     here = torch.device(NAME, _index(device))
     return torch.Stream(stream_id=0, device_index=here.index, device_type=_TYPE)
 
@@ -151,7 +151,7 @@ def set_stream(stream: torch.Stream) -> None:
 
 @contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """Put what the block calls into ``stream``; None changes nothing."""
+    """Run the block's calls in ``stream``; None changes nothing."""
     if stream is None:
         yield
         return
@@ -168,7 +168,7 @@ def stream(stream: torch.Stream | None) -> Iterator[None]:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The dtypes that ``torch.autocast`` may lower to."""
+    """Return the dtypes that ``torch.autocast`` may lower to."""
     return [torch.bfloat16, torch.float16]
 
 
@@ -235,8 +235,8 @@ def set_rng_state_all(states: Iterable[torch.Tensor]) -> None:
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Return figures of the device's memory.
 
-    ``allocated``, ``peak`` and ``limit`` (0: none) of what tensors hold, ``reserved`` with what is kept for the next
-    tensors, ``free`` and ``total`` of the device, all in bytes; ``allocations`` so far.
+    ``allocated``, ``peak`` and ``limit`` (0: none) of the bytes that tensors hold, ``reserved`` with what is kept for
+    the next tensors, ``free`` and ``total`` of the device, all in bytes; ``allocations`` so far.
     """
     return dict(_C.memory_stats(_index(device)))
 
@@ -301,7 +301,7 @@ def reset_counters() -> None:
 
 
 class fallback_policy:
-    """What a CPU fallback does: ``"count"``, ``"warn"`` (once for each op and reason) or ``"error"``.
+    """The policy for CPU fallbacks: ``"count"``, ``"warn"`` (once for each op and reason) or ``"error"``.
 
     In force at once, for all threads; as a context manager it ends with the block. ``allow`` names ops that may fall
     back under ``"error"``, with or without overload. ``fallback_policy.current()`` tells the policy in force.

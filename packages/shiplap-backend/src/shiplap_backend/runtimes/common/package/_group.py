@@ -68,7 +68,7 @@ class HostGroup(dist.ProcessGroup):
         self._host = dist.distributed_c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
     def getBackendName(self) -> str:
-        """The name that ``init_process_group`` takes."""
+        """Return the name that ``init_process_group`` takes."""
         return self._backend
 
     def setGroupName(self, name: str) -> None:
@@ -133,6 +133,7 @@ def _collective(name: str, writes: bool) -> Callable[..., HostWork]:
         # Torch renamed some collectives, so the group and Gloo may know different names.
         host = getattr(self._host, name, None) or getattr(self._host, _RENAMED.get(name, name))
         work = host(*copies, **kwargs)
+        # Only written tensors are copied back to the device.
         return HostWork(work, args[0] if writes else [], copies[0] if writes else [])
 
     called.__name__, called.__doc__ = name, f"Gloo's ``{name}`` on copies in host memory."
