@@ -59,6 +59,7 @@ def _definitions(path: Path) -> Iterator[_Definition]:
             end = balanced(text, m.end() - 1, "()")
         except ValueError:
             continue
+        # A brace begins a body. Calls and declarations have none.
         if re.match(r"\s*(?:noexcept\s*)?\{", text[end:]):
             where = f"{path}:{text.count(chr(10), 0, m.start(3)) + 1}"
             yield _Definition(where, m[3], m[1].strip(), tuple(split(text[m.end() : end - 1])))
@@ -99,6 +100,7 @@ def _problem(w: Wrapper, d: _Definition) -> str:
 def _parameter(text: str) -> tuple[str, str]:
     """Return type and name of one parameter. Names inside comments are ignored."""
     m = re.fullmatch(r"(.*[\s>&*])(\w+)", text.strip(), re.S)
+    # A parameter without a name ends with its type.
     if m and m[1].strip() not in ("", "const") and m[2] not in ("const", "int", "long", "double", "bool"):
         return m[1], m[2]
     return text, ""

@@ -100,6 +100,7 @@ class Runtime:
         helpers = sorted(self.directory.glob("helpers*.h"))
         attributes = COMMON / "include" / "shiplap_backend" / "attributes.h"
         own = self.directory / self.functions_header
+        # Helpers may name an enum without its namespace.
         enums = {name.rpartition("::")[2] for name in self.enums()}
         return {
             **free_functions(attributes, "attributes", "shiplap_backend/attributes.h"),
@@ -111,6 +112,8 @@ class Runtime:
 
 @cache
 def _core() -> frozenset[str]:
+    """Return the overloads that the C++ of the device core registers."""
     source = (COMMON / "csrc" / "ops.cpp").read_text(encoding="utf-8")
+    # Read from the source, so that no second list has to be kept in step.
     aten = source.partition("TORCH_LIBRARY_IMPL(aten, PrivateUse1")[2].partition("TORCH_LIBRARY_IMPL(")[0]
     return frozenset(re.findall(r'm\.impl\("([^"]+)"', aten))

@@ -21,6 +21,7 @@ def allows(range_: str, version: str) -> bool:
         bound = re.match(r"(>=|<=|==|>|<)(.*)", part.strip())
         assert bound is not None, range_
         wanted = _number(bound[2])
+        # Cut to the bound's precision: 2.11.1 is in ``<=2.11``.
         if not _COMPARE[bound[1]](_number(version)[: len(wanted)], wanted):
             return False
     return True
@@ -35,5 +36,6 @@ def is_range(text: str) -> bool:
 def empty_range(range_: str) -> bool:
     """Return whether no version lies in ``range_``: no bound, nor a version just above or below one."""
     bounds = [_number(re.sub(r"[<>=]", "", part)) for part in range_.split(",")]
+    # Bounds split the versions into intervals, of which these points hit every one.
     near = [(0,)] + [n for b in bounds for n in (b, (*b, 1), (*b[:-1], b[-1] - 1, 999))]
     return not any(allows(range_, ".".join(map(str, n))) for n in near if min(n) >= 0)

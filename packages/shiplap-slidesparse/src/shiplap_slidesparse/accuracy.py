@@ -39,6 +39,7 @@ class Drift:
 
 def window_of(model: nn.Module) -> int:
     """Return the tokens of one forward pass, which is limited by the positions of a transformers model."""
+    # Models that are not of transformers need not have this attribute.
     places = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     return min(WINDOW, places) if isinstance(places, int) and places > 1 else WINDOW
 
@@ -92,6 +93,7 @@ def drift(before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[in
     """Compare two results of :func:`logits_of`."""
     count, nll, nll_after, divergence, same, largest = 0, 0.0, 0.0, 0.0, 0, 0.0
     for part, old, new in zip(_windows(tokens, window), before, after, strict=True):
+        # Each place predicts the next token, so the first one is not predicted.
         wanted = torch.tensor(part[1:])[:, None]
         was, now = old[:-1].log_softmax(-1), new[:-1].log_softmax(-1)
         nll -= float(was.gather(-1, wanted).sum())
@@ -105,6 +107,7 @@ def drift(before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[in
 
 def _windows(tokens: Sequence[int], window: int) -> list[list[int]]:
     parts = [list(tokens[i : i + window]) for i in range(0, len(tokens), window)]
+    # A single token at the end predicts nothing.
     return [part for part in parts if len(part) > 1]
 
 

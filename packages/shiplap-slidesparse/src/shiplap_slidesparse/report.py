@@ -110,7 +110,7 @@ def survey(
     seconds: float = 2.0,
     progress: bool | None = None,
 ) -> Report:
-    """Convert ``model``, in place, and report on it. SL613 for one that is converted already.
+    """Convert ``model``, in place, and report on it. Raises SL613 for a model that is already converted.
 
     Args:
         tokens: to predict, before and after; none: no drift.
@@ -126,6 +126,7 @@ def survey(
     shape, kind = Pattern.parse(pattern), _float_of(model)
     model.eval()
     window = window_of(model)
+    # Before the conversion, which replaces the layers in place.
     before = logits_of(model, tokens, window) if tokens else []
     conversion = convert(model, shape, dtype, skip=skip, progress=progress)
     moved = drift(before, logits_of(model, tokens, window), tokens, window) if tokens else None
@@ -145,7 +146,7 @@ def _sizes(
     seconds: float,
     progress: bool | None,
 ) -> tuple[Size, ...]:
-    """Yield each size of a layer once, measured for ``seconds`` at each number of rows (0: predicted only)."""
+    """Return each size of a layer once, measured for ``seconds`` at each number of rows (0: predicted only)."""
     errors = {c.name: c.error for c in conversion.converted}
     every = tuning.sizes_of(model)
     sizes: list[Size] = []
@@ -156,6 +157,7 @@ def _sizes(
             for m in rows:
                 report_progress(f"{layer.out_features} x {layer.in_features}, {m} rows", len(sizes), len(every))
                 buckets.append(_bucket(layer, m, kind, seconds))
+            # Layers of one size share a measurement, but each has its own weights and loss.
             worst = max(errors[n] for n in names)
             sizes.append(Size(layer.out_features, layer.in_features, names, worst, tuple(buckets)))
     return tuple(sizes)
@@ -167,6 +169,7 @@ def _float_of(model: nn.Module) -> torch.dtype:
 
 
 def _bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> Bucket:
+    """Return the predictions and measurements of a layer at ``m`` rows."""
     device, size = layer.weight.device, (layer.out_features, layer.in_features, layer.pattern.pairs)
     units, peaks = device.type == "cuda", roofline.peaks_of(device)
     done = {
@@ -174,6 +177,7 @@ def _bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> Bucket:
         for form in roofline.FORMS
     }
     predicted = {f: roofline.seconds(f, layer.mode, w, peaks) for f, w in done.items()} if peaks else {}
+    # Without known peaks either resource may be the scarcer one, so the larger ratio bounds the gain.
     compute, memory = done["dense"].macs / done["slide"].macs, done["dense"].bytes / done["slide"].bytes
     most = predicted["dense"] / predicted["slide"] if peaks else max(compute, memory)
     return Bucket(m, _times(layer, m, kind, seconds) if seconds else {}, predicted, most)
@@ -184,6 +188,7 @@ def _times(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str
     device = layer.weight.device
     base = torch.randn(layer.weight.shape, device=device, dtype=kind)
     x = torch.randn(m, layer.in_features, device=device, dtype=kind)
+    # The 8-bit modes quantise the activations themselves, from any floating dtype.
     inner = x if layer.weight_scale is not None else x.to(layer.weight.dtype)
     weight = layer.as_packed()
     runs: dict[str, Callable[[], tuple[Tensor, ...]]] = {"base": lambda: (torch.nn.functional.linear(x, base),)}

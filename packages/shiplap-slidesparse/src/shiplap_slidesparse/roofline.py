@@ -50,6 +50,7 @@ def work(
 
     Sparse units skip half of the lifted elements; without them all are multiplied.
     """
+    # Input and output keep the dtype of the model in every form.
     size, ends = MODES[mode].itemsize, width * m * (k + n)
     if form == "base":
         return Work(m * n * k, width * n * k + ends)
@@ -57,6 +58,7 @@ def work(
     reread = 2 * m * depth * size if size == 1 or (form == "slide" and pairs > 2) else 0  # written, and read
     if form == "dense":
         return Work(m * n * k, size * n * k + ends + reread)
+    # Sparse units multiply two of four lanes.
     macs = m * n * depth / 2 if sparse_units else m * n * depth
     return Work(macs, compressed_bytes(n, depth, size) + ends + reread)
 

@@ -81,10 +81,12 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
         ctx.group = group
+        # A new tensor object: autograd attaches the node to it.
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        # A clone, because ``all_reduce`` writes in place and autograd may share the gradient.
         summed = grad.contiguous().clone()
         dist.all_reduce(summed, group=ctx.group)
         return summed, None
@@ -149,11 +151,13 @@ def place(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
         )
     parts = slice_of(layer, style, mesh.get_local_rank(), mesh.size())
     split: Placement = Shard(0 if style == "colwise" else 1)
+    # Scale and bias belong to output features, which rowwise layers do not cut.
     rest: Placement = split if style == "colwise" else Replicate()
     layer.packed, layer.placed = None, Placed(style, mesh)
     for name, part, where in zip(("weight", "weight_scale", "bias"), parts, (split, rest, rest), strict=True):
         if part is not None:
             old = getattr(layer, name)
+            # Without a check, which would exchange metadata between the ranks for each parameter.
             held = DTensor.from_local(part, mesh, [where], run_check=False, shape=old.shape, stride=old.stride())
             setattr(layer, name, nn.Parameter(held, requires_grad=old.requires_grad))
     return layer.pack()

@@ -100,6 +100,7 @@ class SlidesparseConfig(QuantizationConfig):
         mapping: Mapping[str, list[str]] = self.packed_modules_mapping
         parts = [f"{home}.{part}" if home else part for part in mapping.get(name, [name])]
         listed = self.converted
+        # A layer that vLLM fuses has several names in the checkpoint.
         kept = {p for p in parts if (listed is not None and p not in listed) or any(_ignores(s, p) for s in self.skip)}
         if kept and len(kept) < len(parts):
             raise error(
@@ -139,6 +140,7 @@ class SlidesparseLinearMethod(LinearMethodBase):
             layer.register_parameter(
                 "weight_scale", ChannelQuantScaleParameter(data=scale, output_dim=0, weight_loader=loader)
             )
+        # A shard whose border lies inside of a group has other windows than the pruned weight.
         layer.whole_groups = input_size_per_partition == input_size or (
             input_size_per_partition % self.config.pattern.size == 0
         )
@@ -156,6 +158,7 @@ class SlidesparseLinearMethod(LinearMethodBase):
                 f"slidesparse/shard/{k}",
                 f"slidesparse runs shards of depth {k} dense: they cut groups of {self.config.pattern.size}",
             )
+        # vLLM reads the parameters of its own layer object.
         layer.weight, layer.weight_scale, layer.slidesparse = made.weight, made.weight_scale, made
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -57,6 +57,7 @@ def runtime(name: str, base: Path | None = None) -> Runtime:
             fix="name one of the expected runtimes, or the directory of one, such as ./runtime-mine",
         )
     points = [p for p in _installed() if p.name == name]
+    # Two distributions with one name would shadow each other by order of installation.
     if len(points) + (name in _ours()) > 1:
         got = f"{len(points) + (name in _ours())} runtimes of this name: " + ", ".join(p.value for p in points)
         raise _unusable(f"runtime {name!r}", got, "one", "uninstall the others, or name the directory of one")
@@ -72,10 +73,12 @@ def runtime(name: str, base: Path | None = None) -> Runtime:
 
 
 def _ours() -> list[str]:
+    """Return the names of the runtimes of this package."""
     return sorted(p.parent.name for p in RUNTIMES.glob("*/__init__.py"))
 
 
 def _installed() -> list[EntryPoint]:
+    """Return the entry points of installed runtimes."""
     return list(entry_points(group=GROUP))
 
 
@@ -101,6 +104,7 @@ def _in_directory(directory: Path) -> Runtime:
     except ShiplapError:
         raise
     except Exception as e:
+        # The innermost line of the vendor's file, and not of code that it calls.
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
         line = e.lineno if isinstance(e, SyntaxError) else lines[-1] if lines else 1
         raise _unusable(f"{path}:{line}", f"{type(e).__name__}: {e}", "a file that defines RUNTIME") from e
@@ -113,6 +117,7 @@ def _checked(value: Any, where: str, name: str = "") -> Runtime:
     """Return ``value`` as a runtime for this package. Raises SL909 and SL910."""
     if not isinstance(value, Runtime):
         raise _unusable(where, f"a {type(value).__name__}", "a shiplap_backend.runtime.Runtime")
+    # Compared before the fields, whose meaning depends on the contract.
     if value.contract != CONTRACT:
         raise error(
             "SL909",
@@ -137,4 +142,5 @@ def _checked(value: Any, where: str, name: str = "") -> Runtime:
 
 
 def _unusable(where: str, got: str, expected: str, fix: str | None = None) -> ShiplapError:
+    """Return the SL910 error of a runtime that cannot be used."""
     return error("SL910", where=where, got=got, expected=expected, **({"fix": fix} if fix else {}))

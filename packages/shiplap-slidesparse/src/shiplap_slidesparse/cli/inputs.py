@@ -29,6 +29,7 @@ def model_of(target: str) -> nn.Module:
     from torch import nn
 
     home = target.partition(":")[0]
+    # A path without a file is a mistyped directory, and no name of a Python module.
     if "/" in home and not home.endswith(".py"):
         raise error("SL501", where=target, what="the target names no model", got="no such directory", fix=_FIX)
     module, name = verbs.load_target(target)
@@ -66,6 +67,7 @@ def _loaded(target: str) -> nn.Module:
     transformers = _transformers(target)
     from shiplap_slidesparse import hf
 
+    # Needed for converted directories, whose config names our quantizer.
     hf.register()
     try:
         return transformers.AutoModelForCausalLM.from_pretrained(target, dtype="auto", local_files_only=True)
@@ -145,6 +147,7 @@ def _of_text(text: Path, model: str) -> list[int]:
 def _numbers(path: Path) -> list[int]:
     written = _read(path)
     try:
+        # A JSON list, or numbers between spaces.
         plain = not written.lstrip().startswith("[")
         numbers: Any = [int(part) for part in written.split()] if plain else parse_json(written.encode())
     except ValueError:

@@ -41,6 +41,7 @@ def _installed(package: str, name: str) -> Path:
 
 
 def _version() -> str:
+    """Return the version of the library's wheel."""
     _installed(_LIBRARY, "libdnnl.so.3")
     return distribution(_LIBRARY).version
 

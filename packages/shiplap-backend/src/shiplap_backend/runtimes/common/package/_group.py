@@ -30,6 +30,7 @@ class HostWork(dist.Work):
         """Wait for Gloo, then copy the results. The time-out is Gloo's default if it is zero."""
         if self._copies is not None:
             self._work.wait(timeout) if timeout else self._work.wait()
+            # Cleared first, so that a second call does not copy again.
             copies, self._copies = self._copies, None
             with torch.no_grad():
                 for result, copy in zip(_tensors(self._results), _tensors(copies), strict=True):
@@ -49,6 +50,7 @@ class HostWork(dist.Work):
         """Wait, and return the results as a future: work that follows in the current stream may use them."""
         self.wait()
         results = _tensors(self._results)
+        # Futures must name their devices. Those of the CPU are not named.
         places: list[int | str | torch.device] = list({t.device for t in results if t.device.type != "cpu"})
         future: torch.futures.Future[Any] = torch.futures.Future(devices=places)
         future.set_result(results)
