@@ -40,14 +40,18 @@ class _Grid:
 
 
 def _take_geometry(geometry: Geometry) -> tuple[Sequence[Any], Any]:
+    """Return the leaf of a geometry, its coordinates, and the rest."""
     facts = geometry.spatial_shape, geometry.batch_size, geometry.padded, geometry.ndim
     return [geometry.coords], _Grid(facts, geometry)
 
 
 def _make_geometry(children: Sequence[Any], grid: _Grid) -> Geometry:
+    """Return the geometry of the coordinates: the same object if they are unchanged."""
     (coords,) = children
+    # The tables stay valid, and layers on the same geometry find them.
     if grid.source is not None and coords is grid.source.coords:
         return grid.source
+    # A batch that was cut by rows would silently lose a part of a scene.
     if grid.source is not None and _torn(coords, grid.source.coords):
         got = f"{len(coords)} rows of {len(grid.source.coords)}"
         raise error("SL219", where="SparseTensor, as a tree of tensors", got=got, expected="as many rows as there were")
@@ -70,6 +74,7 @@ def _load_grid(facts: Any) -> _Grid:
 
 
 def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
+    """Return a sparse tensor of its leaves, without the checks of the constructor."""
     made = object.__new__(SparseTensor)
     made.feats, made.geometry = children
     made.checkpointed = False
@@ -77,10 +82,12 @@ def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
 
 
 def _take_plan(plan: Plan) -> tuple[Sequence[Any], Any]:
+    """Return the leaves of a plan and the rest."""
     return [plan.table, plan.order, plan.masks, plan.back], (plan.rows, plan.reflect, plan.symmetric)
 
 
 def _make_plan(children: Sequence[Any], rest: Any) -> Plan:
+    """Return a plan of its leaves."""
     (table, order, masks, back), (rows, reflect, symmetric) = children, rest
     return Plan(table, rows, order, masks, reflect, symmetric, back)
 

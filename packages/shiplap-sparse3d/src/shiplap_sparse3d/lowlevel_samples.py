@@ -20,6 +20,7 @@ def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tup
     """Return a table of about a third of ``keys``, at most half full."""
     table = torch.full((capacity,), -1), torch.full((capacity,), -1, dtype=torch.int32)
     some = keys[torch.randperm(len(keys), generator=rng)[: min(len(keys) // 3, capacity // 2)]]
+    # The reference makes the table on the CPU, so that each device gets the same one.
     hashing.hash_insert.reference(*table, some, torch.randperm(len(some), generator=rng).int())
     return table[0].to(device), table[1].to(device)
 
@@ -36,6 +37,7 @@ def _with_repeats(rng: Generator, keys: Tensor, count: int) -> Tensor:
 
 
 def _values(rng: Generator, count: int, device: Any) -> Tensor:
+    """Return random values of entries."""
     return torch.randint(0, 2**31 - 1, (count,), generator=rng, dtype=torch.int32).to(device)
 
 
@@ -91,10 +93,12 @@ def _encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tensor:
 
 
 def _draw_coords(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of an encoder."""
     return _encodable(rng, sizes, device), sizes["bits"], list(sizes["axes"]), sizes["width"]
 
 
 def _draw_codes(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of a decoder."""
     codes = serialize.z_order_encode.reference(_encodable(rng, sizes, "cpu"), sizes["bits"])
     return codes.to(device), sizes["bits"], list(sizes["axes"])
 
@@ -112,8 +116,10 @@ def _draw_queries(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, dev
     """Return points in the grid and a little outside of it, also on whole and half numbers, and one NaN."""
     grid = _grid(sizes["n"])
     points = torch.rand(sizes["b"], sizes["l"], 3, generator=rng) * (torch.tensor(grid) + 4) - 2
+    # Borders and centres of voxels, where rounding decides.
     snapped = torch.rand(sizes["b"], sizes["l"], 1, generator=rng) < 0.2
     points = torch.where(snapped, (2 * points).round() / 2, points)
+    # A NaN has no voxel, and must not become an address.
     points.view(-1, 3)[:1] = float("nan")
     return _voxels(rng, sizes["n"], grid, device), points.to(device), grid
 
@@ -123,6 +129,7 @@ grid_sample.trilinear_map.samples(_draw_queries)
 
 
 def _indices(rng: Generator, sizes: dict[str, Any], rows: int, device: Any) -> tuple[Tensor, Tensor]:
+    """Return indices, some of them -1, and weights."""
     indices = torch.randint(-1, rows, (sizes["q"], sizes["k"]), generator=rng, dtype=torch.int32)
     return indices.to(device), torch.rand(sizes["q"], sizes["k"], generator=rng).to(device)
 

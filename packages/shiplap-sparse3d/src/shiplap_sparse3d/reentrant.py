@@ -23,10 +23,12 @@ _FORWARD = CheckpointFunction.forward.__code__
 
 def _arguments() -> tuple[Any, ...] | None:
     """Return the arguments of the running reentrant checkpoint, or None outside of one. Dynamo must not trace this."""
+    # The reentrant forward pass runs without gradients, so the stack need not be walked otherwise.
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
+        # PyTorch has no function that tells whether a checkpoint is running, so the stack is searched.
         if frame.f_code is _FORWARD:
             given: tuple[Any, ...] = frame.f_locals["args"]
             return given

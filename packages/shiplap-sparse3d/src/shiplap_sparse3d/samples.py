@@ -69,17 +69,21 @@ def _spread(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -
 
 
 def _triple(sizes: dict[str, Any], name: str, default: list[int], least: int = 1) -> list[int]:
+    """Return a size per axis, at least ``least``, or the default."""
     value = list(sizes.get(name) or ())
     return [max(least, v) for v in value] if len(value) == 3 else default
 
 
 def _window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Return kernel, stride, padding and dilation of small windows."""
     kernel = [min(5, k) for k in _triple(sizes, "kernel", [3, 3, 3])]
+    # More padding than a kernel covers would give outputs that no input reaches.
     padding = [min(p, k - 1) for p, k in zip(_triple(sizes, "padding", [1, 1, 1], 0), kernel, strict=True)]
     return kernel, _triple(sizes, "stride", [2, 2, 2]), padding, _triple(sizes, "dilation", [1, 1, 1])
 
 
 def _normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
+    """Return normal values; large tensors are drawn on their device."""
     if math.prod(shape) < 2**20:
         return torch.randn(shape, generator=rng, dtype=torch.float64).to(device=device, dtype=dtype)
     # Large tensors are drawn on the device, from a seed of the given generator.
@@ -174,6 +178,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 def _channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
     """Return ``(groups, ci, co, channels of a group)`` near the requested sizes."""
+    # Every group needs a channel on both sides.
     groups = max(1, min(sizes["groups"], sizes["ci"], sizes["co"]))
     ci, co = (sizes[name] // groups * groups for name in ("ci", "co"))
     return groups, ci, co, ci // groups
@@ -188,6 +193,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     feats, weight, bias = _short(sizes["tf32"], *(_normal(rng, shape, dtype, device) for shape in shapes))
     back: tuple[Any, ...] = (None, None, None)
     if "table_t" not in sizes["absent"]:
+        # Optional arguments that are absent stay None, as in calls on the CPU.
         back = ops.transpose_table.reference(table, n), None, None
     order = masks = None
     if not {"order", "masks"} & {*sizes["absent"]}:
@@ -215,6 +221,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     taps = sizes["taps"]
     parts = max(1, sizes["parts"], -(-taps // ops.MAX_PART))
+    # Masks have bits for the taps of a part only.
     last = 1 << ops.part_size(taps, parts)
     return torch.randint(0, last, (parts, sizes["b"]), generator=rng).int().to(device), taps
 
@@ -228,6 +235,7 @@ def _negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device
 
 
 def _pooled(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor]:
+    """Return a table for pooling, and its transpose."""
     table: Tensor = _table(rng, sizes["m"], sizes["n"], sizes["k"], device)
     return table, ops.transpose_table.reference(table, sizes["n"])
 
@@ -294,6 +302,7 @@ def _bounded(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, .
     def reached(rows: int) -> int:
         return ops.out_coords.reference(coords[:rows], grid, *window).shape[0]
 
+    # The number of outputs grows with the rows, so a binary search finds the most that fit.
     kept = bisect_right(range(sizes["n"] + 1), sizes["capacity"], key=reached) - 1
     coords[kept:] = -1
     return coords, grid, *window, sizes["capacity"]

@@ -33,7 +33,7 @@ class Summed:
 
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The sparse tensor that one of ``row_functions`` makes of the rows of its arguments."""
+        """Return the sparse tensor that one of ``row_functions`` makes of the rows of its arguments."""
         raise NotImplementedError
 
     def plus(self, other: Any) -> Any:
@@ -46,6 +46,7 @@ class Summed:
             return _checkpointed(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
         if func in cls.row_functions:
             return cls.rows_under(func, args, kwargs or {})
+        # ``torch.add`` with ``alpha`` or ``out`` is no plain sum.
         if func not in _SUMS or kwargs or len(args) != 2:
             if is_compiling() or not _for_us_alone(func, types):
                 return NotImplemented
@@ -61,6 +62,7 @@ def _for_us_alone(func: Callable[..., Any], types: Sequence[type]) -> bool:
 
 
 def _refused(func: Callable[..., Any], kind: type[Summed], args: Sequence[Any]) -> ShiplapError:
+    """Return the SL209 error of a function of torch that takes no sparse tensor."""
     name, (replace, features, container) = resolve_name(func) or func.__name__, kind.spelled
     given = features if args and isinstance(args[0], Summed) else f"[{features}, ...]"
     more = ", ..." if len(args) > 1 else ""

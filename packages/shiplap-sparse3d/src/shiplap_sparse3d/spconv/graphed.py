@@ -66,9 +66,11 @@ def _moved(layer: Layer, input: SparseConvTensor, features: Tensor) -> SparseCon
     """Return ``features`` after the convolution, on its voxels."""
     key, voxels, inverse = layer.indice_key, input.indices, layer.inverse
     data = None if key is None else input.indice_dict.get(key)
+    # Identity of the indices shows that the record is of these very voxels.
     if data is None or inverse or data.indices is not voxels or not _fits(layer, input, data):
         data = layer.indice_data(type(layer).__name__, key, input)
     plan = data.way_back if inverse else data.known_plan
+    # With gradients the property ``plan`` also builds the tables of the way back.
     if plan is None or (torch.is_grad_enabled() and not inverse):
         plan = data.plan
     features = plan.conv(features, layer.weight.flatten(1, layer.ndim), layer.bias, layer.groups)

@@ -47,6 +47,7 @@ class HashTable:
         values = torch.zeros_like(keys, dtype=self.value_dtype) if values is None else values
         self._check(keys, values)
         all_keys, all_values = torch.cat([self._keys, keys]), torch.cat([self._values, values])
+        # Stable, so that of equal keys the one inserted last is the last.
         order = all_keys.argsort(stable=True)
         ordered = all_keys[order]
         last = torch.ones_like(ordered, dtype=torch.bool)
@@ -93,6 +94,7 @@ class HashTable:
 
     def _find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Return the place of each key, and whether the key exists."""
+        # A key beyond the last one gets a valid place, and the comparison rejects it.
         at = torch.searchsorted(self._keys, keys).clamp_max(max(self._keys.shape[0] - 1, 0))
         present = self._keys[at] == keys if self._keys.numel() else torch.zeros_like(keys, dtype=torch.bool)
         return at, present

@@ -28,6 +28,7 @@ def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> li
 
 
 def _of_graph(cells: Any) -> int:
+    """Return a number of cells inside a graph: an integer, a size, or a constant that the graph asserts."""
     if isinstance(cells, (int, Tensor)):
         return int(cells)
     number: int = _number(cells)
@@ -75,5 +76,6 @@ def assume_rows(rows: int, *, training: bool = False) -> None:
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
     least = 2 if training else 1
+    # Only a size without a known answer is asserted.
     if not guard_or_false(rows >= least) and not guard_or_false(rows < least):
         torch._check(rows >= least)

@@ -31,6 +31,7 @@ def _area(corners: Array) -> float:
 def _clip(subject: Array, start: Array, end: Array) -> Array:
     """Return the part of a convex polygon to the left of the line from ``start`` to ``end``."""
     edge = end - start
+    # The sign of the cross product tells the side of the line.
     side = edge[0] * (subject[:, 1] - start[1]) - edge[1] * (subject[:, 0] - start[0])
     kept = []
     for i in range(len(subject)):
@@ -45,7 +46,9 @@ def _clip(subject: Array, start: Array, end: Array) -> Array:
 def _overlap(a: Array, b: Array) -> tuple[float, float]:
     """Return the area that two convex polygons share, and that of their union."""
     a, b = (p.astype(np.float64) for p in (a, b))
+    # Clipping keeps the left side of each edge, so corners have to go counterclockwise.
     a, b = (p if _area(p) >= 0 else p[::-1] for p in (a, b))
+    # Sutherland and Hodgman: one polygon is clipped at each edge of the other.
     shared = a
     for i in range(len(b)):
         shared = _clip(shared, b[i], b[(i + 1) % len(b)])
@@ -56,6 +59,7 @@ def _overlap(a: Array, b: Array) -> tuple[float, float]:
 
 
 def _pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float, ratio: bool) -> Array:
+    """Return the overlaps of all pairs of boxes whose upright boxes overlap enough."""
     overlaps = np.zeros((len(boxes), len(others)), boxes.dtype)
     for i, j in np.argwhere(standup_iou > threshold):
         shared, union = _overlap(boxes[i], others[j])
@@ -112,6 +116,7 @@ def non_max_suppression(boxes: Array, keep_out: Array, thresh: float, device_id:
 
     Returns their number. It runs on the CPU; ``device_id`` is accepted.
     """
+    # spconv 1.x counts pixels: a box includes both of its borders.
     kept = non_max_suppression_cpu(boxes, np.arange(len(boxes)), thresh, 1.0)
     keep_out[: len(kept)] = kept
     return len(kept)

@@ -155,6 +155,7 @@ class VoxelGenerator:
         voxels = PointToVoxel(edges, ranges, points.shape[1], most, kept)
         outputs = voxels(to_torch(points), empty_mean=self._full_mean)
         features, coordinates, counts = (t.numpy() for t in outputs)
+        # spconv 1.x returns voxels in the dtype of the points.
         return features.astype(points.dtype), coordinates, counts
 
     def generate(self, points: Array, max_voxels: int | None = None) -> Any:
@@ -186,6 +187,7 @@ class VoxelGeneratorV2(VoxelGenerator):
         1]``.
         """
         voxels, coordinates, counts = self._generate(points, max_voxels)
+        # 1 where a voxel has a point, 0 in its free places.
         mask = np.arange(self.max_num_points_per_voxel) < counts[:, None]
         return {
             "voxels": voxels,

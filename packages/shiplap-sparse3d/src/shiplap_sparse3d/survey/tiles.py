@@ -48,6 +48,7 @@ class Tiling:
 
     def whole(self, extent: Extent) -> Box:
         """Return the grid of the survey without tiles, which begins and ends at multiples of the stride."""
+        # Strided layers group cells from the origin of the grid, so it has to be aligned.
         low = [lo // s * s for lo, s in zip(extent.low, self.stride, strict=True)]
         x, y, z = (-(-(high + 1 - lo) // s) * s for lo, high, s in zip(low, extent.high, self.stride, strict=True))
         return Box((low[0], low[1], low[2]), (x, y, z))
@@ -65,6 +66,7 @@ class Tiling:
         whole = self.whole(extent)
         origin, shape = list(whole.origin), list(whole.shape)
         for axis, (start, end) in enumerate(self.core(tile)):
+            # Cut off at the border of the survey, where the untiled grid ends as well.
             first = max(whole.origin[axis], start - self.halo)
             last = min(whole.origin[axis] + whole.shape[axis], end + self.halo)
             origin[axis], shape[axis] = first, last - first
@@ -91,6 +93,7 @@ def tiling(field: Field, size: int | None = None, halo: int | None = None, origi
         SurveyError: SL821 for a size, a halo or an origin that is not a multiple of the total stride, and for a halo
             that is too small.
     """
+    # Tiles are square, so both strides have to divide their edge.
     step = math.lcm(field.stride[0], field.stride[1])
     least = -(-max(field.before[0], field.before[1], field.after[0], field.after[1]) // step) * step
     halo = least if halo is None else halo

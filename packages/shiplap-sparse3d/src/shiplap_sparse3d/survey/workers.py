@@ -20,6 +20,7 @@ def rank_and_world() -> tuple[int, int]:
     """Return ``(rank, workers)`` from the environment, or ``(0, 1)``. Raises SL613 for invalid values."""
     for rank_name, world_name in _NAMES:
         rank, world = os.environ.get(rank_name), os.environ.get(world_name)
+        # Half of a pair is no launcher's, such as a RANK of another program.
         if rank is None or world is None:
             continue
         if rank.isdigit() and world.isdigit() and int(rank) < int(world):
