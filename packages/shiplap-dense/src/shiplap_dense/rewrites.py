@@ -67,6 +67,7 @@ def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     made = [sl.rewrite(*_gated(act), name=f"gated_{name}", pays=pays) for name, act in gates.items()]
     for half, last in (("first", False), ("last", True)):
         named = ((f"gated_{name}_{half}_half", act) for name, act in gates.items())
+        # A fused layer of odd width cannot be cut in halves.
         made += [sl.rewrite(*_split(act, last), name=name, where="n % 2 == 0", pays=pays) for name, act in named]
     return tuple(made)
 
@@ -91,6 +92,7 @@ def _split(act: Callable[[Tensor], Tensor], last: bool) -> tuple[Callable[..., T
         return act(halves[last]) * halves[not last]
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # Rows of the weight are output features, so the halves are views.
         weights = weight.chunk(2)
         biases = (None, None) if bias is None else bias.chunk(2)
         return act(matmul(x, weights[last].t(), biases[last])) * F.linear(x, weights[not last], biases[not last])
@@ -139,6 +141,7 @@ def _rms(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable
 
     shapes = {"x": "batch tokens k", "gain": "k", "weight": "n k", "bias": "n"}
     kinds = {name: kind[Tensor, shape] for name, shape in shapes.items()}
+    # Dtypes belong to the pattern: casts differ from model to model.
     pattern.__annotations__ |= kinds | {"bias": kinds["bias"] | None, "eps": float}
     return pattern, replacement
 

@@ -307,6 +307,7 @@ class Linear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        # Collected apart: a weight that torch did not load must not be packed.
         errors: list[str] = []
         given, scale = state_dict.get(f"{prefix}weight"), state_dict.get(f"{prefix}weight_scale")
         if given is not None and not _loads(given.dtype, self.weight.dtype):
@@ -367,6 +368,7 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dense, scale = ctx.saved_tensors
+        # Rounding is treated as the identity, whose slope is one.
         scaled = grad if scale is None else grad * scale.to(grad.dtype)
         to_x = scaled @ dense.to(grad.dtype) if ctx.needs_input_grad[0] else None
         rows = grad if grad.dim() > 1 else grad[None]

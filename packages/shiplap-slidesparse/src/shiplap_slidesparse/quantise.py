@@ -27,6 +27,7 @@ def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     finite = torch.isfinite(largest)
     limits = torch.full_like(largest, limit)  # by a Python number CUDA multiplies with its inverse: other bits
     scale = torch.where(finite, (largest / limits).clamp_min(MIN_SCALE), torch.nan)
+    # Multiplied and not divided, so that every kernel rounds in the same way.
     inverse = torch.where(finite, 1 / scale, 0)
     scaled = torch.where(finite[:, None], wide * inverse[:, None], 0).clamp(-limit, limit)
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
@@ -43,4 +44,5 @@ def quantise_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]
             expected="finite weights",
             fix="repair the checkpoint",
         )
+    # The bits of -0.0 are not zero, and would count as a value in the packed form.
     return torch.where(q != 0, q, torch.zeros((), dtype=dtype, device=q.device)), scale

@@ -30,6 +30,7 @@ def state_of(held: Tensor, weight: Tensor) -> tuple[int, ...]:
         place = weight.data_ptr()
     except RuntimeError:  # a fake tensor lies nowhere
         place = 0
+    # The version counts writes in place, and the address shows a change of ``.data``.
     return id(held), place, 0 if weight.is_inference() else weight._version
 
 
@@ -55,6 +56,7 @@ def whole(held: Any) -> Tensor:
         bits = held.to_local().to(mesh.device_type).view(torch.uint8)  # few backends send float8
         *steps, _ = held.stride()
         shape = torch.Size((*held.shape[:-1], held.shape[-1] * held.itemsize))
+        # The same tensor in bytes: the last axis is longer by the size of an element.
         stride = (*(step * held.itemsize for step in steps), 1)
         sent = DTensor.from_local(bits, mesh, placed, run_check=False, shape=shape, stride=stride)
         gathered: Tensor = sent.full_tensor().view(held.dtype)

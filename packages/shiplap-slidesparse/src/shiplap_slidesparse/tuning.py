@@ -46,6 +46,7 @@ def tune(
 
             choices += tune_layer(op, rows, n, k, pairs, dtype, device, seconds, remeasure)
         else:
+            # The 8-bit ops take several dtypes, which the samples have to name.
             typed = {"dtype": str(dtype)} if layer.weight_scale is not None else {}
             samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": 0, **typed} for m in rows]
             choices += sl.tune(op, samples, seconds * len(rows), device=device, remeasure=remeasure, isolate=False)

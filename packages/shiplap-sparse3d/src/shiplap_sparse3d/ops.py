@@ -216,10 +216,12 @@ def sort_table(
         for shift in (1, 2, 4, 8, 16):  # the prefix XOR that undoes a Gray code
             rank = rank ^ (rank >> shift)
         within = torch.arange(m, device=table.device) // run
+        # The run is the most significant part of the key, so runs stay in order.
         order = (rank - (within << MAX_PART + 1)).argsort(descending=True, stable=True)
         columns.append(taps_here[order].t())
         orders.append(order.int())
         padded = torch.nn.functional.pad(hits[order], (0, blocks * ROWS_PER_MASK - m)).view(blocks, ROWS_PER_MASK)
+        # The union of the hits of a block, tap by tap.
         any_row = ((padded[..., None] >> torch.arange(MAX_PART, device=table.device)) & 1).amax(1)
         masks.append((any_row << torch.arange(MAX_PART, device=table.device)).sum(1).int())
     return torch.cat(columns).contiguous(), torch.stack(orders), torch.stack(masks)
@@ -235,6 +237,7 @@ def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor
     tap = torch.arange(taps, device=masks.device)
     hit = ((masks[tap // max(size, 1)] >> (tap % max(size, 1))[:, None]) & 1).bool() if taps else masks.new_zeros(0, 0)
     counts = hit.sum(1)
+    # Sorted by "not hit", so the blocks that hit come first, in order.
     blocks = (~hit).to(torch.uint8).argsort(dim=1, stable=True) if taps else masks.new_zeros(0, masks.shape[1])
     behind = torch.arange(masks.shape[1], device=masks.device) >= counts[:, None]
     return blocks.masked_fill(behind, 0).int(), counts.int()
@@ -301,6 +304,7 @@ def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
     if groups == 1:
         return rows @ weight.T
     (m, _), (co, cg) = rows.shape, weight.shape
+    # One batched product for all groups.
     split = rows.reshape(m, groups, cg).transpose(0, 1) @ weight.reshape(groups, co // groups, cg).mT
     return split.transpose(0, 1).reshape(m, co)
 
@@ -360,6 +364,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     elif needs.feats:
         back = (saved.table_t, saved.order_t, saved.masks_t)
         if back[0] is None:
+            # Without a transpose from the forward pass, an unsorted one is made here.
             back = transpose_table(by_output(*here[:2]), saved.feats.shape[0]), None, None
         weight = _swap(saved.weight, groups)
         gradients["feats"] = conv(grad, weight, back[0], None, *back[1:], *here, groups, reflect, False, tf32)

@@ -105,9 +105,11 @@ def _product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     """Return whether the tile loop supports the call, or the reason why not."""
     if (fits := _floats(sizes, dtypes, config)) is not True:
         return fits
+    # Only sorted tables have masks of the taps that a block hits.
     if config["MASKED"] and "b" not in sizes:
         return "an unsorted table"
     full = _in_full(sizes, dtypes)
+    # These shallow tiles are in the list for float32 in full precision only.
     if not full and config["BLOCK_K"] < sizes["cg"] and _is_for_full(config):
         return "a tile for float32 in full precision"
     if not config["BULK"]:
@@ -116,6 +118,7 @@ def _product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
         return "float32 in full precision, whose registers spill behind the bulk copy engine"
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
         return "needs the bulk copy engine of compute capability 9.0"
+    # The bulk copy engine moves whole tiles, and has no mask within a tap.
     if sizes["cg"] % config["BLOCK_K"] or (sizes["co"] * dtypes["weight"].itemsize) % 16:
         return "channels of a tap that are no whole number of tiles"
     return True
@@ -126,6 +129,7 @@ def _split_k(sizes: Sizes, config: Config) -> int:
 
 
 def _grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+    """Return the launch grid: tiles of rows and columns, for each part and split."""
     tiles_n = sizes["groups"] * cdiv(sizes["co"] // sizes["groups"], config["BLOCK_N"])
     return _split_k(sizes, config) * cdiv(sizes["m"], config["BLOCK_M"]) * tiles_n, 1, 1
 

@@ -259,6 +259,8 @@ def numbers() -> dict[str, str]:
     return {
         **{f"grid_{axis}": OUTPUT_GRID.format(i=i) for i, axis in axes},
         "unit": "max(dilation) == 1",
+        # Strides as constants of the kernel: divisions become multiplications. Larger ones are rare, and each would be
+        # compiled.
         "known": f"unit == 1 and max(stride) <= 8 and max(spatial_shape) < {2**30} and max(padding) < {2**30}",
         **{f"reach_{axis}": f"where(unit == 1, cdiv(kernel[{i}], stride[{i}]), kernel[{i}])" for i, axis in axes},
         "lanes": "pow2ceil(reach_x * reach_y * reach_z)",
@@ -288,6 +290,7 @@ def window_arguments() -> dict[str, str]:
 
 def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when: str = "1") -> TritonLaunches:
     """Add to ``program`` the keys and their number: as outputs, or at ``scratch`` in the workspace, as is the set."""
+    # One launch clears both, so its grid is for the longer one.
     clearing = "cdiv(max(size, capacity), 1024)"
     return program.then(
         clear_kernel, grid=clearing, when=f"{when} == 1", constants={"BLOCK": 1024}, scratch=scratch

@@ -217,6 +217,7 @@ def block_kernel(
         x, y, z = x.to(tl.int64), y.to(tl.int64), z.to(tl.int64)
     x, y, z = (x * sx - px)[:, None], (y * sy - py)[:, None], (z * sz - pz)[:, None]
     near = tl.arange(0, 8)[None, :]
+    # The first cells of the eight blocks around the window. A window of three cells meets two blocks per axis.
     bx, by, bz = (x >> 1) * 2 + (near >> 2) * 2, (y >> 1) * 2 + (near & 2), (z >> 1) * 2 + (near & 1) * 2
     there = is_inside(b[:, None], bx, by, bz, width, height, depth, 0x80000000) & good[:, None]
     number = number_of(b[:, None], bx.to(tl.int32), by.to(tl.int32), bz.to(tl.int32), width, height, depth)
@@ -224,6 +225,7 @@ def block_kernel(
     cell = tl.arange(0, 8)[None, None, :]
     cx, cy, cz = cell >> 2, (cell >> 1) & 1, cell & 1
     tx, ty, tz = (bx - x)[:, :, None] + cx, (by - y)[:, :, None] + cy, (bz - z)[:, :, None] + cz
+    # Cells of the blocks beyond the window belong to no tap.
     own = (tx >= 0) & (tx < KX) & (ty >= 0) & (ty < KY) & (tz >= 0) & (tz < KZ)
     neighbour = (
         tl.load(places(slots, slot[:, :, None], cx, cy, cz, capacity), mask=own & there[:, :, None], other=0) - 1
@@ -232,6 +234,7 @@ def block_kernel(
     place = table + row.to(tl.int64)[:, None, None] * (KX * KY * KZ) + tap
     tl.store(place, neighbour, mask=own & (row < m)[:, None, None])
     if KEY > 0:
+        # At most 27 taps, so the hits of all parts fit one word.
         hits = tl.sum(tl.sum(tl.where(own & (neighbour >= 0), 1 << (tap & 31), 0), 2), 1)
         for part in range(PARTS):
             mine = (hits >> tl.minimum(part * SIZE, 31)) & ((1 << SIZE) - 1)  # the last parts may have no taps
@@ -242,6 +245,7 @@ def block_kernel(
 def _tap(offset, dilation, SIZE: tl.constexpr):
     """Return the tap at ``offset`` from the first one, and whether it exists."""
     tap = offset // dilation
+    # Between the taps of a dilated kernel there is none.
     return tap, (offset >= 0) & (tap < SIZE) & (tap * dilation == offset)
 
 
@@ -298,6 +302,7 @@ def near_kernel(
     for first in range(0, k, 32):
         tap = first + tl.arange(0, 32)[None, :]
         tl.store(place + tap, -1, mask=(row < n)[:, None] & (tap < k))
+    # Other threads of the program write hits into these rows, which must come after the -1.
     tl.debug_barrier()
     if WIDE:
         x, y, z = x.to(tl.int64), y.to(tl.int64), z.to(tl.int64)
@@ -313,5 +318,6 @@ def near_kernel(
         tap = ((tx * KY + ty) * KZ + tz).to(tl.int32)
         tl.store(place + tap, other[None, :] + tl.zeros_like(tap), mask=hit)
         own = ((KX // 2) * KY + KY // 2) * KZ + KZ // 2
+        # Another row at the central tap lies in the same cell.
         repeated = hit & (tap == own) & (other[None, :] != row[:, None])
         report(status, code_twice, row[:, None] + tl.zeros_like(tap), repeated)

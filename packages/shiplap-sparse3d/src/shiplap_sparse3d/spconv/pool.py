@@ -77,6 +77,7 @@ class WindowPool(SparseModule):
         taps = 1
         for size in self.kernel_size:
             taps *= size
+        # spconv's own limit of taps for pools.
         self.algo = indices.algorithm(self.ALGO or algo, taps, 128)
         self.record_voxel_count = record_voxel_count
         if record_voxel_count and not subm:
@@ -95,6 +96,7 @@ class WindowPool(SparseModule):
         checkpointed = check_sparse(where, input)
         if input.find_indice_pair(self.indice_key) is not None:
             raise indices.taken(where, self.indice_key)
+        # ``pooled``: the plan of convolutions is built when an inverse layer needs it.
         build = {"subm": self.subm, "training": self.training, "pooled": True}
         data = indices.build(where, input, window, self.algo, **build)
         features = self._reduce(autocast(input.features), data.pool_plan)

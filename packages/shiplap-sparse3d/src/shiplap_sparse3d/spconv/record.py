@@ -109,6 +109,7 @@ class IndiceData:
         """Return the plan with tables that are not sorted, for pooling."""
         if self.is_subm:
             refuse_shared(self.plan, "a pool over the voxels of a submanifold layer")
+            # A pool needs no way back of its own: the voxels stay the same.
             return Plan(by_output(self.plan), self.plan.rows)
         return self.window.step(self.geometry, pooled=True).plan
 
@@ -166,6 +167,7 @@ def compact(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
     Hits come first and then -1. Also returns the number of hits of each tap.
     """
     hit = pair_bwd >= 0
+    # Hits come first, in the order of their rows.
     first = (~hit).to(torch.int8).argsort(dim=1, stable=True)
     inputs = torch.arange(pair_bwd.shape[1], dtype=torch.int32, device=pair_bwd.device).expand_as(pair_bwd)
     pairs = torch.stack([torch.where(hit, inputs, -1).gather(1, first), pair_bwd.gather(1, first)])

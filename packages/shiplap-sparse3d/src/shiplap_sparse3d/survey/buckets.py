@@ -57,6 +57,7 @@ class Grid:
         cells = self.xyz(raw)
         for axis, edge in enumerate(self.voxel):
             cells[:, axis] = np.floor(cells[:, axis] / edge)
+        # Also true for NaN, which compares as false.
         if not (np.abs(cells) < _LARGEST).all():
             where = "the input's scales and offsets"
             raise error(

@@ -53,6 +53,7 @@ class Manifest:
         box = tiles.grid(tile, self.buckets.extent)
         rows = points_within(self.model, self.folder, self.buckets, self.grid, tiles, tile, box)
         question = question_of(self.model, self.grid, tiles, tile, box, rows)
+        # The index that torch's losses ignore by default.
         labels = torch.full((len(question.cells),), -100)
         codes = torch.from_numpy(self._codes(question.index.numpy()))
         for number, code in enumerate(self.model.classes):
@@ -62,6 +63,7 @@ class Manifest:
     def _codes(self, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         codes = np.empty(len(index), np.uint8)
         with self.folder.classes.open("rb") as file:
+            # Points of a tile are scattered over the file: near ones share a read.
             for part in np.split(np.arange(len(index)), np.flatnonzero(np.diff(index // CHUNK)) + 1):
                 if len(part):
                     first = int(index[part[0]])
