@@ -52,7 +52,7 @@ def hold(directory: Path, wrappers: Sequence[Wrapper]) -> None:
 
 
 def _definitions(path: Path) -> Iterator[_Definition]:
-    """Return the functions that ``path`` defines: a name, a parameter list and a body, with their lines."""
+    """Yield the functions that ``path`` defines: a name, a parameter list and a body, with their lines."""
     text = uncommented(path.read_text(encoding="utf-8"), quoted=False)
     for m in re.finditer(r"([\w:<>,&*\s]*(?:[&*]|[\w>]\s))\s*((?:\w+::)*)(\w+)\s*\(", text):
         try:

@@ -82,7 +82,7 @@ def _exclude(one: object, other: object) -> bool:
 
 
 def _demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
-    """Return the conditions in ``tree`` that fix an argument to one value: text, argument and value."""
+    """Yield the conditions in ``tree`` that fix an argument to one value: text, argument and value."""
     match tree:
         case ast.BoolOp(op=ast.And()):
             for part in tree.values:

@@ -162,7 +162,7 @@ def _converted(path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind:
 
 
 def _lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Return the line of every key. A repeated key is an error, where YAML would silently take the last one."""
+    """Yield the line of every key. A repeated key is an error, where YAML would silently take the last one."""
     import yaml
 
     if not isinstance(node, yaml.MappingNode):

@@ -243,7 +243,7 @@ def _unknown(parameter: Parameter, enums: Collection[str] | None) -> bool:
 
 
 def _comments(text: str) -> Iterator[tuple[str, str]]:
-    """Return the names of functions, each with the comment above it."""
+    """Yield the names of functions, each with the comment above it."""
     for m in re.finditer(r"^((?://[^\n]*\n)+)(?:inline|extern)\s[^(;]*?(\w+)\(", text, re.M):
         yield m[2], " ".join(line.removeprefix("//").strip() for line in m[1].splitlines())
 

@@ -20,7 +20,7 @@ Batch = TypeVar("Batch")
 
 
 def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
-    """Yield the same batches; on a GPU their tables are built by another stream before the network needs them.
+    """Return an iterator over the same batches, whose tables another stream builds before the network needs them.
 
     A strided layer that builds its tables waits for the GPU, since the data decide how many voxels there are. Whatever
     the host was ahead of the GPU is lost then, several times in a step, and from there on each delay of the host is one
@@ -58,7 +58,7 @@ def _ahead(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
 
 
 def _beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:
-    """Return the batch after ``batch``, which has been used, with its tables built in another stream."""
+    """Yield the batches after ``batch``, which has been used, with tables that another stream builds."""
     # A high priority, so that the small kernels of tables do not queue behind the network's.
     beside = torch.cuda.Stream(device, priority=-1)
     beside.wait_stream(torch.cuda.current_stream(device))  # in which there may be what batches are made of

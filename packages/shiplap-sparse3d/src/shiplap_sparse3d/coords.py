@@ -81,7 +81,7 @@ def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_chann
 
 
 def taps(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Return the offsets ``(kx, ky, kz)`` in tap order, ``v = (kx*Ky + ky)*Kz + kz``."""
+    """Yield the offsets ``(kx, ky, kz)`` in tap order, ``v = (kx*Ky + ky)*Kz + kz``."""
     yield from product(range(kernel[0]), range(kernel[1]), range(kernel[2]))
 
 

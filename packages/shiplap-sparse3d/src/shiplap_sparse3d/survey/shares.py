@@ -43,7 +43,7 @@ def shares(buckets: Buckets, tiling: Tiling, world: int) -> list[list[Tile]]:
 
 
 def turns(folder: Folder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
-    """Yield the tiles for worker ``rank``: those of its share, and later those that other workers have not begun.
+    """Return the tiles for worker ``rank``: those of its share, and later those that other workers have not begun.
 
     The worker's own tiles come first to last. Of the others it takes the last ones first, since their worker comes to
     them last. No worker begins a tile that another has begun, and so no worker waits for a slow one. A tile that was
