@@ -219,7 +219,7 @@ def _halves(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unslide(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
-    """Invert :func:`slide`: ``[n, k']`` to ``[n, k]``."""
+    """Invert ``slide``: ``[n, k']`` to ``[n, k]``."""
     pairs = Pattern.parse(pattern).pairs
     groups, n = -(-k // (2 * pairs)), slid.shape[0]
     windows = slid[:, : groups * 4 * (pairs - 1)].reshape(n, groups, pairs - 1, 4)

@@ -1,7 +1,7 @@
 """Hash maps on the device of their tensors: ops that insert and look up 64-bit keys, or voxels of a grid.
 
 A table is ``keys int64 [t]`` and ``values int32 [t]``, both -1 where it is empty. It is probed linearly from
-:func:`home`, and a slot goes to the lowest key (as unsigned) that passes it, which makes the tables a function of the
+``home``, and a slot goes to the lowest key (as unsigned) that passes it, which makes the tables a function of the
 set of their entries: neither the order of insertion nor the number of threads shows (Amble and Knuth, "Ordered hash
 tables", 1974). The key -1 is padding: never inserted, never found. A key given more than once, in one call or in
 several, keeps its lowest value (as unsigned). Probes are bounded by the capacity.

@@ -55,7 +55,7 @@ def refuse(where: str, x: Any) -> bool:
 
 
 def refuse_in_eager(where: str, x: Any) -> bool:
-    """Do the same as :func:`refuse`, for callers outside of compilation."""
+    """Do the same as ``refuse``, for callers outside of compilation."""
     given = _arguments()
     if given is None:
         if not (x.checkpointed and torch.is_grad_enabled()):

@@ -27,7 +27,7 @@ def _quantised(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tenso
 
 
 def _lifted(x: Tensor, pairs: int) -> Tensor:
-    """Lift without the dispatcher, as in :func:`_quantised`."""
+    """Lift without the dispatcher, as in ``_quantised``."""
     m, k = x.shape
     out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))
     activations.lift(x, pairs, out=out, **default_lift({"k": k, "pairs": pairs}))

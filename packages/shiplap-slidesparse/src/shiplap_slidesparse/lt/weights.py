@@ -138,7 +138,7 @@ def _placed(t: Tensor) -> Tensor:
 
 
 def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
-    """Invert :func:`compress` to ``[n, k]``: the product with an identity matrix, a few rows at a time."""
+    """Invert ``compress`` to ``[n, k]``: the product with an identity matrix, a few rows at a time."""
     libraries.require(packed.device, "slidesparse.lt.expand")
     weight = torch.empty(n, k, dtype=dtype, device=packed.device)
     for start in range(0, k, ROWS):

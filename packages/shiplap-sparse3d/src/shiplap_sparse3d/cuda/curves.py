@@ -32,7 +32,7 @@ def _spread(x):
 
 @triton.jit
 def _gather(x):
-    """Invert :func:`_spread`."""
+    """Invert ``_spread``."""
     x = x & 0x1249249249249249
     x = (x | (x >> 2)) & 0x10C30C30C30C30C3
     x = (x | (x >> 4)) & 0x100F00F00F00F00F

@@ -84,7 +84,7 @@ def _paired(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def counted_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """Count as :func:`counted`, with one atomic for up to eight neighbours of the same page and digit."""
+    """Count as ``counted``, with one atomic for up to eight neighbours of the same page and digit."""
     line, target = _line(counts, part, pages, BINS), tl.where(inside, page * BINS + digit, -1)
     target, count = _paired(line, pages, target, tl.full((SIZE,), 1, tl.int32), BINS, SIZE)
     target, count = _paired(line, pages, target, count, BINS, SIZE // 2)

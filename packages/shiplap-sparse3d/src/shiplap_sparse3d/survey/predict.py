@@ -2,7 +2,7 @@
 
 Points are read as they are stored. All later steps are PyTorch, so that a GPU selects, sorts and counts the points
 itself: on the host these steps took as long as a small network takes on the GPU. The device has three parts of the
-work, so that a caller can begin the first for the next tile before the last has ended: :func:`asked`, :func:`answered`,
+work, so that a caller can begin the first for the next tile before the last has ended: ``asked``, ``answered``,
 and :meth:`Answer.result`, which waits.
 """
 
@@ -85,7 +85,7 @@ class Asked:
     """The input for one tile on the device of the network.
 
     Attributes:
-        index, wanted: as those of the :class:`Question`.
+        index, wanted: as those of the ``Question``.
         scene: the input of the network.
     """
 
