@@ -34,7 +34,7 @@ Case = tuple[str, str]  # operator, dtype
 
 @dataclass(frozen=True)
 class Verdict:
-    """One operator, or model, and dtype: where it ran, and what was wrong or why it did not run."""
+    """The verdict on one operator or model in one dtype: where the calls ran, and why a call failed or did not run."""
 
     op: str
     dtype: str
@@ -49,7 +49,7 @@ class Verdict:
 
 
 def operators(project: Project) -> list[str]:
-    """Names of the OpInfo database. SL906 if torch's test package cannot be imported."""
+    """Return the names of torch's OpInfo database. Raises SL906 if torch's test package cannot be imported."""
     lines, end = _lines(project, None)
     if end:
         raise error(
@@ -65,14 +65,16 @@ def operators(project: Project) -> list[str]:
 
 
 def models() -> list[str]:
-    """Names of the models that ``audit(models=True)`` knows."""
+    """Return the names of the models that ``audit(models=True)`` runs."""
     from shiplap_backend.models import MODELS
 
     return sorted(MODELS)
 
 
 def _lines(project: Project, cases: Sequence[Case] | None, samples: int = 0) -> tuple[list[str], str]:
-    """Output lines of one process, and how it ended if it did not end well. Without ``cases``, the operators.
+    """Run one sweep process and return its output lines and, if the process failed, how it ended.
+
+    Without ``cases`` the process lists the operators. Without ``samples`` the cases are models.
 
     Without ``samples`` the cases are models.
     """
@@ -98,7 +100,7 @@ def audit(
     models: bool = False,
     tell: Callable[[str], object] = str,
 ) -> Iterator[Verdict]:
-    """Yield a verdict for each of ``names`` in each dtype that it has. SL906 if the device cannot be loaded at all.
+    """Yield a verdict for each of ``names`` in each of ``dtypes``. Raises SL906 if the device cannot be loaded.
 
     Args:
         project: one that is built.
@@ -110,6 +112,7 @@ def audit(
         tell: is called with the progress.
     """
     cases = [(name, dtype) for name in names for dtype in dtypes]
+    # A process has a time limit, and a model takes longer than an operator.
     size, what = (_MODELS, "models") if models else (_GRANULE, "operators and dtypes")
     batches = [cases[i : i + size] for i in range(0, len(cases), size)]
     with ThreadPoolExecutor(jobs) as pool:
@@ -119,7 +122,7 @@ def audit(
 
 
 def _batch(project: Project, cases: Sequence[Case], samples: int) -> list[Verdict]:
-    """Verdicts of ``cases``; after a crash another process goes on behind the case that caused it."""
+    """Return the verdicts of ``cases``. After a crash a new process continues behind the case that caused the crash."""
     verdicts = []
     waiting = list(cases)
     while waiting:
@@ -131,6 +134,7 @@ def _batch(project: Project, cases: Sequence[Case], samples: int) -> list[Verdic
                 continue
             started = None
             verdicts.append(_verdict(row))
+        # No case had started, so the failure is not a kernel's: loading the device itself failed.
         if end and started is None:
             raise error(
                 "SL906",
@@ -143,11 +147,13 @@ def _batch(project: Project, cases: Sequence[Case], samples: int) -> list[Verdic
         if started is None:
             break
         verdicts.append(Verdict(*started, "crash", 0, why=end))
+        # The case that crashed is not run again, or the sweep would never end.
         waiting = waiting[waiting.index(started) + 1 :]
     return verdicts
 
 
 def _verdict(row: dict[str, Any]) -> Verdict:
+    """Return the verdict that a row of the sweep's output describes."""
     fallback = tuple(f"{op}: {why}" for op, reasons in sorted(row["fallback"].items()) for why in reasons)
     state: State = "core"
     if row["failure"]:
@@ -165,7 +171,7 @@ def _verdict(row: dict[str, Any]) -> Verdict:
 
 
 def table(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
-    """Counts by dtype and state, every state named."""
+    """Return the number of verdicts by dtype and state. Every state has an entry."""
     counts: dict[str, Counter[str]] = {}
     for v in verdicts:
         counts.setdefault(v.dtype, Counter())[v.state] += 1

@@ -1,6 +1,7 @@
-"""Hand-written bodies in ``csrc/``: scaffolds, and signatures held to those that the generated wrappers call.
+"""Hand-written bodies in ``csrc/``: scaffolds, and a check of their signatures against the generated wrappers.
 
-C++ would find some of it later - an undefined symbol at import - and some never: two tensors exchanged have one type.
+C++ reports some of these mistakes late, such as an undefined symbol at import, and some never: two tensor parameters in
+the wrong order have the same type.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SAME = {
 
 @dataclass(frozen=True)
 class _Definition:
-    """A function that a file of ``csrc/`` defines, and in which line."""
+    """A function that a file of ``csrc/`` defines, with the number of its line."""
 
     where: str
     name: str
@@ -39,8 +40,10 @@ class _Definition:
 
 
 def hold(directory: Path, wrappers: Sequence[Wrapper]) -> None:
-    """Write a scaffold for each body that is not there. SL908: file, line and parameter of another signature."""
+    """Write a scaffold for each missing body. Raises SL908 with file, line and parameter for a wrong signature."""
+    # Without custom wrappers nothing is compared, and a project need not have the directory.
     definitions = [d for path in sorted(directory.glob("*.cpp")) for d in _definitions(path)] if wrappers else []
+    # All signatures are compared before the first scaffold is written.
     missing = [w for w in wrappers if not _check(w, definitions, directory / f"{w.id}.cpp")]
     for w in missing:
         (directory / f"{w.id}.cpp").write_text(
@@ -49,20 +52,21 @@ def hold(directory: Path, wrappers: Sequence[Wrapper]) -> None:
 
 
 def _definitions(path: Path) -> Iterator[_Definition]:
-    """Functions defined in ``path``: a name, a list in parentheses and a body. Lines stay where they are."""
+    """Yield the functions that ``path`` defines: a name, a parameter list and a body, with their lines."""
     text = uncommented(path.read_text(encoding="utf-8"), quoted=False)
     for m in re.finditer(r"([\w:<>,&*\s]*(?:[&*]|[\w>]\s))\s*((?:\w+::)*)(\w+)\s*\(", text):
         try:
             end = balanced(text, m.end() - 1, "()")
         except ValueError:
             continue
+        # A brace begins a body. Calls and declarations have none.
         if re.match(r"\s*(?:noexcept\s*)?\{", text[end:]):
             where = f"{path}:{text.count(chr(10), 0, m.start(3)) + 1}"
             yield _Definition(where, m[3], m[1].strip(), tuple(split(text[m.end() : end - 1])))
 
 
 def _check(w: Wrapper, definitions: Sequence[_Definition], path: Path) -> bool:
-    """Whether ``w`` has a body, in ``path`` or elsewhere. SL908 if it is not one for ``w``."""
+    """Return whether ``w`` has a body, in ``path`` or elsewhere. Raises SL908 if the body has another signature."""
     named = [d for d in definitions if d.name == w.id]
     if not named and path.exists():
         here = [d for d in definitions if d.where.startswith(f"{path}:")]
@@ -76,7 +80,7 @@ def _check(w: Wrapper, definitions: Sequence[_Definition], path: Path) -> bool:
 
 
 def _problem(w: Wrapper, d: _Definition) -> str:
-    """What is wrong with ``d`` as the body of ``w``, or nothing."""
+    """Describe the first difference between ``d`` and the body that ``w`` needs; return "" if there is none."""
     arguments = w.declaration.arguments
     if _type(d.returns) != _type(w.declaration.cpp_returns):
         return f"it returns {d.returns}, not {w.declaration.cpp_returns}"
@@ -94,15 +98,16 @@ def _problem(w: Wrapper, d: _Definition) -> str:
 
 
 def _parameter(text: str) -> tuple[str, str]:
-    """Type and name of one parameter. A name in a comment is none."""
+    """Return type and name of one parameter. Names inside comments are ignored."""
     m = re.fullmatch(r"(.*[\s>&*])(\w+)", text.strip(), re.S)
+    # A parameter without a name ends with its type.
     if m and m[1].strip() not in ("", "const") and m[2] not in ("const", "int", "long", "double", "bool"):
         return m[1], m[2]
     return text, ""
 
 
 def _type(text: str) -> str:
-    """``text`` without what does not change the type: namespaces, space, the side that const is on."""
+    """Return ``text`` without the parts that do not change the type: namespaces, spaces and the side of ``const``."""
     plain = re.sub(r"\b(?:inline|static)\b|(?:\b\w+)?::", " ", text)
     constant = bool(re.search(r"\bconst\b(?![^<]*>)", plain))
     plain = re.sub(r"\s+", "", re.sub(r"\bconst\b", "", plain))

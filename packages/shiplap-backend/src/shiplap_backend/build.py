@@ -31,13 +31,14 @@ _FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADE
 def build(
     project: Project, *, jobs: int | None = None, tell: Callable[[str], object] = str, together: bool = False
 ) -> Path:
-    """Compile what changed and link ``_C.so`` into the package. SL906 with the compiler's first error.
+    """Compile changed files and link ``_C.so`` into the package. Raises SL906 with the compiler's first error.
 
-    ``tell`` is called after each file with how many are done. ``together``: the wrappers and the device core are one
-    translation unit, as suits few ops and one core: a third less work, and nothing of it at the same time.
+    ``tell`` is called after each file with the number of finished files. With ``together`` the wrappers and the device
+    core form one translation unit. For few ops on one CPU core this takes a third less work, but nothing runs in
+    parallel.
 
-    The manifest goes beside the library that was made for it, after it: a package never says of an older library that
-    it fits this torch.
+    The manifest is written next to the library and after it, so an interrupted build cannot claim that an older library
+    fits this torch.
     """
     directory = project.root / "build"
     directory.mkdir(exist_ok=True)
@@ -69,7 +70,7 @@ def build(
 
 
 def _run(command: list[str], tell: Callable[[str], object]) -> tuple[int, str]:
-    """The exit status of ninja, and what it printed: after each file a line that begins with ``[3/21]``."""
+    """Run ninja and return its exit status and output. Each compiled file prints a line such as ``[3/21]``."""
     printed = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         for line in process.stdout or ():
@@ -80,12 +81,13 @@ def _run(command: list[str], tell: Callable[[str], object]) -> tuple[int, str]:
 
 
 def _ninja() -> str:
-    """The ninja of this Python environment, else of the path."""
+    """Return the ninja of this Python environment, or else the one on the path."""
     own = Path(sysconfig.get_path("scripts")) / "ninja"
     return str(own) if own.is_file() else "ninja"
 
 
 def _rules(project: Project, target: Path, together: bool = False) -> str:
+    """Return the text of the project's ``build.ninja``."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
     ours = [*project.runtime.include_dirs, project.generated.resolve()]
@@ -117,35 +119,41 @@ def _rules(project: Project, target: Path, together: bool = False) -> str:
 
 
 def _together(project: Project, wrappers: Iterable[Path]) -> Path:
-    """One translation unit of wrappers and the core, which comes last: it has names of its own for what they call."""
+    """Write one translation unit of all wrappers and the device core, and return its path.
+
+    The core is included last, because it defines names of its own for functions that the wrappers call.
+    """
     unit = project.root / "build" / "together.cpp"
     parts = [COMMON / "include" / "shiplap_backend" / "wrappers.h", *sorted(wrappers), CORE]
     text = "".join(f'#include "{part.resolve()}"\n' for part in parts)
+    # An unchanged file keeps its time stamp, so that ninja does not compile it again.
     if not unit.is_file() or unit.read_text(encoding="utf-8") != text:
         unit.write_text(text, encoding="utf-8")
     return unit
 
 
 def _units(sources: Iterable[Path]) -> list[tuple[str, str]]:
-    """(object, source) of each translation unit."""
+    """Return (object, source) for each translation unit."""
     return [(f"{_escape(p.stem)}{'-c' * (p.suffix == '.c')}.o", _escape(str(p.resolve()))) for p in sorted(sources)]
 
 
 def _words(arguments: Iterable[str]) -> str:
-    """Arguments as the shell takes them, in a variable of ninja."""
+    """Quote arguments for the shell, as the value of a ninja variable."""
+    # A dollar sign begins a variable in ninja, also inside quotes.
     return shlex.join(arguments).replace("$", "$$")
 
 
 def _escape(path: str) -> str:
-    """A path where ninja expects files. It quotes them for the shell itself."""
+    """Escape a path for a list of files in ninja, which quotes such paths for the shell itself."""
     return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
 def _first_error(output: str) -> str:
-    """The lines around the first error. The whole output is thousands of lines of template notes."""
+    """Return the lines around the first error, since the whole output has thousands of lines of template notes."""
     lines = output.splitlines()
     first = next(
         (i for i, line in enumerate(lines) if "error:" in line or "undefined reference" in line),
+        # Without a known error pattern, the last lines are the most likely to name the problem.
         max(0, len(lines) - 12),
     )
     return "\n".join(lines[first : first + 12])

@@ -1,4 +1,4 @@
-"""Which overloads of ATen run where on a target, and why; and which of them a program called."""
+"""The coverage of ATen on a target: where each overload runs and why, and which overloads a program called."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ State = Literal["native", "composite", "expected", "gap", "elsewhere"]
 
 @dataclass(frozen=True)
 class Place:
-    """One overload: where it runs and why. ``elsewhere`` has no dense CPU kernel: sparse, quantised, other devices."""
+    """Where one overload runs, and why.
+
+    The state ``elsewhere`` is of overloads without a dense CPU kernel: sparse, quantised, other devices.
+    """
 
     name: str
     state: State
@@ -38,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Need:
-    """What a program asked of the device: calls of one overload, and those that went to the CPU for one reason."""
+    """The calls that a program made to one overload, and how many of them went to the CPU for one reason."""
 
     op: str
     native: int
@@ -49,13 +52,14 @@ class Need:
 
 @dataclass(frozen=True)
 class Coverage:
-    """All overloads of the installed torch on one target."""
+    """The places of all overloads of the installed torch on one target."""
 
     target: str
     torch: str
     places: tuple[Place, ...]
 
     def of(self, state: State) -> list[str]:
+        """Return the overloads in one state."""
         return [p.name for p in self.places if p.state == state]
 
     def as_json(self) -> dict[str, Any]:
@@ -71,7 +75,7 @@ class Coverage:
 
 
 def coverage(metadata: Metadata, runtime: Runtime, made: Generated) -> Coverage:
-    """Place every declared overload."""
+    """Return where every declared overload runs."""
     declared = declarations()
     native = {name: "the device core" for name in runtime.registers if name in declared}
     for w in made.wrappers:
@@ -85,6 +89,8 @@ def coverage(metadata: Metadata, runtime: Runtime, made: Generated) -> Coverage:
 
 
 def _place(d: Declaration, native: Mapping[str, str], skipped: Mapping[str, str], expected: Mapping[str, str]) -> Place:
+    """Return where one overload runs."""
+    # Torch implements composite overloads, and functional ones with a delegate, by calls of other overloads.
     required = d.cpu and not d.composite and not (d.kind != "out" and d.delegate)
     if d.name in native:
         return Place(d.name, "native", native[d.name], required)
@@ -116,7 +122,7 @@ finally:
 
 
 def program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[Need]:
-    """Run ``script`` with the device loaded. What it called, gaps first. SL905 if it cannot be run."""
+    """Run ``script`` with the device loaded and return its needs, gaps first. Raises SL905 if the script cannot run."""
     require_built(project)
     if not script.is_file():
         raise error(
@@ -130,6 +136,7 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "counters.json"
         names = [str(project.root.resolve()), project.package.name, project.device, str(script), str(out)]
+        # A process of its own: the device is registered once for each process, under one name.
         run = subprocess.run([sys.executable, "-P", "-c", _RUN, *names, *arguments], capture_output=True, text=True)
         if run.returncode or not out.is_file():
             last = _message(run.stderr) or f"exit status {run.returncode}"
@@ -146,21 +153,23 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
 
 
 def _message(traceback: str) -> str:
-    """The exception that ended a program, which may take several lines: what follows its last frame."""
+    """Return the exception that ended a program: all lines that follow the last frame of the traceback."""
     lines = traceback.strip().splitlines()
     frames = [i for i, line in enumerate(lines) if line.startswith("  File ")]
     after = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    # The source line and its markers are indented. The message may take several lines.
     return "\n".join(dropwhile(lambda line: line.startswith("    "), after))
 
 
 def needs(counters: Mapping[str, Any], cover: Coverage) -> list[Need]:
-    """The counters of a program as needs: gaps first, then the CPU's share, then what ran natively."""
+    """Return the counters of a program as needs: gaps first, then CPU fallbacks, then native calls."""
     places = {p.name: p for p in cover.places}
     needed = []
     for full, counts in counters.items():
         place = places.get(full.removeprefix("aten::"))
         state = place.state if place else "gap"
         for why, calls in counts["fallback"].items():
+            # An operator without a kernel is expected only if the metadata gives the reason for it.
             unregistered = why.startswith("unregistered")
             known = not unregistered or state == "expected"
             reason = place.why if place and unregistered else why
@@ -171,7 +180,7 @@ def needs(counters: Mapping[str, Any], cover: Coverage) -> list[Need]:
 
 
 def html(cover: Coverage, called: Sequence[Need] = ()) -> str:
-    """One self-contained page."""
+    """Return one self-contained page."""
     from shiplap.codegen import render
 
     return render(

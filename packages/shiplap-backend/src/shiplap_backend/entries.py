@@ -1,4 +1,4 @@
-"""What a metadata file states, as values: a target, and its entries by overload. Reading and checking are elsewhere."""
+"""The values of a metadata file: a target, and its entries by overload. Reading and checking are in other modules."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Empty = Literal["fallback", "run"]
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Shape, strides and dtype of one output that no structured ``meta`` gives: a mode, or a list of sizes.
+    """The shape, strides and dtype of one output that no structured ``meta`` gives: a mode, or a list of sizes.
 
-    ``format`` names tensors of which one stored channels last makes the output so. ``order`` lists the dims as they are
-    stored, the outermost first. The mode ``meta`` is of outputs whose shape a structured ``meta`` gives, where the
-    CPU's kernel chooses the memory format afterwards.
+    ``format`` names tensors: if one of them is stored channels last, so is the output. ``order`` lists the dims as they
+    are stored, the outermost first. The mode ``meta`` is for outputs whose shape a structured ``meta`` gives, but whose
+    memory format the CPU's kernel chooses afterwards.
     """
 
     mode: Literal[
@@ -32,14 +32,14 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an argument becomes besides the results, and when: running statistics."""
+    """A write to an argument besides the results, such as running statistics, and the condition for it."""
 
     graph: str
     when: str = ""
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one overload is on the target. ``graph`` is an expression, or one for each output."""
+    """The implementation of one overload on the target. ``graph`` is one expression, or one for each output."""
 
     template: str
     graph: str | dict[str, str] = ""
@@ -58,7 +58,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The target's own facts; ``operators`` says which vendor function ``+`` is."""
+    """The facts of the target. ``operators`` maps operators such as ``+`` to vendor functions."""
 
     runtime: str
     requires: dict[str, str] = {}
@@ -69,5 +69,5 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def wrong(where: str, got: str, expected: str) -> ShiplapError:
-    """SL901 for the file and line ``where``."""
+    """Return the SL901 error for the file and line ``where``."""
     return error("SL901", where=where, got=got, expected=expected)

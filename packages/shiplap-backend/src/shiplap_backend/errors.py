@@ -1,4 +1,4 @@
-"""Generated backends: SL9xx."""
+"""The error catalogue of generated backends: SL9xx."""
 
 from __future__ import annotations
 

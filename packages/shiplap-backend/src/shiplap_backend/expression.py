@@ -1,8 +1,8 @@
-"""Vendor expressions of the metadata → C++: Python's expression syntax over ATen's arguments and vendor functions.
+"""The compiler of metadata expressions to C++: Python's syntax over ATen's arguments and vendor functions.
 
 ``self * (self > 0)``, ``TopK(self, k, axis=dim, mode='max', sort='none')[1]``, ``a if transposed else b``. A name is an
 argument of the overload, an output, or a ``let`` binding. Every call is checked against the vendor's signatures, and
-what each argument became is recorded: a graph input (``inputs``), baked into the graph and so part of the cache key
+the use of each argument is recorded: a graph input (``inputs``), baked into the graph and so part of the cache key
 (``baked``), or neither (``mapping`` then decides whether that is an error).
 """
 
@@ -51,23 +51,26 @@ OPERATORS = (
 
 
 class ExpressionError(ValueError):
-    """An expression that means nothing. The caller knows file and line."""
+    """An expression without a meaning. The caller adds file and line."""
 
 
 def nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
-    """``"; did you mean 'x'?"``, or nothing."""
+    """Return ``"; did you mean 'x'?"`` for the nearest of ``names``, or "" if none is near."""
     match = difflib.get_close_matches(name, list(names), 1)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
 def _inside(expected: str) -> str:
-    """What operands are looked for as: plain values inside a plain value, graph nodes where there may be any."""
+    """Return the kind that the operands of an operator are compiled as.
+
+    Inside a plain value operands are plain values. Elsewhere they may be graph nodes.
+    """
     return "any" if expected in ("any", "node", "nodes") else "value"
 
 
 @dataclass(frozen=True)
 class Typed:
-    """C++ of one subexpression, and what it is: node, tensor, int, ints, float, bool, str, dtype, scalar, none."""
+    """The C++ of one subexpression and its kind: node, tensor, int, ints, float, bool, str, dtype, scalar or none."""
 
     kind: str
     code: str
@@ -77,7 +80,7 @@ class Typed:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the expressions of one target may say: its functions, the values of its enums, what operators mean."""
+    """The words that the expressions of one target may use: functions, values of enums, and operators."""
 
     functions: Functions
     enums: Mapping[str, Mapping[str, str]]
@@ -87,7 +90,10 @@ class Vocabulary:
 
 @dataclass
 class Compiler:
-    """Compiles the expressions of one overload; ``nodes`` names what can be a graph input, ``values`` all arguments."""
+    """The compiler of the expressions of one overload.
+
+    ``nodes`` has the arguments that can be graph inputs, and ``values`` has all arguments.
+    """
 
     vocabulary: Vocabulary
     nodes: Mapping[str, str]
@@ -101,9 +107,10 @@ class Compiler:
     scopes: list[str] = field(default_factory=list)  # the vendor functions around the current argument
 
     def compile(self, source: str, expected: str = "node") -> Typed:
-        """C++ of ``source`` as a value of kind ``expected``; ExpressionError says what is wrong with it."""
+        """Return the C++ of ``source`` as a value of kind ``expected``. Raises ExpressionError with the mistake."""
         try:
             tree = ast.parse(source.strip(), mode="eval").body
+            # Visiting gives the natural kind of the expression. The place may need a conversion.
             return self._as(self._visit(tree, expected), expected, tree)
         except SyntaxError as e:
             raise ExpressionError(f"not an expression: {e.msg}") from None
@@ -111,6 +118,7 @@ class Compiler:
             raise ExpressionError(f"{source.strip()[:40]!r}...: nested too deeply") from None
 
     def _visit(self, tree: ast.expr, expected: str) -> Typed:
+        """Return the typed C++ of any expression."""
         if why := undecided(tree):
             raise ExpressionError(why)
         match tree:
@@ -145,6 +153,7 @@ class Compiler:
         raise ExpressionError(f"{ast.unparse(tree)!r} is not part of the language")
 
     def _constant(self, value: object) -> Typed:
+        """Return a literal as C++."""
         if value is None:
             return Typed("none", "::std::nullopt")
         if isinstance(value, bool):
@@ -158,6 +167,7 @@ class Compiler:
         raise ExpressionError(f"{value!r} is not a number that C++ has, a word, bool or None")
 
     def _name(self, name: str, expected: str) -> Typed:
+        """Return an argument, output or binding, and record its use."""
         if name in self.lets:
             return self.lets[name]
         if name in ("inf", "nan") and name not in self.values:
@@ -180,12 +190,14 @@ class Compiler:
         return value
 
     def _choice(self, tree: ast.IfExp, expected: str) -> Typed:
+        """Return ``a if test else b``: a vendor operation if the test is a graph node, else a C++ conditional."""
         if self._is_node(tree.test):
             return self._operator("if else", [tree.test, tree.body, tree.orelse])
         condition = self._condition(tree.test)
         one, other = self._visit(tree.body, expected), self._visit(tree.orelse, expected)
         if expected.startswith("enum") or expected in ("str", "dtype", "node"):
             one, other = self._as(one, expected, tree.body), self._as(other, expected, tree.orelse)
+        # C++'s conditional operator needs one type on both sides.
         if {one.kind, other.kind} <= {"float", "int", "scalar", "scalar?"} and one.kind != other.kind:
             one, other = self._as(one, "float", tree.body), self._as(other, "float", tree.orelse)
         if one.kind != other.kind:
@@ -193,18 +205,23 @@ class Compiler:
         return Typed(one.kind, f"({condition} ? {one.code} : {other.code})")
 
     def _is_node(self, tree: ast.expr) -> bool:
-        """Whether ``tree`` is a value of the graph; presence and plain arguments are not."""
+        """Return whether ``tree`` is a value of the graph. Tests for presence and plain arguments are not."""
         names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
         # A comparison of scalars alone, `beta == 0`, is decided by C++ before the graph is built.
         if names and all(n in self.values and self.values[n].kind in ("scalar", "scalar?") for n in names):
             return False
+        # The visit only finds the kind. Its records are undone, because the caller compiles the tree again.
         before = set(self.used), set(self.baked), set(self.inputs), set(self.headers), dict(self.conditions)
         kind = self._visit(tree, "any").kind
         self.used, self.baked, self.inputs, self.headers, self.conditions = before
         return kind == "node"
 
     def _condition(self, tree: ast.expr) -> str:
-        """A test that decides the graph's form: its outcome is part of the cache key, not the values it looks at."""
+        """Return a test that decides the form of the graph.
+
+        The outcome is part of the cache key; the compared values are not.
+        """
+        # Arguments of the test must not be recorded: their values would become part of the key.
         baked, inputs = set(self.baked), set(self.inputs)
         code = self._as(self._visit(tree, "value"), "bool", tree).code
         self.baked, self.inputs = baked, inputs
@@ -212,6 +229,7 @@ class Compiler:
         return code
 
     def _presence(self, tree: ast.Compare) -> Typed:
+        """Return ``argument is None`` or ``is not None`` as C++."""
         if not (isinstance(tree.left, ast.Name) and ast.unparse(tree.comparators[0]) == "None"):
             raise ExpressionError(f"{ast.unparse(tree)!r}: 'is' compares an argument with None")
         value = self._name(tree.left.id, "value")
@@ -233,6 +251,7 @@ class Compiler:
         raise ExpressionError(f"{ast.unparse(tree)!r}: no {sign!r} of a {operand.kind}")
 
     def _operator(self, symbol: str, operands: list[ast.expr], expected: str = "any") -> Typed:
+        """Return an operator as a vendor operation if an operand is a graph node, else as C++."""
         values = [self._visit(o, expected) for o in operands]
         numbers = [name for name, value in self.values.items() if value.kind not in ("tensor", "tensors")]
         if why := hidden(symbol, operands, numbers):
@@ -243,6 +262,7 @@ class Compiler:
                 raise ExpressionError(f"operator {symbol!r} has no vendor function under 'operators'")
             codes = [self._as(v, "node", o).code for v, o in zip(values, operands, strict=True)]
             return Typed("node", f"{self._function(function, len(codes)).call}({', '.join(codes)})")
+        # Such a comparison has the same outcome for all arguments, which would only seem to be used.
         if len(operands) == 2 and ast.dump(operands[0]) == ast.dump(operands[1]):
             raise ExpressionError(f"{ast.unparse(operands[0])!r} is compared or combined with itself")
         values = [self._plain(v) for v in values]
@@ -257,7 +277,10 @@ class Compiler:
         return Typed(kind, f"({values[0].code} {symbol} {values[1].code})")
 
     def _plain(self, value: Typed) -> Typed:
-        """``value`` as C++ compares and negates it; whoever may be absent is asked for `is None` before."""
+        """Return ``value`` unwrapped, as C++ compares and negates it.
+
+        For an optional value the metadata tests ``is None`` first.
+        """
         if value.kind in ("scalar?", "int?", "float?", "bool?", "str?", "dtype?"):
             value = Typed(value.kind[:-1], f"{value.code}.value()")
         return Typed("float", f"{value.code}.toDouble()") if value.kind == "scalar" else value
@@ -266,6 +289,7 @@ class Compiler:
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
             raise ExpressionError(f"{name!r} is no vendor function{nearest(name, self.vocabulary.functions)}")
+        # Operators pass their operands by position, so the number of parameters decides.
         fitting = [f for f in overloads if sum(not p.optional for p in f.parameters) <= arguments <= len(f.parameters)]
         self.headers.add((fitting or overloads)[0].header)
         return (fitting or overloads)[0]
@@ -273,6 +297,7 @@ class Compiler:
     def _subscript(self, tree: ast.Subscript) -> Typed:
         value = self._visit(tree.value, "nodes")
         index = self._as(self._visit(tree.slice, "int"), "int", tree.slice).code
+        # C++ has no negative indices: -1 would read beyond the vector.
         if index.startswith("-"):
             raise ExpressionError(f"{ast.unparse(tree)!r}: elements are counted from 0")
         element = {"nodes": "node", "ints": "int", "bools": "bool", "tensors": "tensor"}.get(value.kind)
@@ -291,10 +316,12 @@ class Compiler:
         return Typed(element + "s", f"std::vector<{cpp}>{{{', '.join(items)}}}")
 
     def _call(self, tree: ast.Call, expected: str) -> Typed:
+        """Return a call of the first overload of a vendor function that accepts the arguments."""
         name = tree.func.id  # type: ignore[attr-defined]  # matched as Name
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
             raise ExpressionError(f"{name!r} is no vendor function{nearest(name, self.vocabulary.functions)}")
+        # Overloads are tried in order, as in C++. The error at the end has the problems of each.
         problems = [f.unusable for f in overloads if f.unusable]
         for function in (f for f in overloads if not f.unusable):
             before = set(self.used), set(self.baked), set(self.inputs)
@@ -331,7 +358,9 @@ class Compiler:
         return self._emit(function, given)
 
     def _emit(self, function: VendorFunction, given: dict[str, ast.expr]) -> str:
-        """Arguments up to the last one given; C++ has no keywords, so one left out in between is an error."""
+        """Return the C++ arguments up to the last given one. An omitted one in between is an error: C++ has no
+        keywords.
+        """
         codes = []
         last = max((i for i, p in enumerate(function.parameters) if p.name in given), default=-1)
         for parameter in function.parameters[: last + 1]:
@@ -368,13 +397,13 @@ class Compiler:
         return Typed(expected, values[value.code])
 
     def _index(self, value: Typed, tree: ast.expr) -> str:
-        """An integer or list of integers as a constant of the graph."""
+        """Return an integer or a list of integers as a constant of the graph."""
         if value.kind in ("int", "ints"):
             return f"at::Scalar({value.code}), at::kLong" if value.kind == "int" else value.code
         raise ExpressionError(f"{ast.unparse(tree)!r} is a {value.kind}, not an integer or a list of them")
 
     def _as(self, value: Typed, expected: str, tree: ast.expr) -> Typed:
-        """``value`` where a ``expected`` stands, with the conversions that lose nothing."""
+        """Convert ``value`` to the kind ``expected``, with the conversions that lose nothing."""
         kind = value.kind
         if expected in ("any", kind, "value"):
             return value

@@ -1,4 +1,4 @@
-"""The families of wrappers: which C++ template an entry's ``template:`` names, and what it need not say again."""
+"""The families of wrappers: the C++ template that ``template:`` names, and the defaults that an entry can omit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Family:
-    """Defaults of one family; ``file`` is a template of ``codegen/templates/backend``."""
+    """The defaults of one family. ``file`` is a template of ``codegen/templates/backend``."""
 
     file: str
     about: str

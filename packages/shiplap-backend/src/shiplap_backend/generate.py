@@ -1,4 +1,4 @@
-"""Metadata → C++ files of a project: N translation units, deterministic, written only where they changed."""
+"""The generator of a project's C++ files from metadata: deterministic, and written only where the text changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNREAD = {
 
 @dataclass(frozen=True)
 class Skipped:
-    """An entry that is not generated here, and why."""
+    """An entry that is not generated for this torch or vendor version, and the reason."""
 
     name: str
     reason: str
@@ -46,7 +46,7 @@ class Generated:
 
 
 def generate(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> Generated:
-    """Map and render every entry. SL901 to SL903 name file and line of an entry that is wrong."""
+    """Map and render every entry. Raises SL901 to SL903 with file and line of a wrong entry."""
     declared = declarations()
     if metadata.target.runtime != runtime.name:
         got = f"a target of runtime {metadata.target.runtime!r}"
@@ -68,7 +68,10 @@ def generate(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> Genera
 
 
 def _check_patterns(metadata: Metadata, declared: Mapping[str, Declaration]) -> None:
-    """SL901 for a reason that no overload has: nothing fits its pattern, or an earlier pattern does, which counts."""
+    """Raise SL901 for a reason that applies to no overload.
+
+    Either no overload matches its pattern, or an earlier pattern matches all of them.
+    """
     left = set(declared)
     for pattern in metadata.target.falls_back:
         fitting = fnmatch.filter(declared, pattern)
@@ -80,7 +83,7 @@ def _check_patterns(metadata: Metadata, declared: Mapping[str, Declaration]) -> 
 
 
 def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, Declaration], runtime: Runtime) -> str:
-    """Why the entry is left out here (a version range), or nothing. SL901 if it is wrong anywhere."""
+    """Return why the entry is skipped here (a version range), or "". Raises SL901 if the entry is wrong."""
     where = metadata.where[name]
     if entry.template not in FAMILIES:
         raise wrong(
@@ -89,6 +92,7 @@ def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, D
             f"one of {', '.join(FAMILIES)}",
         )
     for unread in _UNREAD.get(FAMILIES[entry.template].file, ()):
+        # A rule of mode ``meta`` only adds a memory format, which structured templates do read.
         of_meta = unread == "output" and all(rule.mode == "meta" for rule in entry.output.values())
         if getattr(entry, unread) and not of_meta:
             raise wrong(
@@ -102,6 +106,7 @@ def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, D
         raise wrong(where, f"{name!r}{nearest(name, declared)}", f"an overload that torch {torch.__version__} declares")
     if name in runtime.registers:
         raise wrong(where, f"{name!r}", "an overload that the runtime does not register itself")
+    # Torch calls the delegate instead, so a wrapper of this overload would never run.
     if (delegate := declared[name].delegate) and declared[name].kind != "functional":
         raise wrong(where, f"{name}: an overload that torch hands to {delegate!r}", f"an entry for {delegate!r}")
     if declared[name].view and entry.template != "custom":
@@ -118,17 +123,23 @@ def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, D
 
 
 def _derived(d: Declaration, metadata: Metadata, declared: Mapping[str, Declaration]) -> tuple[Declaration, ...]:
-    """In-place and out= overloads that torch asks for and that a functional wrapper gives by assignment."""
+    """Return the in-place and out= overloads that a functional wrapper implements by assignment."""
     if d.kind != "functional":
         return ()
+    # An entry of its own takes the place of the derived overload.
     group = [declared[n] for n in d.group if n not in metadata.entries]
     return tuple(o for o in group if o.cpu and not o.composite and o.kind in ("inplace", "out"))
 
 
 def _files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
-    """Ops stay in their unit when others come and go, so that a changed op recompiles its own unit only."""
+    """Return the C++ files by name.
+
+    An op stays in its unit when others are added or removed, so that a changed op recompiles its own unit only.
+    """
     shares: dict[int, list[Wrapper]] = {i: [] for i in range(units)}
     for w in wrappers:
+        # A hash of the name keeps the unit of an op stable, which a position in the sorted list would not. Python's own
+        # hash differs from process to process.
         shares[zlib.crc32(w.declaration.name.encode()) % units].append(w)
     return {f"wrappers_{i:02d}.cpp": _unit(share) for i, share in shares.items() if share}
 
@@ -148,7 +159,7 @@ def _unit(share: list[Wrapper]) -> str:
 
 
 def write(directory: Path, files: Mapping[str, str]) -> list[str]:
-    """Write what changed, remove generated files that are no longer made; returns the names touched."""
+    """Write changed files, remove obsolete generated files, and return the names of both."""
     directory.mkdir(parents=True, exist_ok=True)
     touched = []
     for name, text in files.items():

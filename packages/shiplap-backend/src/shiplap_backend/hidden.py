@@ -1,4 +1,4 @@
-"""Expressions whose value does not depend on a part of them: an argument in that part would only seem to be used."""
+"""Checks for parts of expressions that cannot change the value: an argument there would only seem to be used."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 
 def hidden(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) -> str:
-    """Why ``operands`` do not matter to the operator's result, or nothing.
+    """Return why ``operands`` do not change the operator's result, or "".
 
-    A tensor times zero is left alone: infinite values and NaN make NaN of it, which some operators want.
+    A tensor times zero is left alone: infinite values and NaN make NaN of it, which some operators need.
 
     Args:
         symbol: of the operator.
@@ -26,8 +26,10 @@ def hidden(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) 
         return f"{ast.unparse(left)!r} is compared or combined with itself"
     if symbol == "+" and (_negates(left, right) or _negates(right, left)):
         return f"{ast.unparse(left)!r} and {ast.unparse(right)!r} cancel"
+    # Only numbers may be folded: a tensor times zero is NaN where the tensor is infinite or NaN.
     if not _names(left, right) or not _names(left, right) <= {*numbers}:
         return ""
+    # The operands whose zero makes the result the same for every value of the other one.
     zeros = {"*": operands, "**": [right], "&": operands, "/": [left], "//": [left], "%": [left]}.get(symbol, [])
     if any(_value(o) == 0 for o in zeros) or (symbol == "**" and _value(left) == 1):
         return f"{ast.unparse(left)} {symbol} {ast.unparse(right)} is the same for every value"
@@ -35,7 +37,7 @@ def hidden(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) 
 
 
 def undecided(tree: ast.expr) -> str:
-    """Why a choice, or a combination of conditions, decides nothing; or nothing. ``x if True else y`` is only ``x``.
+    """Return why an expression has the same value or outcome in every call, or "". ``x if True else y`` is only ``x``.
 
     >>> undecided(ast.parse("x if alpha == 1 or True else y", mode="eval").body.test)
     "'True' asks for no argument"
@@ -53,7 +55,7 @@ def undecided(tree: ast.expr) -> str:
 
 
 def contradiction(conditions: Sequence[str]) -> str:
-    """Two demands of ``conditions``, which all have to hold, that no call meets; or nothing.
+    """Return two parts of ``conditions`` that no call can satisfy together, or "".
 
     >>> contradiction(["alpha == 1 and rank(self) > 2", "alpha == 2"])
     "'alpha == 1' and 'alpha == 2'"
@@ -72,14 +74,15 @@ def contradiction(conditions: Sequence[str]) -> str:
 
 
 def _exclude(one: object, other: object) -> bool:
-    """Whether no argument has both values; True and False stand for every value that counts as true or as false."""
+    """Return whether no argument can have both values. True and False stand for all true or false values."""
     if None in (one, other):
+        # None counts as false, so "is None" and "not x" can hold together.
         return (one, other) not in ((None, None), (None, False), (False, None))
     return type(one) is type(other) and one != other
 
 
 def _demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
-    """The conditions in ``tree`` of which each asks that an argument has one value: text, argument, value."""
+    """Yield the conditions in ``tree`` that fix an argument to one value: text, argument and value."""
     match tree:
         case ast.BoolOp(op=ast.And()):
             for part in tree.values:
@@ -93,7 +96,7 @@ def _demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
 
 
 def _settled(tree: ast.Compare) -> bool:
-    """Whether a number of dims or elements is compared with a number that it is never, or always, above."""
+    """Return whether a comparison of a number of dims or elements has the same outcome for every call."""
     match tree:
         case ast.Compare(
             left=ast.Call(func=ast.Name(id="rank" | "size" | "numel" | "length")), ops=[op], comparators=[c]
@@ -103,11 +106,12 @@ def _settled(tree: ast.Compare) -> bool:
             return False
     if number is None:
         return False
+    # Such numbers are never below zero, so every comparison with a negative bound is decided.
     return number < 0 or (number == 0 and isinstance(op, ast.Lt | ast.GtE))
 
 
 def negative(sizes: str) -> str:
-    """The size that is negative whatever the arguments are, or nothing; of what is no expression, nothing.
+    """Return the size that is negative for all arguments, or "". Invalid expressions give "" as well.
 
     >>> negative("[size(self, -1), 2 - 3]")
     '2 - 3'
@@ -128,7 +132,7 @@ def _negative(tree: ast.expr) -> str:
 
 
 def _number(tree: ast.expr) -> int | None:
-    """The integer that ``tree`` states in digits and signs, or None."""
+    """Return the integer that ``tree`` writes in digits and signs, or None."""
     match tree:
         case ast.Constant(value=int(stated)):
             return stated
@@ -152,11 +156,12 @@ def _same(left: ast.expr, right: ast.expr) -> bool:
 
 
 def _negates(tree: ast.expr, other: ast.expr) -> bool:
+    """Return whether ``tree`` is the negative of ``other``."""
     return isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub) and _same(tree.operand, other)
 
 
 def _value(tree: ast.expr) -> object:
-    """The number that ``tree`` states, or None."""
+    """Return the number that ``tree`` writes, or None."""
     try:
         return ast.literal_eval(tree)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The schema lock: overload → schema of the torch that a project was checked against; drift stops the generator."""
+"""The schema lock: the schema of each overload for which a project was checked. A difference stops the generator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Lock:
 
 @dataclass(frozen=True)
 class Change:
-    """One overload that differs: ``added``, ``removed`` or ``changed``, with what it was and is."""
+    """One overload that was ``added``, ``removed`` or ``changed``, with the old and the new schema."""
 
     name: str
     kind: str
@@ -43,12 +43,12 @@ class Change:
 
 
 def digest(schema: str) -> str:
-    """Short and stable: the manifest of a built extension holds it for each overload."""
+    """Return a short, stable digest of a schema. The manifest of a built extension has one for each overload."""
     return hashlib.sha256(schema.encode()).hexdigest()[:12]
 
 
 def snapshot(names: Mapping[str, object] | None = None) -> Lock:
-    """The installed torch's schemas, of all overloads or of ``names`` and what is generated along with them."""
+    """Return the installed torch's schemas of all overloads, or of ``names`` and the overloads generated with them."""
     declared = declarations()
     chosen = declared if names is None else {n: d for n in names for n, d in _with_group(n, declared)}
     return Lock(torch.__version__.partition("+")[0], {n: d.schema for n, d in sorted(chosen.items())})
@@ -60,7 +60,7 @@ def _with_group(name: str, declared: Mapping[str, Declaration]) -> list[tuple[st
 
 
 def read(path: Path) -> Lock:
-    """A lock file. SL904 if there is none, or it is damaged."""
+    """Return the lock in a file. Raises SL904 if the file is missing or damaged."""
     if not path.is_file():
         raise error(
             "SL904",
@@ -87,7 +87,7 @@ def read(path: Path) -> Lock:
 
 
 def difference(old: Lock, new: Lock) -> list[Change]:
-    """What changed from ``old`` to ``new``, by name."""
+    """Return the changes from ``old`` to ``new``, by name."""
     changes = []
     for name in sorted({*old.schemas, *new.schemas}):
         a, b = old.schemas.get(name, ""), new.schemas.get(name, "")
@@ -98,13 +98,17 @@ def difference(old: Lock, new: Lock) -> list[Change]:
 
 
 def hold(path: Path, metadata: Metadata, *, accept: bool = False) -> Lock:
-    """The lock that ``path`` is to hold from now on: new entries join it. SL904 shows what differs in this torch."""
+    """Return the new content of the lock at ``path``, with new entries added.
+
+    Raises SL904 with the differences if schemas of this torch differ from the locked ones.
+    """
     now = snapshot(metadata.entries)
     if path.is_file() and not accept:
         locked = read(path)
         drift = [
             c
             for c in difference(locked, now)
+            # Overloads that another torch adds, or that no entry uses any more, do not affect generated code.
             if c.kind == "changed" or (c.kind == "removed" and c.name in metadata.entries)
         ]
         if drift:

@@ -1,6 +1,6 @@
-"""Declaration × entry × vendor functions → ``Wrapper``: C++ fragments that a template puts together.
+"""The mapping of declaration, metadata entry and vendor functions to a ``Wrapper``: C++ fragments for a template.
 
-Every argument of the overload has a use - graph input, attribute, guard, shape only - or the entry is refused.
+Every argument of the overload must have a use - graph input, attribute, guard or shape only - or the entry is refused.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ _ITERATORS = ("unary_op", "binary_op", "comparison_op")
 
 
 def map_entry(name: str, declaration: Declaration, metadata: Metadata, vocabulary: Vocabulary) -> Wrapper:
-    """The wrapper of one entry. SL901, SL902 and SL903 name file and line of what is wrong with it."""
+    """Return the wrapper of one entry. Raises SL901, SL902 and SL903 with file and line of a mistake."""
     entry, where = metadata.entries[name], metadata.where[name]
     family = FAMILIES[entry.template]
     return _Mapping(declaration, entry, family, where, metadata, vocabulary).wrapper()
 
 
 class _Mapping:
+    """The mapping of one entry."""
+
     def __init__(
         self, declaration: Declaration, entry: Entry, family: Family, where: str, metadata: Metadata, words: Vocabulary
     ) -> None:
@@ -119,7 +121,7 @@ class _Mapping:
         return tuple(DTYPES[d] for d in members)
 
     def _gated(self) -> tuple[str, ...]:
-        """The tensors whose dtype the mask decides about: raw inputs are for the vendor as they are."""
+        """Return the tensors whose dtype the mask checks. Raw inputs go to the vendor unconverted."""
         raw = {n for n, how in self.entry.inputs.items() if how != "compute"}
         tensors = [a.name for a in self.d.inputs if a.tensor]
         return tuple(n for n in tensors or [a.name for a in self.d.outs] if n not in raw)
@@ -128,7 +130,11 @@ class _Mapping:
         yield from {**self.family.guard, **self.entry.guard}.items()
 
     def _decides(self) -> str:
-        """The dtype in which the vendor computes, before narrow types are widened: C++, or a dtype of the metadata."""
+        """Return the dtype in which the vendor computes, as C++ or as a dtype of the metadata.
+
+        Narrow dtypes are widened afterwards.
+        """
+        # An entry's own rule comes before that of its family.
         rule = self.entry.compute or self.family.compute
         structured = self.d.structured
         if rule == "common":
@@ -148,7 +154,10 @@ class _Mapping:
         return f"dtype_of({self.values[rule].code})"
 
     def _prepare(self, index: int, name: str) -> Iterator[str]:
-        """Statements that make or resize an output, or that restride one whose shape a structured ``meta`` gave."""
+        """Yield the statements that make or resize an output.
+
+        For an output whose shape a structured ``meta`` gave, the statement changes the strides.
+        """
         if self.d.kind == "inplace" or not self.d.returns:
             return
         rule = self.entry.output.get(name) or self.family.output
@@ -168,6 +177,7 @@ class _Mapping:
         like = self._like(name, rule)
         dtype = self._compiled(self.shape, rule.dtype, "dtype", "dtype").code if rule.dtype else f"dtype_of({like})"
         sizes = f"{like}.sizes()"
+        # ``bypass`` copies shape, strides and storage format of another tensor.
         if rule.mode != "bypass":
             expression = rule.sizes if rule.mode == "sizes" else _SIZES[rule.mode]
             sizes = self._compiled(self.shape, expression, "ints", f"sizes of {name!r}").code
@@ -183,7 +193,7 @@ class _Mapping:
         yield f"const at::Tensor {name} = {made};"
 
     def _placed(self, index: int, name: str, rule: Output) -> Iterator[str]:
-        """Outputs that ATen itself makes: by TensorIterator, or by the Meta kernel of the op."""
+        """Yield the statements for outputs that ATen makes: by TensorIterator, or by the Meta kernel of the op."""
         if rule.mode == "infer":
             # What torch registers for `..._overrideable` on every device only says that nobody overrode it.
             raises = self.d.base.endswith("_overrideable")
@@ -210,11 +220,12 @@ class _Mapping:
             yield f"{name} = op.output();"
 
     def _like(self, name: str, rule: Output) -> str:
+        # Without ``of`` the first tensor argument gives the device and the format.
         first = next((a.name for a in self.d.inputs if a.tensor), name)
         return self._tensor(name, "of", rule.of or first)
 
     def _tensor(self, output: str, field: str, name: str) -> str:
-        """C++ of the tensor argument that a rule of ``output`` names."""
+        """Return the C++ of the tensor argument that a rule of ``output`` names."""
         if name not in self.values or self.values[name].kind not in ("tensor", "tensors"):
             got = f"{self.d.name}: output {output!r}, {field}: {name!r}{nearest(name, self.values)}"
             raise wrong(self.where, got, "a tensor argument")
@@ -227,6 +238,7 @@ class _Mapping:
         expressions = [*self.entry.let.values(), *(e for _, e in self._graphs())]
         expressions += [u.graph for u in self.entry.updates.values()]
         for name, source in self.entry.let.items():
+            # A binding that is indexed has several outputs, for which other C++ is generated.
             many = any(f"{name}[" in e for e in expressions)
             value = self._compiled(self.graph, source, "nodes" if many else "node", f"let {name!r}")
             self.graph.lets[name] = Typed(value.kind, f"l_{name}", value.length)
@@ -235,6 +247,7 @@ class _Mapping:
     def _graphs(self) -> Iterator[tuple[str, str]]:
         results = self._result_names()
         if isinstance(self.entry.graph, str):
+            # One expression cannot give several results.
             if len(results) != 1 or not self.entry.graph:
                 raise wrong(
                     self.where,
@@ -253,7 +266,7 @@ class _Mapping:
             yield name, self.entry.graph[name]
 
     def _updates(self) -> Iterator[tuple[str, str, str, str]]:
-        """Arguments that are written besides the results: name, tensor, whether it is written, and what."""
+        """Yield the arguments that are written besides the results: name, tensor, condition and graph."""
         for name, update in self.entry.updates.items():
             if name in self._result_names():
                 raise wrong(self.where, f"{self.d.name}, updates: {name!r} is an output", "an argument that is none")
@@ -269,21 +282,23 @@ class _Mapping:
         return "" if how == "raw" else f", {DTYPES.get(how, 'compute')}"
 
     def _keys(self) -> Iterator[str]:
-        """Statements that fill the ``Call``: inputs in declared order, then what decides the graph's form."""
+        """Yield the statements that fill the ``Call``: inputs in declared order, then the rest of the cache key."""
         for a in self.d.inputs:
             if a.name in self.graph.inputs:
                 yield self._given(a)
+            # The graph depends on the tensor's sizes and dtype, and not on its values.
             elif a.tensor and a.name in self.graph.used:
                 yield f"call.attribute(geometry({self.values[a.name].code}));"
             if a.name in self.graph.baked:
                 yield f"call.attribute({a.name});"
+        # Two calls with other outcomes need different graphs, so outcomes belong to the cache key.
         for condition in self.graph.conditions:
             yield f"call.attribute({condition});"
         if "compute" in self.family.key:
             yield f"call.attribute({self._promoted() or 'compute'});"
 
     def _given(self, a: Argument) -> str:
-        """The statement that makes one argument an input."""
+        """Return the statement that makes one argument an input."""
         tensor = self.values[a.name].code
         if a.tensor and self._how(a.name) == ", compute":
             tensor = f"computed({tensor}, {self._promoted() or 'compute'}, compute)"
@@ -313,11 +328,12 @@ class _Mapping:
             )
 
     def _promoted(self) -> str:
-        """The dtype that promotion arrives at, which integers wrap to before they are widened; or nothing."""
+        """Return the promoted dtype, to which integers wrap before they are widened, or ""."""
         decides = self._decides()
         return decides if decides.startswith("op.") else ""
 
     def _uses(self) -> dict[str, str]:
+        # An argument that is an input and an attribute counts as an input.
         attributes = (self.graph.used | self.graph.baked) - self.graph.inputs
         used = {"graph input": self.graph.inputs, "attribute": attributes}
         used |= {"guard": self.plain.used, "shape": self.shape.used}
@@ -325,14 +341,14 @@ class _Mapping:
 
 
 def _takes_nodes(function: VendorFunction, count: int) -> bool:
-    """Whether ``function`` makes a node of ``count`` nodes, and needs nothing else."""
+    """Return whether ``function`` makes a node of ``count`` nodes and has no other required parameter."""
     nodes, rest = function.parameters[:count], function.parameters[count:]
     kinds = [p.kind for p in nodes] == ["node"] * count
     return function.returns == "node" and not function.unusable and kinds and all(p.optional for p in rest)
 
 
 def vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:
-    """The words that expressions of ``metadata`` may use. SL902: an operator names no function of such operands."""
+    """Return the words for expressions of ``metadata``. Raises SL902 if an operator names no fitting function."""
     for symbol, name in metadata.target.operators.items():
         operands = 3 if symbol == "if else" else 1 if symbol.startswith("unary") else 2
         if not any(_takes_nodes(function, operands) for function in functions.get(name, ())):

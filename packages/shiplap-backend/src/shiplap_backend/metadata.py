@@ -1,4 +1,4 @@
-"""The one hand-kept file of a target: YAML by overload, checked against a schema. Every error has file and line."""
+"""The reader of a target's metadata: YAML by overload, checked against a schema. Errors have file and line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 @dataclass(frozen=True)
 class Metadata:
-    """A target and its entries by overload; ``where`` says file and line of each entry."""
+    """A target and its entries by overload. ``where`` has file and line of each entry."""
 
     target: Target
     entries: Mapping[str, Entry]
@@ -48,12 +48,12 @@ class Metadata:
 
 
 def shipped(runtime: str) -> Path:
-    """The metadata of ``runtime`` that comes with shiplap."""
+    """Return the metadata of ``runtime`` that comes with shiplap."""
     return Path(__file__).parent / "metadata" / f"{runtime}.yaml"
 
 
 def load(path: Path, runtime: Runtime | None = None) -> Metadata:
-    """Read ``path`` and what it extends. SL901: file:line, what is wrong, the nearest correct name.
+    """Read ``path`` and the file that it extends. Raises SL901 with file:line, the mistake and the nearest name.
 
     Args:
         path: the file.
@@ -66,7 +66,8 @@ def load(path: Path, runtime: Runtime | None = None) -> Metadata:
         raise _wrong(path, 1, "'target:' is missing", "a target, or 'extends: <runtime>'")
 
     def at(*keys: str) -> str:
-        """File and line of the innermost key that has one."""
+        """Return file and line of the innermost key that has a line."""
+        # The innermost key may be missing in the file, as for a required field.
         known = (lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in lines)
         return f"{path}:{next(known, 1)}"
 
@@ -81,6 +82,7 @@ def load(path: Path, runtime: Runtime | None = None) -> Metadata:
 
 
 def _base(path: Path, file: _File, lines: Mapping[tuple[str, ...], int], runtime: Runtime | None) -> Metadata | None:
+    """Return the metadata that the file extends, or None."""
     if not file.extends:
         return None
     if runtime is not None and file.extends == runtime.name:
@@ -94,7 +96,7 @@ def _base(path: Path, file: _File, lines: Mapping[tuple[str, ...], int], runtime
 
 
 def _only(path: Path, file: _File, lines: Mapping[tuple[str, ...], int], base: Metadata | None) -> Mapping[str, Entry]:
-    """The entries taken over: all, or those that ``only`` lists."""
+    """Return the inherited entries: all, or those that ``only`` lists."""
     entries = base.entries if base else {}
     if file.only is None:
         return entries
@@ -131,8 +133,10 @@ def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
     named: Any = data.get("ops") if isinstance(data, dict) else None
     for place, name in enumerate(named if isinstance(named, dict) else {}):
         if not isinstance(name, str):
+            # YAML 1.1 reads ``on`` and ``no`` as booleans and ``1`` as a number, so the line is found by position.
             line = [n for keys, n in lines.items() if keys[0] == "ops" and len(keys) == 2][place]
             raise _wrong(path, line, f"a name that is {name!r}, a {type(name).__name__}", "an overload's name, a text")
+    # Entries are converted one by one below: msgspec does not name the key of a mapping in its errors.
     file = _converted(path, lines, data, _File, ())
     for name, raw in file.ops.items():
         for key in [k for k, v in raw.items() if v == "" and k != "graph"] if isinstance(raw, dict) else ():
@@ -142,7 +146,7 @@ def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
 
 
 def _converted(path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind: type[_T], at: tuple[str, ...]) -> _T:
-    """``raw`` as a ``kind``; msgspec's path below ``at`` gives the line."""
+    """Return ``raw`` as a ``kind``. The path in msgspec's error, relative to ``at``, gives the line."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
@@ -158,7 +162,7 @@ def _converted(path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind:
 
 
 def _lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """The line of every key. A key met twice in one mapping is an error, where YAML would take the last."""
+    """Yield the line of every key. A repeated key is an error, where YAML would silently take the last one."""
     import yaml
 
     if not isinstance(node, yaml.MappingNode):
@@ -176,7 +180,7 @@ def _lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def _fits(key: tuple[str, ...], parts: tuple[str, ...]) -> bool:
-    """Whether ``key`` lies on the way to ``parts``; ``...`` is a key that msgspec does not name."""
+    """Return whether ``key`` lies on the way to ``parts``. msgspec writes ``...`` for a key that it does not name."""
     return len(key) <= len(parts) and all(p in ("...", k) for k, p in zip(key, parts, strict=False))
 
 

@@ -27,7 +27,10 @@ UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
 
 @dataclass
 class Evidence:
-    """What the samples of one operator and dtype showed. A refusal is a NotImplementedError: no value at all."""
+    """The results of the samples of one operator and dtype.
+
+    A refusal is a NotImplementedError, which gives no value.
+    """
 
     samples: int = 0
     native: set[str] = field(default_factory=set)
@@ -36,7 +39,7 @@ class Evidence:
     failure: str = ""
 
     def count(self, counters: dict[str, Any]) -> None:
-        """Add what ``torch.<device>.counters()`` holds."""
+        """Add the counts of ``torch.<device>.counters()``."""
         for name, calls in counters.items():
             if calls["native"]:
                 self.native.add(name)
@@ -45,7 +48,7 @@ class Evidence:
 
 
 def case_name(device: str, op: Any, dtype: torch.dtype) -> str:
-    """Name of the method that tests ``op`` (an OpInfo) in ``dtype``."""
+    """Return the name of the method that tests ``op`` (an OpInfo) in ``dtype``."""
     return f"test_compare_cpu_{op.formatted_name}_{device}_{str(dtype).removeprefix('torch.')}"
 
 
@@ -66,6 +69,7 @@ def instantiate(
     infos = [op for name, op in sorted(device_tests.op_infos().items()) if names is None or name in names]
 
     def test_compare_cpu(self: Any, device: str, dtype: torch.dtype, op: Any) -> None:
+        # The sweep reads the evidence from the test case afterwards.
         self.evidence = evidence = Evidence()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -79,7 +83,10 @@ def instantiate(
 
 
 def _check(op: Any, device: str, dtype: torch.dtype, most: int, evidence: Evidence) -> Exception | None:
-    """Run up to ``most`` samples that the CPU accepts. The first error, a wrong value before a refusal."""
+    """Run up to ``most`` samples that the CPU accepts and return the first error, or None.
+
+    A wrong value is returned before a refusal.
+    """
     module = getattr(torch, device.partition(":")[0])
     failure = refusal = None
     samples = iter(op.sample_inputs(device, dtype, requires_grad=False))
@@ -88,6 +95,7 @@ def _check(op: Any, device: str, dtype: torch.dtype, most: int, evidence: Eviden
             sample = next(samples, None)
             if sample is None:
                 break
+            # Copies of the arguments are made before the call, since some operators write to them.
             ours = sample.input, sample.args, sample.kwargs
             theirs = _on_cpu(ours, device)
             kept = copy.deepcopy(theirs)
@@ -99,6 +107,7 @@ def _check(op: Any, device: str, dtype: torch.dtype, most: int, evidence: Eviden
         except Exception:
             continue
         evidence.samples += 1
+        # Making the samples on the device calls operators too, which do not count.
         module.reset_counters()
         try:
             got = _called(op, ours)
@@ -115,15 +124,17 @@ def _check(op: Any, device: str, dtype: torch.dtype, most: int, evidence: Eviden
 
 
 def _on_cpu(arguments: Any, device: str) -> Any:
-    """``arguments`` for the CPU: tensors with their strides, offset and a copy of all their storage."""
+    """Return ``arguments`` on the CPU: tensors keep their strides and offset, and their whole storage is copied."""
 
     def twin(value: Any) -> Any:
         if isinstance(value, (str, torch.device)) and str(value) == device:
             return "cpu"
         if not isinstance(value, torch.Tensor):
             return value
+        # These tensors have no plain storage, or one that means something else without the flag.
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
             return value.cpu().clone()
+        # The whole storage is copied, so that the views of the CPU overlap as those of the device do.
         whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
         return whole.cpu().clone().as_strided(value.size(), value.stride(), value.storage_offset())
 
@@ -131,15 +142,18 @@ def _on_cpu(arguments: Any, device: str) -> Any:
 
 
 def _called(op: Any, arguments: Any) -> Any:
+    """Call the operator and return its results."""
     input, args, kwargs = arguments
+    # Operators that draw numbers must draw the same ones on both devices.
     torch.manual_seed(0)
     return op.op(input, *args, **kwargs)
 
 
 def _hold(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
-    """Results and arguments (some operators write there) are the CPU's. AssertionError with the first difference.
+    """Compare results and arguments with the CPU's. Raises AssertionError with the first difference.
 
-    ``got`` and ``want`` are ``(results, arguments)``, ``kept`` the arguments before the call.
+    Arguments are compared because some operators write to them. ``got`` and ``want`` are ``(results, arguments)``, and
+    ``kept`` has the arguments before the call.
     """
     ours, theirs = (leaves(v) for v in (got, want))
     for g, w in zip(ours, theirs, strict=True):
@@ -148,8 +162,10 @@ def _hold(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
             assert g.shape == w.shape, f"shape {tuple(g.shape)} for {tuple(w.shape)}"
         else:
             assert g == w or isinstance(g, (str, torch.device)) or (g != g and w != w), f"{g} for {w}"
+    # The values are undefined by PyTorch's documentation, such as those of ``empty``.
     if op.name in UNDEFINED:
         return
+    # Looser than torch's defaults. Results beyond these tolerances are compared with float64 below.
     loose = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5}.get(dtype, 0.0)
     try:
         for g, w in zip(ours, theirs, strict=True):
@@ -163,7 +179,7 @@ def _hold(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
 
 
 def _as_exact(op: Any, arguments: Any, ours: list[Any], theirs: list[Any], dtype: torch.dtype) -> bool:
-    """Whether the device is about as near to the result in float64 as the CPU is, which rounds where it pleases."""
+    """Return whether the device is about as near to the float64 result as the CPU, whose rounding is free."""
     if not dtype.is_floating_point or dtype is torch.float64:
         return False
     wide = map_leaves(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == dtype else v, arguments)

@@ -1,4 +1,4 @@
-"""A project that ``shiplap backend new`` wrote: its settings, and generating into it."""
+"""A project of ``shiplap backend new``: its settings, and the generation of its files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_UNITS = 256
 
 @dataclass(frozen=True)
 class Project:
-    """A project's directory and what ``backend.toml`` says: device name, runtime, number of translation units."""
+    """The directory of a project and its ``backend.toml``: device name, runtime and number of translation units."""
 
     root: Path
     device: str
@@ -84,6 +84,7 @@ def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Proje
     where = Path(runtime_name).expanduser().resolve()
     named = Path(os.path.relpath(where, root.resolve())).as_posix() if is_path(runtime_name) else chosen.name
     context = {"device": device, "runtime": chosen.name, "named": named, "units": units, "requires": chosen.requires}
+    # Templates by the path of the file in the project.
     files = {
         "backend.toml": "backend.toml",
         "ops.yaml": "ops.yaml",
@@ -105,7 +106,7 @@ def _is_name(device: str) -> bool:
 
 
 def _is_taken(device: str) -> bool:
-    """Whether torch has a device or an attribute of this name, other than one that a generated package registered."""
+    """Return whether torch has a device or attribute of this name that no generated package registered."""
     here = torch.device("privateuseone").type  # the name that it has by now
     if device == here and here != "privateuseone":
         return False
@@ -127,7 +128,7 @@ def _make_directory(root: Path) -> None:
 
 
 def open_project(root: Path) -> Project:
-    """The project in ``root``. SL905 names file and line: there is none, or its ``backend.toml`` cannot be."""
+    """Return the project in ``root``. Raises SL905 with file and line for a missing or invalid ``backend.toml``."""
     path = root / "backend.toml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -140,11 +141,12 @@ def open_project(root: Path) -> Project:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
+        # At the end of the file tomllib gives no line number.
         number = re.search(r"line (\d+)", str(e))
         raise _damaged(f"{path}:{number[1] if number else text.count(chr(10)) + 1}", str(e)) from None
 
     def at(key: str) -> str:
-        """File and line of ``key``."""
+        """Return file and line of ``key``."""
         lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[*[\"']?{re.escape(key)}\b", line)]
         return f"{path}:{lines[0] if lines else 1}"
 
@@ -160,7 +162,7 @@ def open_project(root: Path) -> Project:
 
 
 def _problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Keys of ``backend.toml`` that cannot be, and why."""
+    """Yield the invalid keys of ``backend.toml``, each with the reason."""
     fields = {"device": str, "runtime": str, "units": int}
     for key in data:
         if key not in fields:
@@ -170,6 +172,7 @@ def _problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, f"no {key!r}"
         elif key in data and type(data[key]) is not kind:
             yield key, f"{key} = {data[key]!r}, not {'a number' if kind is int else 'a text'}"
+    # The caller raises at the first problem, so the keys exist from here on.
     if not _is_name(data["device"]) or _is_taken(data["device"]):
         yield "device", f"device {data['device']!r}"
     if not 1 <= data.get("units", 16) <= _MOST_UNITS:
@@ -190,7 +193,7 @@ def _damaged(where: str, got: str) -> ShiplapError:
 
 
 def require_built(project: Project) -> None:
-    """SL905 if there is no library to load yet."""
+    """Raise SL905 if the project has no library yet."""
     if not (project.package / "_C.so").is_file() or not (project.package / "_manifest.json").is_file():
         raise error(
             "SL905",
@@ -202,12 +205,13 @@ def require_built(project: Project) -> None:
 
 
 def gen(project: Project, *, accept_drift: bool = False) -> tuple[Generated, list[str]]:
-    """Generate into ``project``; returns what was made and the files touched.
+    """Generate into ``project`` and return the result and the names of changed files.
 
-    Nothing is written before the metadata (SL901 to SL903), the schemas (SL904) and hand-written bodies (SL908) are
-    found to be right.
+    Nothing is written before the metadata (SL901 to SL903), the schemas (SL904) and the hand-written bodies (SL908)
+    have been checked.
     """
     metadata = project.metadata()
+    # All checks come before the first write, so that an error leaves the project as it was.
     schemas = lock.hold(project.lock, metadata, accept=accept_drift)
     made = generate(metadata, project.runtime, units=project.units)
     custom = [w for w in made.wrappers if w.family.file == "custom"]
@@ -218,12 +222,16 @@ def gen(project: Project, *, accept_drift: bool = False) -> tuple[Generated, lis
     }
     touched = write(project.generated, {**made.files, **declared})
     touched += write(project.package, _modules())
+    # The lock comes last: after an interruption the next run compares with the old one.
     touched += write(project.root, {project.lock.name: schemas.text()})
     return made, touched
 
 
 def _manifest(project: Project, made: Generated) -> str:
-    """What the wrappers were generated for: `build` puts it beside the library that is made of them."""
+    """Return the manifest: the schemas and versions for which the wrappers were generated.
+
+    ``build`` writes it next to the library.
+    """
     schemas = {d.name: lock.digest(d.schema) for w in made.wrappers for d in (w.declaration, *w.derived)}
     manifest = {
         "device": project.device,
@@ -236,7 +244,7 @@ def _manifest(project: Project, made: Generated) -> str:
 
 
 def _modules() -> Mapping[str, str]:
-    """The Python of the device: it goes where the library goes, so nothing of shiplap is needed there."""
+    """Return the Python files of the device. They are copied next to the library, which then does not need shiplap."""
     modules = {p.name: p.read_text(encoding="utf-8") for p in sorted((COMMON / "package").glob("*.py"))}
     modules["_inductor.py"] = Path(host_device.__file__).read_text(encoding="utf-8")  # private torch stays in compat/
     return modules

@@ -1,6 +1,6 @@
-"""One vendor's runtime as a value: where its C++ is, what it needs, compiles and links, and what its metadata may call.
+"""The description of a vendor's runtime: its C++, its requirements, and the functions that metadata may call.
 
-This is the contract between this package and a vendor, who may live outside of it: docs/add-a-runtime.md.
+This is the contract between this package and a vendor, who may be outside of this repository: docs/add-a-runtime.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Runtime:
-    """A vendor's runtime. Callables are asked late, since the vendor's package may be missing (SL907).
+    """A vendor's runtime. Callables are called late, since the vendor's package may be missing (SL907).
 
     Args:
         name: a lower-case word; metadata says ``runtime: <name>``, and a project's ``ops.yaml`` ``extends: <name>``.
@@ -66,29 +66,29 @@ class Runtime:
 
     @property
     def registers(self) -> frozenset[str]:
-        """The overloads of the device core, which is the same for every target."""
+        """Return the overloads of the device core, which is the same for every target."""
         return _core()
 
     @property
     def units(self) -> tuple[Path, ...]:
-        """What is compiled besides generated code: the device core, and the vendor's own files."""
+        """Return the sources besides generated code: the device core and the vendor's own files."""
         own = (p for suffix in ("*.cpp", "*.c") for p in sorted(self.directory.glob(suffix)))
         graph = sorted(EAGER.glob("*.cpp")) if self.graph == "eager" else []
         return (COMMON / "csrc" / "all.cpp", COMMON / "csrc" / "profiler.cpp", *graph, *own, *self.sources)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What the C++ compiler is told: the kind of memory, and the vendor's own options."""
+        """Return the options of the C++ compiler: the kind of memory, and the vendor's options."""
         return (f"-DSHIPLAP_DISCRETE={int(self.discrete)}", *self.compile_args)
 
     @property
     def include_dirs(self) -> list[Path]:
-        """The vendor's directory first, then that of the graph, then that of the device core."""
+        """Return the vendor's directory, then that of the graph, then that of the device core."""
         return [self.directory, *([EAGER] if self.graph == "eager" else []), COMMON / "include"]
 
     @property
     def needed(self) -> tuple[Path, ...]:
-        """The files without which the runtime is none: its metadata, and where its C++ begins."""
+        """Return the required files of the runtime: its metadata and its C++ entry header."""
         header = "vendor.h" if self.graph == "own" else self.functions_header
         return (self.directory / header, self.metadata)
 
@@ -100,6 +100,7 @@ class Runtime:
         helpers = sorted(self.directory.glob("helpers*.h"))
         attributes = COMMON / "include" / "shiplap_backend" / "attributes.h"
         own = self.directory / self.functions_header
+        # Helpers may name an enum without its namespace.
         enums = {name.rpartition("::")[2] for name in self.enums()}
         return {
             **free_functions(attributes, "attributes", "shiplap_backend/attributes.h"),
@@ -111,6 +112,8 @@ class Runtime:
 
 @cache
 def _core() -> frozenset[str]:
+    """Return the overloads that the C++ of the device core registers."""
     source = (COMMON / "csrc" / "ops.cpp").read_text(encoding="utf-8")
+    # Read from the source, so that no second list has to be kept in step.
     aten = source.partition("TORCH_LIBRARY_IMPL(aten, PrivateUse1")[2].partition("TORCH_LIBRARY_IMPL(")[0]
     return frozenset(re.findall(r'm\.impl\("([^"]+)"', aten))

@@ -1,6 +1,6 @@
-"""A process of the sweep: test cases of ``shiplap_backend.opinfo``, one JSON line each on stdout.
+"""A process of the sweep: it runs test cases of ``shiplap_backend.opinfo`` and prints one JSON line for each.
 
-Run as ``python -m shiplap_backend.sweep``, since a broken kernel may take the process with it.
+The sweep runs ``python -m shiplap_backend.sweep`` in a process of its own, since a broken kernel may end the process.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from shiplap_backend.opinfo import DTYPES, Evidence, case_name, instantiate
 
 
 def load(package: Path) -> str:
-    """Import the generated package and register its device; returns the device's name."""
+    """Import the generated package, register its device, and return the device's name."""
     sys.path.insert(0, str(package.parent))
     importlib.import_module(package.name).autoload()
     return package.name.removeprefix("torch_")
 
 
 def results(package: Path, cases: list[list[str]], samples: int) -> Iterator[dict[str, Any]]:
-    """Yield ``{"op", "dtype", ...}`` of each operator and dtype that torch tests, and ``{"start", "dtype"}`` before."""
+    """Yield ``{"op", "dtype", ...}`` of each operator and dtype that torch tests.
+
+    A row ``{"start", "dtype"}`` comes before each, so that the parent knows which case crashed.
+    """
     device = load(package)
     names, dtypes = ({case[i] for case in cases} for i in (0, 1))
+    # Tests are made for the operators of these cases only, since the database is large.
     tests = instantiate(globals(), names=names, dtypes=dtypes, samples=samples)
     tests.setUpClass()
     infos = op_infos()
@@ -44,7 +48,7 @@ def results(package: Path, cases: list[list[str]], samples: int) -> Iterator[dic
 
 
 def of_models(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
-    """The same rows for models of ``shiplap_backend.models``, in float32."""
+    """Yield the same rows for models of ``shiplap_backend.models``, in float32."""
     from shiplap_backend.models import MODELS
     from shiplap_backend.models.compared import compared
 
@@ -53,6 +57,7 @@ def of_models(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
     for name in names:
         needs, make = MODELS[name]
         seen, here = Evidence(), not needs or find_spec(needs) is not None
+        # Printed and flushed before the model runs, so that a crash is attributed to the model.
         yield {"start": name, "dtype": "f32"}
         if here:
             module.reset_counters()
@@ -88,7 +93,8 @@ def _row(seen: Evidence, skipped: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """``sweep PACKAGE --samples 8``, with ``[[op, dtype], ...]`` on stdin; ``--list`` prints the operators' names.
+    """Run the sweep: ``sweep PACKAGE --samples 8``, with ``[[op, dtype], ...]`` on stdin; ``--list`` prints the
+    operators.
 
     With ``--models`` the names are of ``shiplap_backend.models``, and the dtype is f32.
     """
@@ -114,6 +120,7 @@ def main() -> None:
         )
         for row in rows:
             out.write(json.dumps(row) + "\n")
+            # A crash must not lose the rows that a buffer still holds.
             out.flush()
 
     # For each sample torch's tests look up the source of every frame of the stack, and search all modules for those

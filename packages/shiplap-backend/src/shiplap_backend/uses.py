@@ -1,8 +1,8 @@
-"""What becomes of each argument of an overload, and whether a value could be lost on the way. SL901 and SL903.
+"""The uses of each argument of an overload, checked so that no value is lost. Raises SL901 and SL903.
 
-An argument is an input of the graph, an attribute, pinned by a guard, shape only, or redundant with a reason. Names
-that an entry states are checked here, and so is where a value could hide: in a binding that nothing reads, in a guard
-that leaves it free, or in a rule of shapes.
+An argument is an input of the graph, an attribute, fixed by a guard, shape only, or redundant with a reason. This
+module also checks the names in an entry, and the places where a value could be lost: a binding that no expression
+reads, a guard that does not fix the argument, or a rule of shapes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SHAPES |= {"ints?": _SHAPES["ints"]}
 
 
 def shape_only(a: Argument) -> bool:
-    """Whether ``a`` is an argument of shapes or dtypes by its nature."""
+    """Return whether ``a`` is by its nature an argument of shapes or dtypes."""
     return kind(a) in ("dtype", "dtype?") or a.name in _SHAPES.get(kind(a), ())
 
 
 def names_in(source: str) -> set[str]:
-    """The names that an expression mentions; of what is no expression, none (its compiler says why)."""
+    """Return the names in an expression. An invalid expression has none; the compiler reports it."""
     try:
         return {n.id for n in ast.walk(ast.parse(source.strip(), mode="eval")) if isinstance(n, ast.Name)}
     except (SyntaxError, RecursionError, MemoryError):
@@ -42,7 +42,7 @@ def names_in(source: str) -> set[str]:
 
 
 def check_names(where: str, d: Declaration, entry: Entry, results: Sequence[str]) -> None:
-    """SL901 for a name that the entry states and the overload does not have, or has for something else."""
+    """Raise SL901 for a name in the entry that the overload does not have, or has in another role."""
     inputs = {a.name: a for a in d.inputs}
     stated = {"shape_only": entry.shape_only, "inputs": entry.inputs, "redundant": entry.redundant}
     for what, names in stated.items():
@@ -57,6 +57,7 @@ def check_names(where: str, d: Declaration, entry: Entry, results: Sequence[str]
                 where, got, "an argument of sizes or dtypes, such as keepdim; others go into 'graph' or 'guard'"
             )
     for name in entry.redundant:
+        # An operand decides the result of every element, so its value cannot follow from others.
         if entry.template in ("unary", "binary") and inputs[name].tensor:
             got = f"{d.name}, redundant: {name!r}, an operand of an elementwise overload"
             raise wrong(where, got, "an argument whose value follows from the others")
@@ -74,7 +75,10 @@ def check_names(where: str, d: Declaration, entry: Entry, results: Sequence[str]
 
 
 def _check_template(where: str, d: Declaration, entry: Entry) -> None:
-    """A template says which kind of overload it is of: what it leaves out is what that kind needs not."""
+    """Raise SL901 if the overload is of another kind than the template.
+
+    A template omits the parts that its kind of overload does not need.
+    """
     tensors, scalars = sum(a.tensor for a in d.inputs), sum(kind(a) in ("scalar", "scalar?") for a in d.inputs)
     elementwise = d.structured is not None and d.structured.iterator
     fits = {
@@ -111,9 +115,10 @@ def _check_outputs(where: str, d: Declaration, entry: Entry, results: Sequence[s
 
 
 def _check_lets(where: str, d: Declaration, entry: Entry, taken: Set[str]) -> None:
-    """A binding that no result reads would hide the arguments it mentions."""
+    """Raise SL901 for a binding that no result reads: it would hide the arguments in it."""
     graphs = list(entry.graph.values()) if isinstance(entry.graph, dict) else [entry.graph]
     reached = set().union(*map(names_in, [*graphs, *(u.graph for u in entry.updates.values())]))
+    # Later bindings may read earlier ones. In reverse order one pass finds every binding that is reached.
     for name, source in reversed(entry.let.items()):
         if name in taken:
             raise wrong(where, f"{d.name}, let: {name!r} is an argument or an output", "a name of its own")
@@ -123,12 +128,12 @@ def _check_lets(where: str, d: Declaration, entry: Entry, taken: Set[str]) -> No
 
 
 def uses_of(where: str, d: Declaration, entry: Entry, family: Family, used: Mapping[str, Set[str]]) -> dict[str, str]:
-    """What became of each argument. SL903 names those that could lose a value.
+    """Return the use of each argument. Raises SL903 for arguments whose value could be lost.
 
     Args:
         where: file and line of the entry.
         d: the overload.
-        entry: what the metadata says of it.
+        entry: its metadata.
         family: the family of its wrapper.
         used: names by use: ``graph input``, ``attribute``, ``guard``, ``shape``.
     """
@@ -148,6 +153,7 @@ def uses_of(where: str, d: Declaration, entry: Entry, family: Family, used: Mapp
 
 
 def _use(a: Argument, entry: Entry, family: Family, used: Mapping[str, Set[str]]) -> str:
+    """Return the use of one argument."""
     for use in ("graph input", "attribute"):
         if a.name in used[use]:
             return use
@@ -155,15 +161,18 @@ def _use(a: Argument, entry: Entry, family: Family, used: Mapping[str, Set[str]]
         return f"redundant: {entry.redundant[a.name]}"
     if a.name in entry.shape_only:
         return "shape only"
+    # A guard such as ``alpha > 0`` mentions the argument but leaves many values.
     if a.name in used["guard"] and any(pins(c, a.name) for c in (*family.guard, *entry.guard)):
         return "guard"
     if a.name in used["shape"] and shape_only(a):
         return "shape"
+    # An argument that is only written carries no value into the op.
     return "result" if a.mutated else ""
 
 
 def pins(condition: str, name: str) -> bool:
-    """Whether ``condition`` leaves ``name`` one value: ``name``, ``not name``, ``name is None``, ``name == 2``.
+    """Return whether ``condition`` fixes ``name`` to one value: ``name``, ``not name``, ``name is None``, ``name ==
+    2``.
 
     >>> pins("rank(self) > 2 and not transposed", "transposed"), pins("alpha != 2", "alpha")
     (True, False)

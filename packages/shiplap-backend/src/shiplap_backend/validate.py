@@ -1,4 +1,4 @@
-"""What a metadata file may say, before it meets torch's declarations or the vendor's headers. SL901 with the line."""
+"""The checks of a metadata file that need neither torch's declarations nor the vendor's headers. Raise SL901."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ _NEEDED = {"sizes": "sizes", "broadcast": "dtype", "iterator": "of", "meta": "fo
 
 
 def check_target(target: Target, at: At) -> None:
-    """SL901 for the first fact of ``target`` that cannot be."""
+    """Raise SL901 for the first invalid field of ``target``."""
     _raise(_target(target), at)
 
 
 def check_entry(entry: Entry, target: Target, at: At) -> None:
-    """SL901 for the first field of ``entry`` that cannot be."""
+    """Raise SL901 for the first invalid field of ``entry``."""
     _raise(_entry(entry, target), at)
 
 
 def _raise(problems: Iterator[Problem], at: At) -> None:
+    """Raise the first problem as SL901."""
     for keys, got, expected in problems:
         problem: ShiplapError = wrong(at(*keys), got, expected)
         raise problem
 
 
 def _target(target: Target) -> Iterator[Problem]:
+    """Yield the problems of a target."""
     for name, members in target.dtypes.items():
         keys = ("dtypes", name)
         if name in DTYPES:
@@ -59,6 +61,7 @@ def _target(target: Target) -> Iterator[Problem]:
             yield ("requires", package), f"requires: {package!r}", "the name of a Python package"
         yield from _range(("requires", package), f"requires: {package}", versions)
     for pattern, why in target.falls_back.items():
+        # A pattern such as ``*`` would give one reason for every overload.
         if not re.search(r"\w", pattern):
             got = f"falls_back: {pattern!r} fits every overload"
             yield ("falls_back", pattern), got, "a pattern with a part of a name: no one reason is that of all"
@@ -66,6 +69,7 @@ def _target(target: Target) -> Iterator[Problem]:
 
 
 def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
+    """Yield the problems of an entry."""
     sets = {**target.dtypes}
     if entry.dtypes != "":
         chosen = [entry.dtypes] if isinstance(entry.dtypes, str) else entry.dtypes
@@ -74,6 +78,7 @@ def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
         if dtype not in DTYPES and dtype not in ("raw", "compute"):
             got = f"inputs: {argument}: {dtype!r}{nearest(dtype, [*DTYPES, 'raw', 'compute'])}"
             yield ("inputs", argument), got, "raw, compute or a dtype"
+        # Elementwise overloads promote their operands, so a fixed dtype would override the result's.
         elif dtype in DTYPES and entry.template in ("unary", "binary"):
             got = f"inputs: {argument}: {dtype!r} of an elementwise overload"
             yield ("inputs", argument), got, "no dtype: torch's promotion says in which dtype it computes"
@@ -82,6 +87,7 @@ def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
             yield ("let", name), f"let: {name!r}", "a name: letters, digits and underscores"
     bound = list(entry.let.items())
     for i, (name, expression) in enumerate(bound):
+        # Two names for one expression suggest a difference that does not exist.
         same = [other for other, text in bound[:i] if "".join(text.split()) == "".join(expression.split())]
         if same:
             yield ("let", name), f"let: {name!r} is {same[0]!r} again", "one name for one expression"
@@ -100,7 +106,7 @@ def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
 
 
 def _narrowed(entry: Entry, target: Target) -> Iterator[Problem]:
-    """A dtype of the computation that cannot hold the values of the dtypes that the entry takes."""
+    """Yield a problem if the dtype of the computation cannot hold the values of an accepted dtype."""
     if entry.compute not in DTYPES or entry.template not in FAMILIES:
         return
     if entry.compute == "bool":
@@ -116,11 +122,13 @@ def _narrowed(entry: Entry, target: Target) -> Iterator[Problem]:
         row = rows.get(dtype)
         if row is None or row.kind != "float" or dtype == entry.compute:
             continue
+        # The width in bits decides: float16 and bfloat16 have values that the other lacks.
         if into.kind != "float" or into.dlpack[1] <= row.dlpack[1]:
             yield ("compute",), f"compute: {entry.compute!r}, which cannot hold the values of {dtype}", "a wider dtype"
 
 
 def _output(name: str, rule: Output) -> Iterator[Problem]:
+    """Yield the problems of a rule for an output."""
     for field, modes in _READ.items():
         if getattr(rule, field) and rule.mode not in modes:
             yield (
@@ -139,6 +147,7 @@ def _output(name: str, rule: Output) -> Iterator[Problem]:
 
 
 def _dtypes(keys: tuple[str, ...], chosen: Sequence[str], known: Mapping[str, object]) -> Iterator[Problem]:
+    """Yield the problems of a list of dtypes."""
     what = ": ".join(keys)
     if not chosen:
         yield keys, f"{what}: no dtype at all", "at least one dtype, or no such field"
@@ -149,17 +158,20 @@ def _dtypes(keys: tuple[str, ...], chosen: Sequence[str], known: Mapping[str, ob
 
 
 def _twice(keys: tuple[str, ...], what: str, names: Sequence[str]) -> Iterator[Problem]:
+    """Yield a problem for each name that occurs twice."""
     for i, name in enumerate(names):
         if name in names[:i]:
             yield keys, f"{what}: {name!r} twice", "each name once"
 
 
 def _reason(keys: tuple[str, ...], what: str, why: str) -> Iterator[Problem]:
+    """Yield a problem for an empty reason."""
     if not why.strip():
         yield keys, f"{what}: no reason", "a text that says why"
 
 
 def _range(keys: tuple[str, ...], what: str, versions: str) -> Iterator[Problem]:
+    """Yield a problem for an invalid version range."""
     if not is_range(versions):
         yield keys, f"{what}: {versions!r}", "a version range such as '>=2.11,<2.14'"
     elif empty_range(versions):

@@ -1,7 +1,7 @@
-"""C++ headers that a vendor ships → functions with typed parameters: metadata is checked before a compiler sees it.
+"""The parser of a vendor's C++ headers: functions with typed parameters, so that metadata is checked before compiling.
 
-Two shapes are read: constructors of node classes (OpenVINO), and free functions (our helpers, runtimes without node
-classes). A parameter of a type that no expression can produce makes that one overload unusable, not the file.
+The parser reads two forms: constructors of node classes (OpenVINO), and free functions (our helpers, and runtimes
+without node classes). A parameter whose type no expression can produce makes that one overload unusable, not the file.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NAMESPACES = re.compile(r"\b(?:::)?(?:std|ov|op|at|c10|util)::")
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: its name, the kind of value it takes, and its C++ type without const and reference."""
+    """One parameter: its name, the kind of value, and the C++ type without const and reference."""
 
     name: str
     kind: str
@@ -69,7 +69,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class VendorFunction:
-    """One overload of a vendor function; ``call`` is the C++ that makes its first output, ``every`` all of them."""
+    """One overload of a vendor function. ``call`` makes its first output, and ``every`` all of them."""
 
     name: str
     call: str
@@ -86,7 +86,7 @@ class VendorFunction:
         return f"{self.name}({parameters})"
 
     def length(self, call: ast.Call) -> int:
-        """How many outputs this call has; 0 if that is only known when it runs."""
+        """Return the number of outputs of this call, or 0 if only the run decides it."""
         if isinstance(self.outputs, int):
             return self.outputs
         given = dict(zip((p.name for p in self.parameters if p.kind != "graph"), call.args, strict=False))
@@ -103,18 +103,20 @@ Functions = Mapping[str, tuple[VendorFunction, ...]]
 
 
 def uncommented(text: str, *, quoted: bool = True) -> str:
-    """``text`` without comments, and without quoted text unless ``quoted``; each line stays in its place."""
+    """Return ``text`` without comments and, unless ``quoted``, without quoted text. Lines keep their numbers."""
 
     def left(m: re.Match[str]) -> str:
+        # A quoted text may contain "//", so quotes are matched before comments. Line breaks stay for line numbers.
         return m[0] if quoted and m[0].startswith('"') else "\n" * m[0].count("\n")
 
     return re.sub(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', left, text, flags=re.S)
 
 
 def split(text: str) -> list[str]:
-    """``text`` at its outermost commas."""
+    """Return the parts of ``text`` between its outermost commas."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
+        # Angle brackets count as well: template arguments contain commas.
         depth += (c in "([{<") - (c in ")]}>")
         if c == "," and depth == 0:
             parts.append(text[start:i])
@@ -123,7 +125,7 @@ def split(text: str) -> list[str]:
 
 
 def balanced(text: str, at: int, pair: str) -> int:
-    """Index just behind the bracket that closes the one at ``at``."""
+    """Return the index just behind the bracket that closes the one at ``at``."""
     depth = 0
     for i in range(at, len(text)):
         depth += (text[i] == pair[0]) - (text[i] == pair[1])
@@ -139,6 +141,7 @@ def _parameter(text: str) -> Parameter | None:
         return None
     plain = re.sub(r"\bconst\b|&", "", m[1]).strip()
     key = _NAMESPACES.sub("", plain).replace(" ", "").removeprefix("::")
+    # No expression gives a pointer or an object of the vendor's attribute classes.
     if "Attributes" in key or "*" in key or "shared_ptr" in key:
         return None
     kind = _KINDS.get(key) or (f"enum {key}" if re.fullmatch(r"\w+", key) and key[0].isupper() else "")
@@ -161,15 +164,17 @@ def node_classes(
     every: str = "makes",
     outputs: Mapping[str, int | str] | None = None,
 ) -> Functions:
-    """Constructors of the classes that ``table`` lists as ``_OPENVINO_OP_REG(Add, ov::op::v1)``, from ``headers``.
+    """Return the constructors of the classes that ``table`` lists as ``_OPENVINO_OP_REG(Add, ov::op::v1)``.
 
-    ``outputs`` are all classes with several outputs: how many, or the parameter that says so, or 0 for what varies.
+    ``outputs`` has the classes with several outputs: the number, the parameter that gives it, or 0 if it varies.
     """
+    # The table lists the opset. Headers also define classes that are in no opset.
     listed = dict(re.findall(r"^_OPENVINO_OP_REG\((\w+), ([\w:]+)\)", table.read_text(encoding="utf-8"), re.M))
     classes: dict[str, list[VendorFunction]] = {}
     for header in sorted(headers.glob("*.hpp")):
         text = uncommented(header.read_text(encoding="utf-8"))
         for name, namespace, body in _classes(text):
+            # Several opsets define classes of one name. Only the listed namespace is in this opset.
             if name not in listed or listed[name].rpartition("::")[2] != namespace:
                 continue
             cls = f"{listed[name]}::{name}"
@@ -193,7 +198,7 @@ def _classes(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _open_namespaces(text: str, at: int) -> list[str]:
-    """Names of the namespaces and classes around ``text[at]``, outermost first."""
+    """Return the names of the namespaces and classes around ``text[at]``, outermost first."""
     opened = re.finditer(r"(?:namespace|class \w+_API) ([\w:]+)[^{;()]*\{", text[:at])
     return [m[1] for m in opened if balanced(text, m.end() - 1, "{}") > at]
 
@@ -206,10 +211,10 @@ def _constructors(name: str, body: str) -> Iterator[tuple[Parameter, ...]]:
 
 
 def free_functions(header: Path, namespace: str, include: str, enums: Collection[str] | None = None) -> Functions:
-    """Functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``.
+    """Return the functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``.
 
-    One with a parameter of a type that no expression gives is left out; or with ``enums``, the names of those that the
-    runtime knows, it is kept with the reason why it cannot be called.
+    A function with a parameter whose type no expression gives is left out. With ``enums``, the names of the runtime's
+    enums, the function is kept together with the reason why it cannot be called.
     """
     by_name: dict[str, list[VendorFunction]] = {}
     written = header.read_text(encoding="utf-8")
@@ -218,6 +223,7 @@ def free_functions(header: Path, namespace: str, include: str, enums: Collection
         declared = split(text[m.end() : balanced(text, m.end() - 1, "()") - 1])
         returns = _KINDS.get(re.sub(r"\s", "", _NAMESPACES.sub("", m[1])))
         parsed = [_parameter(p) for p in declared]
+        # Kept with ``enums``, so that an author who calls the function gets the reason and not "unknown function".
         strange = [d for d, p in zip(declared, parsed, strict=True) if p is None or _unknown(p, enums)]
         if returns is not None and (not strange or enums is not None):
             call, line = f"{namespace}::{m[2]}", text.count("\n", 0, m.start(2)) + 1
@@ -232,18 +238,18 @@ def free_functions(header: Path, namespace: str, include: str, enums: Collection
 
 
 def _unknown(parameter: Parameter, enums: Collection[str] | None) -> bool:
-    """Whether the type of ``parameter`` was taken for an enum, and is none that the runtime knows."""
+    """Return whether the type of ``parameter`` looks like an enum that the runtime does not have."""
     return enums is not None and parameter.kind.startswith("enum ") and parameter.kind[5:] not in enums
 
 
 def _comments(text: str) -> Iterator[tuple[str, str]]:
-    """Names of functions, each with the comment of the lines above it."""
+    """Yield the names of functions, each with the comment above it."""
     for m in re.finditer(r"^((?://[^\n]*\n)+)(?:inline|extern)\s[^(;]*?(\w+)\(", text, re.M):
         yield m[2], " ".join(line.removeprefix("//").strip() for line in m[1].splitlines())
 
 
 def enums(headers: Path) -> dict[str, dict[str, str]]:
-    """``{qualified enum: {value: C++ name}}`` of the ``enum class`` definitions under ``headers``."""
+    """Return ``{qualified enum: {value: C++ name}}`` of the ``enum class`` definitions under ``headers``."""
     by_name: dict[str, dict[str, str]] = {}
     for header in sorted(headers.rglob("*.hpp")):
         text = uncommented(header.read_text(encoding="utf-8"))
@@ -255,11 +261,12 @@ def enums(headers: Path) -> dict[str, dict[str, str]]:
 
 
 def enum_values(enums: Mapping[str, Mapping[str, str]], kind: str, call: str) -> Mapping[str, str]:
-    """The values of the enum that ``kind`` names inside the class that ``call`` makes: the closest of that name."""
+    """Return the values of the enum ``kind`` inside the class that ``call`` makes: the closest of that name."""
     name = kind.split()[1].rpartition("::")[2]
     around = call.partition("<")[2].rstrip(">")
 
     def shared(scope: str) -> int:
+        # Enums of one name exist in several classes. The longest common scope is the class's own.
         pairs = zip(scope.split("::"), around.split("::"), strict=False)
         return sum(1 for _ in takewhile(lambda p: p[0] == p[1], pairs))
 

@@ -1,4 +1,4 @@
-"""Version ranges of the metadata: ``>=2.11,<2.14``."""
+"""The version ranges of the metadata: ``>=2.11,<2.14``."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operato
 
 
 def _number(version: str) -> tuple[int, ...]:
-    """Release numbers only: a local or development suffix says nothing about schemas."""
+    """Return the release numbers only: a local or development suffix does not change schemas."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     assert release is not None, version
     return tuple(int(n) for n in release[0].split("."))
 
 
 def allows(range_: str, version: str) -> bool:
-    """Whether ``version`` lies in ``range_``; an empty range allows all. Compared to the precision the range gives."""
+    """Return whether ``version`` lies in ``range_``, to the precision of the range. An empty range allows all."""
     for part in filter(None, range_.split(",")):
         bound = re.match(r"(>=|<=|==|>|<)(.*)", part.strip())
         assert bound is not None, range_
         wanted = _number(bound[2])
+        # Cut to the bound's precision: 2.11.1 is in ``<=2.11``.
         if not _COMPARE[bound[1]](_number(version)[: len(wanted)], wanted):
             return False
     return True
 
 
 def is_range(text: str) -> bool:
-    """Whether ``text`` is a version range at all."""
+    """Return whether ``text`` is a version range."""
     bound = r"(?:>=|<=|==|>|<)\d+(?:\.\d+)*"
     return re.fullmatch(rf"{bound}(?:,{bound})*", text) is not None
 
 
 def empty_range(range_: str) -> bool:
-    """Whether no version lies in ``range_``: none of its bounds is inside, and no version just above or below one."""
+    """Return whether no version lies in ``range_``: no bound, nor a version just above or below one."""
     bounds = [_number(re.sub(r"[<>=]", "", part)) for part in range_.split(",")]
+    # Bounds split the versions into intervals, of which these points hit every one.
     near = [(0,)] + [n for b in bounds for n in (b, (*b, 1), (*b[:-1], b[-1] - 1, 999))]
     return not any(allows(range_, ".".join(map(str, n))) for n in near if min(n) >= 0)

@@ -1,4 +1,4 @@
-"""``Wrapper``: what the templates need of one overload, and the kinds of value that its arguments are."""
+"""The class ``Wrapper``: the values that a template needs of one overload, and the kinds of its arguments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ALWAYS = Output("bypass")
 
 @dataclass
 class Wrapper:
-    """What the templates need of one overload, as C++; ``uses`` says what became of each argument."""
+    """The values that a template needs of one overload, as C++. ``uses`` has the use of each argument."""
 
     declaration: Declaration
     entry: Entry
@@ -79,17 +79,17 @@ class Wrapper:
 
     @property
     def sometimes(self) -> list[bool]:
-        """Of each output: whether it is made only when a condition holds."""
+        """Return for each output whether it is made only under a condition."""
         return [bool(rule.when) for rule in (self.entry.output.get(n, _ALWAYS) for n in self.outputs)]
 
     @property
     def placed(self) -> str:
-        """The tensor whose device the call runs on."""
+        """Return the tensor whose device the call runs on."""
         return next((a.name for a in self.declaration.arguments if a.type == "Tensor"), "")
 
     @property
     def stated(self) -> list[str]:
-        """The expressions of the entry, one a line, for a comment above the C++ that they became."""
+        """Return the expressions of the entry, one a line, for a comment above the generated C++."""
         graphs = self.entry.graph if isinstance(self.entry.graph, dict) else {"graph": self.entry.graph}
         return [f"{name}: {' '.join(text.split())}" for name, text in {**self.entry.let, **graphs}.items() if text]
 
@@ -99,7 +99,7 @@ class Wrapper:
 
 
 def kind(argument: Argument) -> str:
-    """The kind of value that ``argument`` is in an expression, or ``""`` if it cannot be in one."""
+    """Return the kind of value of ``argument`` in an expression, or ``""`` if it cannot be in one."""
     base, bracket, rest = argument.type.partition("[")
     if bracket and base in ("int", "SymInt"):
         return "ints?" if rest.endswith("?") else "ints"

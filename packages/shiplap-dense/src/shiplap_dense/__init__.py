@@ -1,4 +1,4 @@
-"""Dense products and convolutions as templates: what stands around them is fused into them.
+"""Dense products and convolutions as templates, into which the surrounding operations are fused.
 
 ``matmul`` (2-D and batched, bias), ``matmul_int8`` (weights of 8 bits), ``grouped_matmul`` (mixture of experts) and
 ``conv2d`` (channels last).

@@ -1,4 +1,4 @@
-"""Templates for the CPU: C++ micro-kernels, vectorised as Inductor vectorises (``shiplap/cpu/micro.h``)."""
+"""Templates for the CPU: C++ micro-kernels, vectorised like Inductor's code (``shiplap/cpu/micro.h``)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ LANES = 8  # of the narrower vectors
 
 
 def _floats(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
+    """Return whether there are only floating operands, or the reason for a refusal."""
+    # The micro-kernels widen bfloat16 and int8 to float32, and know no other dtypes.
     if odd := sorted({str(d) for d in dtypes.values()} - {"torch.float32", "torch.bfloat16", "torch.int8"}):
         return f"{odd[0]} is neither float32 nor bfloat16"
     if any(isinstance(v, int) and v == 0 for k, v in sizes.items() if k.isidentifier()):
@@ -33,13 +35,20 @@ def _rows_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 
 def _even_blocks(rows: int, limit: int) -> int:
-    """The height of equal blocks, a multiple of 12: threads are given the same number of them."""
+    """Return the height of equal blocks of rows, a multiple of 12.
+
+    Equal blocks give all threads the same number of them.
+    """
+    # The micro-kernel computes 12 rows at once, so blocks of other heights would waste registers.
     blocks = -(-max(rows, 1) // limit)
     return -(-rows // (12 * blocks)) * 12 or 12
 
 
 def _panel_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """Blocks of rows as tall as the call, up to 384: each block widens the weights again."""
+    """Return blocks of rows as tall as the call, up to 384.
+
+    Each block widens the int8 weights again, so fewer blocks do less of that work.
+    """
     tall, low = _even_blocks(sizes["m"], 384), _even_blocks(sizes["m"], 192)
     return {"BM": tall, "BN": 64, "KC": 256}, {"BM": low, "BN": 128, "KC": 512}
 
@@ -59,7 +68,7 @@ def _conv_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 
 def _side_by_side(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Taps are gathered channel run by channel run."""
+    """Return whether a tap's channels are adjacent in memory, since taps are gathered as runs of channels."""
     return f"fewer than {LANES} channels lie side by side" if sizes["ci"] < LANES else _floats(sizes, dtypes, config)
 
 

@@ -1,4 +1,4 @@
-"""Templates for CUDA devices, in Triton. Which config is best for which sizes is measured, not known here."""
+"""Templates for CUDA devices, in Triton. The best config for given sizes is measured, not guessed here."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ FLAT_BULK = (
 
 
 def _floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """No empty size, and dtypes whose products are accumulated in float32."""
+    """Refuse empty sizes, and dtypes whose products are not accumulated in float32."""
     if empty := [k for k, v in sizes.items() if type(v) is int and v == 0 and len(k) <= 5 and k != "padding"]:
         return f"{empty[0]} = 0"
     other = [str(d) for d in dtypes.values() if d.is_floating_point and d not in FLOATS]
@@ -87,13 +87,14 @@ def _floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 
 def _tiled(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", cols: str = "n") -> bool | str:
-    """Tiles not much larger than the matrix; smaller ones exist."""
+    """Accept tiles that are not much larger than the matrix, since smaller tiles exist."""
     if (fits := _floats(sizes, dtypes, config)) is not True:
         return fits
     if config["BLOCK_M"] > 64 and config["BLOCK_M"] >= 2 * sizes[rows]:
         return f"BLOCK_M={config['BLOCK_M']} is wasted on {sizes[rows]} rows"
     if config["BLOCK_N"] > 64 and config["BLOCK_N"] >= 2 * sizes[cols]:
         return f"BLOCK_N={config['BLOCK_N']} is wasted on {sizes[cols]} columns"
+    # Small tiles load each operand again for every tile that needs it.
     area = config["BLOCK_M"] * config["BLOCK_N"]
     if sizes[rows] * sizes[cols] >= 1 << 24 and area < 128 * 128:  # 1.5 times slower and more (H200, 2026-11-21)
         return f"tiles of {area} elements read the operands too often for so large a result"
@@ -101,27 +102,30 @@ def _tiled(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", cols: 
 
 
 def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
-    """The default first; for few rows the flat tiles, else the others."""
+    """Return the default config first; then the flat tiles for few rows, or else the others."""
     return [TILES[0], *(FLAT if sizes["m"] <= 32 else TILES[1:])]
 
 
 def _processors() -> int:
+    """Return the number of multiprocessors; 4 without a GPU, for tests in the interpreter."""
     return torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 4
 
 
 def _bulk_tiles(sizes: Sizes) -> list[dict[str, Any]]:
     processors = _processors()
+    # Flat tiles keep many programs busy where rows are few.
     listed = FLAT_BULK if sizes["m"] <= 256 else BULK
     return [
         _config(*tile, PROGRAMS=each * processors, FLATTEN=flat)
         for *tile, each in listed
+        # Triton's blocks need sizes that are powers of two.
         if not (tile[1] & (tile[1] - 1))
         for flat in ((True, False) if each else (False,))
     ]
 
 
 def _bulk(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """What the bulk copy engine asks for: Hopper, 16-byte rows, an axis with stride 1."""
+    """Return whether the bulk copy engine can run: Hopper, rows of 16-byte multiples, an axis with stride 1."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
         return "needs the bulk copy engine of compute capability 9.0"
     if dtypes["a"].itemsize != 2:
@@ -136,17 +140,19 @@ def _product_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, An
 
 
 def _walking_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+    # Persistent programs walk over the tiles, and start the loads of the next tile early.
     return (config["PROGRAMS"], 1, 1) if config["PROGRAMS"] else _product_grid(sizes, config, cdiv)
 
 
 def _taps(sizes: Sizes) -> torch.Tensor:
-    """Where each filter tap lies relative to ``stride * pixel``: int32 ``[kh * kw, 2]``."""
+    """Return the offset of each filter tap from ``stride * pixel``: int32 ``[kh * kw, 2]``."""
     (pad_y, pad_x), (dil_y, dil_x) = sizes["padding"], sizes["dilation"]
     y, x = torch.meshgrid(torch.arange(sizes["kh"]), torch.arange(sizes["kw"]), indexing="ij")
     return torch.stack((y * dil_y - pad_y, x * dil_x - pad_x), -1).reshape(-1, 2).to(torch.int32)
 
 
 def _groups(sizes: Sizes) -> int:
+    """Return the size of the table of groups: a power of two above the number of groups."""
     return 1 << int(sizes["g"]).bit_length()  # one more than there are: the rows that belong to none
 
 
@@ -155,6 +161,7 @@ def _grouped(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _bulk_grouped(sizes: Sizes) -> list[dict[str, Any]]:
+    """Return the configs of the grouped product with bulk copies."""
     tiles = (
         (128, 256, 64, 8, 4, 1),
         (128, 256, 64, 8, 3, 1),
@@ -172,7 +179,10 @@ def _bulk_grouped(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _torch_experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """What torch's kernels ask for; other calls take a loop that waits for the device."""
+    """Return whether torch's kernels take the call.
+
+    For other calls torch runs a loop that waits for the device.
+    """
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
         return "torch's kernels are for compute capability 9.0"
     if other := [str(d) for n, d in dtypes.items() if n != "ends" and d != torch.bfloat16]:
@@ -183,7 +193,10 @@ def _torch_experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 
 def torch_grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """Torch's call, which reads wherever an end points, and writes nothing to rows past the last end."""
+    """Run torch's grouped product and clear the rows past the last end.
+
+    Torch reads wherever an end points, and leaves those rows unwritten.
+    """
     products = torch.nn.functional.grouped_mm(a, b, offs=ends.clamp(0, a.shape[0]))
     row = torch.arange(a.shape[0], device=a.device)
     return torch.where((row < ends[-1])[:, None], products, 0)
@@ -218,6 +231,7 @@ def attach(device: str) -> None:
 
 
 def _attach_grouped(device: str) -> None:
+    """Bind the two templates of the grouped product."""
     ops.grouped_mm.template(
         device,
         "grouped_mm.triton.jinja",
@@ -240,6 +254,7 @@ def _attach_grouped(device: str) -> None:
 
 
 def _pixels(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    """Accept tiles over the output pixels of a convolution."""
     pixels = sizes["batch"] * sizes["ho"] * sizes["wo"]
     return _tiled({**sizes, "pixels": pixels}, dtypes, config, rows="pixels", cols="co")
 

@@ -1,4 +1,4 @@
-"""What a model calls: the ops under PyTorch's own conventions."""
+"""The functions that a model calls: the ops under PyTorch's own conventions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["conv2d", "grouped_matmul", "matmul", "matmul_int8"]
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``a @ b + bias``.
+    """Return ``a @ b + bias``.
 
     Args:
         a: ``[..., m, k]``, any strides.
@@ -27,7 +27,7 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def matmul_int8(a: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear layer with weights of 8 bits: ``a @ (weight * scale[:, None]).T + bias``.
+    """Return the result of a linear layer with weights of 8 bits: ``a @ (weight * scale[:, None]).T + bias``.
 
     Args:
         a: ``[..., k]``, floating.
@@ -39,7 +39,7 @@ def matmul_int8(a: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = 
 
 
 def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """A mixture of experts: rows ``ends[i-1]:ends[i]`` of ``a`` ``[m, k]`` times ``b[i]`` of ``[g, k, n]``."""
+    """Return rows ``ends[i-1]:ends[i]`` of ``a`` ``[m, k]`` times ``b[i]`` of ``[g, k, n]``: a mixture of experts."""
     return ops.grouped_mm(a, b, ends)
 
 
@@ -51,7 +51,7 @@ def conv2d(
     padding: int | tuple[int, int] = 0,
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
-    """``torch.nn.functional.conv2d`` (without groups) for tensors in ``torch.channels_last``: no copy is made for them.
+    """Return ``torch.nn.functional.conv2d`` without groups; ``torch.channels_last`` tensors are not copied.
 
     Args:
         x: ``[batch, ci, h, w]``.

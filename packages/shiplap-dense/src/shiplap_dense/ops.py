@@ -1,4 +1,4 @@
-"""The declarations: shapes, references, gradients, samples. Templates attach in ``cpu.py`` and ``cuda.py``."""
+"""The declarations of the ops: shapes, references, gradients, samples. Templates are in ``cpu.py`` and ``cuda.py``."""
 
 from __future__ import annotations
 

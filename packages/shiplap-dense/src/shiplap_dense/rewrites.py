@@ -1,4 +1,4 @@
-"""Rewrites that put our dense ops into models: what surrounds the product goes into the template's kernel.
+"""Rewrites that put our dense ops into models. The surrounding operations go into the template's kernel.
 
 ``linear_activation``, ``gated_linear``, ``norm_linear``, ``int8_linear`` are functions that return rewrites, for
 ``sl.rewrites(*linear_activation(), ...)``. ``always=True`` places an op where its template is not expected to pay, too.
@@ -40,12 +40,14 @@ def _on_gpu(x: Tensor, **others: Any) -> bool | str:
 
 
 def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """``gelu(linear(x, weight, bias))`` and the like: our product with the activation in its epilogue. On GPUs."""
+    """Return rewrites of ``gelu(linear(x, weight, bias))`` and the like: the activation goes into the epilogue."""
     pays = None if always else _on_gpu
     return tuple(sl.rewrite(*_activated(act), name=f"linear_{name}", pays=pays) for name, act in ACTIVATIONS.items())
 
 
 def _activated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Return pattern and replacement of a linear layer and an activation."""
+
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
         return act(F.linear(x, weight, bias))
 
@@ -56,7 +58,7 @@ def _activated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], 
 
 
 def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """SwiGLU and GEGLU, ``silu(linear(x, gate)) * linear(x, up)``, also as the halves of one linear layer.
+    """Return rewrites of SwiGLU and GEGLU, ``silu(linear(x, gate)) * linear(x, up)``, also as halves of one layer.
 
     Our product for the gate, with the activation and the multiplication in its epilogue. On GPUs.
     """
@@ -65,11 +67,14 @@ def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     made = [sl.rewrite(*_gated(act), name=f"gated_{name}", pays=pays) for name, act in gates.items()]
     for half, last in (("first", False), ("last", True)):
         named = ((f"gated_{name}_{half}_half", act) for name, act in gates.items())
+        # A fused layer of odd width cannot be cut in halves.
         made += [sl.rewrite(*_split(act, last), name=name, where="n % 2 == 0", pays=pays) for name, act in named]
     return tuple(made)
 
 
 def _gated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Return pattern and replacement of a gate and a second linear layer."""
+
     def pattern(x: Float[Tensor, "*b k"], gate: Float[Tensor, "n k"], up: Float[Tensor, "n k"]) -> Tensor:
         return act(F.linear(x, gate)) * F.linear(x, up)
 
@@ -80,13 +85,14 @@ def _gated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Call
 
 
 def _split(act: Callable[[Tensor], Tensor], last: bool) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """One linear layer, whose first or last half is the gate."""
+    """Return pattern and replacement for one linear layer whose first or last half is the gate."""
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
         halves = F.linear(x, weight, bias).chunk(2, -1)
         return act(halves[last]) * halves[not last]
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # Rows of the weight are output features, so the halves are views.
         weights = weight.chunk(2)
         biases = (None, None) if bias is None else bias.chunk(2)
         return act(matmul(x, weights[last].t(), biases[last])) * F.linear(x, weights[not last], biases[not last])
@@ -95,7 +101,7 @@ def _split(act: Callable[[Tensor], Tensor], last: bool) -> tuple[Callable[..., T
 
 
 def norm_linear(*, always: bool = False) -> Rewrites:
-    """A layer norm or RMS norm that one linear layer reads: our product with the norm in its prologue. On GPUs."""
+    """Return rewrites of a layer norm or RMS norm before a linear layer: the norm goes into the prologue. On GPUs."""
     pays = None if always else _on_gpu
     spelled = (("rms_norm_linear", Float32, torch.float32), ("rms_norm_linear_bfloat16", BFloat16, torch.bfloat16))
     rms = (sl.rewrite(*_rms(kind, dtype), name=name, pays=pays) for name, kind, dtype in spelled)
@@ -120,7 +126,7 @@ def _layer_norm_product(
 
 
 def _rms(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """As transformers spells it: computed in float32, scaled in the model's dtype."""
+    """Return pattern and replacement of RMS norm as transformers writes it: in float32, scaled in the model's dtype."""
 
     def normed(x: Tensor, gain: Tensor, eps: float) -> Tensor:
         wide = x if dtype == torch.float32 else x.to(torch.float32)
@@ -135,12 +141,13 @@ def _rms(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable
 
     shapes = {"x": "batch tokens k", "gain": "k", "weight": "n k", "bias": "n"}
     kinds = {name: kind[Tensor, shape] for name, shape in shapes.items()}
+    # Dtypes belong to the pattern: casts differ from model to model.
     pattern.__annotations__ |= kinds | {"bias": kinds["bias"] | None, "eps": float}
     return pattern, replacement
 
 
 def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """``linear(x, weight.to(x.dtype) * scale)`` with weights of 8 bits: our product, which never unpacks them.
+    """Return rewrites of ``linear(x, weight.to(x.dtype) * scale)`` with 8-bit weights, which are never unpacked.
 
     On GPUs up to ``FEW_ROWS``.
     """
@@ -153,11 +160,14 @@ def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
 
 
 def _few_rows(x: Tensor, **others: Any) -> bool | str:
+    # On the CPU the template is used for any number of rows.
     few = x.device.type != "cuda" or x.numel() <= FEW_ROWS * x.shape[-1]
     return few or f"more than {FEW_ROWS} rows: unpacking the weights costs less than the template loses to the library"
 
 
 def _dequantised(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Return pattern and replacement of a linear layer over dequantised weights."""
+
     def pattern(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight.to(dtype) * scale, bias)
 
@@ -176,6 +186,7 @@ def _dequantised(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], 
 def _folded(
     input: Tensor, weight: Tensor, bias: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
+    """Return the convolution with folded weights. Raises NotImplementedError for groups, which the op does not have."""
     if groups != 1:
         raise NotImplementedError("dense.conv2d has no groups")
     pair = [v if isinstance(v, int) else tuple(v) for v in (stride, padding, dilation)]
@@ -183,6 +194,7 @@ def _folded(
 
 
 def _examples() -> Iterator[Program]:
+    """Yield the examples of convolution and norm without groups, in ``torch.channels_last``."""
     for program in conv_norm.examples():
         x, *others = program.args
         if "groups=1" in program.label:
@@ -191,6 +203,7 @@ def _examples() -> Iterator[Program]:
 
 
 def _of_one_pixel(named: dict[str, Any]) -> bool | str:
+    """Return whether the kernel is 1x1 on a GPU, where the template pays, or the reason why not."""
     if named["weight"].device.type == "cpu":
         return "on the CPU, Inductor folds constants into the library's convolution, and the template is no faster"
     if set(named["weight"].shape[2:]) != {1}:

@@ -1,4 +1,4 @@
-"""Linear layers with (2N-2):2N weights and 8-bit products. Formats, limits and how to use it: docs/slidesparse.md."""
+"""Linear layers with (2N-2):2N weights and 8-bit products. Formats, limits and usage: docs/slidesparse.md."""
 
 from shiplap_slidesparse import cpu, cuda, lt, samples
 from shiplap_slidesparse.convert import Conversion, convert

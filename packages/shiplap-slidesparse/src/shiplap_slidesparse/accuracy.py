@@ -1,4 +1,4 @@
-"""What a model loses: its logits and perplexity on given tokens, before and after conversion."""
+"""The accuracy that a conversion costs: a model's logits and perplexity on given tokens, before and after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WINDOW = 2048  # tokens in one forward pass, at most
 
 @dataclass(frozen=True)
 class Drift:
-    """Of the same tokens through two models.
+    """The difference between two models on the same tokens.
 
     Attributes:
         tokens: how many were predicted.
@@ -38,13 +38,14 @@ class Drift:
 
 
 def window_of(model: nn.Module) -> int:
-    """Tokens that one forward pass takes: no more places than the model of transformers has learned."""
+    """Return the tokens of one forward pass, which is limited by the positions of a transformers model."""
+    # Models that are not of transformers need not have this attribute.
     places = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     return min(WINDOW, places) if isinstance(places, int) and places > 1 else WINDOW
 
 
 def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> list[Tensor]:
-    """float32 ``[t, vocabulary]`` on the CPU of each ``window`` of ``tokens`` with at least two of them."""
+    """Return float32 ``[t, vocabulary]`` on the CPU for each ``window`` of ``tokens`` that has two tokens or more."""
     if len(tokens) < 2:
         raise error(
             "SL613",
@@ -68,6 +69,7 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
 
 
 def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the logits of one window. Raises SL613 if the model does not return logits of its tokens."""
     cause = None
     try:
         out: Any = model(tokens)
@@ -88,9 +90,10 @@ def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def drift(before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[int], window: int = WINDOW) -> Drift:
-    """Two results of :func:`logits_of`, compared."""
+    """Compare two results of :func:`logits_of`."""
     count, nll, nll_after, divergence, same, largest = 0, 0.0, 0.0, 0.0, 0, 0.0
     for part, old, new in zip(_windows(tokens, window), before, after, strict=True):
+        # Each place predicts the next token, so the first one is not predicted.
         wanted = torch.tensor(part[1:])[:, None]
         was, now = old[:-1].log_softmax(-1), new[:-1].log_softmax(-1)
         nll -= float(was.gather(-1, wanted).sum())
@@ -104,8 +107,10 @@ def drift(before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[in
 
 def _windows(tokens: Sequence[int], window: int) -> list[list[int]]:
     parts = [list(tokens[i : i + window]) for i in range(0, len(tokens), window)]
+    # A single token at the end predicts nothing.
     return [part for part in parts if len(part) > 1]
 
 
 def _exp(value: float) -> float:
+    # ``math.exp`` raises an OverflowError from about 709 on.
     return math.exp(value) if value < 700 else math.inf

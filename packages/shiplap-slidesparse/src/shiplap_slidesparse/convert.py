@@ -1,4 +1,4 @@
-"""``convert``: the linear layers of a model, pruned, quantised and replaced; which were not, and why."""
+"""``convert``: prune, quantise and replace the linear layers of a model, with the reason for each that was not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SKIPPED = ("lm_head",)  # its errors are the model's: kept by default, as other 
 
 @dataclass(frozen=True)
 class Converted:
-    """A layer that was replaced. ``error``: norm of what the weight lost, over the norm of the weight."""
+    """A replaced layer. ``error`` is the norm of the weight's change divided by the norm of the weight."""
 
     name: str
     n: int
@@ -42,7 +42,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What ``convert`` did to a model."""
+    """The result of ``convert``."""
 
     pattern: str
     dtype: str
@@ -84,6 +84,7 @@ def convert(
     shape = Pattern.parse(pattern)
     skip = named(skip)
     chosen, skipped = _choose(model, skip, dtype)
+    # All checks come before the first replacement, so that an error leaves the model unchanged.
     _check(model, dtype, chosen, skipped, [] if skip == SKIPPED else skip)
     done: list[Converted] = []
     with progress_bar(progress) as report:
@@ -96,22 +97,22 @@ def convert(
 
 
 def named(skip: str | Iterable[str]) -> tuple[str, ...]:
-    """Layers to keep: a name alone is one of them, not its letters."""
+    """Return the names of layers to keep. A single text is one name, not a sequence of letters."""
     return (skip,) if isinstance(skip, str) else tuple(skip)
 
 
 def layers_of(model: nn.Module) -> dict[str, Linear]:
-    """The layers that are converted, by name."""
+    """Return the converted layers, by name."""
     return {name: m for name, m in model.named_modules() if isinstance(m, Linear)}
 
 
 def matches(name: str, wanted: str) -> bool:
-    """Whether ``wanted`` names the module ``name``: all of it, its last parts, or as a wildcard."""
+    """Return whether ``wanted`` names the module ``name``: by its full name, its last parts, or a wildcard."""
     return name == wanted or name.endswith(f".{wanted}") or fnmatchcase(name, wanted)
 
 
 def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put ``new`` wherever ``old`` is: a module may be used under several names."""
+    """Replace ``old`` by ``new`` everywhere: a module may be used under several names."""
     for parent in model.modules():
         for name, child in list(parent._modules.items()):  # named_children() leaves out a second name
             if child is old:
@@ -119,6 +120,7 @@ def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def _choose(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+    """Return the layers to convert, and the others with the reason why each is kept."""
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     encoders = (m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer))  # for its fused inference
     read = {id(part) for encoder in encoders for part in (encoder.linear1, encoder.linear2)}
@@ -130,8 +132,10 @@ def _choose(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str
             skipped[name] = f"skip={wanted!r}"
         elif type(module) is not nn.Linear:
             skipped[name] = f"{type(module).__name__} does more than nn.Linear"
+        # The other module would keep the dense weight, and the two would no longer be tied.
         elif holders[id(module.weight)] > len(names):
             skipped[name] = "its weight is another module's, too"
+        # TransformerEncoderLayer passes the weights to a fused kernel and does not call the layer.
         elif id(module) in read:
             skipped[name] = "nn.TransformerEncoderLayer reads its weight past it"
         elif more := _more(module):
@@ -146,7 +150,7 @@ def _choose(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str
 
 
 def _more(module: nn.Linear) -> str:
-    """What would be lost with ``module``, beside its weight and its bias."""
+    """Return the state besides weight and bias that a conversion would lose, or ""."""
     if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
         return "it has hooks"
     if "forward" in vars(module) and not hasattr(module, "_hf_hook"):  # accelerate's aligns devices, as its block does
@@ -156,7 +160,7 @@ def _more(module: nn.Linear) -> str:
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
-    """Each linear layer once, with all its names."""
+    """Yield each linear layer once, with all its names."""
     layers: dict[int, tuple[nn.Linear, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Linear):
@@ -168,6 +172,7 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
 def _check(
     model: nn.Module, dtype: str, chosen: dict[str, nn.Linear], skipped: dict[str, str], skip: Sequence[str]
 ) -> None:
+    """Raise SL211 for names in ``skip`` without a module, for nothing to convert, and for infinite weights or NaN."""
     where = "slidesparse.convert"
     known_mode(dtype, where, "dtype")
     for wanted in skip:
@@ -191,6 +196,7 @@ def _check(
             fix="call slidesparse.Linear.of(linear) for a single layer" if "" in chosen else "remove names from skip=",
         )
     for name, linear in chosen.items():
+        # A value may be finite in float32 and infinite in float16.
         kind = MODES[dtype] if MODES[dtype].itemsize > 1 else linear.weight.dtype
         if linear.weight.is_meta or not torch.isfinite(linear.weight.to(kind)).all():
             meta = linear.weight.is_meta
@@ -200,7 +206,7 @@ def _check(
 
 
 def _error(weight: Tensor, made: Linear) -> float:
-    """Frobenius norm of the difference over that of ``weight``; 0 where there is nothing to lose."""
+    """Return the Frobenius norm of the change over that of ``weight``, or 0 for a weight of zeros."""
     before = weight.detach().to(torch.float32)
     lost, norm = (before - made.as_packed().dequantised()).norm(), before.norm()
     return float(lost / norm) if norm else 0.0

@@ -1,4 +1,4 @@
-"""The kernels of the CPU: C functions of the ops' names (``csrc/``), integers by VNNI where there is such a thing."""
+"""The CPU kernels: C functions with the names of the ops (``csrc/``), with VNNI for integers where the CPU has it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _bind(op: sl.Op, workspace: str | None = None) -> None:
 
 
 def _bind_layer(op: sl.Op, workspace: str, dtypes: tuple[str, ...] = ()) -> None:
-    """Two kernels of one function: each reads its form of the weight if it is there, else the other."""
+    """Bind two kernels of one C function. Each prefers one form of the weight and falls back to the other."""
     for name, slide in (("slide", 1), ("dense", 0)):
         kernel = sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}")
         op.kernel("cpu", kernel, name=name, workspace=workspace, dtypes=dtypes, configs=[{"SLIDE": slide}])

@@ -55,7 +55,7 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str | Pattern) -> Pattern:
-        """``"6:8"`` → ``Pattern(4)``; SL211 for what is no such pattern."""
+        """Parse ``"6:8"`` to ``Pattern(4)``. Raises SL211 for any other text."""
         if isinstance(text, Pattern):
             return text
         match = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text) if isinstance(text, str) else None
@@ -83,34 +83,34 @@ class Pattern:
 
     @property
     def expansion(self) -> float:
-        """Lifted depth over depth, ``2 - 2/N``."""
+        """Return the lifted depth over the depth, ``2 - 2/N``."""
         return 2 - 2 / self.pairs
 
     @property
     def ceiling(self) -> float:
-        """The largest speed-up that sparse tensor cores can give, ``N / (N - 1)``."""
+        """Return the largest speed-up that sparse tensor cores can give, ``N / (N - 1)``."""
         return self.pairs / (self.pairs - 1)
 
 
 def dense_depth(k: int) -> int:
-    """``k`` rounded up to what 8-bit products take."""
+    """Return ``k`` rounded up to the multiple that 8-bit products need."""
     return -(-k // DEPTH) * DEPTH
 
 
 def lifted_depth(k: int, pairs: int) -> int:
-    """k' of a depth ``k``: whole groups, ``4 (N - 1)`` lanes each, in all a multiple of 32."""
+    """Return k' of a depth ``k``: whole groups of ``4 (N - 1)`` lanes, in all a multiple of 32."""
     return dense_depth(-(-k // (2 * pairs)) * 4 * (pairs - 1))
 
 
 def source(k: int, pairs: int, device: torch.device | str = "cpu") -> Tensor:
-    """int64 ``[k']``: the element of the depth ``k`` that lane ``j`` reads; ``k`` where it reads a zero."""
+    """Return int64 ``[k']``: the element that lane ``j`` reads. The value ``k`` stands for a zero."""
     lane = torch.arange(lifted_depth(k, pairs), device=device)
     group, rest = lane // (4 * (pairs - 1)), lane % (4 * (pairs - 1))
     return (group * 2 * pairs + 2 * (rest // 4) + rest % 4).clamp_max(k)
 
 
 def pad(x: Tensor, rows: int, columns: int) -> Tensor:
-    """``x`` with zeros below and to the right."""
+    """Return ``x`` with zeros below and to the right."""
     if x.shape == (rows, columns):
         return x
     padded = x.new_zeros(rows, columns)
@@ -119,26 +119,28 @@ def pad(x: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def lift(x: Tensor, pairs: int) -> Tensor:
-    """``x`` ``[m, k]`` → ``[ceil16(m), k']``: each window's four lanes side by side, zeros elsewhere."""
+    """Lift ``x`` ``[m, k]`` to ``[ceil16(m), k']``: the four lanes of each window side by side, zeros elsewhere."""
     rows = -(-x.shape[0] // ROWS) * ROWS
     return pad(x, rows, x.shape[1] + 1)[:, source(x.shape[1], pairs, x.device)]
 
 
 def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
-    """``weight`` ``[n, k]`` with the two smallest magnitudes of each group of a row set to zero, if they are not yet.
+    """Return ``weight`` ``[n, k]`` with the two smallest magnitudes of each group of a row set to zero.
 
-    Magnitudes are compared as float32 (float64 as such); of equal ones the first goes. A group that ``k`` cuts short
-    is filled up with zeros, which count: of a group of ``s`` elements ``s - (2N - 2)`` go, if that is more than none.
-    SL211 for NaN, and for what is no matrix of real numbers.
+    Magnitudes are compared as float32 (float64 as such). Of equal ones the first is dropped. If ``k`` cuts a group
+    short, the missing elements count as dropped zeros: of a group of ``s`` elements ``s - (2N - 2)`` are dropped, or
+    none. Raises SL211 for NaN and for anything but a matrix of real numbers.
     """
     size = Pattern.parse(pattern).size
     n, k = matrix(weight, "slidesparse.prune").shape
     magnitude = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32).abs()
     _refuse_nan("slidesparse.prune", magnitude)
     groups = -(-k // size)
+    # A last group that is cut short is filled up, so that all groups have one size.
     magnitude = torch.nn.functional.pad(magnitude, (0, groups * size - k)).view(n, groups, size)
     if k % size:  # the filling goes first, whatever else is zero
         magnitude[:, -1, k % size :] = -1
+    # Stable, so that of equal magnitudes the first is dropped on every device.
     smallest = magnitude.argsort(dim=-1, stable=True)[..., :2]
     dropped = torch.zeros_like(magnitude, dtype=torch.bool).scatter_(-1, smallest, True)
     zero = torch.zeros((), dtype=weight.dtype, device=weight.device)  # float8 has torch.where, not masked_fill
@@ -146,7 +148,7 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
 
 
 def matrix(weight: Any, where: str) -> Tensor:
-    """``weight``, if it is a matrix of real numbers that are there; else SL211."""
+    """Return ``weight`` if it is a loaded matrix of real numbers. Raises SL211 otherwise."""
     if not isinstance(weight, Tensor):
         got = type(weight).__name__
     elif weight.dim() != 2 or weight.is_complex() or weight.dtype == torch.bool:
@@ -171,9 +173,9 @@ def _refuse_nan(where: str, weight: Tensor) -> None:
 
 
 def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
-    """``weight`` ``[n, k]`` of the pattern → ``[n, k']`` of 2:4 with ``slide(w) @ x[source] == w @ x``.
+    """Rearrange ``weight`` ``[n, k]`` of the pattern to 2:4 ``[n, k']`` with ``slide(w) @ x[source] == w @ x``.
 
-    -0.0 becomes 0.0. SL211 names the first group that has more than ``2N - 2`` non-zeros.
+    -0.0 becomes 0.0. Raises SL211 with the first group that has more than ``2N - 2`` non-zeros.
     """
     shape = Pattern.parse(pattern)
     (n, k), pairs = weight.shape, shape.pairs
@@ -193,6 +195,7 @@ def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
             expected=f"at most {shape.kept} of {shape.size}",
             fix=f'call prune(weight, "{shape}") first',
         )
+    # Each window takes the late non-zeros of its first pair and the early ones of its second.
     early, late = _halves(used, counts)
     windows = whole.new_empty(n, groups, pairs - 1, 4)  # autocast refuses to join float16 on a CPU
     windows[..., :2] = torch.where(late[:, :, :-1], whole[:, :, :-1], zero)
@@ -201,10 +204,11 @@ def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
 
 
 def _halves(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Which non-zeros of a pair go into the window before, and which into the window that begins with it.
+    """Return which non-zeros of a pair go into the window before it, and which into the window that begins with it.
 
-    Windows are filled greedily from the left. What window ``k - 1`` leaves of pair ``k`` is ``max(0, C_k - 2k)``, with
-    ``C_k`` the non-zeros up to and including pair ``k``: nothing of the last pair exactly if the group has ``2N - 2``.
+    Windows are filled greedily from the left. Window ``k - 1`` leaves ``max(0, C_k - 2k)`` non-zeros of pair ``k``,
+    where ``C_k`` counts the non-zeros up to and including pair ``k``. Nothing of the last pair is left if the group has
+    at most ``2N - 2``.
     """
     pairs = counts.shape[-1]
     first = torch.arange(0, 2 * pairs, 2, dtype=counts.dtype, device=counts.device)
@@ -215,28 +219,29 @@ def _halves(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unslide(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
-    """The inverse of :func:`slide`: ``[n, k']`` → ``[n, k]``."""
+    """Invert ``slide``: ``[n, k']`` to ``[n, k]``."""
     pairs = Pattern.parse(pattern).pairs
     groups, n = -(-k // (2 * pairs)), slid.shape[0]
     windows = slid[:, : groups * 4 * (pairs - 1)].reshape(n, groups, pairs - 1, 4)
     whole = slid.new_zeros(n, groups, pairs, 2)
     whole[:, :, :-1] = windows[..., :2]
     later = windows[..., 2:]
+    # A pair lies in two windows. At most one of the two copies of an element is not zero.
     whole[:, :, 1:] = torch.where(later != 0, later, whole[:, :, 1:])
     return whole.view(n, groups * 2 * pairs)[:, :k].contiguous()
 
 
 def compressed_bytes(n: int, depth: int, itemsize: int) -> int:
-    """Bytes of the portable form of ``[n, depth]``: the kept half of the elements, and two bits for each of them."""
+    """Return the bytes of the portable form of ``[n, depth]``: half of the elements, and two bits for each."""
     return n * depth * itemsize // 2 + n * depth // 8
 
 
 def compress(slid: Tensor) -> Tensor:
-    """2:4 ``[n, k']`` → the portable form, uint8: values ``[n, k' / 2]``, then metadata ``[n, k' / 8]``.
+    """Compress 2:4 ``[n, k']`` to the portable form, uint8: values ``[n, k' / 2]``, then metadata ``[n, k' / 8]``.
 
-    Of each four neighbours two are kept, their lanes ascending: two bits each, the first in the lower bits, two groups
-    to a byte, the first in the lower half. Where fewer are non-zero, the zeros that fill up are the first ones. SL211
-    for what is not 2:4.
+    Of each four neighbours two are kept, in the order of their lanes. A lane takes two bits, the first one in the lower
+    bits. Two groups share a byte, the first one in the lower half. Where fewer are non-zero, the first zeros fill up.
+    Raises SL211 for a weight that is not 2:4.
     """
     n, depth = slid.shape
     fours = slid.contiguous().view(n, depth // 4, 4)
@@ -252,6 +257,7 @@ def compress(slid: Tensor) -> Tensor:
         )
     bits = used.view(torch.uint8)
     masks = bits[..., 0] + 2 * bits[..., 1] + 4 * bits[..., 2] + 8 * bits[..., 3]
+    # A table of the 16 masks replaces a sort of each group.
     kept = _kept_lanes(slid.device)[masks.int()]
     values = fours.view(_BITS[slid.itemsize]).masked_fill(~used, 0).gather(-1, kept.long())  # -0.0 becomes 0.0
     nibbles = (kept[..., 0] + 4 * kept[..., 1]).view(n, depth // 8, 2)
@@ -260,13 +266,13 @@ def compress(slid: Tensor) -> Tensor:
 
 
 def _kept_lanes(device: torch.device) -> Tensor:
-    """uint8 ``[16, 2]``: by the mask of the lanes that are not zero, those that are kept."""
+    """Return uint8 ``[16, 2]``: the two lanes to keep for each mask of non-zero lanes."""
     masks = torch.arange(16, device=device)[:, None] >> torch.arange(4, device=device) & 1
     return (1 - masks).argsort(dim=-1, stable=True)[:, :2].sort(-1).values.to(torch.uint8)
 
 
 def decompress(packed: Tensor, n: int, depth: int, dtype: torch.dtype) -> Tensor:
-    """The portable form → 2:4 ``[n, depth]`` of ``dtype``; SL211 for a wrong number of bytes."""
+    """Expand the portable form to 2:4 ``[n, depth]`` of ``dtype``. Raises SL211 for a wrong number of bytes."""
     wanted = compressed_bytes(n, depth, dtype.itemsize)
     if packed.numel() != wanted:
         raise error(

@@ -29,10 +29,10 @@ METHOD = "slidesparse"
 
 
 class SlidesparseConfig(QuantizationConfigMixin):
-    """``quantization_config`` of a model; ``pattern``, ``dtype`` and ``skip`` as :func:`convert` takes them.
+    """The ``quantization_config`` of a model; ``pattern``, ``dtype`` and ``skip`` as in :func:`convert`.
 
-    By default what transformers itself would not convert (the output layer, tied ones) is kept as well. ``converted``
-    are the exact names of the layers that were, written when a model has been.
+    By default layers that transformers itself would not convert (the output layer, tied ones) are kept as well.
+    ``converted`` are the exact names of the layers that were, written when a model has been.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SlidesparseConfig(QuantizationConfigMixin):
 
 
 class SlidesparseQuantizer(HfQuantizer):
-    """Converts a dense checkpoint after it has been loaded; loads a converted one as it is, and packs it."""
+    """The quantizer: it converts a dense checkpoint after loading, and loads and packs a converted one."""
 
     requires_calibration = False
     quantization_config: SlidesparseConfig
@@ -66,6 +66,7 @@ class SlidesparseQuantizer(HfQuantizer):
         config = self.quantization_config
         if not self.pre_quantized:
             return
+        # Without the list it is unknown which layers have a converted weight in the checkpoint.
         if config.converted is None:
             raise error(
                 "SL211",
@@ -95,11 +96,12 @@ class SlidesparseQuantizer(HfQuantizer):
                 _pack(name, layer)
         else:
             convert(model, config.pattern, config.dtype, skip=self._skipped(model))
+            # Stored in the checkpoint, so that loading it replaces the same layers.
             config.converted = list(layers_of(model))
         return model
 
     def _skipped(self, model: Any) -> list[str]:
-        """What the user named, for :func:`convert` to check; of what is kept unasked, as much as the model has."""
+        """Return the user's names for :func:`convert` to check, and the default names that the model has."""
         skip, default = self.quantization_config.skip, self.quantization_config.skip == sorted(SKIPPED)
         unasked = self.get_modules_to_not_convert(model, None if default else [], model._keep_in_fp32_modules)
         names = [name for name, _ in model.named_modules(remove_duplicate=False)]
@@ -111,7 +113,7 @@ class SlidesparseQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """With adapters: gradients pass to the input of a layer, its weight is frozen."""
+        """Return True: adapters train, since gradients pass to the input. The weight is frozen."""
         return True
 
     @property
@@ -119,7 +121,7 @@ class SlidesparseQuantizer(HfQuantizer):
         return True
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        """Dense layers again, with what is left of their weights."""
+        """Replace converted layers by dense ones with the remaining weights."""
         for layer in layers_of(model).values():
             weight = layer.as_packed().dequantised(dtype or torch.float32)
             dense = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
@@ -131,14 +133,14 @@ class SlidesparseQuantizer(HfQuantizer):
 
 
 def register() -> None:
-    """Make the method known to transformers in this process; a second call does nothing."""
+    """Register the method with transformers in this process. A second call does nothing."""
     if METHOD not in auto.AUTO_QUANTIZER_MAPPING:
         register_quantization_config(METHOD)(SlidesparseConfig)
         register_quantizer(METHOD)(SlidesparseQuantizer)
 
 
 def attach(model: Any, conversion: Conversion) -> None:
-    """Say in the configuration of a model that :func:`convert` has changed it: then ``save_pretrained`` works."""
+    """Record in the configuration of a model that :func:`convert` changed it, so that ``save_pretrained`` works."""
     register()
     config = SlidesparseConfig(conversion.pattern, conversion.dtype, converted=layers_of(model))
     model.config.quantization_config = config
@@ -147,13 +149,18 @@ def attach(model: Any, conversion: Conversion) -> None:
 
 
 def _aliases(model: Any, name: str) -> set[str]:
-    """Names of a module in checkpoints: with a head, its base model is a part with a name; alone it has none."""
+    """Return the names of a module in checkpoints: a base model has a prefix inside a model with a head, and none
+    alone.
+    """
     home = f"{model.base_model_prefix}."
     return {name, home + name, name.removeprefix(home)}
 
 
 def _refuse_shards(model: nn.Module) -> None:
-    """transformers cuts weights where it likes, and through groups: ``shard`` cuts them after they have been loaded."""
+    """Raise SL211 for weights that transformers has sharded.
+
+    Its cuts go through groups of the pattern. ``shard`` cuts weights between groups, after loading.
+    """
     for name, m in model.named_modules():
         if not isinstance(m, nn.Linear | Linear):
             continue

@@ -1,8 +1,8 @@
-"""Whole linear layers as ops: a user's sizes in, his dtype out, scales and bias applied.
+"""Whole linear layers as ops: operands of any size, results in the dtype of the input, scales and bias applied.
 
-Each takes the weight twice, as far as it is kept: *dense* (pruned, quantised) and *packed*. Both
-are the same numbers, so kernels that read one or the other are candidates of one choice, made by ``sl.tune`` per bucket
-of rows, and sparse never loses by accident. One of them may be None, to save memory.
+Each op takes up to two forms of the weight: *dense* (pruned, quantised) and *packed*. Both are the same numbers, so
+kernels that read one or the other are candidates of one choice, made by ``sl.tune`` per bucket of rows, and a sparse
+kernel that is slower is never chosen. One of the forms may be None, to save memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REQUIRES = ("pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
 def _weight(
     dense: Tensor | None, packed: Tensor | None, n: int, k: int, pairs: int, layout: int, dtype: torch.dtype
 ) -> Tensor:
-    """The weight ``[n, k]``, whichever way it came."""
+    """Return the weight ``[n, k]`` from the form that was passed. Raises SL211 if both are None."""
     if dense is not None:
         return dense
     if packed is None:
@@ -42,10 +42,12 @@ def _weight(
 
 
 def _finish(total: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Add the bias and round to ``dtype``."""
     return rounded(total if bias is None else total + bias.to(total.dtype), dtype)
 
 
 def _quantised(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the 8-bit product of quantised activations, with scales and bias applied."""
     q, scale_q = quantise(x, torch.int8 if weight.dtype == torch.int8 else torch.float8_e4m3fn)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     return _finish(product(q, weight).to(wide) * scale_q[:, None] * scale, bias, x.dtype)

@@ -1,7 +1,7 @@
 """``Linear``: a layer that holds the pruned dense weight as a checkpoint has it, and multiplies with its packed form.
 
 State is that of ``nn.Linear`` (``weight [n, k]``, ``bias``); the 8-bit modes add ``weight_scale [n, 1]``, as W8A8
-checkpoints of compressed-tensors do. What is packed is derived from it, at load and never in a forward pass.
+checkpoints of compressed-tensors do. The packed form is derived from it, at load and never in a forward pass.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # a cast of floating t
 
 
 class Placed(Protocol):
-    """Which part of a layer a rank has (``shiplap_slidesparse.tensor_parallel``)."""
+    """The interface of a layer's part on one rank (``shiplap_slidesparse.tensor_parallel``)."""
 
     @property
     def mesh(self) -> Any:
-        """The mesh of the ranks that have the other parts."""
+        """Return the mesh of the ranks that hold the parts."""
 
     def local(self, held: Tensor) -> Tensor:
-        """What this rank has of a parameter."""
+        """Return this rank's part of a parameter."""
 
     def forward(self, layer: Linear, x: Tensor) -> Tensor:
-        """The layer as one of several ranks computes it."""
+        """Compute the layer as one of several ranks."""
 
     def refuse_move(self, layer: Linear) -> Linear:
-        """SL211: a part is packed for the device on which it was cut."""
+        """Raise SL211: a part is packed for the device on which it was cut."""
 
 
 class Linear(nn.Module):
@@ -94,7 +94,7 @@ class Linear(nn.Module):
     @classmethod
     @built_outside_modes
     def of(cls, linear: nn.Linear, pattern: str | Pattern = "6:8", mode: str = "int8", *, pack: bool = True) -> Linear:
-        """``linear`` pruned by magnitude, quantised and packed; SL211 for weights that are not finite."""
+        """Return ``linear`` pruned by magnitude, quantised and packed. Raises SL211 for weights that are not finite."""
         if not isinstance(linear, nn.Linear):
             raise error(
                 "SL211",
@@ -113,7 +113,7 @@ class Linear(nn.Module):
 
     @classmethod
     def from_weight(cls, weight: Packed, bias: Tensor | None = None) -> Linear:
-        """A layer around the tensors of ``weight``, whose dense form has to be there; not packed."""
+        """Return a layer around the tensors of ``weight``, which must have its dense form. The layer is not packed."""
         made = cls(weight.k, weight.n, bias is not None, pattern=weight.pattern, mode=weight.mode, device="meta")
         made.weight = _frozen(weight.weight())
         if weight.scale is not None:
@@ -126,23 +126,24 @@ class Linear(nn.Module):
 
     @property
     def fresh(self) -> bool:
-        """Whether ``packed`` is what ``weight`` holds; a change in place, or another tensor, makes it stale."""
+        """Return whether ``packed`` matches ``weight``. A write to the weight or another tensor makes it stale."""
         if self.packed is None or self._packed_from is None:
             return False
         now = self._state(self.weight)
         return self._packed_from[: len(now)] == now
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """``fully_shard`` sets a gathered weight in the place of its shard, and the shard again."""
+        """Set an attribute. A shard is remembered, since ``fully_shard`` sets gathered weights in its place."""
+        # A gathered weight is a plain tensor, so every DTensor is a shard, unless it is our own part.
         if name == "weight" and is_dtensor(value) and (self.placed is None or self.placed.mesh != value.device_mesh):
             self.__dict__["_shard"] = value
         super().__setattr__(name, value)
 
     def _state(self, held: Tensor, weight: Tensor | None = None) -> tuple[int, ...]:
-        """What changes when the parameter ``held`` does; ``weight`` is what this rank has of it.
+        """Return numbers that change when the parameter ``held`` changes; ``weight`` is this rank's part of it.
 
-        Of a gathered weight that is the state of its shard, and of what was gathered, less where it lies: torch takes
-        the same object each time, and its gathering is no write to it.
+        For a gathered weight these are the state of its shard and of the gathered tensor, without its address: torch
+        takes the same object each time, and gathering does not count as a write to it.
         """
         if self._shard is not None and held is self._shard:
             return state_of_shard(held)
@@ -150,7 +151,7 @@ class Linear(nn.Module):
         return (of, place, written) if self._shard is None else (*state_of_shard(self._shard), of, written)
 
     def local(self) -> tuple[Tensor, Tensor | None]:
-        """``weight`` and ``weight_scale``, or the parts of them that this rank has."""
+        """Return ``weight`` and ``weight_scale``, or this rank's parts of them."""
         weight, scale = self.weight, self.weight_scale
         if self.placed is None:
             return weight, scale
@@ -158,12 +159,12 @@ class Linear(nn.Module):
 
     @built_outside_modes
     def pack(self) -> Linear:
-        """Verify the pattern and pack ``weight`` for its device; after a change of it, again.
+        """Verify the pattern and pack ``weight`` for its device. Call it again after a change of the weight.
 
-        What fits is written into the tensor that is there, so that graphs captured or compiled before stay right. SL211
-        for a weight that is not of the pattern, SL608 in a trace, a capture or an op. On a device without sparse units
-        the dense form alone stays, with a notice. Of a layer that ``fully_shard`` has sharded each rank packs the whole
-        weight, so all of them have to call this.
+        If the new packed weight fits the existing tensor, it is written into that tensor, so that captured or compiled
+        graphs stay right. Raises SL211 for a weight that is not of the pattern, and SL608 in a trace, a capture or an
+        op. On a device without sparse units only the dense form is kept, with a notice. Each rank of a layer that
+        ``fully_shard`` has sharded packs the whole weight, so all ranks have to call this method.
         """
         if reason := blocked():
             raise error(
@@ -182,6 +183,7 @@ class Linear(nn.Module):
             and made.packed is not None
             and (old.shape, old.device) == (made.packed.shape, made.packed.device)
         ):
+            # Captured graphs hold the address of the old tensor.
             old.copy_(made.packed)
         else:
             self.packed = made.packed
@@ -189,10 +191,10 @@ class Linear(nn.Module):
         return self
 
     def _holds_still(self, weight: Tensor, packed: Tensor) -> bool:
-        """Whether a ``weight`` that was written to holds what is packed, as after the broadcast of DDP.
+        """Return whether a ``weight`` that was written to still equals the packed one, as after the broadcast of DDP.
 
-        Looked at no more than ``LOOKS`` times, since it takes longer than a product: something may write to it in
-        every step. What FSDP2 gathers is written to where its shard is, and looked at once.
+        The comparison takes longer than a product, so it is made at most ``LOOKS`` times: a program may write to the
+        weight in every step. FSDP2 writes a gathered weight next to its shard, which is compared once.
         """
         if self._looked >= LOOKS or blocked():
             return False
@@ -202,7 +204,7 @@ class Linear(nn.Module):
         return torch.equal(value.weight().to(torch.float32), weight.to(torch.float32))
 
     def as_packed(self) -> Packed:
-        """The weight, or the part of it that this rank has, as the value that ``matmul`` takes."""
+        """Return the weight, or this rank's part of it, as the value that ``matmul`` takes."""
         packed, (weight, scale) = self.packed if self.fresh else None, self.local()
         rows, depth = weight.shape
         return Packed(self.mode, self.pattern.pairs, rows, depth, weight, packed, _flat(scale), self.layout)
@@ -210,11 +212,11 @@ class Linear(nn.Module):
     # --- forward --------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., in_features]`` → ``[..., out_features]``; of a layer that is cut, the part of this rank."""
+        """Map ``[..., in_features]`` to ``[..., out_features]``; a sharded layer returns the part of this rank."""
         return self.multiply(x, self.bias) if self.placed is None else self.placed.forward(self, x)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """:meth:`forward` with a bias that somebody else holds."""
+        """Compute :meth:`forward` with a bias that is stored elsewhere."""
         held, packed = self.weight, self.packed  # once: a module's attributes are slow
         weight: Tensor = held
         scale: Tensor | None = self.weight_scale
@@ -270,6 +272,7 @@ class Linear(nn.Module):
         def moved(t: Tensor) -> Tensor:
             if id(t) not in held:
                 return fn(t)
+            # A cast to another floating dtype leaves integers alone, so the weight keeps its dtype and its values.
             bits = t.view(_BITS[t.itemsize])
             made = fn(bits)
             return made.view(t.dtype) if made.dtype == bits.dtype else t  # .type() casts integers as well
@@ -287,6 +290,7 @@ class Linear(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
+        # Addresses and versions mean nothing in another process.
         return {**self.__dict__, "_packed_from": self.fresh, "_shard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -303,6 +307,7 @@ class Linear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        # Collected apart: a weight that torch did not load must not be packed.
         errors: list[str] = []
         given, scale = state_dict.get(f"{prefix}weight"), state_dict.get(f"{prefix}weight_scale")
         if given is not None and not _loads(given.dtype, self.weight.dtype):
@@ -338,7 +343,7 @@ def _product(
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The product, and the gradient of the same product without rounding of activations; the weight is frozen."""
+    """The product with the gradient of the product without rounding of activations. The weight is frozen."""
 
     generate_vmap_rule = True
 
@@ -357,12 +362,13 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Apart from ``forward``, as the transforms of ``torch.func`` ask."""
+        """Save the tensors for the gradient, apart from ``forward`` as ``torch.func`` requires."""
         ctx.save_for_backward(inputs[1], inputs[3])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dense, scale = ctx.saved_tensors
+        # Rounding is treated as the identity, whose slope is one.
         scaled = grad if scale is None else grad * scale.to(grad.dtype)
         to_x = scaled @ dense.to(grad.dtype) if ctx.needs_input_grad[0] else None
         rows = grad if grad.dim() > 1 else grad[None]
@@ -383,16 +389,16 @@ def _frozen(tensor: Tensor) -> nn.Parameter:
 
 
 def _loads(given: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether a copy into ``wanted`` is the weight, rounded at most; of 8 bits only the very dtype is."""
+    """Return whether a copy into ``wanted`` keeps the weight, up to rounding. 8-bit weights need the same dtype."""
     return given == wanted or (wanted.itemsize == 2 and given.is_floating_point and given.itemsize > 1)
 
 
 def _per_channel(scale: Tensor, n: int) -> Tensor:
-    """Scales ``[n]``, or one for the whole weight, as float32 ``[n, 1]``; another shape for torch to refuse."""
+    """Return scales ``[n]``, or one for the whole weight, as float32 ``[n, 1]``. Torch refuses other shapes."""
     wide = scale.detach().to(torch.float32)
     return wide.reshape(-1, 1).expand(n, 1).contiguous() if scale.numel() in (1, n) else wide
 
 
 def _cast_by_autocast(x: Tensor) -> bool:
-    """What autocast casts before ``nn.Linear``."""
+    """Return whether autocast would cast ``x`` before ``nn.Linear``."""
     return x.is_floating_point() and x.dtype != torch.float64

@@ -1,7 +1,7 @@
 """The leaf ops, declared: activations quantised and lifted, and products of padded operands.
 
 Contracts, layouts and whose business padding is: docs/design/0011-slidesparse.md. In short: ``quantise_*`` and ``lift``
-take any size and return whole tiles (rows a multiple of 16, depth of 32, zeros in what they add); products take whole
+take any size and return whole tiles (rows a multiple of 16, depth of 32, zeros in the padding); products take whole
 tiles only. ``layers.py`` has the ops that take a user's sizes.
 """
 
@@ -75,7 +75,7 @@ def lift(x: Float[Tensor, "m k"], pairs: int = 2) -> Float[Tensor, "mp kq"]:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right.T``: int32 of int8, exact; else float32, and float64 where one operand is."""
+    """Return ``left @ right.T``: int32 of int8, which is exact; else float32, or float64 if one operand is."""
     if left.dtype == torch.int8:
         return (left.to(torch.float64) @ right.to(torch.float64).t()).to(torch.int32)
     wide = torch.float64 if left.dtype == torch.float64 else torch.float32
@@ -83,12 +83,12 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """``value`` in ``dtype``, but float64 stays: the audit runs references in double precision."""
+    """Return ``value`` in ``dtype``. float64 stays, since the audit runs references in double precision."""
     return value if value.dtype == torch.float64 else value.to(dtype)
 
 
 def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> Tensor:
-    """A packed weight as 2:4 ``[n, k]``."""
+    """Return a packed weight as 2:4 ``[n, k]``."""
     if layout == PORTABLE:
         return formats.decompress(packed, n, k, dtype)
     if packed.device.type != "cuda":

@@ -1,4 +1,4 @@
-"""The parts that a user puts together: a pruned weight, packed for its device, and the product with it."""
+"""The parts for users: a pruned weight, packed for its device, and the product with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Keep = Literal["both", "dense", "packed"]
 
 
 def known_mode(mode: str, where: str, called: str = "mode") -> str:
-    """``mode``, if there is one; SL211 with what the argument is ``called``."""
+    """Return ``mode`` if it exists. Raises SL211 with the argument's name ``called``."""
     if mode not in MODES:
         raise error(
             "SL211",
@@ -61,11 +61,11 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is kept."""
+        """Return the bytes of all forms that are kept."""
         return sum(t.numel() * t.itemsize for t in self.tensors)
 
     def weight(self) -> Tensor:
-        """The pruned weight ``[n, k]`` in the mode's dtype, from whichever form is kept."""
+        """Return the pruned weight ``[n, k]`` in the mode's dtype, from the form that is kept."""
         if self.dense is not None:
             return self.dense
         assert self.packed is not None
@@ -74,7 +74,7 @@ class Packed:
         return formats.unslide(slid, self.k, self.pattern)[: self.n]
 
     def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weight as numbers of ``dtype``, scales applied."""
+        """Return the weight as numbers of ``dtype``, with scales applied."""
         weight = self.weight().to(dtype)
         return weight if self.scale is None else weight * self.scale[:, None].to(dtype)
 
@@ -85,7 +85,7 @@ class Packed:
 
     @built_outside_modes
     def to(self, device: torch.device | str) -> Packed:
-        """The same weight, packed anew for ``device``."""
+        """Return the same weight, packed anew for ``device``."""
         target = torch.device(device)
         here = self.dense if self.dense is not None else self.packed
         if here is not None and here.device == target:
@@ -100,7 +100,7 @@ class Packed:
 
     @built_outside_modes
     def keeping(self, keep: Keep) -> Packed:
-        """Without one of the two forms, to save its memory: ``"dense"`` or ``"packed"`` is what stays."""
+        """Return the weight with one form only, to save memory: ``"dense"`` or ``"packed"``."""
         _known_keep(keep, "Packed.keeping")
         if keep == "dense":
             return replace(self, dense=self.weight(), packed=None)
@@ -116,10 +116,10 @@ def pack(
     scale: Tensor | None = None,
     keep: Keep = "both",
 ) -> Packed:
-    """A pruned ``weight`` ``[n, k]``, quantised per row (8-bit modes) and packed for its device.
+    """Return a pruned ``weight`` ``[n, k]``, quantised per row (8-bit modes) and packed for its device.
 
-    Pack at load, and after cutting a weight for tensor parallelism: groups begin at the first column of what is packed,
-    so a shard whose columns begin at no multiple of the group has to be pruned as a shard.
+    Pack at load, and after cutting a weight for tensor parallelism: groups begin at the first column of the packed
+    weight, so a shard whose columns begin at no multiple of the group has to be pruned as a shard.
 
     Args:
         weight: of the pattern, see :func:`prune`; with ``scale`` it is already in the mode's dtype.
@@ -172,7 +172,7 @@ def _known_keep(keep: str, where: str) -> None:
 
 
 def _refuse_infinite(finite: Tensor, dtype: torch.dtype) -> None:
-    """Also where ``dtype`` has no room for a number of the weight."""
+    """Raise SL211 for a weight that is not finite, or beyond the range of ``dtype``."""
     if (bad := ~finite.all(1)).any():
         raise error(
             "SL211",
@@ -213,7 +213,7 @@ def _assemble(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern,
 
 
 def _compress(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
-    """In the form of the device; None where it has no use for one."""
+    """Compress for the device, or return None if the device has no use for the packed form."""
     if slid.device.type != "cuda":
         return formats.compress(slid), ops.PORTABLE
     available = lt.available(slid.device, slid.dtype)
@@ -232,7 +232,7 @@ LAYERS: dict[str, Any] = {
 
 
 def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: ``[..., k]`` → ``[..., n]`` of ``x``'s dtype, contiguous.
+    """Return ``x @ weight.T + bias``: ``[..., k]`` → ``[..., n]`` of ``x``'s dtype, contiguous.
 
     In the 8-bit modes ``x`` is quantised per row and may be of any floating dtype; in the others it has the weight's.
     One op (``slidesparse::linear_*``), whose kernels read one or the other form of the weight; ``sl.tune`` chooses.
@@ -253,7 +253,8 @@ def multiply(
     pairs: int,
     layout: int,
 ) -> Tensor:
-    """:func:`matmul` with the fields of a weight: a module holds them as parameters and buffers."""
+    """Compute :func:`matmul` from the fields of a weight, which a module holds as parameters and buffers."""
+    # Two dims, the usual case, need no view, whose making costs time on the host.
     rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]
     out = LAYERS[mode](rows, n if scale is None else scale, dense, packed, bias, pairs, layout)
     return out if rows is x else out.view(*x.shape[:-1], n)

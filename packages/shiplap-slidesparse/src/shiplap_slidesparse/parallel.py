@@ -1,7 +1,7 @@
-"""Tensor parallelism: each rank keeps its rows or its columns of a model's linear layers, and packs what it keeps.
+"""Tensor parallelism: each rank keeps rows or columns of a model's linear layers, and packs its part.
 
-What a layer holds is the pruned dense weight, so it can be cut. Rows anywhere; columns between groups only, or the
-windows of a shard would not be those of the weight.
+A layer holds the pruned dense weight, which can be cut: rows anywhere, columns between groups only. A cut through a
+group would give a shard other windows than the weight has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WHOLE = ("colwise_gather_output", "colwise_rep", "replicate", "rowwise_split_inp
 
 @dataclass(frozen=True)
 class Cut:
-    """A layer to be cut: ``"colwise"`` keeps rows of the weight (features of the output), ``"rowwise"`` columns."""
+    """A layer to cut: ``"colwise"`` keeps rows of the weight (output features), ``"rowwise"`` keeps columns."""
 
     name: str
     layer: nn.Linear | Linear
@@ -37,7 +37,7 @@ class Cut:
 
     @property
     def unit(self) -> int:
-        """What must not be cut through: a group along the depth of a converted layer."""
+        """Return the smallest unit of the cut: along the depth of a converted layer, a group."""
         return self.layer.pattern.size if self.style == "rowwise" and isinstance(self.layer, Linear) else 1
 
 
@@ -75,9 +75,10 @@ def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = 
 
 
 def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
-    """What ``plan`` cuts, once it is known that all of it can be."""
+    """Return the cuts of ``plan`` after checking that all of them are possible."""
     plans = []
     for name, module in model.named_modules():
+        # Plans of transformers name layers from any level, so a name may begin in the middle.
         style = next((s for wanted, s in plan.items() if fnmatchcase(f".{name}", f"*.{wanted}")), None)
         if style is not None and isinstance(module, nn.Linear | Linear) and style not in WHOLE:
             plans.append(Cut(name, module, style))
@@ -116,7 +117,7 @@ def _sides(each: Cut) -> str:
 
 
 def _world() -> dist.ProcessGroup:
-    """The group of all ranks, which exists since the number of ranks was asked for."""
+    """Return the group of all ranks, which exists because the number of ranks was read before."""
     world = dist.group.WORLD
     assert world is not None
     return world

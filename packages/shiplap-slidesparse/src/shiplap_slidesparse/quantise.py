@@ -20,20 +20,21 @@ MIN_SCALE = 2.0**-110  # its inverse is finite, and subnormal elements round to 
 
 
 def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``x`` ``[m, k]``, floating → ``dtype`` ``[m, k]`` (int8, float8_e4m3fn) and the scales, float32 ``[m]``."""
+    """Quantise ``x`` ``[m, k]`` to ``dtype`` (int8, float8_e4m3fn). Returns values and scales, float32 ``[m]``."""
     limit = LIMITS[dtype]
     wide = x.detach().to(torch.float32)
     largest = wide.abs().amax(1) if x.shape[1] else wide.new_zeros(x.shape[0])
     finite = torch.isfinite(largest)
     limits = torch.full_like(largest, limit)  # by a Python number CUDA multiplies with its inverse: other bits
     scale = torch.where(finite, (largest / limits).clamp_min(MIN_SCALE), torch.nan)
+    # Multiplied and not divided, so that every kernel rounds in the same way.
     inverse = torch.where(finite, 1 / scale, 0)
     scaled = torch.where(finite[:, None], wide * inverse[:, None], 0).clamp(-limit, limit)
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
 
 
 def quantise_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same per output channel of ``[n, k]``, with -0.0 as 0.0; SL211 for weights that are not finite."""
+    """Quantise ``[n, k]`` per output channel, with -0.0 as 0.0. Raises SL211 for weights that are not finite."""
     q, scale = quantise(weight, dtype)
     if (bad := torch.isnan(scale)).any():
         raise error(
@@ -43,4 +44,5 @@ def quantise_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]
             expected="finite weights",
             fix="repair the checkpoint",
         )
+    # The bits of -0.0 are not zero, and would count as a value in the packed form.
     return torch.where(q != 0, q, torch.zeros((), dtype=dtype, device=q.device)), scale

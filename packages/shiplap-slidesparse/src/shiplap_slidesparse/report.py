@@ -1,4 +1,4 @@
-"""Which form each layer of a model should run, per number of rows: predicted and measured; what accuracy it costs."""
+"""The report on a model: the form that each layer should run per number of rows, and the accuracy that it costs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ EQUAL = 1.03  # times of medians that tell nothing
 
 @dataclass(frozen=True)
 class Bucket:
-    """A layer at ``rows``. Seconds by form: ``base`` is nn.Linear as it was, ``dense`` and ``slide`` are converted.
+    """A layer at ``rows``. Seconds by form: ``base`` is nn.Linear as before, ``dense`` and ``slide`` are converted.
 
-    ``predicted`` is empty where the peaks of the device are not known. ``most`` is what slide can gain over dense at
-    most: the multiply-adds or the bytes of one over those of the other, whichever is scarcer at these rows.
+    ``predicted`` is empty if the peaks of the device are unknown. ``most`` is the largest possible gain of slide over
+    dense: the ratio of their multiply-adds or of their bytes, whichever limits these rows.
     """
 
     rows: int
@@ -38,9 +38,9 @@ class Bucket:
 
     @property
     def winner(self) -> str:
-        """The fastest form, measured if it was, else predicted; empty where neither is known.
+        """Return the fastest form by measured or else predicted time, or "" if neither is known.
 
-        Of forms that are as good as equal, the one that asks for less: the layer as it is, then dense.
+        Of forms that are about equal the simpler one wins: the layer as before, then dense.
         """
         times = self.measured or self.predicted
         near = [form for form in times if times[form] <= EQUAL * min(times.values())]
@@ -48,7 +48,7 @@ class Bucket:
 
     @property
     def gain(self) -> float:
-        """The time of the best of the other forms over the winner's; a little less than 1 where they are equal."""
+        """Return the time of the best other form over the winner's. A little less than 1 if they are about equal."""
         times = self.measured or self.predicted
         others = [time for form, time in times.items() if form != self.winner]
         return min(others) / times[self.winner] if others else 1.0
@@ -59,7 +59,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Size:
-    """Layers of one size, which share their measurements. ``error``: the largest loss of a weight's norm among them."""
+    """The layers of one size, which share measurements. ``error`` is the largest relative loss of a weight."""
 
     n: int
     k: int
@@ -70,7 +70,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it. ``ceiling``: of the pattern on sparse tensor cores. ``peaks``: the device as listed, or empty."""
+    """The whole report. ``ceiling`` is that of the pattern; ``peaks`` describes the device, or is empty."""
 
     pattern: str
     dtype: str
@@ -83,7 +83,7 @@ class Report:
 
     @property
     def pays(self) -> bool:
-        """Whether slide wins anywhere."""
+        """Return whether slide wins anywhere."""
         return any(b.winner == "slide" for size in self.sizes for b in size.buckets)
 
     def as_json(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Report:
 
 
 def check(pattern: str | Pattern, dtype: str) -> None:
-    """SL211 for a pattern or a dtype that there is not."""
+    """Raise SL211 for an unknown pattern or dtype."""
     Pattern.parse(pattern)
     known_mode(dtype, "slidesparse report", "dtype")
 
@@ -110,7 +110,7 @@ def survey(
     seconds: float = 2.0,
     progress: bool | None = None,
 ) -> Report:
-    """Convert ``model``, in place, and report on it. SL613 for one that is converted already.
+    """Convert ``model``, in place, and report on it. Raises SL613 for a model that is already converted.
 
     Args:
         tokens: to predict, before and after; none: no drift.
@@ -126,6 +126,7 @@ def survey(
     shape, kind = Pattern.parse(pattern), _float_of(model)
     model.eval()
     window = window_of(model)
+    # Before the conversion, which replaces the layers in place.
     before = logits_of(model, tokens, window) if tokens else []
     conversion = convert(model, shape, dtype, skip=skip, progress=progress)
     moved = drift(before, logits_of(model, tokens, window), tokens, window) if tokens else None
@@ -145,7 +146,7 @@ def _sizes(
     seconds: float,
     progress: bool | None,
 ) -> tuple[Size, ...]:
-    """Each size of a layer once, measured for ``seconds`` at each number of rows (0: predicted only)."""
+    """Return each size of a layer once, measured for ``seconds`` at each number of rows (0: predicted only)."""
     errors = {c.name: c.error for c in conversion.converted}
     every = tuning.sizes_of(model)
     sizes: list[Size] = []
@@ -156,17 +157,19 @@ def _sizes(
             for m in rows:
                 report_progress(f"{layer.out_features} x {layer.in_features}, {m} rows", len(sizes), len(every))
                 buckets.append(_bucket(layer, m, kind, seconds))
+            # Layers of one size share a measurement, but each has its own weights and loss.
             worst = max(errors[n] for n in names)
             sizes.append(Size(layer.out_features, layer.in_features, names, worst, tuple(buckets)))
     return tuple(sizes)
 
 
 def _float_of(model: nn.Module) -> torch.dtype:
-    """The dtype of the linear layers' weights: that of activations."""
+    """Return the dtype of the linear layers' weights, which is that of the activations."""
     return next((m.weight.dtype for m in model.modules() if isinstance(m, nn.Linear)), torch.float32)
 
 
 def _bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> Bucket:
+    """Return the predictions and measurements of a layer at ``m`` rows."""
     device, size = layer.weight.device, (layer.out_features, layer.in_features, layer.pattern.pairs)
     units, peaks = device.type == "cuda", roofline.peaks_of(device)
     done = {
@@ -174,16 +177,18 @@ def _bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> Bucket:
         for form in roofline.FORMS
     }
     predicted = {f: roofline.seconds(f, layer.mode, w, peaks) for f, w in done.items()} if peaks else {}
+    # Without known peaks either resource may be the scarcer one, so the larger ratio bounds the gain.
     compute, memory = done["dense"].macs / done["slide"].macs, done["dense"].bytes / done["slide"].bytes
     most = predicted["dense"] / predicted["slide"] if peaks else max(compute, memory)
     return Bucket(m, _times(layer, m, kind, seconds) if seconds else {}, predicted, most)
 
 
 def _times(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str, float]:
-    """Medians of runs in turn; the base weight is random, as its values do not matter."""
+    """Return the median of runs in turn. The base weight is random, since its values do not change the time."""
     device = layer.weight.device
     base = torch.randn(layer.weight.shape, device=device, dtype=kind)
     x = torch.randn(m, layer.in_features, device=device, dtype=kind)
+    # The 8-bit modes quantise the activations themselves, from any floating dtype.
     inner = x if layer.weight_scale is not None else x.to(layer.weight.dtype)
     weight = layer.as_packed()
     runs: dict[str, Callable[[], tuple[Tensor, ...]]] = {"base": lambda: (torch.nn.functional.linear(x, base),)}

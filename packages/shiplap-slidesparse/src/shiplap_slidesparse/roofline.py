@@ -1,6 +1,6 @@
-"""What a layer can gain at most: bytes, multiply-adds and the ceilings that follow from them.
+"""The largest possible gain of a layer: bytes, multiply-adds, and the bounds that follow from them.
 
-Counted is what has to move and to be multiplied, with activations quantised (and lifted) by a kernel of their own.
+The counts assume that a kernel of its own quantises (and lifts) the activations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMS = ("base", "dense", "slide")
 
 @dataclass(frozen=True)
 class Peaks:
-    """Of a device: dense 16-bit and 8-bit multiply-adds a second, bytes a second, as its vendor states them."""
+    """The peaks of a device from its vendor: dense 16-bit and 8-bit multiply-adds per second, bytes per second."""
 
     name: str
     wide: float
@@ -37,7 +37,7 @@ PEAKS = (
 
 @dataclass(frozen=True)
 class Work:
-    """Of one call of a layer: multiply-adds that are carried out, and bytes that are read and written."""
+    """The work of one call of a layer: multiply-adds, and bytes that are read and written."""
 
     macs: float
     bytes: int
@@ -46,10 +46,11 @@ class Work:
 def work(
     form: str, mode: str, m: int, n: int, k: int, pairs: int, *, width: int = 2, sparse_units: bool = True
 ) -> Work:
-    """What ``m`` rows take in one of ``FORMS``; ``width``: bytes of an element of the model.
+    """Return the work of ``m`` rows in one of ``FORMS``; ``width`` is the bytes of an element of the model.
 
-    Sparse units skip half of what is lifted; without them all of it is multiplied.
+    Sparse units skip half of the lifted elements; without them all are multiplied.
     """
+    # Input and output keep the dtype of the model in every form.
     size, ends = MODES[mode].itemsize, width * m * (k + n)
     if form == "base":
         return Work(m * n * k, width * n * k + ends)
@@ -57,12 +58,13 @@ def work(
     reread = 2 * m * depth * size if size == 1 or (form == "slide" and pairs > 2) else 0  # written, and read
     if form == "dense":
         return Work(m * n * k, size * n * k + ends + reread)
+    # Sparse units multiply two of four lanes.
     macs = m * n * depth / 2 if sparse_units else m * n * depth
     return Work(macs, compressed_bytes(n, depth, size) + ends + reread)
 
 
 def peaks_of(device: torch.device) -> Peaks | None:
-    """Those of a GPU that is listed here, else None."""
+    """Return the peaks of a listed GPU, or None."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -70,6 +72,6 @@ def peaks_of(device: torch.device) -> Peaks | None:
 
 
 def seconds(form: str, mode: str, done: Work, peaks: Peaks) -> float:
-    """The roofline of ``done``: nothing but arithmetic at its peak, or nothing but memory at its own."""
+    """Return the roofline time of ``done``: the longer of pure arithmetic and pure memory traffic."""
     rate = peaks.wide if form == "base" or MODES[mode].itemsize == 2 else peaks.narrow
     return max(done.macs / rate, done.bytes / peaks.bandwidth)

@@ -1,4 +1,4 @@
-"""How the audit and the tuner draw arguments: weights of the pattern, packed for the device that they are drawn for."""
+"""The samples of the audit and the tuner: weights of the pattern, packed for the device that they are drawn for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["pack_for"]
 
 
 def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
-    """A 2:4 weight packed as its device reads it, and the layout: cuSPARSELt's where there is a GPU with it."""
+    """Return a 2:4 weight packed for its device, and the layout: cuSPARSELt's on a GPU that has it."""
     if slid.device.type == "cuda" and lt.available(slid.device, slid.dtype) is True:
         return lt.compress(slid), ops.CUSPARSELT
     if layout != ops.PORTABLE:
@@ -25,7 +25,7 @@ def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
 
 
 def _values(rng: Generator, rows: int, columns: int, dtype: torch.dtype, device: Any) -> Tensor:
-    """All values of 8 bits that quantisation gives; else normal ones."""
+    """Return random values: for 8 bits all values that quantisation gives, else normal ones."""
     if dtype == torch.int8:
         return torch.randint(-127, 128, (rows, columns), generator=rng).to(device, dtype)
     return torch.randn(rows, columns, generator=rng).to(device, dtype)
@@ -36,7 +36,7 @@ def _scale(rng: Generator, rows: int, device: Any) -> Tensor:
 
 
 def _two_of_four(rng: Generator, n: int, k: int, dtype: torch.dtype, device: Any) -> Tensor:
-    """Pruned on ``device``: on a CPU that takes seconds for a large weight, and gives the same."""
+    """Return a random weight of 2:4, pruned on ``device``: large weights take seconds on a CPU."""
     return formats.prune(_values(rng, n, k, dtype, device).float(), "2:4").to(dtype)
 
 

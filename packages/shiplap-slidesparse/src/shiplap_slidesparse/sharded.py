@@ -1,7 +1,7 @@
-"""What ``fully_shard`` makes of the weight of a layer: a shard, whose place the gathered weight takes for a while.
+"""The weight of a layer under ``fully_shard``: a shard, which a gathered weight replaces during forward and backward.
 
-The shard stays the same object, so whether it was written to since the weight was packed is known without a look at
-the weight. Torch puts a gathered weight into its place with ``setattr``, which a layer notices.
+The shard stays the same object, so a change since packing is visible without reading the weight. Torch sets the
+gathered weight with ``setattr``, which the layer overrides.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ __all__ = ["is_dtensor", "state_of", "state_of_shard", "whole"]
 
 
 def is_dtensor(value: Any) -> bool:
-    """Whether ``value`` is a DTensor. Where nobody has imported them, nothing is."""
+    """Return whether ``value`` is a DTensor, without importing DTensors: if nothing imported them, there are none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def state_of(held: Tensor, weight: Tensor) -> tuple[int, ...]:
-    """What changes when the parameter ``held`` does, or its ``.data``; ``weight`` is what this rank has of it.
+    """Return numbers that change with the parameter ``held`` or its ``.data``; ``weight`` is this rank's part.
 
-    Tensors made in inference mode do not tell of writes.
+    Tensors made in inference mode do not count writes.
     """
     try:
         place = weight.data_ptr()
     except RuntimeError:  # a fake tensor lies nowhere
         place = 0
+    # The version counts writes in place, and the address shows a change of ``.data``.
     return id(held), place, 0 if weight.is_inference() else weight._version
 
 
 def state_of_shard(shard: Any) -> tuple[int, ...]:
-    """What changes when ``shard``, a DTensor, is written to or gets other memory."""
+    """Return numbers that change when ``shard``, a DTensor, is written to or gets other memory."""
     with torch.no_grad():
         local: Tensor = shard.to_local()
     return (*state_of(shard, local), 0 if shard.is_inference() else shard._version)
 
 
 def whole(held: Any) -> Tensor:
-    """``held``, gathered from all ranks if it is a DTensor: then each of them has to call this.
+    """Return ``held``, gathered from all ranks if it is a DTensor. Then every rank has to call this.
 
-    It lies on the device of the ranks, also where ``fully_shard`` keeps shards on the CPU.
+    The result is on the device of the ranks, even if ``fully_shard`` keeps shards on the CPU.
     """
     if not is_dtensor(held):
         plain: Tensor = held
@@ -55,6 +56,7 @@ def whole(held: Any) -> Tensor:
         bits = held.to_local().to(mesh.device_type).view(torch.uint8)  # few backends send float8
         *steps, _ = held.stride()
         shape = torch.Size((*held.shape[:-1], held.shape[-1] * held.itemsize))
+        # The same tensor in bytes: the last axis is longer by the size of an element.
         stride = (*(step * held.itemsize for step in steps), 1)
         sent = DTensor.from_local(bits, mesh, placed, run_check=False, shape=shape, stride=stride)
         gathered: Tensor = sent.full_tensor().view(held.dtype)

@@ -1,4 +1,4 @@
-"""Layers of which each rank has a part: parameters are DTensors, and each rank multiplies with what it has of them.
+"""Layers with one part on each rank: parameters are DTensors, and each rank multiplies with its local part.
 
 A DTensor knows its place in the whole, so ``torch.distributed.checkpoint`` saves and loads the whole weight, for any
 number of ranks. The products are those of the local tensors: no DTensor reaches an op.
@@ -32,7 +32,7 @@ Style = Literal["colwise", "rowwise"]
 
 @dataclass(frozen=True)
 class Placed:
-    """Which part of a layer this rank has: rows of the weight (``"colwise"``) or columns (``"rowwise"``)."""
+    """The part of a layer on this rank: rows of the weight (``"colwise"``) or columns (``"rowwise"``)."""
 
     style: Style
     mesh: DeviceMesh
@@ -42,8 +42,9 @@ class Placed:
         return int(self.mesh.get_local_rank())
 
     def local(self, held: Tensor) -> Tensor:
-        """What this rank has of a parameter. If ``fully_shard`` has sharded it as well, it is gathered first."""
+        """Return this rank's part of a parameter, gathered first if ``fully_shard`` has sharded it as well."""
         with torch.no_grad():
+            # ``fully_shard`` cut the part once more, over a mesh of its own.
             if isinstance(held, DTensor) and held.device_mesh != self.mesh:
                 gathered, cut = whole(held), held.placements[-1]  # the mesh of fully_shard comes before this one
                 return gathered.chunk(self.mesh.size(), cut.dim)[self.rank] if isinstance(cut, Shard) else gathered
@@ -51,9 +52,9 @@ class Placed:
         return part
 
     def forward(self, layer: Linear, x: Tensor) -> Tensor:
-        """Colwise: a whole input to a part of the features; rowwise: a part of the features to the whole output.
+        """Compute the layer: colwise from the whole input to a part of the features, rowwise the other way.
 
-        A bias that is frozen is part of the first rank's product; one that learns is added to the sum, on each rank.
+        A frozen bias is part of the first rank's product. A bias that learns is added to the sum, on each rank.
         """
         bias, group = layer.bias, self.mesh.get_group()
         part = bias.to_local() if isinstance(bias, DTensor) else bias
@@ -64,7 +65,7 @@ class Placed:
         return out + part.to(out.dtype) if part is not None and learns else out
 
     def refuse_move(self, layer: Linear) -> Linear:
-        """SL211: a part is packed for the device on which it was cut."""
+        """Raise SL211: a part is packed for the device on which it was cut."""
         raise error(
             "SL211",
             where=f"{type(layer).__name__}, a part of a layer",
@@ -75,22 +76,24 @@ class Placed:
 
 
 class _Shared(torch.autograd.Function):
-    """The input of all ranks: its gradient is the sum of what they ask of it."""
+    """The input that all ranks share. Its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
         ctx.group = group
+        # A new tensor object: autograd attaches the node to it.
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        # A clone, because ``all_reduce`` writes in place and autograd may share the gradient.
         summed = grad.contiguous().clone()
         dist.all_reduce(summed, group=ctx.group)
         return summed, None
 
 
 class _Summed(torch.autograd.Function):
-    """The sum over the ranks, which all of them go on with: its gradient is already theirs."""
+    """The sum over the ranks, which every rank continues with, so its gradient is already complete."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
@@ -104,12 +107,12 @@ class _Summed(torch.autograd.Function):
 
 
 def unit(layer: nn.Module, style: str) -> int:
-    """What must not be cut through: a group along the depth of a converted layer."""
+    """Return the smallest unit of a cut: along the depth of a converted layer, a group."""
     return layer.pattern.size if style == "rowwise" and isinstance(layer, Linear) else 1
 
 
 def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Copies of ``(weight, weight_scale, bias)`` as ``rank`` of ``world`` has them, so that the whole can go.
+    """Return copies of ``(weight, weight_scale, bias)`` for ``rank`` of ``world``, so that the whole can be freed.
 
     Raises:
         ShiplapError: SL211 for a size that is no multiple of the ranks (rowwise: of the ranks times the group).
@@ -137,7 +140,7 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
 
 
 def place(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
-    """Cut ``layer``, in place, for this rank of a one-dimensional ``mesh``, and pack the part. SL211: see above."""
+    """Cut ``layer``, in place, for this rank of a one-dimensional ``mesh``, and pack the part. Raises SL211."""
     if layer.placed is not None:
         raise error(
             "SL211",
@@ -148,18 +151,20 @@ def place(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
         )
     parts = slice_of(layer, style, mesh.get_local_rank(), mesh.size())
     split: Placement = Shard(0 if style == "colwise" else 1)
+    # Scale and bias belong to output features, which rowwise layers do not cut.
     rest: Placement = split if style == "colwise" else Replicate()
     layer.packed, layer.placed = None, Placed(style, mesh)
     for name, part, where in zip(("weight", "weight_scale", "bias"), parts, (split, rest, rest), strict=True):
         if part is not None:
             old = getattr(layer, name)
+            # Without a check, which would exchange metadata between the ranks for each parameter.
             held = DTensor.from_local(part, mesh, [where], run_check=False, shape=old.shape, stride=old.stride())
             setattr(layer, name, nn.Parameter(held, requires_grad=old.requires_grad))
     return layer.pack()
 
 
 class _Style(ParallelStyle):
-    """What ``parallelize_module`` does with a layer: ours is cut here, ``nn.Linear`` by torch."""
+    """The base of the styles for ``parallelize_module``: our layers are cut here, ``nn.Linear`` by torch."""
 
     style: Style
     plain: Callable[[], ParallelStyle]

@@ -1,4 +1,4 @@
-"""``tune``: which form of the weight, and which algorithm, each converted layer runs; at load, per number of rows."""
+"""``tune``: choose form and algorithm of each converted layer at load, for each number of rows."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def tune(
 
             choices += tune_layer(op, rows, n, k, pairs, dtype, device, seconds, remeasure)
         else:
+            # The 8-bit ops take several dtypes, which the samples have to name.
             typed = {"dtype": str(dtype)} if layer.weight_scale is not None else {}
             samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": 0, **typed} for m in rows]
             choices += sl.tune(op, samples, seconds * len(rows), device=device, remeasure=remeasure, isolate=False)
@@ -53,14 +54,14 @@ def tune(
 
 
 def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bfloat16) -> None:
-    """Run every converted layer on each number of ``rows``, so that a capture finds its plans and modules."""
+    """Run every converted layer on each number of ``rows``, so that captures find their plans and modules."""
     rows = numbers_of(rows, "slidesparse.prepare")
     for layer in sizes_of(model).values():
         lt.prepare(layer, rows, layer.in_features, dtype, layer.weight.device)
 
 
 def numbers_of(rows: Iterable[int], where: str) -> list[int]:
-    """Each once, ascending; SL211 for what is no number of rows, and for none at all."""
+    """Return each number once, ascending. Raises SL211 for invalid numbers and for none."""
     numbers = sorted(set(rows))
     if not numbers or numbers[0] < 0:
         raise error(
@@ -74,7 +75,7 @@ def numbers_of(rows: Iterable[int], where: str) -> list[int]:
 
 
 def sizes_of(model: nn.Module) -> dict[tuple[str, int, int, int, str], Linear]:
-    """One converted layer of each mode, size, pattern and device; SL211 when there is none."""
+    """Return one converted layer of each mode, size, pattern and device. Raises SL211 if there is none."""
     layers: dict[tuple[str, int, int, int, str], Linear] = {}
     for layer in layers_of(model).values():
         key = layer.mode, layer.out_features, layer.in_features, layer.pattern.pairs, str(layer.weight.device)

@@ -32,7 +32,7 @@ CAPABILITY = 80  # the first with sparse tensor cores
 
 
 class SlidesparseConfig(QuantizationConfig):
-    """What ``quantization_config`` of a checkpoint says. ``converted``: exact names; None: all layers but ``skip``."""
+    """The ``quantization_config`` of a checkpoint. ``converted``: exact names, or None for all but ``skip``."""
 
     def __init__(
         self, pattern: str, dtype: str, converted: Iterable[str] | None = None, skip: Iterable[str] = ()
@@ -86,7 +86,7 @@ class SlidesparseConfig(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
-        """Ours, also where the checkpoint says compressed-tensors: its weights are known to be of a pattern."""
+        """Return our method also for compressed-tensors checkpoints with a pattern."""
         return METHOD if hf_quant_cfg and "slidesparse" in hf_quant_cfg else None
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
@@ -95,11 +95,12 @@ class SlidesparseConfig(QuantizationConfig):
         return UnquantizedLinearMethod() if self._keeps(prefix) else SlidesparseLinearMethod(self)
 
     def _keeps(self, prefix: str) -> bool:
-        """Whether a layer is dense in the checkpoint; layers that vLLM fuses have to be so all, or none."""
+        """Return whether a layer is dense in the checkpoint. Layers that vLLM fuses must all be, or none."""
         home, _, name = prefix.rpartition(".")
         mapping: Mapping[str, list[str]] = self.packed_modules_mapping
         parts = [f"{home}.{part}" if home else part for part in mapping.get(name, [name])]
         listed = self.converted
+        # A layer that vLLM fuses has several names in the checkpoint.
         kept = {p for p in parts if (listed is not None and p not in listed) or any(_ignores(s, p) for s in self.skip)}
         if kept and len(kept) < len(parts):
             raise error(
@@ -113,7 +114,7 @@ class SlidesparseConfig(QuantizationConfig):
 
 
 class SlidesparseLinearMethod(LinearMethodBase):
-    """The weight as the checkpoint has it until it is loaded; then packed: the shard of this rank, for its device."""
+    """The linear method: the checkpoint's weight until it is loaded, then this rank's packed shard."""
 
     def __init__(self, config: SlidesparseConfig) -> None:
         self.config = config
@@ -139,6 +140,7 @@ class SlidesparseLinearMethod(LinearMethodBase):
             layer.register_parameter(
                 "weight_scale", ChannelQuantScaleParameter(data=scale, output_dim=0, weight_loader=loader)
             )
+        # A shard whose border lies inside of a group has other windows than the pruned weight.
         layer.whole_groups = input_size_per_partition == input_size or (
             input_size_per_partition % self.config.pattern.size == 0
         )
@@ -156,18 +158,19 @@ class SlidesparseLinearMethod(LinearMethodBase):
                 f"slidesparse/shard/{k}",
                 f"slidesparse runs shards of depth {k} dense: they cut groups of {self.config.pattern.size}",
             )
+        # vLLM reads the parameters of its own layer object.
         layer.weight, layer.weight_scale, layer.slidesparse = made.weight, made.weight_scale, made
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return layer.slidesparse.multiply(x, bias)
 
     def dequantize_weight(self, layer: Any) -> Tensor:
-        """The weight as numbers, for vLLM to quantise otherwise."""
+        """Return the weight as numbers, so that vLLM can quantise it otherwise."""
         return layer.slidesparse.as_packed().dequantised()
 
 
 def _check_groups(groups: Mapping[str, Any]) -> None:
-    """SL211 for schemes of compressed-tensors that mean other numbers than ours: they would load, and be wrong."""
+    """Raise SL211 for schemes of compressed-tensors whose numbers differ: they would load and give wrong results."""
     for name, group in groups.items():
         weights, inputs = (group.get(part) or {} for part in ("weights", "input_activations"))
         scheme = weights.get("strategy", "channel"), weights.get("symmetric", True), inputs.get("dynamic", False)
@@ -182,11 +185,11 @@ def _check_groups(groups: Mapping[str, Any]) -> None:
 
 
 def _ignores(wanted: str, name: str) -> bool:
-    """As compressed-tensors writes names: regular expressions begin with ``re:``."""
+    """Return whether ``wanted`` matches ``name``, as compressed-tensors writes names (``re:`` for expressions)."""
     return bool(re.match(wanted[3:], name)) if wanted.startswith("re:") else matches(name, wanted)
 
 
 def register() -> None:
-    """The plugin; a second call does nothing."""
+    """Register the plugin. A second call does nothing."""
     if METHOD not in QUANTIZATION_METHODS:
         register_quantization_config(METHOD)(SlidesparseConfig)

@@ -1,4 +1,4 @@
-"""Batches whose tables are built by another stream, while the device works at the batch before."""
+"""The prefetching of tables: another stream builds them while the device works at the batch before."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Batch = TypeVar("Batch")
 
 
 def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
-    """The same batches; on a GPU each has its tables before the network runs, those that the batch before it had.
+    """Return an iterator over the same batches, whose tables another stream builds before the network needs them.
 
     A strided layer that builds its tables waits for the GPU, since the data decide how many voxels there are. Whatever
     the host was ahead of the GPU is lost then, several times in a step, and from there on each delay of the host is one
     of the GPU. In a loop over ``ahead(batches)`` another stream makes the next batch and builds its tables, while the
     GPU still works at the one before. The layers find their tables, and nothing waits for the network.
 
-    What a batch holds, and the results, are the same. On a CPU the batches are passed on as they are.
+    The content of a batch, and the results, stay the same. On a CPU the batches are passed on as they are.
 
     Args:
         batches: yields batches of any form in which ``torch.utils`` finds tensors: tuples, lists, dicts, sparse tensors
@@ -47,7 +47,7 @@ def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
 
 
 def _ahead(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
-    """What :func:`ahead` returns, which itself is called at once and refuses a wrong depth then."""
+    """Yield the batches for :func:`ahead`, which checks the depth at the call and not at the first batch."""
     for first in source:
         device = next((t.device for t in _tensors(first) if t.is_cuda), None)
         yield first
@@ -58,7 +58,8 @@ def _ahead(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
 
 
 def _beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:
-    """What follows ``batch``, which has been used."""
+    """Yield the batches after ``batch``, which has been used, with tables that another stream builds."""
+    # A high priority, so that the small kernels of tables do not queue behind the network's.
     beside = torch.cuda.Stream(device, priority=-1)
     beside.wait_stream(torch.cuda.current_stream(device))  # in which there may be what batches are made of
     used: deque[tuple[torch.cuda.Event, Batch]] = deque()
@@ -68,12 +69,14 @@ def _beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: 
         done.record(current)
         used.append((done, batch))
         if len(used) > depth:
+            # Bounds the batches in memory: without waiting the host could run ahead without limit.
             used.popleft()[0].synchronize()
         with torch.cuda.stream(beside):
             try:
                 following = next(source)
             except StopIteration:
                 return
+            # The batch before tells which tables its layers needed.
             for here, before in zip(_geometries(following), _geometries(batch), strict=False):
                 here.build(before.recipe)
         batch = following
@@ -82,7 +85,10 @@ def _beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: 
 
 
 def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cuda.Stream) -> None:
-    """Let ``user`` work with tensors that another stream has ``made`` by then. It has their memory until it is done."""
+    """Make ``user``, a stream, wait for tensors that another stream has ``made``.
+
+    The memory of the tensors is kept until ``user`` is done with them.
+    """
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(user)
@@ -95,7 +101,7 @@ def _geometries(batch: Any) -> list[Geometry]:
 
 
 def _tensors(batch: Any) -> list[Tensor]:
-    """Those of a batch, and of its tables."""
+    """Return the tensors of a batch and of its tables."""
     tables = [tensor for geometry in _geometries(batch) for tensor in geometry.tensors]
     return [*(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), *tables]
 

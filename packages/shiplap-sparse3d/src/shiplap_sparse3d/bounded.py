@@ -1,6 +1,6 @@
 """Ops of the capacity form: a size that depends on data, padded to one that does not, for graphs that are replayed.
 
-On a GPU ``out_coords`` is ``first_voxels`` and a look at how many there are, or ``reached_keys``, a look and
+On a GPU ``out_coords`` is ``first_voxels`` and a read of their number, or ``reached_keys``, a look and
 ``voxels_of_keys``.
 """
 
@@ -34,13 +34,14 @@ def out_coords_bounded(
     dilation: list[int],
     capacity: int,
 ) -> tuple[Int32[Tensor, "capacity 4"], Int32[Tensor, "1"]]:
-    """``out_coords`` in ``capacity`` rows: padding rows (-1, -1, -1, -1) behind them, and how many there are.
+    """Return ``out_coords`` in ``capacity`` rows, with padding (-1, -1, -1, -1) behind, and the number of voxels.
 
     Raises SL211 as ``out_coords`` does, and when there are more than ``capacity``.
     """
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
     m = reached.shape[0]
     if m > capacity:
+        # The exact number would be wrong on a GPU, which stops counting beyond the capacity.
         got = f"more than {capacity} output voxels, which is the capacity"
         raise error("SL211", where="sparse3d::out_coords_bounded", got=got)
     padded = torch.nn.functional.pad(reached, (0, 0, 0, capacity - m), value=-1)
@@ -65,7 +66,7 @@ def reached_keys(
     dilation: list[int],
     capacity: int,
 ) -> tuple[Int64[Tensor, "capacity"], Int64[Tensor, "1"]]:
-    """A key for each voxel of ``out_coords``, in any order, ``NO_KEY`` behind them, and how many there are.
+    """Return a key for each voxel of ``out_coords``, in any order, ``NO_KEY`` behind them, and their number.
 
     A key is ``((b * X + x) * Y + y) * Z + z`` in the output grid ``[X, Y, Z]``. A count above ``capacity`` says no more
     than that there are so many at least, and the keys are some of them. Raises SL211 as ``out_coords`` does.
@@ -92,13 +93,14 @@ def first_voxels(
     capacity: int,
     scenes: int,
 ) -> tuple[Int32[Tensor, "capacity 4"], Int64[Tensor, "1"]]:
-    """The first voxels of ``out_coords``, padding (-1, -1, -1, -1) behind them, and how many there are.
+    """Return the first voxels of ``out_coords``, padding (-1, -1, -1, -1) behind them, and their number.
 
     ``scenes``: how many a bitmap of the output grid has room for; where a voxel's scene is that or beyond, there are -1
     and no voxels. 0: no bitmap, which suits few voxels; then a count above ``capacity`` says no more than that there
     are so many at least, and the voxels are some of them. Raises SL211 as ``out_coords`` does.
     """
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
+    # The kernel's bitmap has no room for such a scene, so the caller has to take another way.
     beyond = scenes > 0 and bool((coords[:, 0] >= scenes).any())
     first = reached[: 0 if beyond else capacity]
     padded = torch.nn.functional.pad(first, (0, 0, 0, capacity - len(first)), value=-1)
@@ -107,7 +109,7 @@ def first_voxels(
 
 @sl.op("sparse3d::voxels_of_keys", requires=("len(grid) == 3", "min(grid) >= 1"))
 def voxels_of_keys(keys: Int64[Tensor, "m"], grid: list[int]) -> Int32[Tensor, "m 4"]:
-    """The voxels of ``reached_keys`` in ascending order; of ``NO_KEY`` padding, which comes last."""
+    """Return the voxels of ``reached_keys`` in ascending order. ``NO_KEY`` gives padding, which comes last."""
     keys = keys.sort()[0]
     line, z = keys // grid[2], keys % grid[2]
     plane, y = line // grid[1], line % grid[1]

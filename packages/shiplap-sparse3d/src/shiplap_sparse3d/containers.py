@@ -1,9 +1,9 @@
-"""What torch sees of a ``SparseTensor``: its features, and its voxels, which stay the same object wherever they can.
+"""The pytree of a ``SparseTensor``: its features, and its voxels as the same object where that is possible.
 
-``DistributedDataParallel``, ``fully_shard`` and checkpointing look for tensors in what a module takes and returns. They
-find the features. The coordinates are a leaf of the pytree too, for ``torch.export`` and ``tree_map``. A tree that is
-put together with the very coordinates that it had gets the very ``Geometry`` back, with its tables and its way back.
-Walkers of dataclasses get the ``Geometry`` as it is: it holds integers, which have neither a gradient nor a precision.
+``DistributedDataParallel``, ``fully_shard`` and checkpointing search for tensors in the inputs and outputs of a module.
+They find the features. The coordinates are a leaf of the pytree too, for ``torch.export`` and ``tree_map``. A tree that
+is rebuilt with the same coordinates gets the same ``Geometry`` back, with its tables and its way back. Code that walks
+dataclasses gets the ``Geometry`` itself: it holds integers, which have neither gradients nor precision.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__: list[str] = []
 
 
 class _Grid:
-    """What a ``Geometry`` is beside its coordinates. Two are equal if they are of one grid, whatever their voxels."""
+    """The facts of a ``Geometry`` besides its coordinates. Two are equal if they have one grid, whatever the voxels."""
 
     def __init__(self, facts: tuple[Any, ...], source: Geometry | None = None) -> None:
         self.facts, self.source = facts, source
@@ -40,14 +40,18 @@ class _Grid:
 
 
 def _take_geometry(geometry: Geometry) -> tuple[Sequence[Any], Any]:
+    """Return the leaf of a geometry, its coordinates, and the rest."""
     facts = geometry.spatial_shape, geometry.batch_size, geometry.padded, geometry.ndim
     return [geometry.coords], _Grid(facts, geometry)
 
 
 def _make_geometry(children: Sequence[Any], grid: _Grid) -> Geometry:
+    """Return the geometry of the coordinates: the same object if they are unchanged."""
     (coords,) = children
+    # The tables stay valid, and layers on the same geometry find them.
     if grid.source is not None and coords is grid.source.coords:
         return grid.source
+    # A batch that was cut by rows would silently lose a part of a scene.
     if grid.source is not None and _torn(coords, grid.source.coords):
         got = f"{len(coords)} rows of {len(grid.source.coords)}"
         raise error("SL219", where="SparseTensor, as a tree of tensors", got=got, expected="as many rows as there were")
@@ -56,7 +60,10 @@ def _make_geometry(children: Sequence[Any], grid: _Grid) -> Geometry:
 
 
 def _torn(coords: Any, before: Any) -> bool:
-    """Whether rows were taken away: those of a scene may lie in both parts. A graph's own tensors say nothing yet."""
+    """Return whether rows were removed, so that the rows of a scene may be in another part of the batch.
+
+    Inside a graph the tensors have no values yet, so the answer is False there.
+    """
     plain = type(coords) is Tensor and type(before) is Tensor and not torch.compiler.is_compiling()
     return plain and coords.dim() == 2 and coords.shape[0] != before.shape[0]
 
@@ -67,6 +74,7 @@ def _load_grid(facts: Any) -> _Grid:
 
 
 def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
+    """Return a sparse tensor of its leaves, without the checks of the constructor."""
     made = object.__new__(SparseTensor)
     made.feats, made.geometry = children
     made.checkpointed = False
@@ -74,10 +82,12 @@ def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
 
 
 def _take_plan(plan: Plan) -> tuple[Sequence[Any], Any]:
+    """Return the leaves of a plan and the rest."""
     return [plan.table, plan.order, plan.masks, plan.back], (plan.rows, plan.reflect, plan.symmetric)
 
 
 def _make_plan(children: Sequence[Any], rest: Any) -> Plan:
+    """Return a plan of its leaves."""
     (table, order, masks, back), (rows, reflect, symmetric) = children, rest
     return Plan(table, rows, order, masks, reflect, symmetric, back)
 

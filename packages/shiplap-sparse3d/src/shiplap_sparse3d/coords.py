@@ -1,4 +1,4 @@
-"""Integer geometry in plain PyTorch: what the references of the table ops are written in.
+"""Integer geometry in plain PyTorch: the building blocks of the references of the table ops.
 
 A row whose batch index is -1 is padding: no voxel, absent everywhere.
 """
@@ -39,7 +39,10 @@ def refuse(op: str, bad: Tensor, message: str) -> None:
 
 
 def check_rows(where: str, feats: Tensor, voxels: int) -> None:
-    """SL202 where features are not as many as voxels. A graph that is traced is not asked: it would learn a guard."""
+    """Raise SL202 if the numbers of features and voxels differ.
+
+    Inside a traced graph the check is skipped, since it would add a guard.
+    """
     if torch.compiler.is_compiling():
         return
     if feats.shape[0] != voxels:
@@ -48,7 +51,7 @@ def check_rows(where: str, feats: Tensor, voxels: int) -> None:
 
 
 def as_many_rows(coords: Tensor, feats: Tensor) -> Tensor:
-    """``coords``, in a graph with the rows of ``feats`` where only the data knows how many rows ``coords`` has.
+    """Return ``coords``, in a graph with the rows of ``feats`` if the number of rows depends on data.
 
     Of scenes that are put together the number of rows is a sum that the data decides, and modules behind ask whether it
     is 0 or 1. The rows of the features may be known. The graph asserts as it runs that both are equal.
@@ -67,7 +70,7 @@ def _is_of_data(rows: int) -> bool:
 
 
 def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_channels") -> ShiplapError:
-    """The error of a layer that gets features of another number of channels."""
+    """Return the error of a layer whose input has another number of channels."""
     return error(
         "SL202",
         where=where,
@@ -78,42 +81,42 @@ def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_chann
 
 
 def taps(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Offsets ``(kx, ky, kz)`` in tap order, ``v = (kx*Ky + ky)*Kz + kz``."""
+    """Yield the offsets ``(kx, ky, kz)`` in tap order, ``v = (kx*Ky + ky)*Kz + kz``."""
     yield from product(range(kernel[0]), range(kernel[1]), range(kernel[2]))
 
 
 def output_shape(
     shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, int, int]:
-    """Output grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` per axis, never negative."""
+    """Return the grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` per axis, at least 0."""
     x, y, z = map(_cells, shape, kernel, stride, padding, dilation)
     return x, y, z
 
 
 def _cells(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """:func:`output_shape` along one axis."""
+    """Return :func:`output_shape` along one axis."""
     return max(0, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
 
 
 def inside(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Mask of rows that lie in the grid (and in a batch)."""
+    """Return a mask of the rows that lie in the grid and in a batch."""
     limit = torch.tensor(shape, dtype=torch.int64, device=coords.device)  # a grid may be wider than its coordinates
     return ((coords[:, 1:] >= 0) & (coords[:, 1:] < limit)).all(1) & (coords[:, 0] >= 0)
 
 
 def keys_of(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """One int64 per row, ordered like (batch, x, y, z). Rows must be inside the grid."""
+    """Return one int64 per row, ordered like (batch, x, y, z). Rows must be inside the grid."""
     b, x, y, z = coords.long().unbind(1)
     return ((b * shape[0] + x) * shape[1] + y) * shape[2] + z
 
 
 def voxel_rows(coords: Tensor) -> Tensor:
-    """``int64``: the rows that are not padding."""
+    """Return the numbers of the rows that are not padding, ``int64``."""
     return (coords[:, 0] != -1).nonzero()[:, 0]
 
 
 def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
-    """Refuse rows outside the grid, duplicates, and grids whose cells have no int64 number; padding is accepted."""
+    """Raise SL211 for rows outside the grid, duplicates, and grids with too many cells for int64. Padding is valid."""
     voxels = voxel_rows(coords)
     if voxels.shape[0] == 0:
         return
@@ -128,7 +131,7 @@ def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
 
 
 def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
-    """Refuse rows of scenes that the batch has not; padding is accepted."""
+    """Raise SL211 for rows of scenes beyond the batch size. Padding is valid."""
     bad = (coords[:, 0] < -1) | (coords[:, 0] >= batch_size)
     refuse(op, bad, "coords row {row} has a batch index outside " + f"[-1, {batch_size})")
 
@@ -154,7 +157,7 @@ _OUTSIDE = "SL211: a row of coords is outside spatial_shape; correct spatial_sha
 
 
 def set_graph_checks(on: bool) -> bool:
-    """Whether graphs and packages that are made from now on check the values of coordinates each time they run.
+    """Set whether later graphs and packages check the values of coordinates each time they run.
 
     Eager calls always do. A check reads the coordinates once. Returns what was set before.
     """
@@ -164,7 +167,7 @@ def set_graph_checks(on: bool) -> bool:
 
 
 class Lookup:
-    """Rows by coordinate: sorted keys and binary search."""
+    """The lookup of rows by coordinate: sorted keys and binary search."""
 
     def __init__(self, coords: Tensor, shape: Sequence[int]) -> None:
         self.shape, voxels = shape, voxel_rows(coords)
@@ -172,7 +175,7 @@ class Lookup:
         self.rows = voxels[at]
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """``int32 [q]``: the row of each query, -1 where there is none or the query is outside the grid."""
+        """Return ``int32 [q]``: the row of each query, or -1 if there is none or the query is outside the grid."""
         missing = torch.full((queries.shape[0],), -1, dtype=torch.int32, device=queries.device)
         if self.keys.numel() == 0:
             return missing

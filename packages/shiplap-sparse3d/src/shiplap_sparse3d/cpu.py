@@ -1,4 +1,4 @@
-"""The kernels of ``ops.py`` for the CPU: C functions, and the convolution as a template with its neighbours inside."""
+"""The CPU kernels of ``ops.py``: C functions, and the convolution as a template that looks neighbours up itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBRARY = Path(__file__).parent / "libshiplap_sparse3d.so"
 def bind(
     op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()
 ) -> None:
-    """The CPU kernel of ``op``: the C function of the same name."""
+    """Bind the C function of the same name as the CPU kernel of ``op``."""
     kernel = sl.cabi(LIBRARY, f"sparse3d_{op.spec.opname}", strided=strided)
     op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes)
 
@@ -63,7 +63,7 @@ TILE = 16384  # sums of a tile: with the weights of a tap they stay in the secon
 
 
 def _configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """As wide as the channels, so that hits are looked up once; tall, so that weights are read seldom."""
+    """Return tiles as wide as the channels, to look hits up once, and tall, to read weights rarely."""
     wide = min(256, -(-max(sizes["co"], 1) // 32) * 32)
     return ({"BM": max(16, min(256, TILE // wide)), "BN": wide},)
 

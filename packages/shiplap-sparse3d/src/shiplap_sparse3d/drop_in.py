@@ -1,4 +1,4 @@
-"""Programs that import ``spconv`` or ``flex_gemm`` run on shiplap, unedited.
+"""A drop-in: programs that import ``spconv`` or ``flex_gemm`` run on shiplap, unedited.
 
 In a program, before its first import of either::
 
@@ -40,13 +40,13 @@ OF_SPCONV_1 = "conv", "functional", "identity", "modules", "pool", "tables"  # t
 
 
 class DropIn:
-    """Modules under the names of a peer. As a context manager it takes them away again at the end of the block."""
+    """Modules under the names of a peer. As a context manager it removes them at the end of the block."""
 
     def __init__(self, modules: dict[str, ModuleType], forget: Callable[[], None]) -> None:
         self._modules, self._forget = modules, forget
 
     def undo(self) -> None:
-        """Take away what was put in place; imports of the names find the real packages again."""
+        """Remove the modules, so that imports of the names find the real packages again."""
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
@@ -63,7 +63,7 @@ class DropIn:
 
 
 def drop_in(*names: str, duplicates: bool = False) -> DropIn:
-    """Let ``import spconv`` and ``import flex_gemm`` find shiplap's facades (default: both) from now on.
+    """Make ``import spconv`` and ``import flex_gemm`` find shiplap's facades (default: both) from now on.
 
     ``duplicates``: submanifold layers take voxels that share a cell on a GPU and in graphs, too, until ``undo()``.
 
@@ -77,6 +77,7 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
             raise error("SL208", where="drop_in", got=repr(name), expected=" or ".join(map(repr, FACADES)))
         placed |= _modules(name)
     for name, module in placed.items():
+        # The real package is loaded, and objects of both would mix.
         if sys.modules.get(name, module) is not module:
             raise error(
                 "SL208",
@@ -108,6 +109,7 @@ def _modules(name: str) -> dict[str, ModuleType]:
             modules[alias + inner.name.removeprefix(source)] = importlib.import_module(inner.name)
     if name == "spconv":
         modules |= {f"spconv.{inner}": modules[f"spconv.pytorch.{inner}"] for inner in OF_SPCONV_1}
+    # The real cumm, if installed, serves as well.
     if name == "spconv" and "cumm" not in sys.modules and find_spec("cumm") is None:
         view = importlib.import_module("shiplap_sparse3d.spconv.tensorview")
         cumm = ModuleType("cumm", "What callers of spconv's voxelisation use of cumm: ``tensorview``.")
@@ -123,7 +125,7 @@ def _refused(got: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """``[--duplicates] script.py [argument ...]``, or ``-m module [argument ...]``, with both facades in place."""
+    """Run ``[--duplicates] script.py [argument ...]``, or ``-m module [argument ...]``, with both facades in place."""
     duplicates = [*arguments[:1]] == ["--duplicates"]
     arguments = arguments[1:] if duplicates else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -140,6 +142,7 @@ def main(arguments: Sequence[str]) -> None:
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(arguments)
+            # As Python does for a script: imports find the modules next to it.
             sys.path[0] = str(Path(arguments[0]).resolve().parent)
             runpy.run_path(arguments[0], run_name="__main__")
 

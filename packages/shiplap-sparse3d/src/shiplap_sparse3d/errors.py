@@ -9,7 +9,7 @@ __all__ = ["SurveyError"]
 
 
 class SurveyError(ShiplapError, RuntimeError):
-    """A survey or a scan that cannot be processed as asked (SL82x)."""
+    """An error of a survey or a scan that cannot be processed (SL82x)."""
 
 
 register_errors(

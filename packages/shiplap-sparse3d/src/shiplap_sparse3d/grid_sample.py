@@ -1,7 +1,7 @@
 """Features of sparse voxels at any points of their grid: the nearest voxel's, or interpolated between eight.
 
-Queries are ``float32 [b, l, 3]`` in units of voxels; row ``b`` of them asks scene ``b``. The centre of voxel (i, j, k)
-is (i + 0.5, j + 0.5, k + 0.5). A voxel that is not there has the index -1 and nothing of it is read.
+Queries are ``float32 [b, l, 3]`` in units of voxels; row ``b`` of them belongs to scene ``b``. The centre of voxel (i,
+j, k) is (i + 0.5, j + 0.5, k + 0.5). A voxel that is not there has the index -1 and nothing of it is read.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ _SORT = "24 * n + 49472"  # of sort_voxels (csrc/voxels.h)
 
 
 def _find(lookup: Lookup, cells: Tensor, shape: list[int]) -> Tensor:
-    """Rows of ``cells [b, l, 3]``, which are whole numbers in floating point, some of them NaN or far away."""
+    """Return the rows of ``cells [b, l, 3]``, whole numbers in floating point, which may be NaN or far away."""
     b, points, _ = cells.shape
     limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32
     known = ((cells >= 0) & (cells.double() < limit)).all(2)
     scene = torch.arange(b, device=cells.device).view(b, 1, 1).expand(b, points, 1)
+    # NaN and far values become -1 before the cast, whose result would be undefined.
     rows = torch.cat([scene, cells.where(known[..., None], -1.0).long()], 2)
     return lookup(rows.view(-1, 4)).view(b, points)
 
 
 def _present(op: str, coords: Tensor, shape: list[int]) -> Lookup:
-    """The voxels by coordinate; the row numbers found are those of ``coords``."""
+    """Return the voxels by coordinate. The row numbers found are those of ``coords``."""
     check_coords(op, coords, shape)
     return Lookup(coords, shape)
 
@@ -47,7 +48,7 @@ def _present(op: str, coords: Tensor, shape: list[int]) -> Lookup:
 def nearest_map(
     coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
 ) -> Int32[Tensor, "b l"]:
-    """The row of the voxel that each query lies in, -1 where there is none. Raises SL211 as ``subm_table`` does."""
+    """Return the row of each query's voxel, or -1 if there is none. Raises SL211 as ``subm_table`` does."""
     return _find(_present("nearest_map", coords, spatial_shape), queries.floor(), spatial_shape)
 
 
@@ -55,7 +56,7 @@ def nearest_map(
 def trilinear_map(
     coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
 ) -> tuple[Int32[Tensor, "b l 8"], Float32[Tensor, "b l 8"]]:
-    """The rows of the eight voxels around each query, and their weights; -1 and 0 where there is none.
+    """Return the rows of the eight voxels around each query, and their weights; -1 and 0 where there is none.
 
     Corner ``i`` lies ``(i & 1, i >> 1 & 1, i >> 2 & 1)`` from the lowest. Weights are those of trilinear interpolation,
     divided by the sum over the voxels that are there. Raises SL211 as ``subm_table`` does.
@@ -66,6 +67,7 @@ def trilinear_map(
     for corner in range(8):
         cells = lowest + torch.tensor([corner & 1, corner >> 1 & 1, corner >> 2 & 1], device=queries.device)
         indices.append(_find(lookup, cells, spatial_shape))
+        # Centres of voxels are at integers + 0.5.
         weights.append((1 - (queries - cells - 0.5).abs()).prod(2).where(indices[-1] >= 0, 0.0))
     stacked = torch.stack(weights, 2)
     return torch.stack(indices, 2), (stacked / stacked.sum(2, keepdim=True).clamp_min(1e-12)).float()
@@ -79,7 +81,7 @@ def _check_indices(op: str, indices: Tensor, rows: int) -> None:
 
 
 def _gather(feats: Tensor, indices: Tensor) -> Tensor:
-    """``feats[indices]`` in at least float32, zeros where the index is -1: ``[q, k, c]``."""
+    """Return ``feats[indices]`` in at least float32, zeros where the index is -1: ``[q, k, c]``."""
     wide = torch.promote_types(feats.dtype, torch.float32)
     if feats.shape[0] == 0:
         return feats.new_zeros(*indices.shape, feats.shape[1], dtype=wide)
@@ -95,6 +97,7 @@ def indice_weighted_sum(
     Raises SL211 for an index outside ``[-1, n)``.
     """
     _check_indices("indice_weighted_sum", indices, feats.shape[0])
+    # A weight of NaN or infinity must not count where there is no voxel.
     share = torch.where(indices >= 0, weights, 0)[..., None]
     return (_gather(feats, indices) * share).sum(1).to(feats.dtype)
 
@@ -103,12 +106,13 @@ def indice_weighted_sum(
 def indice_weighted_sum_grad(
     grad: Float[Tensor, "q c"], indices: Int32[Tensor, "q k"], weights: Float32[Tensor, "q k"], rows: int
 ) -> Float[Tensor, "rows c"]:
-    """The features' gradient of ``indice_weighted_sum``, whose transpose it is: ``rows`` is its ``n``.
+    """Return the features' gradient of ``indice_weighted_sum``, its transpose, with ``rows`` as its ``n``.
 
     Entries that share a row are added in ascending order of (i, j) on every device, so results do not depend on
     threads. Raises SL211 as ``indice_weighted_sum`` does.
     """
     _check_indices("indice_weighted_sum_grad", indices, rows)
+    # ``nonzero`` is ordered, which fixes the order of the sums.
     i, j = (indices >= 0).nonzero().unbind(1)
     wide = torch.promote_types(grad.dtype, torch.float32)
     share = grad[i].to(wide) * weights[i, j][:, None]
@@ -116,7 +120,7 @@ def indice_weighted_sum_grad(
 
 
 def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
-    """``out[i, j] = outer[i] . inner[indices[i, j]]``, 0 where the index is -1."""
+    """Return ``out[i, j] = outer[i] . inner[indices[i, j]]``, 0 where the index is -1."""
     return (outer[:, None] * _gather(inner, indices)).sum(2).float()
 
 
@@ -156,7 +160,7 @@ indice_weighted_sum_grad.kernel(
 def grid_sample_3d(
     feats: Tensor, coords: Tensor, shape: Sequence[int], grid: Tensor, mode: str = "trilinear"
 ) -> Tensor:
-    """``[b, l, c]``: the features of sparse voxels at ``grid``, differentiable in ``feats``.
+    """Return ``[b, l, c]``: the features of sparse voxels at ``grid``, differentiable in ``feats``.
 
     Args:
         feats: ``[n, c]``.

@@ -1,7 +1,7 @@
 """Hash maps on the device of their tensors: ops that insert and look up 64-bit keys, or voxels of a grid.
 
 A table is ``keys int64 [t]`` and ``values int32 [t]``, both -1 where it is empty. It is probed linearly from
-:func:`home`, and a slot goes to the lowest key (as unsigned) that passes it, which makes the tables a function of the
+``home``, and a slot goes to the lowest key (as unsigned) that passes it, which makes the tables a function of the
 set of their entries: neither the order of insertion nor the number of threads shows (Amble and Knuth, "Ordered hash
 tables", 1974). The key -1 is padding: never inserted, never found. A key given more than once, in one call or in
 several, keeps its lowest value (as unsigned). Probes are bounded by the capacity.
@@ -35,7 +35,7 @@ _GRID = ("len(spatial_shape) == 3", "min(spatial_shape) >= 1")
 
 
 def init_hashmap(n: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-    """An empty table ``(keys, values)`` for at most ``n`` distinct keys.
+    """Return an empty table ``(keys, values)`` for at most ``n`` distinct keys.
 
     Its capacity is ``2 * n + 1``. Every key takes one slot, so any ``n`` keys fit whatever they are, and as at least
     half of the slots stay empty, runs are short.
@@ -53,7 +53,7 @@ _KEY, _VALUE = 2**64, 2**32
 
 
 def home(key: int, capacity: int) -> int:
-    """The slot where the search for ``key`` starts: MurmurHash3's 64-bit finaliser, scaled to the capacity."""
+    """Return the slot where the search for ``key`` starts: MurmurHash3's 64-bit finaliser, scaled to the capacity."""
     mixed = key % _KEY
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
         mixed = (mixed ^ mixed >> 33) * factor % _KEY
@@ -71,11 +71,13 @@ def _insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, val
         [*table_keys.tolist(), *keys.tolist()], [*table_values.tolist(), *values.tolist()], strict=True
     ):
         if key != EMPTY:
+            # Keys and values are compared as unsigned numbers, as ``atomic_min`` on a GPU does.
             entries[key % _KEY] = min(value % _VALUE, entries.get(key % _KEY, _VALUE))
     capacity = table_keys.shape[0]
     if len(entries) > capacity:
         raise full(op, capacity)
     slots: list[tuple[int, int]] = [(EMPTY, EMPTY)] * capacity
+    # In ascending order each key takes the first free slot, which is the layout that every order of insertion leads to.
     for key in sorted(entries):
         slot = home(key, capacity)
         while slots[slot][0] != EMPTY:
@@ -86,7 +88,7 @@ def _insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, val
 
 
 def full(op: str, capacity: int) -> sl.ShiplapError:
-    """The error of a table that has no room."""
+    """Return the error of a table that has no room."""
     return error(
         "SL211",
         where=f"sparse3d::{op}",
@@ -100,12 +102,13 @@ def _lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
     order = table_keys.argsort()
     if order.numel() == 0:
         return keys.new_full(keys.shape, EMPTY, dtype=torch.int32)
+    # A missing key may sort behind the last one, so the place is clamped and then compared.
     at = order[torch.searchsorted(table_keys[order], keys.contiguous()).clamp_max(order.numel() - 1)]
     return torch.where((table_keys[at] == keys) & (keys != EMPTY), table_values[at], EMPTY)
 
 
 def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
-    """Keys of voxels, -1 for padding rows; SL211 for others outside the grid and for grids of 2^63 cells or more."""
+    """Return keys of voxels, -1 for padding. Raises SL211 for rows outside the grid and for too many cells."""
     padding = coords[:, 0] == EMPTY
     refuse(
         op,
@@ -117,7 +120,7 @@ def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
 
 
 def check_cells(op: str, coords: Tensor, spatial_shape: list[int]) -> None:
-    """SL211 when the grid, with the batches of ``coords``, has cells without an int64 number."""
+    """Raise SL211 when the grid, with the batches of ``coords``, has cells without an int64 number."""
     scenes = int(coords[:, 0].max()) + 1 if coords.shape[0] else 1
     if scenes * spatial_shape[0] * spatial_shape[1] * spatial_shape[2] >= MAX_CELLS:
         raise error("SL211", where=f"sparse3d::{op}", got=f"a grid {tuple(spatial_shape)} of 2^63 cells or more")
@@ -141,7 +144,7 @@ def hash_insert(
 def hash_lookup(
     table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], keys: Int64[Tensor, "m"]
 ) -> Int32[Tensor, "m"]:
-    """The value of each key, -1 for those that are not in the table."""
+    """Return the value of each key, or -1 for keys that are not in the table."""
     return _lookup(table_keys, table_values, keys)
 
 
@@ -180,7 +183,7 @@ def hash_lookup_3d(
     coords: Int32[Tensor, "m 4"],
     spatial_shape: list[int],
 ) -> Int32[Tensor, "m"]:
-    """The value of each voxel, -1 for those that are not in the table; outside the grid there is none."""
+    """Return the value of each voxel, or -1 for voxels that are not in the table or outside the grid."""
     check_cells("hash_lookup_3d", coords, spatial_shape)
     keys = torch.where(inside(coords, spatial_shape), keys_of(coords, spatial_shape), EMPTY)
     return _lookup(table_keys, table_values, keys)

@@ -1,4 +1,4 @@
-"""How the audit draws arguments of hash maps, curves, grid sampling and post-processing."""
+"""The samples of the audit for hash maps, curves, grid sampling and post-processing."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ PADDING = (-1, -1, -1, -1)
 
 
 def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tuple[Tensor, Tensor]:
-    """A table of about a third of ``keys``, at most half full."""
+    """Return a table of about a third of ``keys``, at most half full."""
     table = torch.full((capacity,), -1), torch.full((capacity,), -1, dtype=torch.int32)
     some = keys[torch.randperm(len(keys), generator=rng)[: min(len(keys) // 3, capacity // 2)]]
+    # The reference makes the table on the CPU, so that each device gets the same one.
     hashing.hash_insert.reference(*table, some, torch.randperm(len(some), generator=rng).int())
     return table[0].to(device), table[1].to(device)
 
 
 def _distinct(rng: Generator, capacity: int) -> Tensor:
-    """As many keys as the table may get: half of its slots, some of them beyond 2^62, and negative ones."""
+    """Return as many keys as the table may get: half of its slots, with some beyond 2^62 and negative ones."""
     return torch.randint(-(2**63), 2**63 - 1, (capacity // 2,), generator=rng)
 
 
 def _with_repeats(rng: Generator, keys: Tensor, count: int) -> Tensor:
-    """``count`` of ``keys`` with repeats, and padding among them."""
+    """Return ``count`` of ``keys`` with repeats, and padding among them."""
     pool = torch.cat([keys, torch.tensor([-1])])
     return pool[torch.randint(0, len(pool), (count,), generator=rng)]
 
 
 def _values(rng: Generator, count: int, device: Any) -> Tensor:
+    """Return random values of entries."""
     return torch.randint(0, 2**31 - 1, (count,), generator=rng, dtype=torch.int32).to(device)
 
 
@@ -53,7 +55,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _hash_3d(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """A table of voxels, voxels of which about half are in it, and the grid."""
+    """Return a table of voxels, voxels of which about half are in the table, and the grid."""
     grid = _grid(sizes["t"])
     coords = _voxels(rng, sizes["t"] // 2, grid, "cpu")
     keys = hashing.voxel_keys("samples", coords, grid)
@@ -82,7 +84,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tensor:
-    """Rows that fit the codes asked for, and padding."""
+    """Return rows that fit the requested codes, and padding."""
     scenes = min(serialize.MAX_BATCH, 2 ** (sizes.get("width", 63) - 3 * sizes["bits"]))
     limits = [scenes, *3 * [2 ** sizes["bits"]]]
     columns = [torch.randint(0, limit, (sizes["n"],), generator=rng) for limit in limits]
@@ -91,10 +93,12 @@ def _encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tensor:
 
 
 def _draw_coords(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of an encoder."""
     return _encodable(rng, sizes, device), sizes["bits"], list(sizes["axes"]), sizes["width"]
 
 
 def _draw_codes(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of a decoder."""
     codes = serialize.z_order_encode.reference(_encodable(rng, sizes, "cpu"), sizes["bits"])
     return codes.to(device), sizes["bits"], list(sizes["axes"])
 
@@ -109,11 +113,13 @@ for _decode in (serialize.z_order_decode, serialize.hilbert_decode):
 
 
 def _draw_queries(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Points in the grid and a little outside it, on whole and half numbers too, one of them NaN."""
+    """Return points in the grid and a little outside of it, also on whole and half numbers, and one NaN."""
     grid = _grid(sizes["n"])
     points = torch.rand(sizes["b"], sizes["l"], 3, generator=rng) * (torch.tensor(grid) + 4) - 2
+    # Borders and centres of voxels, where rounding decides.
     snapped = torch.rand(sizes["b"], sizes["l"], 1, generator=rng) < 0.2
     points = torch.where(snapped, (2 * points).round() / 2, points)
+    # A NaN has no voxel, and must not become an address.
     points.view(-1, 3)[:1] = float("nan")
     return _voxels(rng, sizes["n"], grid, device), points.to(device), grid
 
@@ -123,6 +129,7 @@ grid_sample.trilinear_map.samples(_draw_queries)
 
 
 def _indices(rng: Generator, sizes: dict[str, Any], rows: int, device: Any) -> tuple[Tensor, Tensor]:
+    """Return indices, some of them -1, and weights."""
     indices = torch.randint(-1, rows, (sizes["q"], sizes["k"]), generator=rng, dtype=torch.int32)
     return indices.to(device), torch.rand(sizes["q"], sizes["k"], generator=rng).to(device)
 

@@ -1,4 +1,4 @@
-"""Batch norm by running statistics and the ReLU behind it, as one op: what an eager layer without gradients runs."""
+"""Batch norm by running statistics with the ReLU behind it as one op, for eager layers without gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The eight ops of sparse3d, each declared once. Contracts and words: docs/design/0002-sparse3d.md.
+"""The eight ops of sparse3d, each declared once. Contracts and terms: docs/design/0002-sparse3d.md.
 
 Coordinates are ``int32 [n, 4]`` rows (batch, x, y, z). A table is ``int32 [m, k]``: the input row under each tap of
 each output row, or -1. Semantics follow spconv 2.x and FlexGEMM (cross-correlation, tap ``(kx*Ky + ky)*Kz + kz``).
@@ -50,7 +50,7 @@ OUT_COORDS_BOUND = "n * " + " * ".join(
 def unique_coords(
     coords: Int32[Tensor, "n 4"],
 ) -> tuple[Int32[Tensor, "m 4"], Int32[Tensor, "n"], Int32[Tensor, "m"]]:
-    """Distinct rows in ascending order, the distinct row of each input row, and how often each occurs.
+    """Return distinct rows in ascending order, the distinct row of each input row, and how often each occurs.
 
     Raises SL211 when the extents of the four columns multiply to 2^63 or more.
     """
@@ -62,7 +62,7 @@ def unique_coords(
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums of ``dtype`` are kept in: a sum of halves leaves their range, its average does not."""
+    """Return the dtype of sums of ``dtype``. A sum of halves can leave their range although the average does not."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -82,6 +82,7 @@ def segment_mean(
 
 @segment_mean.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    # Each row has an equal share of the mean.
     share = grad.to(wide(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
     return {"feats": share.to(grad.dtype)[saved.index.long()]} if needs.feats else {}
 
@@ -105,6 +106,7 @@ def subm_table(
     find, columns = Lookup(coords, spatial_shape), []
     for tap in taps(kernel):
         offset = [(t - k // 2) * d for t, k, d in zip(tap, kernel, dilation, strict=True)]
+        # int64, so that an offset beyond int32 does not wrap into the grid.
         columns.append(find(coords.long() + torch.tensor([0, *offset], device=coords.device)))
     return torch.stack(columns, 1)
 
@@ -130,6 +132,7 @@ def out_coords(
         shift = [p - t * d for p, t, d in zip(padding, tap, dilation, strict=True)]
         moved = coords.long() + torch.tensor([0, *shift], device=coords.device)
         outputs = torch.div(moved, step, rounding_mode="floor")
+        # An output exists where the division by the stride has no remainder.
         reached.append(outputs[(outputs * step == moved).all(1) & inside(outputs, grid)])
     candidates = torch.cat(reached)
     return (torch.unique(candidates, dim=0) if candidates.shape[0] else candidates).int()
@@ -167,6 +170,7 @@ def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "ro
     result = table.new_full((rows, table.shape[1]), -1)
     j, v = (table >= 0).nonzero().unbind(1)
     result[table[j, v].long(), v] = j.int()
+    # Of two rows with one entry, one was overwritten.
     refuse("transpose_table", result[table[j, v].long(), v] != j, "entry {row} occurs twice under its tap")
     return result
 
@@ -182,7 +186,7 @@ MAX_PART = 31  # taps of a part: one bit each in an int32 that stays positive
 
 
 def part_size(taps: int, parts: int) -> int:
-    """How many taps the parts of a sorted table have; the last may have fewer."""
+    """Return the taps of each part of a sorted table; the last part may have fewer."""
     return -(-taps // parts) if parts else 0
 
 
@@ -195,7 +199,7 @@ def part_size(taps: int, parts: int) -> int:
 def sort_table(
     table: Int32[Tensor, "m k"], parts: int, run: int = 1 << 18
 ) -> tuple[Int32[Tensor, "k m"], Int32[Tensor, "parts m"], Int32[Tensor, "parts b"]]:
-    """The sorted form of ``table``: tap by tap (``columns.t()`` is a table again), with ``order`` and ``masks``.
+    """Return the sorted form of ``table``: ``columns`` by tap (``columns.t()`` is a table), ``order`` and ``masks``.
 
     Every ``run`` rows of a part are ordered by the Gray code rank of their hits, descending, equal ones as before: a
     block of them has few taps that only some of its rows hit, and rows without a hit come last. Runs as long as what
@@ -212,10 +216,12 @@ def sort_table(
         for shift in (1, 2, 4, 8, 16):  # the prefix XOR that undoes a Gray code
             rank = rank ^ (rank >> shift)
         within = torch.arange(m, device=table.device) // run
+        # The run is the most significant part of the key, so runs stay in order.
         order = (rank - (within << MAX_PART + 1)).argsort(descending=True, stable=True)
         columns.append(taps_here[order].t())
         orders.append(order.int())
         padded = torch.nn.functional.pad(hits[order], (0, blocks * ROWS_PER_MASK - m)).view(blocks, ROWS_PER_MASK)
+        # The union of the hits of a block, tap by tap.
         any_row = ((padded[..., None] >> torch.arange(MAX_PART, device=table.device)) & 1).amax(1)
         masks.append((any_row << torch.arange(MAX_PART, device=table.device)).sum(1).int())
     return torch.cat(columns).contiguous(), torch.stack(orders), torch.stack(masks)
@@ -226,18 +232,19 @@ _TAPS = ("taps >= 0", f"taps <= {MAX_PART} * parts")  # the bits of a mask that 
 
 @sl.op("sparse3d::tap_blocks", dims={"k": "taps"}, outputs=("blocks", "counts"), requires=_TAPS)
 def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor, "k b"], Int32[Tensor, "k"]]:
-    """Which blocks of 64 rows of a sorted table hit each tap, ascending, then zeros; and how many do."""
+    """Return the blocks of 64 rows of a sorted table that hit each tap, ascending, then zeros, and their number."""
     size = part_size(taps, masks.shape[0])
     tap = torch.arange(taps, device=masks.device)
     hit = ((masks[tap // max(size, 1)] >> (tap % max(size, 1))[:, None]) & 1).bool() if taps else masks.new_zeros(0, 0)
     counts = hit.sum(1)
+    # Sorted by "not hit", so the blocks that hit come first, in order.
     blocks = (~hit).to(torch.uint8).argsort(dim=1, stable=True) if taps else masks.new_zeros(0, masks.shape[1])
     behind = torch.arange(masks.shape[1], device=masks.device) >= counts[:, None]
     return blocks.masked_fill(behind, 0).int(), counts.int()
 
 
 def by_output(table: Tensor, order: Tensor | None) -> Tensor:
-    """``table`` with its rows where ``order`` says they belong."""
+    """Return ``table`` with its rows at the places that ``order`` gives."""
     if order is None or table.shape[1] == 0:
         return table
     part = torch.arange(table.shape[1], device=table.device) // part_size(table.shape[1], order.shape[0])
@@ -245,7 +252,7 @@ def by_output(table: Tensor, order: Tensor | None) -> Tensor:
 
 
 def _gather(feats: Tensor, column: Tensor) -> Tensor:
-    """Rows of ``feats`` under one tap, zeros where there is none."""
+    """Return the rows of ``feats`` under one tap, zeros where there is none."""
     if feats.shape[0] == 0:
         return feats.new_zeros(column.shape[0], feats.shape[1])
     return torch.where(column[:, None] >= 0, feats[column.clamp_min(0).long()], 0)
@@ -293,10 +300,11 @@ def conv(
 
 
 def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """``rows [m, ci] @ weight [co, ci / groups].T``, group by group."""
+    """Return ``rows [m, ci] @ weight [co, ci / groups].T``, group by group."""
     if groups == 1:
         return rows @ weight.T
     (m, _), (co, cg) = rows.shape, weight.shape
+    # One batched product for all groups.
     split = rows.reshape(m, groups, cg).transpose(0, 1) @ weight.reshape(groups, co // groups, cg).mT
     return split.transpose(0, 1).reshape(m, co)
 
@@ -332,7 +340,7 @@ def conv_weight_grad(
 
 
 def _swap(weight: Tensor, groups: int) -> Tensor:
-    """``[co, k, ci / groups]`` → ``[ci, k, co / groups]``: the weight seen from the other end; a view of one group."""
+    """Return ``[co, k, ci / groups]`` as ``[ci, k, co / groups]``, the transposed weight; a view for one group."""
     if groups == 1:
         return weight.permute(2, 1, 0)
     co, k, cg = weight.shape
@@ -356,6 +364,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     elif needs.feats:
         back = (saved.table_t, saved.order_t, saved.masks_t)
         if back[0] is None:
+            # Without a transpose from the forward pass, an unsorted one is made here.
             back = transpose_table(by_output(*here[:2]), saved.feats.shape[0]), None, None
         weight = _swap(saved.weight, groups)
         gradients["feats"] = conv(grad, weight, back[0], None, *back[1:], *here, groups, reflect, False, tf32)

@@ -1,9 +1,9 @@
-"""Pipelines whose stages hand sparse tensors on: ``torch.distributed.pipelining`` carries their tensors.
+"""Pipelines whose stages pass sparse tensors on: ``torch.distributed.pipelining`` carries their tensors.
 
-Torch cuts a batch along the rows of its tensors and allocates, once, what a stage receives. So each micro-batch is
-whole scenes in the capacity form (``SparseTensor.pad``), which has as many rows whatever its scenes are. Between stages
-features and coordinates travel, tables do not: an inverse convolution finds its way back only if its stage has the
-convolution, too.
+Torch cuts a batch along the rows of its tensors and allocates once the tensors that a stage receives. So each
+micro-batch is whole scenes in the capacity form (``SparseTensor.pad``), which has the same number of rows for any
+scenes. Features and coordinates travel between stages, and tables do not: an inverse convolution finds its way back
+only if its stage has the convolution, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AS_FLOATS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 
 
 
 class _Received(torch.autograd.Function):
-    """Coordinates that came as float64, with the features: as integers, and zeros as the gradient of what came."""
+    """Coordinates that arrived as float64 with the features: returned as integers, with zeros as their gradient."""
 
     @staticmethod
     def forward(ctx: Any, feats: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ class _Received(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Voxels:
-    """What is known of a sparse tensor of a micro-batch before there is one.
+    """The shape of a micro-batch's sparse tensor before the tensor exists.
 
     Args:
         rows: the capacity; a micro-batch with more voxels is refused by :func:`split`.
@@ -63,20 +63,20 @@ class Voxels:
     dtype: torch.dtype = torch.float32
 
     def empty(self, device: torch.device, received: bool) -> tuple[Tensor, Tensor]:
-        """Features and coordinates without a voxel, as a batch has them or as a stage receives them."""
+        """Return features and coordinates without a voxel, as a batch has them or as a stage receives them."""
         feats = torch.zeros(self.rows, self.channels, dtype=self.dtype, device=device)
         coords = torch.full((self.rows, 1 + len(self.spatial_shape)), -1, dtype=torch.int32, device=device)
         return feats.requires_grad_(received), coords.double() if AS_FLOATS and received else coords
 
     def tensor(self, feats: Tensor, coords: Tensor) -> SparseTensor:
-        """The sparse tensor of what came from the stage before."""
+        """Return the sparse tensor of the tensors from the stage before."""
         if coords.is_floating_point():
             feats, coords = _Received.apply(feats, coords)
         return SparseTensor(feats, coords, self.spatial_shape, self.batch_size, padded=True)
 
 
 class _Stage(nn.Module):
-    """``module``, with tensors instead of sparse tensors on both sides."""
+    """The user's ``module`` with tensors instead of sparse tensors on both sides."""
 
     def __init__(self, module: nn.Module, takes: Sequence[Voxels], last: bool) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _Stage(nn.Module):
 
 
 def _tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
-    """Each output as tensors that another rank can receive: features and coordinates, or the tensor that it is."""
+    """Return each output as tensors that another rank can receive: features and coordinates, or a plain tensor."""
     made: list[Tensor] = []
     for out in outputs:
         if isinstance(out, SparseTensor):
@@ -110,9 +110,9 @@ def _refused(got: str, expected: str) -> Exception:
 def stage(
     module: nn.Module, index: int, stages: int, device: torch.device, takes: Voxels, group: Any = None
 ) -> PipelineStage:
-    """A stage for the schedules of ``torch.distributed.pipelining`` (``ScheduleGPipe``, ``Schedule1F1B`` ...).
+    """Return a stage for the schedules of ``torch.distributed.pipelining`` (``ScheduleGPipe``, ``Schedule1F1B`` ...).
 
-    The module takes what the module of the stage before returns: a sparse tensor or a tuple of them. In the last stage
+    The module takes the result of the module of the stage before: a sparse tensor or a tuple of them. In the last stage
     it may return tensors, and a sparse tensor becomes ``(feats, coords)`` for ``loss_fn``. Rows whose coordinates are
     -1 are padding and mean nothing. Hand :func:`split` of the batch to ``schedule.step`` on the first rank.
 
@@ -122,7 +122,7 @@ def stage(
         module: what this rank computes.
         index, stages: the number of the stage, and of all. Stage ``i`` is that of rank ``i % ranks``.
         device: of this rank.
-        takes: what comes into the first stage.
+        takes: the input of the first stage.
         group: the ranks of the pipeline, by default all.
 
     Raises:
@@ -136,6 +136,7 @@ def stage(
     given = (takes,) if index == 0 else _receive((index - 1) % ranks, device, group)
     wrapped = _Stage(module, given, index == stages - 1)
     sample = tuple(t for voxels in given for t in voxels.empty(device, index > 0))
+    # Modes may differ from module to module, so each one is restored.
     learning = {m: m.training for m in module.modules()}
     module.eval()  # statistics are those of voxels, and there is none
     with torch.no_grad():
@@ -152,7 +153,7 @@ def stage(
 
 
 def _send(outputs: Sequence[Any], rank: int, device: torch.device, group: Any) -> None:
-    """Tell the next stage what it will receive: numbers in a tensor of a fixed size."""
+    """Send the next stage the shapes of its inputs, as numbers in a tensor of a fixed size."""
     if len(outputs) > MOST or not all(isinstance(out, SparseTensor) for out in outputs):
         kinds = ", ".join(type(out).__name__ for out in outputs)
         raise _refused(f"{len(outputs)} outputs: {kinds}", f"at most {MOST} sparse tensors")
@@ -166,9 +167,10 @@ def _send(outputs: Sequence[Any], rank: int, device: torch.device, group: Any) -
 
 
 def _receive(rank: int, device: torch.device, group: Any) -> tuple[Voxels, ...]:
-    """What the stage before says that it will send."""
+    """Receive the shapes that the stage before will send."""
     told = torch.zeros(MOST, 7, dtype=torch.int64, device=device)
     dist.recv(told, group=group, group_src=rank)
+    # Unused lines of the fixed-size message are zeros.
     lines = [line for line in told.tolist() if line[0]]
     return tuple(
         Voxels(rows, channels, tuple(cells for cells in shape if cells), scenes, DTYPES[dtype])
@@ -177,7 +179,7 @@ def _receive(rank: int, device: torch.device, group: Any) -> tuple[Voxels, ...]:
 
 
 def split(x: SparseTensor, parts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """``(feats, coords)`` of ``parts`` micro-batches of as many scenes and ``rows`` rows each, below each other.
+    """Return ``(feats, coords)`` of ``parts`` micro-batches with equal numbers of scenes and ``rows`` rows, stacked.
 
     ``torch.chunk(t, parts)`` of each are the micro-batches, which is how torch's schedules cut.
 
@@ -192,5 +194,6 @@ def split(x: SparseTensor, parts: int, rows: int) -> tuple[Tensor, Tensor]:
             expected="as many scenes in each",
         )
     scenes = x.batch_size // parts
+    # Equal numbers of rows let ``torch.chunk`` cut exactly between micro-batches.
     made = [x[at : at + scenes].pad(rows) for at in range(0, x.batch_size, scenes)]
     return torch.cat([part.feats for part in made]), torch.cat([part.coords for part in made])

@@ -1,4 +1,4 @@
-"""``Plan``: where a convolution reads and writes, as tensors and integers, for any number of layers and steps."""
+"""``Plan``: the reads and writes of a convolution as tensors and integers, for any number of layers and steps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ __all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sort
 
 
 def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
-    """Into how many parts to sort a table: few rows differ in most taps, so their blocks share only short runs of them.
+    """Return into how many parts a table is sorted: blocks of few rows share only short runs of taps.
 
     ``strided``: a table of outputs that a larger stride reaches, whose rows have fewer neighbours in common.
     Measured on an H200: docs/design/0008-sparse3d-cuda.md. A graph compiled for any number of rows has as many as suits
     many of them, or it would be compiled anew for each of these limits.
     """
     least = -(-taps // ops.MAX_PART)
+    # ``bool`` of a symbolic size would add a guard, and with it a graph for each limit.
     known = _known if torch.compiler.is_compiling() else bool
     for limit, parts in _STRIDED if strided else _PARTS:
         if known(rows <= limit):
@@ -32,7 +33,7 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
 
 
 def _filled(taps: int, parts: int) -> int:
-    """As many parts as have taps, of so many: eight taps are five parts of two but for one that is empty."""
+    """Return the number of parts that have taps: eight taps in five parts of two leave one part empty."""
     return -(-taps // -(-taps // parts)) if taps > 0 else parts
 
 
@@ -46,7 +47,7 @@ def set_most_parts(most: int | None) -> int | None:
 
     A convolution over ``p`` parts keeps ``p`` partial sums of its result in float32 before it adds them: most of its
     peak of memory below 128,000 voxels. Fewer parts take less memory and, where blocks of rows share few taps, more
-    time. Returns what was set before.
+    time. Returns the previous setting.
     """
     global _most_parts
     before = None if _most_parts == 1 << 31 else _most_parts
@@ -57,7 +58,7 @@ def set_most_parts(most: int | None) -> int | None:
 
 
 def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int = 132) -> int:
-    """The fewest parts of a table whose tiles of 64 x 128 give each multiprocessor two.
+    """Return the fewest parts of a table whose tiles of 64 x 128 give each multiprocessor two.
 
     More of them than that do not keep the device busier: what they save is taps that a block skips.
     """
@@ -67,12 +68,12 @@ def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int
 
 
 def wants_sorted(tensor: Tensor) -> bool:
-    """Whether the convolutions of its device are at their best over sorted tables: those of GPUs are."""
+    """Return whether the convolutions of the device run best over sorted tables, as those of GPUs do."""
     return tensor.device.type == "cuda"
 
 
 def _known(condition: Any) -> bool:
-    """Whether it holds, as far as can be said without a guard on a size."""
+    """Return whether the condition holds, as far as that is known without a guard on a size."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
@@ -85,7 +86,7 @@ class Plan:
     Attributes:
         table: ``int32 [m, k]``, the input row under each tap of each output row, or -1. May be a view.
         rows: ``n``, the number of input rows.
-        order, masks: what makes a table a sorted one (``sort_table``); None on the CPU.
+        order, masks: the parts of a sorted table (``sort_table``); None on the CPU.
         reflect: tap ``v`` takes the weight of tap ``k - 1 - v``.
         symmetric: the table read backwards is its own transpose (submanifold, odd kernel).
         back: tables of the transpose ``(table, order, masks)``, or None: a symmetric plan needs none, and the gradient
@@ -103,7 +104,9 @@ class Plan:
     def conv(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
-        """``feats [n, ci]``, ``weight [co, k, ci / groups]`` → ``[m, co]``; ``tf32`` by default as for matmul."""
+        """Convolve ``feats [n, ci]`` with ``weight [co, k, ci / groups]`` to ``[m, co]``; ``tf32`` as for matmul by
+        default.
+        """
         back, order, masks = self.back or (None, None, None)
         tf32 = allows_tf32() if tf32 is None else tf32
         return ops.conv(
@@ -124,13 +127,14 @@ class Plan:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of its tensors, to move, record or mark as dynamic."""
+        """Return all tensors of the plan, to move, record or mark as dynamic."""
         return [t for t in (self.table, self.order, self.masks, *(self.back or ())) if t is not None]
 
     @property
     def t(self) -> Plan:
-        """The plan of the transposed convolution: from outputs to inputs, by the same taps."""
+        """Return the plan of the transposed convolution: from outputs to inputs, by the same taps."""
         if self.symmetric:
+            # A symmetric table read backwards is its own transpose.
             return replace(self, reflect=not self.reflect)
         if self.back is None:
             return replace(self.transposed(), reflect=self.reflect)
@@ -139,18 +143,18 @@ class Plan:
 
     @built_outside_modes
     def transposed(self) -> Plan:
-        """The transpose, built now, with this plan as its way back; sorted if this one is."""
+        """Return the transpose, built now, with this plan as its way back; sorted if this one is."""
         plain = ops.transpose_table(self.unsorted().table, self.rows)
         table, order, masks = (plain, None, None) if self.order is None else _sorted(plain, None)
         return Plan(table, self.table.shape[0], order, masks, back=(self.table, self.order, self.masks))
 
     @property
     def whole(self) -> bool:
-        """Whether its way back is there, or is not needed."""
+        """Return whether the way back exists or is not needed."""
         return self.symmetric or self.back is not None
 
     def complete(self) -> Plan:
-        """The same plan with its way back, built now if it is missing: what a gradient wants."""
+        """Return the plan with its way back, which is built if it is missing, for a gradient."""
         if self.whole:
             return self
         back = self.transposed()
@@ -158,7 +162,7 @@ class Plan:
 
     @built_outside_modes
     def sorted(self, parts: int | None = None) -> Plan:
-        """The same plan over sorted tables, which the masked kernels of GPUs want (default: :func:`parts_for`)."""
+        """Return the plan over sorted tables, for the masked kernels of GPUs (default: :func:`parts_for`)."""
         if self.order is not None:
             return self
         table, order, masks = _sorted(self.table, parts)
@@ -167,7 +171,7 @@ class Plan:
 
     @built_outside_modes
     def unsorted(self) -> Plan:
-        """The same plan over tables whose rows are those of the output."""
+        """Return the plan over tables whose rows are in the order of the output."""
         if self.order is None:
             return self
         back = (ops.by_output(*self.back[:2]), None, None) if self.back is not None else None

@@ -1,4 +1,4 @@
-"""Ops that make what several others make, in one go: on a GPU a launch or a call costs more than most of their work."""
+"""Ops that do the work of several others in one launch: on a GPU a launch costs more than most of their work."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def subm_plan(
     """
     if scenes:
         check_scenes("subm_plan", coords, scenes)
+    # The op is defined as this composition. A GPU runs it as one launch program.
     table = ops.subm_table.reference(coords, spatial_shape, kernel, dilation)
     sorted_table: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)
     return sorted_table

@@ -36,7 +36,7 @@ def _check_table(op: str, table: Tensor, rows: int) -> None:
 
 
 def _rows(feats: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of ``feats`` under one tap (anything where there is none), and where there is one."""
+    """Return the rows of ``feats`` under one tap (arbitrary where there is none), and a mask of where there is one."""
     hit = column >= 0
     rows = feats[column.clamp_min(0).long()] if feats.shape[0] else feats.new_zeros(column.shape[0], feats.shape[1])
     return rows, hit[:, None]
@@ -46,7 +46,7 @@ def _rows(feats: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Largest of the rows under the taps, channel by channel: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
+    """Return the largest of the rows under the taps by channel: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
 
     See :func:`max_pool_with_taps`; ``table_t`` is ``transpose_table(table, n)``, built by the gradient if None.
     """
@@ -54,7 +54,7 @@ def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Ten
 
 
 def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Mean of the rows that are really under the taps: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
+    """Return the mean of the rows that exist under the taps: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
 
     ``torch.nn.AvgPool3d`` divides by the volume of the kernel instead; see :func:`sum_pool`.
     """
@@ -65,7 +65,7 @@ def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Ten
 def max_pool_with_taps(
     feats: Float[Tensor, "n c"], table: Int32[Tensor, "m k"], table_t: Int32[Tensor, "n k"] | None = None
 ) -> tuple[Float[Tensor, "m c"], Int16[Tensor, "m c"]]:
-    """Largest value under the taps, and the tap it came from: of equal ones the first, -1 where there is no hit.
+    """Return the largest value under the taps and its tap: of equal ones the first, -1 where there is no hit.
 
     Starts from the first hit and not from zero, so negative values survive; NaN beats every number, as in
     ``torch.nn.MaxPool3d``. The gradient goes to that tap alone (spconv gives it in full to every input that equals the
@@ -77,6 +77,7 @@ def max_pool_with_taps(
     taps = torch.full_like(out, -1, dtype=torch.int16)
     for v in range(table.shape[1]):
         rows, hit = _rows(feats, table[:, v])
+        # Comparisons with NaN are false, so NaN needs a test of its own.
         better = hit & ((taps < 0) | (rows > out) | (rows.isnan() & ~out.isnan()))
         out, taps = torch.where(better, rows, out), taps.masked_fill(better, v)
     return out, taps
@@ -115,6 +116,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     if grad.shape[0] == 0 or saved.table_t.shape[1] == 0:
         return {"grad": grad.new_zeros(saved.taps.shape)}
     table = transpose_table(saved.table_t, saved.taps.shape[0])
+    # The second gradient reads the winning input of each output.
     rows = table.gather(1, saved.taps.clamp_min(0).long())
     hit = (saved.taps >= 0) & (rows >= 0)
     return {"grad": torch.where(hit, grad.gather(0, rows.clamp_min(0).long()), 0)}
@@ -141,7 +143,7 @@ def sum_pool(
 
 
 def _hits(table: Tensor, like: Tensor) -> Tensor:
-    """``[m, 1]`` in the dtype of ``like``: hits of each row, at least 1."""
+    """Return ``[m, 1]`` in the dtype of ``like``: hits of each row, at least 1."""
     return (table >= 0).sum(1, keepdim=True).clamp_min(1).to(like.dtype)
 
 
@@ -162,7 +164,7 @@ for _op in (max_pool_with_taps, max_pool_grad, sum_pool):
 
 
 def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["max", "avg", "sum"] = "avg") -> Tensor:
-    """One row a scene: ``feats [n, c]``, ``coords [n, 4]`` → ``[batch_size, c]``; zeros for a scene without voxels.
+    """Return one row a scene: ``feats [n, c]``, ``coords [n, 4]`` → ``[batch_size, c]``; zeros for empty scenes.
 
     Raises:
         ArgumentError: SL208 for another ``mode``, SL211 for a batch index outside ``[-1, batch_size)``.
@@ -175,7 +177,7 @@ def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["m
 
 
 def _scenes(op: str, coords: Tensor, batch_size: int) -> Tensor:
-    """``int64 [n]``: scene of each row, ``batch_size`` for padding."""
+    """Return ``int64 [n]``: scene of each row, ``batch_size`` for padding."""
     check_scenes(op, coords, batch_size)
     scene = coords[:, 0].long()
     return torch.where(scene < 0, batch_size, scene)
@@ -198,6 +200,7 @@ def global_max_pool(
         if members.shape[0]:
             here = feats[members]
             most = here.amax(0)
+            # ``argmax`` returns the first of equal ones.
             first = ((here == most) | (here.isnan() & most.isnan())).int().argmax(0)
             out[b], rows[b] = here.gather(0, first[None])[0], members[first].int()
     return out, rows
@@ -222,13 +225,14 @@ def global_sum_pool(
     Raises SL211 for a batch index outside ``[-1, batch_size)``; -1 marks padding.
     """
     scene = _scenes("global_sum_pool", coords, batch_size)
+    # Padding adds to a row of its own, which is dropped.
     total = feats.new_zeros(batch_size + 1, feats.shape[1], dtype=wide(feats.dtype))
     total = total.index_add(0, scene, feats.to(total.dtype))[:batch_size]
     return (total / _counts(scene, batch_size, total) if average else total).to(feats.dtype)
 
 
 def _counts(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
-    """``[batch_size, 1]`` in the dtype of ``like``: rows of each scene, at least 1; counted as integers, so exact."""
+    """Return ``[batch_size, 1]`` in the dtype of ``like``: rows of each scene, at least 1, exact."""
     counts = torch.zeros(batch_size + 1, dtype=torch.int64, device=scene.device)
     counts = counts.scatter_add(0, scene, torch.ones_like(scene))[:batch_size, None]
     return counts.clamp_min(1).to(like.dtype)

@@ -1,8 +1,8 @@
-"""What masked implicit GEMM as FlexGEMM does it reads besides the table: the two steps that follow its neighbour map.
+"""The two steps after FlexGEMM's neighbour map, which its masked implicit GEMM reads besides the table.
 
-The convolutions of this package read :class:`~shiplap_sparse3d.Plan` instead; these ops are for kernels
-written against FlexGEMM's layout. Their sizes do not depend on data: lists are as long as they could be, the rest is
--1, and how much is valid stays on the device as the last offset.
+The convolutions of this package read :class:`~shiplap_sparse3d.Plan` instead; these ops are for kernels written against
+FlexGEMM's layout. Their sizes do not depend on data: lists have their greatest possible length and are filled up with
+-1, and the number of valid entries stays on the device as the last offset.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_TAPS = 32  # bits of a code
 
 
 def _bits(codes: Tensor) -> Tensor:
-    """``bool [..., 32]``: the bits of int32 codes, lowest first."""
+    """Return ``bool [..., 32]``: the bits of int32 codes, lowest first."""
     return (codes[..., None] >> torch.arange(MAX_TAPS, device=codes.device) & 1).bool()
 
 
@@ -33,7 +33,7 @@ def _bits(codes: Tensor) -> Tensor:
 def masked_gemm_signals(
     table: Int32[Tensor, "n v"],
 ) -> tuple[Int32[Tensor, "n"], Int64[Tensor, "n"], Int32[Tensor, "n*v"], Int32[Tensor, "n*v"], Int64[Tensor, "v+1"]]:
-    """The taps that each row hits, an order of the rows by them, and the pairs of each tap.
+    """Return the taps that each row hits, an order of the rows by them, and the pairs of each tap.
 
     ``gray_code`` has bit ``v`` where the row hits tap ``v``; ``sorted_index`` sorts rows by its rank as a Gray code,
     equal ones by row. ``valid_signal_i`` and ``valid_signal_o`` are input and output rows of all pairs, by tap and then
@@ -62,7 +62,7 @@ def masked_gemm_signals(
 def masked_gemm_kernels(
     gray_code: Int32[Tensor, "n"], sorted_index: Int64[Tensor, "n"], block: int
 ) -> tuple[Int32[Tensor, "32*b"], Int32[Tensor, "b+1"]]:
-    """For each ``block`` rows in sorted order the taps that any of them hits, ascending.
+    """Return, for each ``block`` rows in sorted order, the taps that any of them hits, ascending.
 
     Those of block ``i`` are ``valid_kernel[valid_kernel_seg[i] : valid_kernel_seg[i + 1]]``. Raises SL211 for a
     ``sorted_index`` outside ``[0, n)``.

@@ -1,8 +1,8 @@
-"""Reentrant activation checkpointing around a ``SparseTensor``: found and refused, since it would lose gradients.
+"""The refusal of reentrant activation checkpointing around a ``SparseTensor``, which would lose gradients.
 
-``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)`` runs its function without gradients and gives one to
-tensors that the function takes or returns itself. A tensor inside of an object comes out without a gradient, and what
-was checkpointed is not trained, silently.
+``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)`` runs its function without gradients, and attaches a
+gradient only to tensors that are themselves arguments or results of the function. A tensor inside of an object comes
+out without a gradient, and the checkpointed layers are silently not trained.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _FORWARD = CheckpointFunction.forward.__code__
 
 
 def _arguments() -> tuple[Any, ...] | None:
-    """What the reentrant checkpoint that is running was called with; None outside of one. Nothing Dynamo may trace."""
+    """Return the arguments of the running reentrant checkpoint, or None outside of one. Dynamo must not trace this."""
+    # The reentrant forward pass runs without gradients, so the stack need not be walked otherwise.
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
+        # PyTorch has no function that tells whether a checkpoint is running, so the stack is searched.
         if frame.f_code is _FORWARD:
             given: tuple[Any, ...] = frame.f_locals["args"]
             return given
@@ -35,17 +37,17 @@ def _arguments() -> tuple[Any, ...] | None:
 
 
 def made_inside() -> bool:
-    """Whether what is made now is made in the forward pass of a reentrant checkpoint."""
+    """Return whether a tensor that is made now is made in the forward pass of a reentrant checkpoint."""
     return not torch.compiler.is_compiling() and _arguments() is not None
 
 
 def inside() -> bool:
-    """The same for those who know that nothing is being compiled."""
+    """Return the same as :func:`made_inside`, for callers outside of compilation."""
     return _arguments() is not None
 
 
 def refuse(where: str, x: Any) -> bool:
-    """SL215 if ``x`` came into the reentrant checkpoint that is running as an argument, or came out of one.
+    """Raise SL215 if ``x`` crosses the border of the running reentrant checkpoint, as an argument or a result.
 
     Returns whether one is running.
     """
@@ -53,7 +55,7 @@ def refuse(where: str, x: Any) -> bool:
 
 
 def refuse_in_eager(where: str, x: Any) -> bool:
-    """The same for those who know that nothing is being compiled."""
+    """Do the same as ``refuse``, for callers outside of compilation."""
     given = _arguments()
     if given is None:
         if not (x.checkpointed and torch.is_grad_enabled()):
@@ -67,7 +69,7 @@ def refuse_in_eager(where: str, x: Any) -> bool:
 
 
 def _among(kind: type, value: Any) -> bool:
-    """Whether an object of ``kind`` is among nested arguments."""
+    """Return whether an object of ``kind`` is among nested arguments."""
     if isinstance(value, (tuple, list, dict)):
         return any(_among(kind, v) for v in (value.values() if isinstance(value, dict) else value))
     return isinstance(value, kind)

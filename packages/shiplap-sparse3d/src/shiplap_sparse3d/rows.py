@@ -1,4 +1,4 @@
-"""Which rows to keep: as an op, so that a graph knows that there are no more of them than before."""
+"""The choice of rows as an op, so that a graph can rely on their number not growing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["cells_in_use", "chosen_rows"]
 
 @sl.op("sparse3d::chosen_rows", bounds={"m": "n"})
 def chosen_rows(mask: Bool[Tensor, "n"]) -> Int64[Tensor, "m"]:
-    """Numbers of the rows where ``mask`` is true, ascending. A GPU has to be waited for."""
+    """Return the numbers of the rows where ``mask`` is true, ascending. A GPU has to be waited for."""
     return mask.nonzero()[:, 0]
 
 
@@ -30,7 +30,7 @@ def _(mask: Tensor) -> Tensor:
 
 
 def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Cells of ``[b, *spatial, c]`` that are not zero: ``int32 [n, 1 + axes]`` ascending, and their ``[n, c]``."""
+    """Return the nonzero cells of ``[b, *spatial, c]``: ``int32 [n, 1 + axes]`` ascending, and their ``[n, c]``."""
     flat = rows.flatten(0, -2)
     chosen = chosen_rows((flat != 0).any(1))
     return torch.stack(_unravel(chosen, rows.shape[:-1]), 1).int(), flat.index_select(0, chosen)

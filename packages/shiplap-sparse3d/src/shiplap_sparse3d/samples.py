@@ -1,4 +1,4 @@
-"""How the audit draws arguments of the sparse3d ops: distinct voxels inside a grid, tables as table ops return them."""
+"""The samples of the audit for the sparse3d ops: distinct voxels inside a grid, tables as table ops return them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ SCENES = 2
 
 
 def _grid(rows: int) -> list[int]:
-    """A grid whose scenes hold ``rows`` voxels at about a third of its cells."""
+    """Return a grid whose scenes hold ``rows`` voxels at about a third of its cells."""
     edge = max(3, math.ceil((3 * rows / SCENES) ** (1 / 3)))
     return [edge + 1, edge, edge + 2]
 
 
 def _voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
-    """``int32 [rows, 4]``: distinct, unsorted."""
+    """Return ``int32 [rows, 4]``: distinct voxels, unsorted."""
+    # A permutation of cell numbers gives distinct voxels.
     cells = torch.randperm(SCENES * math.prod(grid), generator=rng)[:rows]
     z, rest = cells % grid[2], cells // grid[2]
     y, rest = rest % grid[1], rest // grid[1]
@@ -33,19 +34,23 @@ MANY = 4096  # rows from which a table is drawn on its device, and looks like th
 
 
 def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
-    """``int32 [outputs, taps]``: about half the entries set, no input twice under one tap."""
+    """Return ``int32 [outputs, taps]``: about half the entries set, no input twice under one tap."""
     if outputs and max(outputs, inputs, taps) >= MANY:
         edge = round(taps ** (1 / 3))
         sheet = outputs == inputs >= MANY and edge % 2 == 1 and edge**3 == taps
         return _sheet(rng, outputs, edge, device) if sheet else _spread(rng, outputs, inputs, taps, device)
     span = max(1, 2 * max(outputs, inputs))
+    # Numbers beyond the inputs become misses, about half of them.
     columns = [torch.randperm(span, generator=rng)[:outputs] for _ in range(taps)]
     table = torch.stack(columns, 1) if taps else torch.zeros(outputs, 0, dtype=torch.int64)
     return torch.where(table < inputs, table, -1).int().to(device)
 
 
 def _sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
-    """Neighbours on a wavy surface two voxels thick: what skipping taps saves shows on such tables only."""
+    """Return neighbours on a wavy surface two voxels thick.
+
+    Only on such tables does the tuner see the time that skipped taps save.
+    """
     at = torch.arange(rows, device=device)
     side = math.isqrt((rows + 1) // 2) + 1
     x, y = at // 2 // side, at // 2 % side
@@ -56,7 +61,7 @@ def _sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
 
 
 def _spread(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
-    """Entries by a permutation for each tap that is cheap to compute: an odd multiple modulo a power of two."""
+    """Return entries by a cheap permutation for each tap: an odd multiple modulo a power of two."""
     span = 1 << (2 * max(outputs, inputs) - 1).bit_length()
     odd, shift = (torch.randint(0, span // 2, (taps,), generator=rng).to(device) for _ in range(2))
     entries = (torch.arange(outputs, device=device)[:, None] * (2 * odd + 1) + shift) % span
@@ -64,25 +69,30 @@ def _spread(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -
 
 
 def _triple(sizes: dict[str, Any], name: str, default: list[int], least: int = 1) -> list[int]:
+    """Return a size per axis, at least ``least``, or the default."""
     value = list(sizes.get(name) or ())
     return [max(least, v) for v in value] if len(value) == 3 else default
 
 
 def _window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Return kernel, stride, padding and dilation of small windows."""
     kernel = [min(5, k) for k in _triple(sizes, "kernel", [3, 3, 3])]
+    # More padding than a kernel covers would give outputs that no input reaches.
     padding = [min(p, k - 1) for p, k in zip(_triple(sizes, "padding", [1, 1, 1], 0), kernel, strict=True)]
     return kernel, _triple(sizes, "stride", [2, 2, 2]), padding, _triple(sizes, "dilation", [1, 1, 1])
 
 
 def _normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
+    """Return normal values; large tensors are drawn on their device."""
     if math.prod(shape) < 2**20:
         return torch.randn(shape, generator=rng, dtype=torch.float64).to(device=device, dtype=dtype)
+    # Large tensors are drawn on the device, from a seed of the given generator.
     there = Generator(device).manual_seed(int(torch.randint(2**62, (1,), generator=rng)))
     return torch.randn(shape, generator=there, device=device).to(dtype)
 
 
 def _short(tf32: bool, *values: Tensor) -> list[Tensor]:
-    """Round values to bfloat16 if the op may compute in TF32: TF32 products of such values have no rounding error."""
+    """Round values to bfloat16 if the op may compute in TF32, whose products of such values are exact."""
     return [v.bfloat16().to(v.dtype) for v in values] if tf32 else [*values]
 
 
@@ -94,6 +104,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 @ops.segment_mean.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     segments = sizes["m"]
+    # Without a segment no row can have an index.
     rows = sizes["n"] if segments else 0
     index = torch.randint(0, max(1, segments), (rows,), generator=rng)
     counts = torch.bincount(index, minlength=segments)[:segments].int().to(device)
@@ -114,7 +125,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _steps(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-    """Arguments of ``conv_table``."""
+    """Return arguments of ``conv_table``."""
     kernel, stride, padding, dilation = _window(sizes)
     grid = _grid(max(sizes["n"], sizes["m"] * math.prod(stride)))
     grid = [g + d * (k - 1) for g, d, k in zip(grid, dilation, kernel, strict=True)]
@@ -134,13 +145,13 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _sorted(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``table`` as tables for GPUs are: (table, order, masks)."""
+    """Return ``table`` in the form for GPUs: (table, order, masks)."""
     columns, order, masks = ops.sort_table.reference(table, parts)
     return columns.t(), order, masks
 
 
 def _parts(sizes: dict[str, Any], name: str = "parts") -> int:
-    """Enough of them, as asked for otherwise."""
+    """Return enough parts for the taps, otherwise as many as asked for."""
     return max(1, -(-sizes["k"] // ops.MAX_PART), min(sizes[name], sizes["k"]))
 
 
@@ -166,7 +177,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
-    """``(groups, ci, co, channels of a group)`` near the sizes asked for."""
+    """Return ``(groups, ci, co, channels of a group)`` near the requested sizes."""
+    # Every group needs a channel on both sides.
     groups = max(1, min(sizes["groups"], sizes["ci"], sizes["co"]))
     ci, co = (sizes[name] // groups * groups for name in ("ci", "co"))
     return groups, ci, co, ci // groups
@@ -181,6 +193,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     feats, weight, bias = _short(sizes["tf32"], *(_normal(rng, shape, dtype, device) for shape in shapes))
     back: tuple[Any, ...] = (None, None, None)
     if "table_t" not in sizes["absent"]:
+        # Optional arguments that are absent stay None, as in calls on the CPU.
         back = ops.transpose_table.reference(table, n), None, None
     order = masks = None
     if not {"order", "masks"} & {*sizes["absent"]}:
@@ -208,6 +221,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     taps = sizes["taps"]
     parts = max(1, sizes["parts"], -(-taps // ops.MAX_PART))
+    # Masks have bits for the taps of a part only.
     last = 1 << ops.part_size(taps, parts)
     return torch.randint(0, last, (parts, sizes["b"]), generator=rng).int().to(device), taps
 
@@ -216,11 +230,12 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
-    """Values whose maxima are below zero; equal ones have no derivative, so those are left to the tests."""
+    """Return values whose maxima are below zero. Equal ones have no derivative and are left to the tests."""
     return -_normal(rng, shape, dtype, device).abs()
 
 
 def _pooled(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor]:
+    """Return a table for pooling, and its transpose."""
     table: Tensor = _table(rng, sizes["m"], sizes["n"], sizes["k"], device)
     return table, ops.transpose_table.reference(table, sizes["n"])
 
@@ -244,7 +259,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _scenes(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, int]:
-    """Rows in any order, one in a few of them padding."""
+    """Return rows in any order, one in a few of them padding."""
     count = max(1, sizes["batch_size"])
     batch = torch.randint(-1, count, (sizes["n"], 1), generator=rng)
     cells = torch.randint(0, 9, (sizes["n"], 3), generator=rng)
@@ -279,7 +294,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _bounded(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-    """As many voxels, between padding, as reach no more than the capacity."""
+    """Return as many voxels, between padding, as reach no more than the capacity."""
     grid, window = _grid(sizes["n"]), _window(sizes)
     coords = _voxels(rng, sizes["n"], grid, device)
     coords[torch.rand(sizes["n"], generator=rng).to(device) < 0.2] = -1
@@ -287,6 +302,7 @@ def _bounded(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, .
     def reached(rows: int) -> int:
         return ops.out_coords.reference(coords[:rows], grid, *window).shape[0]
 
+    # The number of outputs grows with the rows, so a binary search finds the most that fit.
     kept = bisect_right(range(sizes["n"] + 1), sizes["capacity"], key=reached) - 1
     coords[kept:] = -1
     return coords, grid, *window, sizes["capacity"]

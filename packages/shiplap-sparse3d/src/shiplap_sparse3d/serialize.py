@@ -39,11 +39,12 @@ _DECODE = ("bits <= 21", *(condition for condition in _CURVE if "width" not in c
 
 
 def _columns(op: str, coords: Tensor, bits: int, axes: list[int], width: int) -> tuple[Tensor, list[Tensor]]:
-    """Batch and the axes, the one that counts most first; zeros for padding."""
+    """Return batch and axes, the most significant one first; zeros for padding."""
     coords = coords.long()
     padding, scenes = coords[:, 0] == -1, min(MAX_BATCH, 2 ** (width - 3 * bits))
     fits = (coords[:, 0] >= 0) & (coords[:, 0] < scenes)
     fits &= ((coords[:, 1:] >= 0) & (coords[:, 1:] < 2**bits)).all(1)
+    # A code that does not fit would be that of another voxel.
     refuse(op, ~(fits | padding), f"coords row {{row}} does not fit a code of {width} bits, {bits} for each axis")
     batch, *xyz = coords.masked_fill(padding[:, None], 0).unbind(1)
     return batch, [xyz[axis] for axis in axes]
@@ -53,6 +54,7 @@ def _interleave(columns: list[Tensor], bits: int) -> Tensor:
     code = torch.zeros_like(columns[0])
     for bit in range(bits):
         for place, column in enumerate(reversed(columns)):
+            # One bit of each axis in turn, so that near voxels have near codes.
             code |= (column >> bit & 1) << (3 * bit + place)
     return code
 
@@ -80,7 +82,7 @@ def _check_codes(op: str, codes: Tensor, bits: int) -> None:
 
 
 def _exchange(x: list[Tensor], axis: int, bit: int) -> None:
-    """One step of Skilling's algorithm: invert the low bits of the first axis, or exchange them with ``axis``."""
+    """Apply one step of Skilling's algorithm: invert the low bits of the first axis, or exchange them with ``axis``."""
     low = (1 << bit) - 1
     flip = (x[axis] >> bit & 1).bool()
     swap = torch.where(flip, 0, (x[0] ^ x[axis]) & low)
@@ -89,7 +91,7 @@ def _exchange(x: list[Tensor], axis: int, bit: int) -> None:
 
 
 def _to_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
-    """Axes → transposed Hilbert index (J. Skilling, "Programming the Hilbert curve", 2004)."""
+    """Convert axes to a transposed Hilbert index (J. Skilling, "Programming the Hilbert curve", 2004)."""
     x = list(x)
     for bit in range(bits - 1, 0, -1):
         for axis in range(3):
@@ -121,14 +123,14 @@ def _from_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
 def z_order_encode(
     coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
 ) -> Int64[Tensor, "n"]:
-    """Z-order codes of at most ``width`` bits. Raises SL211 for rows that do not fit ``bits`` bits an axis."""
+    """Return Z-order codes of at most ``width`` bits. Raises SL211 for rows that do not fit ``bits`` bits an axis."""
     batch, columns = _columns("z_order_encode", coords, bits, axes, width)
     return _encoded(coords, batch, columns, bits)
 
 
 @sl.op("sparse3d::z_order_decode", outputs=("coords",), requires=_DECODE)
 def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
-    """The voxels of Z-order codes. Raises SL211 for codes whose batch is no int32."""
+    """Return the voxels of Z-order codes. Raises SL211 for codes whose batch is no int32."""
     _check_codes("z_order_decode", codes, bits)
     return _decoded(codes, _deinterleave(codes, bits), bits, axes)
 
@@ -137,14 +139,14 @@ def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) 
 def hilbert_encode(
     coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
 ) -> Int64[Tensor, "n"]:
-    """Hilbert codes of at most ``width`` bits. Raises SL211 as ``z_order_encode`` does."""
+    """Return Hilbert codes of at most ``width`` bits. Raises SL211 as ``z_order_encode`` does."""
     batch, columns = _columns("hilbert_encode", coords, bits, axes, width)
     return _encoded(coords, batch, _to_hilbert(columns, bits), bits)
 
 
 @sl.op("sparse3d::hilbert_decode", outputs=("coords",), requires=_DECODE)
 def hilbert_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
-    """The voxels of Hilbert codes. Raises SL211 as ``z_order_decode`` does."""
+    """Return the voxels of Hilbert codes. Raises SL211 as ``z_order_decode`` does."""
     _check_codes("hilbert_decode", codes, bits)
     return _decoded(codes, _from_hilbert(_deinterleave(codes, bits), bits), bits, axes)
 
@@ -159,7 +161,7 @@ _MODES = {"z_order": (z_order_encode, z_order_decode), "hilbert": (hilbert_encod
 
 
 def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
-    """Codes of voxels along a curve, ``int32 [n]`` where 31 bits hold them and ``int64 [n]`` otherwise.
+    """Return codes of voxels along a curve, ``int32 [n]`` where 31 bits hold them and ``int64 [n]`` otherwise.
 
     Args:
         coords: ``int32 [n, 4]`` rows (batch, x, y, z).
@@ -177,7 +179,7 @@ def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes
 
 
 def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
-    """``int32 [n, 4]``: the voxels that :func:`encode_seq` gave ``codes`` (int32 or int64)."""
+    """Return ``int32 [n, 4]``: the voxels that :func:`encode_seq` gave ``codes`` (int32 or int64)."""
     _, decode, order = _curve(mode, axes)
     coords: Tensor = decode(codes.long(), _layout(shape)[0], order)
     return coords
@@ -192,7 +194,7 @@ def _curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
 
 
 def _layout(shape: Sequence[int]) -> tuple[int, int]:
-    """Bits of an axis and of a code."""
+    """Return the bits of an axis and of a code."""
     if len(shape) != 5 or min(shape[0], *shape[2:]) < 1:
         raise error(
             "SL208",

@@ -1,7 +1,7 @@
-"""One step from voxels to other voxels: which ones a window reaches, and the plan of convolutions onto them.
+"""One step from voxels to other voxels: the voxels that a window reaches, and the plan of convolutions onto them.
 
-Both directions share their ops. A transposed window reaches ``o = i*S - P + k*Dl``: seen from the scaled voxels
-``i*S`` that is a window of stride 1 whose taps count backwards, so ``out_coords`` finds those too, and its table is the
+Both directions share their ops. A transposed window reaches ``o = i*S - P + k*Dl``. Seen from the scaled voxels ``i*S``
+that is a window of stride 1 whose taps count backwards, so ``out_coords`` finds those voxels too, and the table is the
 transpose of the strided one that leads back.
 """
 
@@ -26,7 +26,7 @@ Triple = tuple[int, int, int]
 
 
 class Window(NamedTuple):
-    """What a step is made with.
+    """The parameters of a step.
 
     Attributes:
         output_padding: of a transposed step; None for a strided one.
@@ -41,7 +41,7 @@ class Window(NamedTuple):
     capacity: int | None = None
 
     def shape(self, grid: Triple) -> Triple:
-        """The grid that the step leads to."""
+        """Return the grid that the step leads to."""
         if self.output_padding is None:
             return output_shape(grid, *self[:4])
         axes = zip(grid, *self[:4], self.output_padding, strict=True)
@@ -49,10 +49,11 @@ class Window(NamedTuple):
         return x, y, z
 
     def most(self, rows: int, grid: Triple, batch_size: int) -> int:
-        """The largest number of voxels that ``rows`` of them can reach."""
+        """Return the largest number of voxels that ``rows`` of them can reach."""
         each = list(self.kernel)
         if self.output_padding is None:
             axes = zip(self.kernel, self.stride, self.dilation, strict=True)
+            # Along an axis one input reaches an output for each tap at a multiple of the stride.
             each = [-(-k // (s // math.gcd(s, d))) for k, s, d in axes]
         x, y, z = self.shape(grid)  # multiplied out: math.prod of a generator is closed to torch.compile
         return min(rows * each[0] * each[1] * each[2], batch_size * x * y * z)
@@ -60,7 +61,9 @@ class Window(NamedTuple):
 
 @built_outside_modes
 def reach(window: Window, coords: Tensor, grid: Triple) -> Tensor:
-    """``int32 [m, 4]``: the voxels that those at ``coords`` reach, ascending; ``m`` is the capacity if there is one."""
+    """Return the voxels that those at ``coords`` reach, ``int32 [m, 4]``, ascending; ``m`` is the capacity if there is
+    one.
+    """
     kernel, stride, padding, dilation, extra, capacity = window
     if extra is None:
         return _out_coords(coords, grid, kernel, stride, padding, dilation, capacity)
@@ -69,12 +72,14 @@ def reach(window: Window, coords: Tensor, grid: Triple) -> Tensor:
     room = [(w - 1) * s + 1 + max(0, e) + min(0, 2 * f) for w, s, e, f in zip(grid, stride, extra, far, strict=True)]
     b, *cells = coords.unbind(1)
     scaled = torch.stack([b, *(c * s + min(0, f) for c, s, f in zip(cells, stride, far, strict=True))], 1)
+    # Negative padding moves voxels out of the grid, and ``out_coords`` would refuse them.
     if min(far) < 0:
         scaled = _cut(scaled, room)
     outer = [max(0, f) for f in far]
     coords_out = _out_coords(scaled, [max(1, r) for r in room], kernel, (1, 1, 1), outer, dilation, capacity)
     if min(extra) >= 0:
         return coords_out
+    # A negative output padding cuts the far border off.
     coords_out = _cut(coords_out, window.shape(grid))
     return coords_out if capacity is not None else coords_out.index_select(0, chosen_rows(coords_out[:, 0] >= 0))
 
@@ -95,14 +100,14 @@ def _out_coords(
 
 
 def _cut(coords: Tensor, limits: Sequence[int]) -> Tensor:
-    """``coords`` with padding in place of the rows outside ``limits``."""
+    """Return ``coords`` with padding in place of the rows outside ``limits``."""
     inside = [(c >= 0) & (c < limit) for c, limit in zip(coords.unbind(1)[1:], limits, strict=True)]
     return torch.where((inside[0] & inside[1] & inside[2])[:, None], coords, -1)
 
 
 @built_outside_modes
 def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, scenes: int = 0) -> Plan:
-    """The plan of convolutions from ``coords`` onto themselves; not sorted, unless it is made so in one go.
+    """Return the plan of convolutions from ``coords`` onto themselves; sorted only if one op makes it so.
 
     ``scenes``: how many there are, or 0 if that is not known.
     """
@@ -120,7 +125,7 @@ def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, 
 def connect(
     window: Window, coords: Tensor, grid: Triple, reached: Tensor, *, ordered: bool = False, back: bool = False
 ) -> Plan:
-    """The plan of convolutions from ``coords`` onto the voxels they ``reach``, with its way back if that is at hand.
+    """Return the plan of convolutions from ``coords`` onto the voxels they ``reach``, with its way back if at hand.
 
     ``ordered``: sorted if that and, where it is wanted, the way ``back`` are made in one go.
     """

@@ -1,10 +1,9 @@
-"""``x + tensor`` and checkpoints of sparse tensors in compiled graphs, and what functions of torch say of them.
+"""Sums ``x + tensor`` and checkpoints of sparse tensors in compiled graphs, and the errors of other torch functions.
 
-Dynamo takes a sum with a tensor for one of two tensors, unless the other refuses. It asks ``__torch_function__`` then,
-as eager PyTorch does, so the sparse tensors answer there. They are asked about ``torch.utils.checkpoint`` as well,
-which gets them as what its function refers to, like modules, and not as arguments. A ``SparseTensor`` takes those
-that work on each row alone (``arithmetic.py``). Any other function is for the features, and the error says how to write
-that.
+Dynamo treats a sum with a tensor as one of two tensors, unless the other operand refuses. It calls
+``__torch_function__`` then, as eager PyTorch does, so the sparse tensors implement that. ``torch.utils.checkpoint``
+reaches the same method, and receives sparse tensors as references of its function, like modules, and not as arguments.
+Any other function is for the features alone, and the error says how to write that.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd_
 
 
 class Summed:
-    """Sums and checkpoints of a sparse tensor. No other function of torch takes one: SL209 says what to write."""
+    """The sums and checkpoints of a sparse tensor. Any other function of torch raises SL209 with the right spelling."""
 
     spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules
     row_functions: ClassVar[frozenset[Any]] = frozenset()  # functions of torch that work on each row of features alone
 
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The sparse tensor that one of ``row_functions`` makes of the rows of its arguments."""
+        """Return the sparse tensor that one of ``row_functions`` makes of the rows of its arguments."""
         raise NotImplementedError
 
     def plus(self, other: Any) -> Any:
-        """This tensor and ``other``, row by row."""
+        """Return this tensor and ``other``, added row by row."""
         raise NotImplementedError
 
     @classmethod
@@ -47,6 +46,7 @@ class Summed:
             return _checkpointed(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
         if func in cls.row_functions:
             return cls.rows_under(func, args, kwargs or {})
+        # ``torch.add`` with ``alpha`` or ``out`` is no plain sum.
         if func not in _SUMS or kwargs or len(args) != 2:
             if is_compiling() or not _for_us_alone(func, types):
                 return NotImplemented
@@ -56,12 +56,13 @@ class Summed:
 
 
 def _for_us_alone(func: Callable[..., Any], types: Sequence[type]) -> bool:
-    """Whether nobody else may answer: Python asks the other operand of an operator, and torch the other types."""
+    """Return whether no other type may handle the call: Python tries the other operand, torch the other types."""
     operator = getattr(torch.Tensor, getattr(func, "__name__", ""), None) is func
     return not operator and all(issubclass(t, Summed) for t in types)
 
 
 def _refused(func: Callable[..., Any], kind: type[Summed], args: Sequence[Any]) -> ShiplapError:
+    """Return the SL209 error of a function of torch that takes no sparse tensor."""
     name, (replace, features, container) = resolve_name(func) or func.__name__, kind.spelled
     given = features if args and isinstance(args[0], Summed) else f"[{features}, ...]"
     more = ", ..." if len(args) > 1 else ""
@@ -75,7 +76,7 @@ def _refused(func: Callable[..., Any], kind: type[Summed], args: Sequence[Any]) 
 
 
 def _checkpointed(checkpoint: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``checkpoint(*args, **kwargs)``."""
+    """Return ``checkpoint(*args, **kwargs)``."""
     function, *given = args
     sparse = {name: value for name, value in kwargs.items() if isinstance(value, Summed)}
     others = {name: value for name, value in kwargs.items() if not isinstance(value, Summed)}

@@ -1,4 +1,4 @@
-"""``shiplap backend``: wrappers for a new device - write a project, generate, compile, report, prove, compare."""
+"""The commands of ``shiplap backend``: write a project, generate, compile, report, test and compare."""
 
 from __future__ import annotations
 

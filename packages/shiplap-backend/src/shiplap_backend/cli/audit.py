@@ -73,7 +73,7 @@ def command(
 
 
 def _known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
-    """``given``, each of which is known. SL613 names the nearest for one that is not."""
+    """Return ``given`` if all its names are known. Raises SL613 with the nearest name for an unknown one."""
     from shiplap.plugin_api import error
     from shiplap_backend.expression import nearest
 
@@ -87,7 +87,7 @@ def _known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
 
 
 def _matching(pattern: str, known: Sequence[str], what: str) -> list[str]:
-    """The known names that ``pattern`` is found in. SL613 if there is none, or it is no regular expression."""
+    """Return the known names that match ``pattern``. Raises SL613 for no match and for an invalid expression."""
     from shiplap.plugin_api import error
 
     try:

@@ -1,4 +1,4 @@
-"""``shiplap backend gen`` and ``build``: metadata → C++ → extension module."""
+"""The commands ``shiplap backend gen`` and ``build``: from metadata to C++ to an extension module."""
 
 from __future__ import annotations
 

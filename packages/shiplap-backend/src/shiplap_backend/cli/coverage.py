@@ -1,4 +1,4 @@
-"""``shiplap backend coverage``: which overloads are native, and what a program needs next."""
+"""The command ``shiplap backend coverage``: which overloads are native, and which ones a program needs next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``shiplap backend diff``: what changed in torch's schemas."""
+"""The command ``shiplap backend diff``: the changes in torch's schemas."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def command(
 
 
 def _installed(before: Lock, everything: bool) -> Lock:
-    """The installed torch's schemas: all, or those that the other side has."""
+    """Return the installed torch's schemas: all of them, or those that the other side has."""
     from shiplap_backend.lock import Lock, snapshot
 
     now = snapshot()

@@ -1,4 +1,4 @@
-"""``shiplap backend functions``: the vendor functions that expressions of the metadata may call."""
+"""The command ``shiplap backend functions``: the vendor functions that expressions of the metadata may call."""
 
 from __future__ import annotations
 

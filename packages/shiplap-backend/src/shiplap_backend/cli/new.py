@@ -1,4 +1,4 @@
-"""``shiplap backend new``: a project that generates and compiles a device."""
+"""The command ``shiplap backend new``: write a project that generates and compiles a device."""
 
 from __future__ import annotations
 

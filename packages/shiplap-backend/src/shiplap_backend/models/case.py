@@ -1,4 +1,4 @@
-"""What a model of the audit consists of."""
+"""The parts of a model in the audit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def squares(output: Any) -> Tensor:
-    """The mean of the squares of every floating-point tensor in ``output``: a loss for any model."""
+    """Return the mean of the squares of every floating-point tensor in ``output``: a loss for any model."""
     means: list[Tensor] = []
 
     def collect(value: Any) -> None:
@@ -36,7 +36,7 @@ class Case:
         module: without dropout, since a training step is compared.
         args: of its forward, positional.
         kwargs: of its forward, by name. Those of ``train`` are added in the training step.
-        loss: makes a scalar from what the forward in training mode returned.
+        loss: makes a scalar from the result of the forward in training mode.
         generate: arguments of ``module.generate``, whose tokens are compared as well; empty if the model has none.
     """
 

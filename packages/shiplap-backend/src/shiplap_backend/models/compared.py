@@ -1,10 +1,10 @@
-"""A model on the device and on the CPU: inference, generation and one training step, with float64 as the judge.
+"""The comparison of a model on the device and on the CPU: inference, generation and one training step.
 
-The error model: a value may be as far from the one in float64 as ``TIMES`` the CPU's own float32 value is, or as
-``NEAR`` of its norm. One run of the CPU is one draw of rounding errors, whose size chance decides: a mask of a ReLU
-that turns over, or terms that cancel. So the CPU's distance is the largest of several runs. In the first one the
-weights are as given, and in each further one every weight is moved by a unit in its last place, up or down by chance:
-no more than the rounding of the weights themselves. Further runs are made only for a model that is not near enough.
+The error model: a value may differ from the float64 value by ``TIMES`` the difference of the CPU's float32 value, or by
+``NEAR`` of its norm. One run of the CPU has one draw of rounding errors, whose size depends on chance, such as a ReLU
+mask that flips or terms that cancel. So the CPU's difference is the largest of several runs. The first run has the
+given weights. Each further run moves every weight by a unit in its last place, up or down at random, which is no more
+than the rounding of the weights themselves. Further runs are made only for a model that is not near enough.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 @dataclass
 class Run:
-    """What a model did on one device. The tensors are on the CPU."""
+    """The results of a model on one device. The tensors are on the CPU."""
 
     shapes: list[tuple[Any, ...]] = field(default_factory=list)  # dtype, size and strides of each result
     results: list[Tensor] = field(default_factory=list)
@@ -40,15 +40,16 @@ class Run:
 
 
 def compared(make: Maker, device: str) -> str:
-    """What of the model is not as on the CPU, or nothing. Seeds torch.
+    """Return how the model differs from the CPU, or "". Seeds torch.
 
-    Parameters must stay the same objects, tied ones stay tied, and an optimiser that was made before ``to(device)``
-    must train them. The values are judged by the error model above.
+    Parameters must stay the same objects, tied parameters must stay tied, and an optimiser that was made before
+    ``to(device)`` must train them. Values are compared by the error model above.
     """
     torch.manual_seed(0)
     case = make()
     for layer in case.module.modules():
         if isinstance(layer, _DROPOUT):
+            # Dropout draws different numbers on each device, so a training step could not be compared.
             layer.p = 0.0
     ours, wrong = _run(copy.deepcopy(case), device, torch.float32)
     if wrong:
@@ -69,7 +70,7 @@ def compared(make: Maker, device: str) -> str:
 
 
 def _shifted(case: Case, seed: int) -> Case:
-    """``case`` whose parameters are moved by a unit in the last place, each up or down by chance."""
+    """Move each parameter of ``case`` by a unit in the last place, up or down at random."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in case.module.parameters():
@@ -80,13 +81,15 @@ def _shifted(case: Case, seed: int) -> Case:
 
 
 def _run(case: Case, device: str, dtype: torch.dtype) -> tuple[Run, str]:
-    """Run the model, and say what is wrong with its parameters."""
+    """Run the model and return its results and a problem with its parameters, or ""."""
     module: Any = case.module
     run = Run()
     optimiser = torch.optim.SGD(module.parameters(), lr=RATE)
+    # The optimiser is made before the move, as many programs do, and holds these objects.
     before = {name: id(p) for name, p in module.named_parameters(remove_duplicate=False)}
     module.to(device)
     if dtype is torch.float64:
+        # Assigning ``data`` keeps the parameter objects, which the optimiser refers to.
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.to(_WIDE.get(tensor.dtype, tensor.dtype))
     if before != {name: id(p) for name, p in module.named_parameters(remove_duplicate=False)}:
@@ -109,6 +112,8 @@ def _run(case: Case, device: str, dtype: torch.dtype) -> tuple[Run, str]:
 
 
 def _moved(value: Any, device: str, dtype: torch.dtype) -> Any:
+    """Move the tensors in nested arguments to a device, floating-point ones in ``dtype``."""
+
     def there(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
@@ -118,12 +123,13 @@ def _moved(value: Any, device: str, dtype: torch.dtype) -> Any:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """The tensors of an output, which may be an object with attributes such as a cache."""
+    """Return the tensors of an output, which may be an object with attributes, such as a cache."""
     given = dict(output) if isinstance(output, dict) else output
     return [t for t in leaves(given) if isinstance(t, Tensor)]
 
 
 def _differences(ours: Run, theirs: Run) -> Iterator[str]:
+    """Yield differences of tokens, shapes and names of gradients, which rounding does not explain."""
     if ours.tokens != theirs.tokens:
         yield f"generated {ours.tokens} for {theirs.tokens}"
     for got, want in zip(ours.shapes, theirs.shapes, strict=True):
@@ -134,7 +140,7 @@ def _differences(ours: Run, theirs: Run) -> Iterator[str]:
 
 
 def _distances(ours: Run, theirs: Sequence[Run], exact: Run) -> Iterator[str]:
-    """What is further off than the error model allows. ``theirs`` are runs of the CPU, the first with the weights."""
+    """Yield the values that exceed the error model. ``theirs`` are runs of the CPU, the first one unperturbed."""
     for i, (a, e) in enumerate(zip(ours.results, exact.results, strict=True)):
         yield from _distance(f"result {i}", a, [run.results[i] for run in theirs], e)
     for name, a in ours.gradients.items():
@@ -145,7 +151,7 @@ def _distances(ours: Run, theirs: Sequence[Run], exact: Run) -> Iterator[str]:
 
 
 def _distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> Iterator[str]:
-    """Say that ``ours`` is further from ``exact`` than rounding explains, relative to the norm of ``exact``."""
+    """Yield a message if ``ours`` is further from ``exact`` than rounding explains, by the norm of ``exact``."""
     first = theirs[0]
     if not ours.is_floating_point() and not ours.is_complex():
         if not torch.equal(ours, first):
@@ -156,6 +162,7 @@ def _distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact: Tensor) 
     if not torch.equal(ours.isnan(), first.isnan()):
         yield f"{name} is NaN in other places than the CPU's"
     exact = exact.nan_to_num()
+    # A result of zeros must not divide by zero.
     scale = max(float(exact.abs().double().norm()), 1e-30)
 
     def off(tensor: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Models of `transformers`, unmodified and small, with random weights."""
+"""Models of `transformers`: unmodified, small, with random weights."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ def _loss(output: Any) -> Tensor:
 
 
 def _causal(kind: str, **options: Any) -> Maker:
-    """A language model: logits, the loss of its own input, and a few generated tokens."""
+    """Return a maker of a language model: logits, the loss of its own input, and a few generated tokens."""
 
     def make() -> Case:
         import transformers
 
         common = {"vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
         config = getattr(transformers, f"{kind}Config")(**{**common, **options})
+        # Numbers below 3 are special tokens.
         ids = torch.randint(3, WORDS, (2, 9))
         mask = torch.ones_like(ids)
         mask[0, :3] = 0  # padded on the left, as for generation
@@ -52,6 +53,7 @@ GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "embd_pdrop"
 
 
 def _bert() -> Case:
+    """Return a BERT classifier, with one padded sequence."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
@@ -70,6 +72,7 @@ def _bert() -> Case:
 
 
 def _t5() -> Case:
+    """Return T5, with generation."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     start: dict[str, Any] = {"decoder_start_token_id": 0}
@@ -90,6 +93,7 @@ def _t5() -> Case:
 
 
 def _whisper() -> Case:
+    """Return Whisper on random spectrograms."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     config = WhisperConfig(
@@ -117,6 +121,7 @@ def _whisper() -> Case:
 
 
 def _vit() -> Case:
+    """Return a vision transformer."""
     from transformers import ViTConfig, ViTForImageClassification
 
     classes: dict[str, Any] = {"num_labels": 5}
@@ -134,6 +139,7 @@ def _vit() -> Case:
 
 
 def _resnet() -> Case:
+    """Return a ResNet."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
     classes: dict[str, Any] = {"num_labels": 5}
@@ -143,6 +149,7 @@ def _resnet() -> Case:
 
 
 def _clip() -> Case:
+    """Return CLIP on random pairs of texts and images."""
     from transformers import CLIPConfig, CLIPModel
 
     common = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -1,4 +1,4 @@
-"""Models of torch alone: one of each kind of layer, with what makes devices stumble."""
+"""Models of torch alone: one of each kind of layer, with constructs that often fail on new devices."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from shiplap_backend.models.case import Case, Maker
 
 
 def perceptron() -> Case:
-    """Linear layers, with an activation of each common kind."""
+    """Return linear layers with an activation of each common kind."""
     layers = [nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 3)]
     return Case(nn.Sequential(*layers), (torch.randn(5, 6),))
 
 
 def convolutions() -> Case:
-    """Convolutions with batch norm, as an image classifier has them."""
+    """Return convolutions with batch norm, as in an image classifier."""
     body = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)]
     middle = [nn.Conv2d(8, 8, 3, groups=8, padding=1), nn.BatchNorm2d(8), nn.Hardswish(), nn.AdaptiveAvgPool2d(1)]
     return Case(nn.Sequential(*body, *middle, nn.Flatten(), nn.Linear(8, 4)), (torch.randn(2, 3, 12, 12),))
 
 
 def volumes() -> Case:
-    """3D convolutions, pooling and transposed convolutions."""
+    """Return 3D convolutions, pooling and transposed convolutions."""
     layers = [nn.Conv3d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.GELU(), nn.MaxPool3d(2)]
     return Case(nn.Sequential(*layers, nn.ConvTranspose3d(4, 2, 2, stride=2)), (torch.randn(2, 2, 4, 6, 6),))
 
@@ -72,7 +72,7 @@ class Packed(nn.Module):
 
 
 class Cells(nn.Module):
-    """Cells in a loop of Python, as decoders use them."""
+    """Recurrent cells in a Python loop, as in decoders."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Cells(nn.Module):
 
 
 class Tied(nn.Module):
-    """A Transformer whose embedding is the weight of its output as well."""
+    """A Transformer whose embedding is also the weight of its output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Spectral(nn.Module):
 
 
 class Sampler(nn.Module):
-    """A spatial transformer: the image is sampled where a small network says."""
+    """A spatial transformer: a small network gives the places at which the image is sampled."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models of `timm`, `torchvision`, `diffusers` and `torch_geometric`, unmodified, with random weights."""
+"""Models of `timm`, `torchvision`, `diffusers` and `torch_geometric`: unmodified, with random weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from shiplap_backend.models.case import Case, Maker
 
 
 def _timm(name: str, pixels: int = 64, **options: Any) -> Maker:
+    """Return a maker of a timm model for images of ``pixels``."""
+
     def make() -> Case:
         import timm
 
@@ -20,6 +22,7 @@ def _timm(name: str, pixels: int = 64, **options: Any) -> Maker:
 
 
 def _lraspp() -> Case:
+    """Return the segmentation model LR-ASPP."""
     from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 
     model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4)
@@ -27,7 +30,7 @@ def _lraspp() -> Case:
 
 
 class Detector(nn.Module):
-    """Faster R-CNN, which wants lists: the images and targets are buffers, so `.to` moves them as well."""
+    """Faster R-CNN, which takes lists. Images and targets are buffers, so that `.to` moves them as well."""
 
     def __init__(self) -> None:
         from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
@@ -35,6 +38,7 @@ class Detector(nn.Module):
         super().__init__()
         options: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_classes": 3, "box_score_thresh": 0.0}
         sizes = {"min_size": 64, "max_size": 64, "box_detections_per_img": 10}
+        # Few proposals keep the model fast. They would not change which operators run.
         proposals = {f"rpn_{w}_nms_top_n_{m}": n for w, n in (("pre", 30), ("post", 12)) for m in ("train", "test")}
         self.detector = fasterrcnn_mobilenet_v3_large_320_fpn(**options, **sizes, **proposals)
 
@@ -48,12 +52,14 @@ class Detector(nn.Module):
 
 
 def _detector() -> Case:
+    """Return Faster R-CNN with one box in each image."""
     boxes = torch.tensor([[[4.0, 4.0, 30.0, 40.0]], [[10.0, 8.0, 60.0, 50.0]]])
     args = (torch.rand(2, 3, 64, 64), boxes, torch.tensor([[1], [2]]))
     return Case(Detector(), args, loss=lambda losses: torch.stack(list(losses.values())).sum())
 
 
 def _unet() -> Case:
+    """Return a small UNet of diffusers."""
     from diffusers import UNet2DModel
 
     model = UNet2DModel(

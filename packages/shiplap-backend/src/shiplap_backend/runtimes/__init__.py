@@ -1,4 +1,4 @@
-"""Where runtimes are found: those of this package, those that others install, and those in a directory.
+"""The runtimes that can be found: those of this package, installed ones, and those in a directory.
 
 Another distribution offers a runtime through an entry point of the group ``shiplap.runtimes``, whose name is the
 runtime's and whose value is a ``Runtime``. A directory offers one through ``runtime.py``, which defines ``RUNTIME``.
@@ -26,21 +26,21 @@ LIMIT = 1 << 18  # bytes of a runtime.py
 
 
 def is_path(name: str) -> bool:
-    """Whether ``name`` is the path of a runtime's directory: it has a separator, or starts with a dot."""
+    """Return whether ``name`` is the path of a directory: it has a separator, or starts with a dot."""
     return "/" in name or "\\" in name or name.startswith((".", "~"))
 
 
 def names() -> list[str]:
-    """The runtimes that have a name here: those of this package, and installed ones."""
+    """Return the names of the runtimes of this package and of installed ones."""
     return sorted({*_ours(), *(p.name for p in _installed())})
 
 
 def runtime(name: str, base: Path | None = None) -> Runtime:
-    """The runtime called ``name``, or in the directory ``name``.
+    """Return the runtime called ``name``, or the one in the directory ``name``.
 
     Args:
         name: of a runtime, or a path: see ``is_path``.
-        base: what a relative path starts from. By default the current directory.
+        base: the start of a relative path. By default the current directory.
 
     Raises:
         BackendError: SL907 if there is none, SL909 if it is for another contract, SL910 if it cannot be used.
@@ -57,10 +57,12 @@ def runtime(name: str, base: Path | None = None) -> Runtime:
             fix="name one of the expected runtimes, or the directory of one, such as ./runtime-mine",
         )
     points = [p for p in _installed() if p.name == name]
+    # Two distributions with one name would shadow each other by order of installation.
     if len(points) + (name in _ours()) > 1:
         got = f"{len(points) + (name in _ours())} runtimes of this name: " + ", ".join(p.value for p in points)
         raise _unusable(f"runtime {name!r}", got, "one", "uninstall the others, or name the directory of one")
     if name in _ours():
+        # Imported when it is used: a runtime's module may need the vendor's package.
         return _checked(import_module(f"{__name__}.{name}").RUNTIME, name)
     try:
         offered = points[0].load()
@@ -71,16 +73,18 @@ def runtime(name: str, base: Path | None = None) -> Runtime:
 
 
 def _ours() -> list[str]:
+    """Return the names of the runtimes of this package."""
     return sorted(p.parent.name for p in RUNTIMES.glob("*/__init__.py"))
 
 
 def _installed() -> list[EntryPoint]:
+    """Return the entry points of installed runtimes."""
     return list(entry_points(group=GROUP))
 
 
 @cache
 def _in_directory(directory: Path) -> Runtime:
-    """What ``runtime.py`` in ``directory`` defines. The file is executed: it is the vendor's program."""
+    """Return the runtime of ``runtime.py`` in ``directory``. The file is executed: it is the vendor's program."""
     path = directory / "runtime.py"
     try:
         source = safe_io.read_file(path, LIMIT, safe_io.NAMED)
@@ -100,6 +104,7 @@ def _in_directory(directory: Path) -> Runtime:
     except ShiplapError:
         raise
     except Exception as e:
+        # The innermost line of the vendor's file, and not of code that it calls.
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
         line = e.lineno if isinstance(e, SyntaxError) else lines[-1] if lines else 1
         raise _unusable(f"{path}:{line}", f"{type(e).__name__}: {e}", "a file that defines RUNTIME") from e
@@ -109,9 +114,10 @@ def _in_directory(directory: Path) -> Runtime:
 
 
 def _checked(value: Any, where: str, name: str = "") -> Runtime:
-    """``value`` as a runtime for this package. SL909 and SL910."""
+    """Return ``value`` as a runtime for this package. Raises SL909 and SL910."""
     if not isinstance(value, Runtime):
         raise _unusable(where, f"a {type(value).__name__}", "a shiplap_backend.runtime.Runtime")
+    # Compared before the fields, whose meaning depends on the contract.
     if value.contract != CONTRACT:
         raise error(
             "SL909",
@@ -136,4 +142,5 @@ def _checked(value: Any, where: str, name: str = "") -> Runtime:
 
 
 def _unusable(where: str, got: str, expected: str, fix: str | None = None) -> ShiplapError:
+    """Return the SL910 error of a runtime that cannot be used."""
     return error("SL910", where=where, got=got, expected=expected, **({"fix": fix} if fix else {}))

@@ -1,4 +1,4 @@
-"""``shiplap slidesparse``: what structured sparsity and 8 bits would do to a model. One verb a file."""
+"""The commands of ``shiplap slidesparse``: the effect of structured sparsity and 8 bits on a model. One verb a file."""
 
 import typer
 
@@ -16,7 +16,7 @@ group = typer.Typer(
 
 @group.callback()
 def _verbs() -> None:
-    """A group of one verb has to say that it is a group."""
+    """Make the commands a group, which typer does not do for a single verb."""
 
 
 group.command("report", epilog=report.EPILOG)(report.command)

@@ -1,4 +1,4 @@
-"""What a user names on the command line: a model, and tokens for it."""
+"""The inputs of the command line: a model, and tokens for it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _FIX = "pass a directory, or file.py:name of a module or of a function that retu
 
 
 def model_of(target: str) -> nn.Module:
-    """The model that a user names: a directory of transformers, or a module (or a function that makes one) by name.
+    """Return the model that ``target`` names: a directory of transformers, or a module or model factory by name.
 
-    SL501 when there is none, SL601 when it cannot be loaded or made.
+    Raises SL501 if there is none, and SL601 if it cannot be loaded or made.
     """
     if Path(target).is_dir():
         return _loaded(target)
     from torch import nn
 
     home = target.partition(":")[0]
+    # A path without a file is a mistyped directory, and no name of a Python module.
     if "/" in home and not home.endswith(".py"):
         raise error("SL501", where=target, what="the target names no model", got="no such directory", fix=_FIX)
     module, name = verbs.load_target(target)
@@ -62,10 +63,11 @@ def model_of(target: str) -> nn.Module:
 
 
 def _loaded(target: str) -> nn.Module:
-    """What ``from_pretrained`` makes of a directory; one that was converted, too, for the report to refuse."""
+    """Load a directory with ``from_pretrained``, also one that was converted, which the report then refuses."""
     transformers = _transformers(target)
     from shiplap_slidesparse import hf
 
+    # Needed for converted directories, whose config names our quantizer.
     hf.register()
     try:
         return transformers.AutoModelForCausalLM.from_pretrained(target, dtype="auto", local_files_only=True)
@@ -100,7 +102,7 @@ def _first_line(failure: Exception) -> str:
 
 
 def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
-    """Numbers of tokens from a file of them, or from a text for the tokenizer of ``model``; none without a file."""
+    """Return the numbers of tokens in a file, or of a text by the tokenizer of ``model``; none without a file."""
     if tokens is not None and text is not None:
         raise error("SL613", where="slidesparse report", got="both --tokens and --text", expected="one of them")
     if tokens is not None:
@@ -145,6 +147,7 @@ def _of_text(text: Path, model: str) -> list[int]:
 def _numbers(path: Path) -> list[int]:
     written = _read(path)
     try:
+        # A JSON list, or numbers between spaces.
         plain = not written.lstrip().startswith("[")
         numbers: Any = [int(part) for part in written.split()] if plain else parse_json(written.encode())
     except ValueError:

@@ -1,4 +1,4 @@
-"""``shiplap slidesparse report``: what structured sparsity and 8 bits would do to a model."""
+"""The command ``shiplap slidesparse report``: the effect of structured sparsity and 8 bits on a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report on the terminal and as a page."""
+"""The report in the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["cell", "show", "write_page"]
 
 
 def write_page(path: Path, title: str, about: dict[str, str], report: Report) -> None:
-    """One self-contained page at ``path``, and a note that it is there."""
+    """Write one self-contained page to ``path`` and print a note about it."""
     verbs.write_text(
         path,
         verbs.render_html(
@@ -39,7 +39,7 @@ def _headline(report: Report) -> str:
 
 
 def show(report: Report) -> None:
-    """The report as tables on stdout, one for each size of a layer."""
+    """Print the report as tables, one for each size of a layer."""
     from rich.table import Table
 
     out = verbs.out()
@@ -85,7 +85,7 @@ def _title(size: Size) -> str:
 
 
 def cell(bucket: Bucket, form: str) -> str:
-    """What was measured, and in brackets what was predicted; either alone where there is no other."""
+    """Return the measured time with the predicted one in brackets, or one of the two alone."""
     from shiplap.plugin_api.timing import show_time
 
     told = [show_time(times[form]) for times in (bucket.measured, bucket.predicted) if form in times]

@@ -1,4 +1,4 @@
-"""The kernels of slidesparse in Triton, and the linear layers on CUDA. Triton is imported when one of them runs."""
+"""The Triton kernels of slidesparse and the linear layers on CUDA. The first kernel that runs imports Triton."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ FLOATS = ("float32", "float16", "bfloat16")  # what follows a product is compute
 
 
 def _packed_there(packed: Tensor | None, layout: int) -> bool | str:
+    """Return whether there is a packed weight in the GPU's layout, or the reason why not."""
     if packed is None:
         return "no packed weight"
     return layout == ops.CUSPARSELT or "its weight is in the portable layout: pack it on the GPU"
@@ -46,6 +47,8 @@ def _is_dense(dense: Tensor | None, tile: int) -> bool | str:
 
 
 def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
+    """Bind the two kernels of an 8-bit layer, one for each form of the weight."""
+
     def slide(
         x: Tensor,
         scale: Tensor,
@@ -77,6 +80,8 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
 
 
 def _bind_16bit(op: sl.Op) -> None:
+    """Bind the two kernels of a 16-bit layer, one for each form of the weight."""
+
     def slide(
         x: Tensor,
         n: int,

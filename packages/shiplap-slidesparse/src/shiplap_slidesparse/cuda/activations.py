@@ -1,8 +1,9 @@
-"""Activations in Triton: a row's scale, its quantised values and their lifting, in one kernel; or the lifting alone.
+"""Triton kernels for activations: scale, quantised values and lifting in one kernel, or the lifting alone.
 
 One program owns one row. A row that fits is read once and stays in registers: each element is quantised once, two
 neighbours become one word of 16 bits, and a window is two of these words, gathered through shared memory. A longer row
-is read for its largest magnitude and again, as many whole groups at a time as fit. Row offsets have 64 bits.
+is read twice: once for its largest magnitude, and again as many whole groups at a time as fit. Row offsets have 64
+bits.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ def _elements(x, at, there, k, stride):
 
 @triton.jit
 def _pair(o, PAIRS: tl.constexpr):
-    """The pair of a row with which window ``o`` begins. Windows behind the last group begin behind the row."""
+    """Return the pair of a row at which window ``o`` begins. Windows behind the last group begin behind the row."""
     return o + o // (PAIRS - 1)
 
 
 @triton.jit
 def _larger(a, b):
+    """Return the larger value, or NaN if one is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -46,10 +48,10 @@ def _magnitude(value):
 
 @triton.jit
 def _bytes(value, inverse, INTEGER: tl.constexpr):
-    """The quantised bytes of the values of a row that is finite, of others any; in words of 16 bits.
+    """Return the quantised bytes in words of 16 bits. For a row that is not finite the bytes are arbitrary.
 
-    Nothing is clamped: three roundings take the largest magnitude less than half a step beyond the limit. What has no
-    fraction left is the sum with ``TO_INTEGER``, and its low byte is the integer, in two's complement.
+    Nothing is clamped: three roundings take the largest magnitude less than half a step beyond the limit. Adding
+    ``TO_INTEGER`` leaves no bits for a fraction, so the low byte of the sum is the integer in two's complement.
     """
     scaled = value.to(tl.float32) * inverse
     if INTEGER:
@@ -71,8 +73,10 @@ def _write(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Windows ``first`` to ``end`` of a row, from its values, of which those behind ``k`` are zero."""
+    """Store the windows ``first`` to ``end`` of a row from its values. Values from ``k`` on are stored as zeros."""
+    # Pairs of neighbours become words, so that a window is two gathers and not four.
     even, odd = tl.split(tl.reshape(_bytes(value, inverse, INTEGER), [SPAN // 2, 2]))
+    # Little endian: the first element of a pair is the low byte.
     words = even | (odd << 8)
     o = tl.arange(0, BLOCK)
     pair = _pair(o, PAIRS)
@@ -115,11 +119,14 @@ def quantise_kernel(
             most = _larger(most, _magnitude(_elements(x, start + at, there, k, stride)))
     largest = tl.reduce(most, 0, _larger)
     finite = largest <= LARGEST
+    # Division that rounds to nearest: every kernel must give the bits of the reference.
     scale = tl.maximum(tl.div_rn(largest, LIMIT), LEAST)
     inverse = tl.div_rn(1.0, scale)
+    # Rows that pad the tile have the scale 1, so that no product of them is NaN.
     tl.store(scales + row, tl.where(there, tl.where(finite, scale, float("nan")), 1.0))
     k = tl.where(finite, k, 0)  # of a row that is not, nothing is written but zeros
     if LOOP:
+        # Windows cross pairs but not groups, so a pass has whole groups.
         GROUPS: tl.constexpr = SPAN // (2 * PAIRS)
         for group in range(0, (windows + PAIRS - 2) // (PAIRS - 1), GROUPS):
             value = _elements(x, group * (2 * PAIRS) + at, there, k, stride)
@@ -145,21 +152,22 @@ WHOLE = 16384  # elements of a row that are read at once, of one that has no mor
 
 
 def _near(x: Tensor) -> Tensor:
-    """``x``, or a copy where offsets within a row pass 31 bits: those of rows may, a view's columns lie anywhere."""
+    """Return ``x``, or a contiguous copy if offsets within a row need more than 31 bits, as in some views."""
     return x if (x.shape[1] + WHOLE) * x.stride(1) < 2**31 else x.contiguous()
 
 
 def _power(size: int) -> int:
-    """The power of two that is not below ``size``."""
+    """Return the smallest power of two that is not below ``size``."""
     return 1 << (size - 1).bit_length()
 
 
 def quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
-    """See ``ops.quantise_int8`` and ``ops.quantise_fp8``."""
+    """Launch ``ops.quantise_int8`` or ``ops.quantise_fp8``."""
     (m, k), (rows, depth) = x.shape, q.shape
     if rows == 0:
         return
     x = _near(x)
+    # A longer row does not fit the registers of a program.
     loop = k > WHOLE
     span = WHOLE // 2 if loop else _power(max(dense_depth(k), DEPTH))
     block = _power(span // (2 * pairs) * (pairs - 1) if loop else max(depth, DEPTH) // 4)
@@ -183,7 +191,7 @@ def quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int)
 
 
 def lift(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
-    """See ``ops.lift``."""
+    """Launch ``ops.lift``."""
     (m, k), (rows, depth) = x.shape, out.shape
     if out.numel():
         x = _near(x)

@@ -1,6 +1,6 @@
-"""What the kernels of activations may be launched with, and what they are launched with by default.
+"""The launch configurations of the activation kernels, and their defaults.
 
-They are bound to the memory, so what counts is how much of it is under way at once.
+These kernels are bound by memory, so the number of bytes in flight decides.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ __all__ = ["CONFIGS", "LIFTS", "default", "default_lift"]
 CONFIGS = [{"num_warps": w} for w in (4, 8, 2, 16)]
 
 
+# Threads of one row meet in two reductions, where they wait for each other.
 def default(sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Many rows under way hide more than many threads on one do: they meet twice in each."""
+    """Return the default for quantising: many rows in flight hide latency better than many threads per row."""
     return CONFIGS[0] if sizes["k"] > 1024 else CONFIGS[2]
 
 
@@ -22,6 +23,6 @@ LIFTS = [{"BLOCK": b, "num_warps": w} for b, w in ((1024, 8), (512, 4), (1024, 4
 
 
 def default_lift(sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Few windows want few warps."""
+    """Return the default for lifting: few windows need few warps."""
     windows = (sizes["k"] // (2 * sizes["pairs"]) + 1) * (sizes["pairs"] - 1)
     return LIFTS[0] if windows > 1024 else LIFTS[1] if windows > 256 else LIFTS[5]

@@ -1,4 +1,4 @@
-"""What follows a product: scales of rows and columns, bias, the caller's type, padding cut off; one pass."""
+"""The pass after a product: scales of rows and columns, bias, conversion to the caller's dtype, removal of padding."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def finish_kernel(
     column = tl.program_id(1) * COLS + tl.arange(0, COLS)
     below, within = row < m, column < n
     mask = below[:, None] & within[None, :]
+    # int32 sums of 8-bit products are exact up to here; from here on float32 as in the reference.
     value = tl.load(total + row[:, None] * width + column[None, :], mask=mask, other=0).to(tl.float32)
     if BY_ROW:
         value *= tl.load(rows + row, mask=below, other=0)[:, None]
@@ -47,7 +48,7 @@ _finish = triton_launcher(finish_kernel)
 
 
 def finish(total: Tensor, rows: Tensor | None, columns: Tensor | None, bias: Tensor | None, out: Tensor) -> None:
-    """``out = total[:m, :n] * rows[:, None] * columns + bias`` in float32; ``total``, ``rows``, ``out`` contiguous."""
+    """Compute ``out = total[:m, :n] * rows[:, None] * columns + bias`` in float32. ``total`` and ``out`` contiguous."""
     m, n = out.shape
     if not out.numel():
         return
@@ -58,6 +59,7 @@ def finish(total: Tensor, rows: Tensor | None, columns: Tensor | None, bias: Ten
     tall = min(ELEMENTS // cols, 1 << (m - 1).bit_length())
     _finish[(-(-m // tall), -(-n // cols))](
         total,
+        # A pointer has to be passed in any case. The kernel does not read this one.
         total if rows is None else rows,
         total if columns is None else columns,
         total if bias is None else bias,

@@ -12,7 +12,7 @@ _found: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
 def late(module: str, name: str) -> Callable[..., Any]:
-    """The function ``name`` of a module of this package, imported at the first call."""
+    """Return the function ``name`` of a module of this package, which is imported at the first call."""
     function = _found.get((module, name))
     if function is None:
         function = _found[module, name] = getattr(import_module(f"{__package__}.{module}"), name)

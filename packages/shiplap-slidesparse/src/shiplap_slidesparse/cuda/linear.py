@@ -1,4 +1,4 @@
-"""Linear layers on CUDA: activations quantised or lifted, a leaf product of one form of the weight, what follows it."""
+"""Linear layers on CUDA: quantise or lift the activations, multiply with one form of the weight, apply the scales."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPARSE = {torch.bfloat16: ops.sparse_mm_bf16, torch.float16: ops.sparse_mm_fp16
 
 
 def _quantised(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
-    """``ops.quantise_*`` launched from here: a second trip through the dispatcher costs as much as all the rest."""
+    """Quantise without the dispatcher, whose second call would cost as much as all the rest."""
     m, k = x.shape
     rows = -(-m // ROWS) * ROWS
     q = x.new_empty(rows, lifted_depth(k, pairs), dtype=dtype)
@@ -27,7 +27,7 @@ def _quantised(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tenso
 
 
 def _lifted(x: Tensor, pairs: int) -> Tensor:
-    """``ops.lift``, likewise."""
+    """Lift without the dispatcher, as in ``_quantised``."""
     m, k = x.shape
     out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))
     activations.lift(x, pairs, out=out, **default_lift({"k": k, "pairs": pairs}))
@@ -44,6 +44,7 @@ def slide_8bit(
     layout: int,
     out: Tensor,
 ) -> None:
+    """Run the 8-bit layer over the packed weight."""
     q, rows = _quantised(x, dtype, pairs)
     n = dense_depth(scale.shape[0])  # len() of a tensor costs a microsecond
     if dtype == torch.int8:
@@ -56,11 +57,13 @@ def slide_8bit(
 
 
 def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Run the 8-bit layer over the dense weight."""
     q, rows = _quantised(x, dtype, 2)
     if dtype == torch.int8:
         finish(ops.mm_int8(q, weight), rows, scale, bias, out)
     elif x.dtype != torch.bfloat16:
         finish(lt.product(q, weight, len(weight), torch.float32, sparse=False), rows, scale, bias, out)
+    # Without padding and bias the product applies both scales itself and writes the result.
     elif bias is None and out.shape[0] == q.shape[0]:
         ops.mm_fp8.out(q, weight, rows, scale, out=out)
     else:
@@ -68,6 +71,7 @@ def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bia
 
 
 def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: int, layout: int, out: Tensor) -> None:
+    """Run the 16-bit layer over the packed weight."""
     whole = x.shape[0] % ROWS == 0 and x.shape[1] % DEPTH == 0 and not x.data_ptr() & 15  # a view begins anywhere
     lifted = x if pairs == 2 and whole else _lifted(x, pairs)
     total = _SPARSE[x.dtype](lifted, packed, dense_depth(n), layout)
@@ -75,6 +79,7 @@ def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: i
 
 
 def dense_16bit(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Run the 16-bit layer over the dense weight."""
     if bias is None:
         torch.mm(x, weight.t(), out=out)
     else:

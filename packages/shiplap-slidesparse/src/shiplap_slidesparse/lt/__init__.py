@@ -1,4 +1,4 @@
-"""Products on NVIDIA GPUs by cuBLASLt and cuSPARSELt. Importing this opens no library and asks no device."""
+"""Products on NVIDIA GPUs with cuBLASLt and cuSPARSELt. The import opens no library and uses no device."""
 
 from shiplap_slidesparse.lt.libraries import available, takes
 from shiplap_slidesparse.lt.native import versions

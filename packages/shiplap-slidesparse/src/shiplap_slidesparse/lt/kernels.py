@@ -1,8 +1,8 @@
-"""The leaf products on CUDA: cuBLASLt and cuSPARSELt behind the C ABI, plans kept by their library (csrc/lt).
+"""The products on CUDA: cuBLASLt and cuSPARSELt behind the C ABI, with plans kept by their library (csrc/lt).
 
-A plan is found by what it depends on: sizes, types, scaling, algorithm and device, which a call has in its arguments
-and its config. No handle passes through a schema: an integer that stands for memory would be baked into compiled
-graphs, exported programs and their caches, and mean nothing in the next process.
+The key of a plan has sizes, types, scaling, algorithm and device, which a call has in its arguments and its config. No
+handle passes through a schema: an integer that stands for memory would be baked into compiled graphs, exported programs
+and their caches, and would mean nothing in the next process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where cuSPARSELt is, and whether it may be used: found in its wheel, opened by absolute path, its version checked.
+"""The search for cuSPARSELt: it is found in its wheel, opened by absolute path, and its version is checked.
 
-cuBLASLt is taken as torch has loaded it. cuSPARSELt is not: torch 2.11 for CUDA 13 pins 0.8.0, which is slower on
-Hopper than the releases before and after it (NVIDIA's notes to 0.8.1), so a newer one is opened beside it. Two versions
-in one process do not meet: each is opened with RTLD_LOCAL.
+cuBLASLt is the one that torch has loaded. cuSPARSELt is not: torch 2.11 for CUDA 13 pins 0.8.0, which is slower on
+Hopper than the releases before and after it (NVIDIA's notes to 0.8.1), so a newer one is opened next to it. Two
+versions in one process do not mix, because each is opened with RTLD_LOCAL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HOMES = ("nvidia/cu13/lib", "nvidia/cu12/lib", "nvidia/cusparselt/lib", "cuspar
 
 
 def candidates() -> Iterator[Path]:
-    """Files that may be cuSPARSELt: in ``SHIPLAP_LIBRARY_PATH``, then in the wheels on ``sys.path``."""
+    """Yield files that may be cuSPARSELt: in ``SHIPLAP_LIBRARY_PATH``, then in the wheels on ``sys.path``."""
     if (folder := library_folder()) is not None:
         yield folder / NAME
     for entry in dict.fromkeys(sys.path):
@@ -39,8 +39,9 @@ def candidates() -> Iterator[Path]:
 
 @cache
 def open_cusparselt() -> str:
-    """Open the first cuSPARSELt that is new enough; why there is none, or empty. Found once per process."""
+    """Open the first cuSPARSELt that is new enough, once per process. Returns the reason for a failure, or ""."""
     refused = []
+    # Several wheels may link to one file.
     for path in dict.fromkeys(p.resolve() for p in candidates() if p.is_file()):
         try:
             native.open_libraries("", str(path), "", OLDEST)
@@ -54,9 +55,9 @@ def open_cusparselt() -> str:
 
 
 def available(device: torch.device | str | int = "cuda", dtype: torch.dtype | None = None) -> bool | str:
-    """Whether products with 2:4 weights, those of ``dtype``, run on ``device``; the reason if not.
+    """Return whether products with 2:4 weights of ``dtype`` run on ``device``, or the reason why not.
 
-    Opens cuSPARSELt when first asked.
+    The first call opens cuSPARSELt.
     """
     device = torch.device(device if not isinstance(device, int) else f"cuda:{device}")
     if device.type != "cuda":
@@ -72,11 +73,13 @@ def available(device: torch.device | str | int = "cuda", dtype: torch.dtype | No
 def takes(
     device: torch.device, source: torch.dtype, result: torch.dtype | None = None, scaling: int = native.UNSCALED
 ) -> bool | str:
-    """Whether the open cuSPARSELt makes plans of such products; its refusal if not. Asked once for each, not in calls.
+    """Return whether the open cuSPARSELt makes plans of such products, or the message of its refusal.
 
-    ``scaling`` PER_ROW asks whether it applies the scales of a weight's rows itself.
+    Results are cached, so calls of products do not repeat the query. With ``scaling`` PER_ROW the question is whether
+    the library applies the scales of a weight's rows itself.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
+    # The version is part of the key: a test may open another one.
     return _answer(index, source, result or native.RESULT[source], scaling, native.versions()[1])
 
 
@@ -94,12 +97,12 @@ def _answer(device: int, source: torch.dtype, result: torch.dtype, scaling: int,
 
 
 def _begin(device: int) -> None:
-    """Have torch make the device's context if that has not been done: without one the driver answers nothing."""
+    """Make torch create the device's context, without which the driver gives no answer."""
     torch.empty(1, device=torch.device("cuda", device))
 
 
 def require(device: torch.device, where: str) -> None:
-    """SL401 unless :func:`available`."""
+    """Raise SL401 unless :func:`available`."""
     why = available(device)
     if why is not True:
         raise error(

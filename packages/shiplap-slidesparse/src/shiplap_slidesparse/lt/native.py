@@ -1,4 +1,4 @@
-"""The C functions of ``csrc/lt/manage.h``, by ctypes: what is done beside the hot path."""
+"""The C functions of ``csrc/lt/manage.h`` by ctypes, for work outside of the hot path."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RESULT = {
 
 
 class Refusal(Exception):
-    """A library does not do this: not for this device, type, size or algorithm."""
+    """The error of a library that does not support a device, type, size or algorithm."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Problem:
         return replace(self, **changes)
 
     def packed(self) -> Any:
-        """As the C struct."""
+        """Return the C struct."""
         values = [_CUDA_TYPE[v] if isinstance(v, torch.dtype) else v for v in astuple(self)]
         return (ctypes.c_int64 * len(values))(*values)
 
@@ -96,8 +96,9 @@ def _functions() -> ctypes.CDLL:
 
 
 def _call(name: str, *args: Any) -> None:
-    """Call a function that reports by status and text. Raises Refusal, or SL305."""
+    """Call a function that returns a status and a text. Raises Refusal or SL305."""
     text = ctypes.create_string_buffer(1024)
+    # ctypes passes a plain integer as 32 bits, which would cut addresses.
     converted = [v.encode() if isinstance(v, str) else ctypes.c_void_p(v) if isinstance(v, int) else v for v in args]
     status = getattr(_functions(), f"slidesparse_lt_{name}")(*converted, text, ctypes.c_size_t(len(text)))
     if status == UNSUPPORTED:
@@ -107,12 +108,12 @@ def _call(name: str, *args: Any) -> None:
 
 
 def open_libraries(cublaslt: str, cusparselt: str, driver: str, oldest: Sequence[int]) -> None:
-    """Open what is not open yet; empty paths as in ``manage.h``. Raises Refusal with the loader's or version's."""
+    """Open the libraries that are not open; empty paths as in ``manage.h``. Raises Refusal with the reason."""
     _call("open", cublaslt, cusparselt, driver, (ctypes.c_int64 * 3)(*oldest))
 
 
 def versions() -> tuple[str, str]:
-    """Versions of cuBLASLt and cuSPARSELt, ``""`` where one is not open."""
+    """Return the versions of cuBLASLt and cuSPARSELt, ``""`` for one that is not open."""
     numbers = (ctypes.c_int64 * 6)()
     _functions().slidesparse_lt_versions(numbers)
     return tuple(".".join(map(str, part)) if part[0] >= 0 else "" for part in (numbers[:3], numbers[3:]))  # type: ignore[return-value]
@@ -120,7 +121,7 @@ def versions() -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a plan: bytes of workspace and of the compressed weight, number of algorithms to choose from."""
+    """The facts of a plan: bytes of workspace and of the compressed weight, and the number of algorithms."""
 
     workspace: int
     compressed: int
@@ -128,21 +129,21 @@ class Plan:
 
 
 def prepare(problem: Problem, sparse: bool, stream: int = 0) -> Plan:
-    """Make the plan unless it is there. Raises Refusal for what the library does not do."""
+    """Make the plan unless it exists. Raises Refusal if the library does not support the product."""
     info = (ctypes.c_int64 * 3)()
     _call("prepare", problem.packed(), ctypes.c_int32(sparse), stream, info)
     return Plan(*info)
 
 
 def compressed_size(problem: Problem) -> tuple[int, int]:
-    """Bytes of the compressed weight and of the scratch for making it."""
+    """Return the bytes of the compressed weight and of the scratch to make it."""
     sizes = (ctypes.c_int64 * 2)()
     _call("compressed_size", problem.packed(), sizes)
     return sizes[0], sizes[1]
 
 
 def compress(problem: Problem, weight: int, compressed: int, scratch: int, stream: int) -> None:
-    """Addresses of a row-major 2:4 weight, of where to put it, and of scratch."""
+    """Compress a row-major 2:4 weight. All tensors are passed as addresses."""
     _call("compress", problem.packed(), weight, compressed, scratch, stream)
 
 
@@ -156,18 +157,19 @@ def multiply(
     workspace: tuple[int, int],
     stream: int,
 ) -> None:
-    """Addresses of ``x``, a weight, compressed if ``sparse``, their scales (0: none), the result and scratch, whose
-    size comes with it.
+    """Multiply by the plan of ``problem``. All tensors are passed as addresses.
+
+    The weight is compressed if ``sparse``. Scales may be 0 for none. The workspace has an address and a size.
     """
     room = ctypes.c_size_t(workspace[1])
     _call("multiply", problem.packed(), ctypes.c_int32(sparse), x, weight, *scales, out, workspace[0], room, stream)
 
 
 def plans() -> int:
-    """How many plans there are."""
+    """Return the number of plans."""
     return int(_functions().slidesparse_lt_plans())
 
 
 def forget() -> None:
-    """Destroy plans and handles: for tests."""
+    """Destroy plans and handles, for tests."""
     _functions().slidesparse_lt_forget()

@@ -1,4 +1,4 @@
-"""What has to be there before a CUDA graph is captured: plans, handles, loaded modules."""
+"""The preparation of CUDA graph captures: plans, handles and loaded modules must exist before."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which algorithm and split of k a product takes: asked of the libraries, tried by ``shiplap.tune``, once, at load.
+"""The choice of algorithm and split of k for a product: listed by the libraries and timed by ``shiplap.tune``, at load.
 
-The lists differ from size to size, so they are no ``configs=`` of a declaration. What was chosen is an ordinary choice
-of the leaf op (``shiplap freeze``, ``shiplap cache``); in a call nothing is looked for.
+The lists differ from size to size, so they are not ``configs=`` of a declaration. The result is an ordinary choice of
+the leaf op (``shiplap freeze``, ``shiplap cache``). A call searches for nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEAVES: dict[sl.Op, tuple[sl.Op | None, sl.Op]] = {
 
 
 def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.Problem:
-    """The product that a call of the leaf ``op`` is; the library's own algorithm."""
+    """Return the product that a call of the leaf ``op`` computes, with the library's own algorithm."""
     source = _SOURCE[op]
     scaling = native.PER_ROW if op is ops.mm_fp8 else native.UNSCALED
     return native.Problem(device, m, n, k, source, native.RESULT[source], scaling)
@@ -49,10 +49,10 @@ def _configured(problem: native.Problem, config: Mapping[str, Value]) -> native.
 
 
 class Algorithms(ConfigSource):
-    """Algorithms of a leaf product, as the library lists them; one takes a call if the library has a plan for it."""
+    """The algorithms of a leaf product as the library lists them. A config takes a call for which it has a plan."""
 
     def configs(self, op: sl.Op, device: torch.device, sizes: Mapping[str, Any]) -> list[dict[str, int]]:
-        """The library's own choice, then every algorithm of which it makes a plan."""
+        """Return the library's own choice, then every algorithm for which it makes a plan."""
         problem = problem_of(op, _index(device), sizes["m"], sizes["n"], sizes["k"])
         default = {"ALG": -1} if op in kernels.DENSE else kernels.DEFAULT
         return [default, *algorithms(op, problem, _stream(device))]
@@ -74,7 +74,7 @@ ALGORITHMS = Algorithms(f"{__name__}:ALGORITHMS", "cuda", kernels.NAME)
 def algorithms(
     op: sl.Op, problem: native.Problem, stream: int = 0, splits: Sequence[int] | None = None
 ) -> list[dict[str, int]]:
-    """Configs of ``op`` for which the library makes a plan; ``splits`` of k, by default as the rows call for."""
+    """Return the configs of ``op`` for which the library makes a plan. By default the rows decide the ``splits``."""
     sparse = op in kernels.SPARSE
     if sparse:
         libraries.require(torch.device("cuda", problem.device), op.spec.name)
@@ -83,6 +83,7 @@ def algorithms(
     except native.Refusal:
         return []
     if splits is None:
+        # With many rows the tiles fill the device, and a split only adds a reduction.
         splits = (0, *SPLITS) if sparse and problem.m <= FEW_ROWS else (0,)
     listed = [
         {"ALG": a, "SPLIT_K": s, "VERSION": _version()} if sparse else {"ALG": a} for s in splits for a in range(count)
@@ -91,7 +92,7 @@ def algorithms(
 
 
 def taken(op: sl.Op, problem: native.Problem, config: Mapping[str, Value], stream: int = 0) -> bool:
-    """Whether the library makes a plan of this config; then there is one."""
+    """Return whether the library makes a plan of this config. The plan then exists."""
     try:
         native.prepare(_configured(problem, config), op in kernels.SPARSE, stream)
     except native.Refusal:
@@ -100,7 +101,7 @@ def taken(op: sl.Op, problem: native.Problem, config: Mapping[str, Value], strea
 
 
 def _version() -> int:
-    """That of the open cuSPARSELt as ``Version::number`` has it."""
+    """Return the version of the open cuSPARSELt as one number, as ``Version::number`` does."""
     major, minor, patch = map(int, native.versions()[1].split("."))
     return major * 1000000 + minor * 1000 + patch
 
@@ -120,7 +121,8 @@ def tune(
     seconds: float = 20.0,
     remeasure: bool = False,
 ) -> list[Choice]:
-    """Choose the algorithm of a leaf product for each ``(m, n, k)``; candidates run in a process of their own."""
+    """Choose the algorithm of a leaf product for each ``(m, n, k)``. Candidates run in a process of their own."""
+    # A packed weight has a size that only the library knows, here any number.
     more = {"_": 1, "layout": ops.CUSPARSELT} if op in kernels.SPARSE else {}
     samples: list[dict[str, Value]] = [{"m": m, "n": n, "k": k, **more} for m, n, k in dict.fromkeys(sizes)]
     return ALGORITHMS.tune(op, samples, device=device, seconds=seconds, remeasure=remeasure)
@@ -137,9 +139,9 @@ def tune_layer(
     seconds: float = 20.0,
     remeasure: bool = False,
 ) -> list[Choice]:
-    """Choose algorithms for both forms of a layer ``[n, k]`` and then the form, for each number of rows: all choices.
+    """Choose the algorithms of both forms of a layer ``[n, k]``, then the form, for each number of rows.
 
-    The race of forms is run in this process: their products have been verified, and their algorithms are in force here.
+    The forms are timed in this process, since their products have been verified and their algorithms are in force here.
     """
     rows = list(rows)
     dense, sparse = _LEAVES[op]
@@ -148,6 +150,7 @@ def tune_layer(
         usable = leaf in kernels.SPARSE and libraries.available(device, _SOURCE[leaf]) is True
         if leaf is not None and (usable or (leaf in kernels.DENSE and n % 32 == 0 and k % 32 == 0)):
             choices += tune(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, remeasure)
+    # Samples have to be packed in the layout that the kernels of this device read.
     layout = ops.CUSPARSELT if libraries.available(device) is True else ops.PORTABLE
     drawn_as = {"dtype": str(dtype)} if op in (layers.linear_int8, layers.linear_fp8) else {}
     samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": layout, **drawn_as} for m in rows]

@@ -1,4 +1,4 @@
-"""Weights in cuSPARSELt's own bytes: made once, at load, for the device and version at hand; never stored."""
+"""Weights in cuSPARSELt's own format: made at load, for the present device and version, and never stored."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ROWS = 2048  # of an identity matrix at a time
 
 
 def compress(slid: Tensor) -> Tensor:
-    """A 2:4 weight ``[n, k']`` on a GPU, whole tiles → cuSPARSELt's bytes, uint8 ``[_]`` (layout 1).
+    """Compress a 2:4 weight ``[n, k']`` on a GPU, in whole tiles, to cuSPARSELt's bytes, uint8 ``[_]`` (layout 1).
 
-    Of no weights there are no bytes. SL211 for another dtype or size, SL401 without a usable cuSPARSELt, SL305
-    when it refuses.
+    An empty weight has no bytes. Raises SL211 for another dtype or size, SL401 without a usable cuSPARSELt, and SL305
+    if the library refuses.
     """
     where = "slidesparse.lt.compress"
     n, k = slid.shape
@@ -50,10 +50,10 @@ def compress(slid: Tensor) -> Tensor:
 def product(
     x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: bool, scales: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """``x [m, k]`` times a weight of ``n`` rows, compressed if ``sparse``, as ``result``: whole tiles.
+    """Return ``x [m, k]`` times a weight of ``n`` rows, compressed if ``sparse``, as ``result``: whole tiles.
 
-    For what no leaf op has: other types of results, and FP8 with one scale for all of ``x`` and one for all of a dense
-    weight (``scales``, float32 of one element each). SL305 when the library refuses.
+    The leaf ops do not have these cases: other types of results, and FP8 with one scale for all of ``x`` and one for
+    all of a dense weight (``scales``, float32 of one element each). Raises SL305 if the library refuses.
     """
     problem = _problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(result=result)
     if scales is None:
@@ -63,12 +63,13 @@ def product(
 
 
 def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype) -> Tensor:
-    """``x [m, k]`` times a compressed weight, times the float32 ``scale`` of each of the weight's rows, as ``result``.
+    """Return ``x [m, k]`` times a compressed weight, times the float32 ``scale`` of each weight row, as ``result``.
 
-    Scaled by cuSPARSELt where it does that (of integers, :func:`libraries.takes`); else by PyTorch, from integers or
-    float32. Rounded once either way.
+    cuSPARSELt applies the scales where it can (for integers, see :func:`libraries.takes`). Otherwise PyTorch does, from
+    integers or float32. Either way the result is rounded once.
     """
     n, scale = len(scale), scale.contiguous()
+    # One kernel instead of two, and no intermediate result in memory.
     if libraries.takes(x.device, x.dtype, result, native.PER_ROW) is True:
         problem = _problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(result=result, scaling=native.PER_ROW)
         return _run(problem, True, x, packed, (0, scale.data_ptr()))
@@ -80,6 +81,7 @@ def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scale
     where, x, weight = "slidesparse.lt.product", _placed(x), _placed(weight)
     _check_operands(where, problem, sparse, x, weight)
     out = torch.empty(problem.m, problem.n, dtype=problem.result, device=x.device)
+    # The libraries refuse empty products.
     if not out.numel() or not problem.k:
         return out.zero_()
     with torch.cuda.device(x.device):
@@ -111,7 +113,10 @@ def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scale
 
 
 def _check_operands(where: str, p: native.Problem, sparse: bool, x: Tensor, weight: Tensor) -> None:
-    """SL211 for operands that the library would read beyond, or from where it cannot: a GPU does not survive that."""
+    """Raise SL211 for operands that the library would read beyond their end, or from a wrong address.
+
+    An invalid access on a GPU ends the CUDA context of the process.
+    """
     wanted = (torch.uint8, weight.shape[:1]) if sparse else (p.source, (p.n, p.k))
     fits = (weight.dtype, tuple(weight.shape)) == (wanted[0], tuple(wanted[1])) and weight.device == x.device
     if p.m % 16 or p.n % 32 or p.k % 32 or not fits:
@@ -126,17 +131,19 @@ def _check_operands(where: str, p: native.Problem, sparse: bool, x: Tensor, weig
 
 
 def _placed(t: Tensor) -> Tensor:
-    """``t`` contiguous and where the libraries take it: a view may begin at any element."""
+    """Return ``t`` contiguous and aligned to 16 bytes: a view may begin at any element."""
     t = t.contiguous()
+    # Plans are made for addresses that are multiples of 16 bytes.
     return t.clone() if t.data_ptr() & 15 else t
 
 
 def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
-    """The inverse of :func:`compress`, ``[n, k]``: the product with an identity matrix, a few rows at a time."""
+    """Invert ``compress`` to ``[n, k]``: the product with an identity matrix, a few rows at a time."""
     libraries.require(packed.device, "slidesparse.lt.expand")
     weight = torch.empty(n, k, dtype=dtype, device=packed.device)
     for start in range(0, k, ROWS):
         rows = min(ROWS, k - start)
+        # ``torch.eye`` has no float8, so the identity is cast afterwards.
         eye = torch.eye(k, rows, device=packed.device, dtype=torch.float16).roll(start, 0).t()
         columns = product(eye.to(dtype).contiguous(), packed, n, RESULT[dtype], sparse=True)
         weight[:, start : start + rows] = columns.t().to(dtype)

@@ -1,4 +1,4 @@
-"""``shiplap demo``: run the demonstration, show its numbers, say where the report is."""
+"""The command ``shiplap demo``: run the demonstration and print its numbers and the path of the report."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def command(
 
 
 def _codes(text: str) -> tuple[int, ...]:
-    """``"2,9"`` → ``(2, 9)``. Raises SL613 for anything else."""
+    """Parse ``"2,9"`` to ``(2, 9)``. Raises SL613 for any other text."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= 255 for part in parts):
         raise error("SL613", where="--classes", got=repr(text), expected="class codes from 0 to 255, as 2,9")
@@ -92,7 +92,10 @@ def _codes(text: str) -> tuple[int, ...]:
 
 
 def _require_device(device: str) -> None:
-    """SL605 before any work. The kernels of the demo exist for two kinds of device; others would fail on the way."""
+    """Raise SL605 for a device without kernels for the demo, before any work.
+
+    The kernels of the demo exist for two kinds of devices.
+    """
     if device.partition(":")[0] not in DEVICES:
         raise error(
             "SL605",

@@ -1,4 +1,4 @@
-"""A bar for each stage of long work."""
+"""Progress bars for the stages of long work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["shown"]
 
 @contextlib.contextmanager
 def shown(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
-    """A bar per stage on stderr while someone is watching; nothing stays of it."""
+    """Show a bar per stage on stderr if that is a terminal. The bars are removed at the end."""
     if quiet or not sys.stderr.isatty():
         yield lambda stage, done, total, note: None
         return

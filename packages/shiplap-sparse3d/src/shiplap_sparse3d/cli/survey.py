@@ -1,4 +1,4 @@
-"""``shiplap survey``: classify every point of a scan that need not fit into memory."""
+"""The command ``shiplap survey``: classify every point of a scan that may be larger than memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def command(
 
 
 def _model(target: str) -> SurveyModel:
-    """The model that ``target`` names, or that the function which it names returns. Raises SL825 for anything else."""
+    """Return the model that ``target`` names, or that the named function returns. Raises SL825 for anything else."""
     from shiplap_sparse3d.survey import SurveyModel
 
     module, name = verbs.load_target(target)
@@ -98,7 +98,7 @@ def _model(target: str) -> SurveyModel:
 
 
 def _made(target: str, function: Callable[[], Any]) -> Any:
-    """What the function of the user returns. Raises SL825 if it raises, as for weights that are not there."""
+    """Return the result of the user's function. Raises SL825 if the function raises, as for missing weights."""
     try:
         return function()
     except ShiplapError:

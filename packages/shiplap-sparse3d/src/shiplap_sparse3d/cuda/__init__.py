@@ -1,4 +1,4 @@
-"""The kernels of sparse3d for CUDA, in Triton. A module with Triton code is imported when its first kernel runs."""
+"""The Triton kernels of sparse3d for CUDA. A module with Triton code is imported when its first kernel runs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The launches of ``bricks.py`` in a program that makes a submanifold table.
 
-In the workspace, at its start: the list of rows, the slots that have bits, and the slot of each row. Behind them, in
-front of what the sort wants as zeros: the words of bits, or the slots of a hash, and two counters. The starts of the
-bricks' rows lie where other ways have their table. Which slot a brick has in a hash and where its rows start depend on
-the order of threads; what is found does not.
+The workspace begins with the list of rows, the slots that have bits, and the slot of each row. Behind them, in front of
+the memory that the sort expects as zeros, are the words of bits or the slots of a hash, and two counters. The starts of
+the bricks' rows are where other methods have their table. The slot of a brick in a hash and the start of its rows
+depend on the order of threads; the resulting table does not.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ SCRATCH = {
 
 
 def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
-    """Whether the table of ``n`` voxels is made here, as values of a launch program: of tables that ``sort.py`` ranks,
-    with more voxels than ``hashed``, or than ``dense`` where each brick has a word.
+    """Return the launch value that tells whether the table of ``n`` voxels is made by bricks.
+
+    That is so for tables that ``sort.py`` ranks, with more voxels than ``hashed``, or than ``dense`` if each brick has
+    a word.
     """
     many, long = f"cdiv(k, max(parts, 1)) > {sort.COUNTED_TAPS}", f"n > min({sort.COUNTED_ROWS}, run)"
+    # Launch values have no "or".
     ranked = f"where({many}, 1, where({long}, 1, 0)) == 1"
     small = f"k >= {TAPS} and k <= 27 and max(kernel) <= 3 and max(dilation) == 1 and {ranked}"
     sides = [f"max(1, cdiv(spatial_shape[{i}], 4))" for i in range(3)]
@@ -71,8 +74,9 @@ def _scratch(*names: str) -> dict[str, tuple[str, str]]:
 
 
 def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
-    """``program``, then the voxels in bricks, and the keys of their table's sort."""
+    """Add to ``program`` the launches that put voxels into bricks and make the keys of the table's sort."""
     when, arguments = "bricks == 1", _arguments("n")
+    # One fill clears the slots, the two counters and the zeros of the sort.
     program = program.fill(CLEAR, "slot_bytes + 16 + zeros", when=when).then(
         brick_insert_kernel,
         grid=f"cdiv(n, {INSERTS})",
@@ -92,6 +96,7 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
         scratch=_scratch("slots", "counters", "starts", "taken"),
     )
     keys = {"keys": ("int64", "keys"), "counts": ("int64", "counts")}
+    # A sort by digits counts whole pages, so a program takes as many rows as a page has.
     for rows, how in ((PAGE, f"{when} and digits == 1"), (ROWS, f"{when} and digits == 0")):
         program = program.then(
             brick_hits_kernel,
@@ -105,7 +110,7 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
 
 
 def ordered_entries(program: TritonLaunches, origins: str) -> TritonLaunches:
-    """``program``, then the table in the order of its sort. ``origins``: where in the workspace torch's sort has it."""
+    """Add to ``program`` the table in its sorted order. ``origins``: offset of torch's sort in the workspace."""
     return program.then(
         brick_entries_kernel,
         grid=(f"cdiv(n, {ENTRIES.value})", "parts"),

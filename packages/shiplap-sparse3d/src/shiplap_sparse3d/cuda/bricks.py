@@ -1,12 +1,12 @@
 """Submanifold tables of many voxels: a bit for each cell of a brick of 4 x 4 x 4 cells.
 
-Where the grids of all scenes have few bricks for so many voxels, there is a word of bits for each of them; otherwise
-the bricks that have voxels are in a hash. On a surface some twenty voxels share a brick, so what is read stays in the
-L2 cache, where a slot for each voxel does not. A window of three cells per axis meets at most eight bricks; which of
-its cells are voxels are bits of their words, and that is all that the sort of a table needs. Once the order of the rows
-is known, each is looked up again, and its entries are written where they belong: a table in the order of the voxels is
-never made. The rows of a brick's voxels lie together, in the order of its bits, in a list of rows whose start the brick
-knows. ``brick_plan.py`` has the launches, and what lies where in the workspace.
+If the grids of all scenes have few bricks compared with the voxels, each brick has a word of bits. Otherwise the bricks
+with voxels are in a hash. On a surface some twenty voxels share a brick, so the words stay in the L2 cache, which a
+slot for each voxel does not. A window of three cells per axis meets at most eight bricks. The bits of their words tell
+which of its cells are voxels, and the sort of a table needs nothing else. Once the order of the rows is known, each row
+is looked up again, and its entries are written to their final places, so a table in the order of the voxels is never
+made. The rows of a brick's voxels are adjacent, in the order of its bits, in a list whose start the brick stores.
+``brick_plan.py`` has the launches and the layout of the workspace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENTRIES = tl.constexpr(64)  # rows of a program that writes: those of one mask
 
 @triton.jit
 def _coords_of(coords, row, inside):
-    """The four columns of ``row``, which are read in one go: rows in any order lie in lines of their own."""
+    """Return the four columns of ``row``, read together: rows in random order lie in different cache lines."""
     at = coords + row.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
     columns = tl.reshape(tl.load(at, mask=inside[:, None], other=-1), (row.shape[0], 2, 2))
     by, xz = tl.split(columns)
@@ -48,13 +48,13 @@ def _fourth(size):
 
 @triton.jit
 def _number(b, x, y, z, width, height, depth):
-    """The number of a brick by its own coordinates."""
+    """Return the number of a brick from its coordinates in bricks."""
     return ((b * _fourth(width) + x) * _fourth(height) + y) * _fourth(depth) + z
 
 
 @triton.jit
 def _word(slots, slot, DENSE: tl.constexpr):
-    """Where the bits of a brick are. In a hash its number + 1 is in front of them."""
+    """Return the address of a brick's bits. In a hash the brick's number + 1 precedes them."""
     at = slot.to(tl.int64)
     if not DENSE:
         at = at * 2 + 1
@@ -63,7 +63,7 @@ def _word(slots, slot, DENSE: tl.constexpr):
 
 @triton.jit
 def _ones(word):
-    """Bits of words of 64; in this form, the compiler knows what is meant."""
+    """Return the number of set bits in words of 64, in a form that the compiler turns into one instruction."""
     x = word.to(tl.uint64, bitcast=True)
     x = x - ((x >> 1) & 0x5555555555555555)
     x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
@@ -73,7 +73,7 @@ def _ones(word):
 
 @triton.jit
 def _below(word, bit):
-    """How many bits of a word are below ``bit``."""
+    """Return the number of set bits of a word below ``bit``."""
     return _ones(word & ((tl.full(bit.shape, 1, tl.int64) << bit.to(tl.int64)) - 1))
 
 
@@ -93,7 +93,7 @@ PLACES = ["slots", "counters", "starts", "rows", "own", "taken"]
 
 @triton.jit
 def _taken(slots, number, good, room):
-    """The slots of bricks by their number + 1, which are taken if they are free. ``room``: how many slots there are."""
+    """Take a slot for each brick by its number + 1, if it is free. ``room`` is the number of slots."""
     entries, slot = _words(slots), home(number, room)
     seen = tl.load(entries + slot.to(tl.int64) * 2, mask=good, other=0)  # most bricks are there already
     wanting = good & (seen != number)
@@ -125,7 +125,7 @@ def brick_insert_kernel(
     DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Bits of rows into the words of their bricks, the slot of each row, and a list of the slots that have bits."""
+    """Set the bits of rows in their bricks' words, and list the slot of each row and all used slots."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = _coords_of(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
@@ -135,11 +135,14 @@ def brick_insert_kernel(
     else:
         number = _number(b.to(tl.int64), x >> 2, y >> 2, z >> 2, width, height, depth) + 1
         slot = _taken(slots, number, good, capacity.to(tl.uint32))
+        # A later kernel needs the slot again, and a load is cheaper than a second search.
         tl.store(_ints(own) + row, slot, mask=row < n)
     bit = ((x & 3) * 16 + (y & 3) * 4 + (z & 3)).to(tl.int64)
     word = tl.full((BLOCK,), 1, tl.int64) << bit
+    # The old word also shows whether the cell was taken, which is a duplicate voxel.
     old = tl.atomic_or(_word(slots, slot, DENSE), word, mask=good, sem="relaxed")
     report(status, code_twice, row, good & (((old >> bit) & 1) != 0))
+    # The row that sets the first bit of a brick lists it, so each brick is listed once.
     made = good & (old == 0)
     new = made.to(tl.int32)
     total = tl.sum(new, 0)
@@ -152,11 +155,12 @@ def brick_insert_kernel(
 def brick_start_kernel(
     slots: tl.int64, counters: tl.int64, starts: tl.int64, taken: tl.int64, DENSE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Room in the list of rows for each brick."""
+    """Reserve space in the list of rows for each brick."""
     at, bricks = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.load(_ints(counters))
     if tl.program_id(0) * BLOCK < bricks:
         slot = tl.load(_ints(taken) + at, mask=at < bricks, other=0)
         voxels = _ones(tl.load(_word(slots, slot, DENSE), mask=at < bricks, other=0))
+        # One atomic for a block of bricks. Their order varies, but each brick keeps its rows together.
         first = tl.atomic_add(_ints(counters) + 1, tl.sum(voxels, 0), sem="relaxed")
         tl.store(_ints(starts) + slot, first + tl.cumsum(voxels, 0) - voxels, mask=at < bricks)
 
@@ -178,8 +182,9 @@ def _met(
     KZ: tl.constexpr,
     DENSE: tl.constexpr,
 ):
-    """``[rows, 8]``: slots of the bricks that windows from (x, y, z) on meet, and their words."""
+    """Return ``[rows, 8]``: slots and words of the bricks that windows from (x, y, z) on meet."""
     near = tl.arange(0, 8)[None, :]
+    # A window of three cells, or fewer, crosses at most one border of bricks per axis.
     nx, ny, nz = near >> 2, (near >> 1) & 1, near & 1
     bx, by, bz = (x >> 2)[:, None] + nx, (y >> 2)[:, None] + ny, (z >> 2)[:, None] + nz
     met = (nx * 4 < ((x & 3) + KX)[:, None]) & (ny * 4 < ((y & 3) + KY)[:, None]) & (nz * 4 < ((z & 3) + KZ)[:, None])
@@ -195,7 +200,8 @@ def _met(
 
 @triton.jit
 def _corners(of, ROWS: tl.constexpr):
-    """The eight columns of ``[rows, 8]``."""
+    """Return the eight columns of ``[rows, 8]``."""
+    # Triton cannot index registers, so the columns are split off axis by axis.
     z0, z1 = tl.split(tl.reshape(of, (ROWS, 2, 2, 2)))
     z0y0, z0y1 = tl.split(z0)
     z1y0, z1y1 = tl.split(z1)
@@ -238,7 +244,7 @@ def brick_hits_kernel(
     DENSE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Rows into the list of their brick, and the keys by which the table is sorted."""
+    """Write rows into the list of their brick, and the keys of the table's sort."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = _coords_of(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
@@ -254,12 +260,14 @@ def brick_hits_kernel(
     a000, a001, a010, a011, a100, a101, a110, a111 = _corners(words, ROWS)
     hits = tl.zeros((ROWS,), tl.int32)
     for tx in tl.static_range(KX):
+        # ``far``: the cell lies in the second brick along the axis.
         far, at_x = (x & 3) + tx >= 4, ((x + tx) & 3) * 16
         b00, b01 = tl.where(far, a100, a000), tl.where(far, a101, a001)
         b10, b11 = tl.where(far, a110, a010), tl.where(far, a111, a011)
         for ty in tl.static_range(KY):
             far_y, line = (y & 3) + ty >= 4, (at_x + ((y + ty) & 3) * 4).to(tl.int64)
             near_z, far_z = tl.where(far_y, b10, b00) >> line, tl.where(far_y, b11, b01) >> line
+            # A line of eight cells along z from both bricks: all taps of the line are one shift away.
             cells = ((near_z & 15) | ((far_z & 15) << 4)).to(tl.int32)
             hits |= ((cells >> (z & 3)) & ((1 << KZ) - 1)) << ((tx * KY + ty) * KZ)
     for part in range(PARTS):
@@ -274,9 +282,10 @@ def _either(a, b):
 
 @triton.jit
 def _entry(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.constexpr):
-    """The entries of one tap to their places; ``hits`` with its bit."""
+    """Write the entries of one tap to their places. ``hits`` has a bit for each hit."""
     above = word << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
     hit = above < 0
+    # Rows of a brick are in the order of its bits, so a count of bits is the place in the list.
     entry = tl.load(rows + (start + _ones(above) - 1), mask=hit, other=-1)
     tl.store(columns + (tap + part * 0).to(tl.int64) * m + place, entry, mask=place < m)
     return hits | (hit.to(tl.int32) << (tap - part * SIZE))
@@ -309,7 +318,7 @@ def brick_entries_kernel(
     DENSE: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32, if not ``ORDERED``."""
+    """Write the entries of 64 sorted rows of a part, their mask, and the order as int32 if not ``ORDERED``."""
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * ENTRIES + tl.arange(0, ENTRIES)
     row = sort.ordered_rows(sorted_rows, order, place, part, m, ORDERED)
@@ -335,6 +344,7 @@ def brick_entries_kernel(
                 tap, far_z = (tx * KY + ty) * KZ + tz, (z & 3) + tz >= 4
                 word, start = tl.where(far_z, c1, c0), tl.where(far_z, u1, u0)
                 bit = line + ((z + tz) & 3)
+                # Without a branch where all taps belong to one part.
                 if PARTS == 1:
                     hits = _entry(columns, listed, word, start, bit, hits, tap, part, place, m, SIZE)
                 else:

@@ -1,9 +1,9 @@
-"""Output voxels of a strided convolution and their number in one launch program, which is read back once.
+"""Output voxels of a strided convolution and their number in one launch program, whose result is read back once.
 
-Few voxels are put into a hash set, and the keys in it compared with each other. Of more there is a bit for each cell of
-the output grids: where voxels are not too sparse, such a bitmap takes fewer bytes than a hash set of them, there is no
-search and no contention, and what is read from it is in order, so nothing is sorted. Others, those of vast grids, are
-found by hash and sorted (``coords.py``).
+Few voxels go into a hash set, whose keys are compared with each other. For more voxels there is one bit for each cell
+of the output grids. Unless voxels are very sparse, such a bitmap takes fewer bytes than a hash set, needs no search,
+has no contention and is already in order, so nothing is sorted. Voxels of vast grids are found by hash and sorted
+(``coords.py``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COPIED = 1 << 16  # rows from here on are copied out of a tensor of which they a
 
 
 def scenes_for(rows: int, cells: int) -> int:
-    """For how many scenes of ``cells`` each a bitmap of the output grids pays with so many voxels; 0: for none."""
+    """Return for how many scenes of ``cells`` a bitmap of the output grids pays with so many voxels, or 0."""
     if rows <= FEW or cells == 0:
         return 0
     return min(CELLS_PER_VOXEL * rows // cells, SCENES if cells < VAST else SCENES_OF_VAST)
@@ -52,10 +52,11 @@ def scenes_for(rows: int, cells: int) -> int:
 
 @triton.jit(do_not_specialize=["keys", "count", "capacity", "width", "height", "depth"])
 def place_few_kernel(keys, voxels, count, capacity, width, height, depth, ROWS: tl.constexpr, OTHERS: tl.constexpr):
-    """The voxel of each of ``count`` keys goes behind those of smaller keys, and padding behind them all."""
+    """Write the voxel of each of ``count`` keys behind those of smaller keys, and padding behind them all."""
     m = tl.minimum(tl.load(count), capacity).to(tl.int32)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     key = tl.load(keys + row, mask=row < m, other=NO_KEY)
+    # Keys are distinct, so the number of smaller ones is the place.
     smaller = tl.zeros((ROWS, OTHERS), tl.int32)
     for first in range(0, m, OTHERS):
         at = first + tl.arange(0, OTHERS)
@@ -65,7 +66,7 @@ def place_few_kernel(keys, voxels, count, capacity, width, height, depth, ROWS: 
 
 @triton.jit(do_not_specialize=["keys", "count", "capacity", "width", "height", "depth"])
 def write_listed_kernel(keys, voxels, count, capacity, width, height, depth, BLOCK: tl.constexpr):
-    """The voxels of ``count`` keys that are in order, and padding behind them."""
+    """Write the voxels of ``count`` sorted keys, and padding behind them."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < tl.minimum(tl.load(count), capacity), other=NO_KEY)
     write(voxels, at, key, at < capacity, width, height, depth)
@@ -117,12 +118,13 @@ def mark_kernel(
     REACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The bits of the outputs that a block of inputs reaches; ``beyond``: whether one is of none of the scenes."""
+    """Set the bits of the outputs that a block of inputs reaches, and ``beyond`` if a scene has no bitmap."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
     report(status, code, row, (b != -1) & ~good)
+    # A flag and not a count: all threads store the same value, so no atomic is needed.
     tl.store(beyond + j * 0, j * 0 + 1, mask=good & (b >= scenes))
     x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT, TX, TY, TZ)
     good = good & there & (b < scenes) & (x < width_q) & (y < height_q) & (z < depth_q)
@@ -135,8 +137,9 @@ def mark_kernel(
 
 @triton.jit
 def _count(words):
-    """Bits of each word of 32."""
+    """Return the number of set bits of each word of 32."""
     x = words.to(tl.uint32, bitcast=True)
+    # The usual parallel count: pairs of bits, then groups of four, eight and more.
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
@@ -146,7 +149,7 @@ def _count(words):
 
 @triton.jit(do_not_specialize=["bits", "sums"])
 def count_cells_kernel(bits, sums, CHUNK: tl.constexpr):
-    """How many bits each chunk has."""
+    """Count the set bits of each chunk."""
     chunk = tl.program_id(0)
     words = tl.load(bits + chunk.to(tl.int64) * CHUNK + tl.arange(0, CHUNK))
     tl.store(sums + chunk, tl.sum(_count(words), 0))
@@ -154,11 +157,12 @@ def count_cells_kernel(bits, sums, CHUNK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["sums", "beyond", "chunks"])
 def sum_cells_kernel(sums, beyond, count, chunks, BLOCK: tl.constexpr):
-    """How many bits are before each chunk, and how many there are, or -1."""
+    """Write the number of bits before each chunk, and their total or -1."""
     before = tl.zeros((1,), tl.int32)
     for first in range(0, chunks, BLOCK):
         at = first + tl.arange(0, BLOCK)
         own = tl.load(sums + at, mask=at < chunks, other=0)
+        # An exclusive sum: the place of a chunk's first cell.
         tl.store(sums + at, tl.cumsum(own, 0) - own + before, mask=at < chunks)
         before += tl.sum(own, 0)
     total = tl.where(tl.load(beyond) != 0, -1, before)
@@ -167,10 +171,11 @@ def sum_cells_kernel(sums, beyond, count, chunks, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["bits", "sums", "capacity"])
 def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
-    """The numbers of the cells of a chunk, in order."""
+    """Write the numbers of the set cells of a chunk, in order."""
     word = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     words = tl.load(bits + word)
     own = _count(words)
+    # Most chunks of a sparse grid are empty, and a negative count means that the bitmap is not used.
     if (tl.sum(own, 0) > 0) & (tl.load(count) >= 0):
         place = tl.load(sums + tl.program_id(0)) + tl.cumsum(own, 0) - own
         for bit in range(32):
@@ -180,8 +185,9 @@ def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
 
 
 def _first_voxels() -> TritonLaunches:
-    """The program of ``bounded.first_voxels``. In the workspace: the keys, then the hash set or the bits, their sums
-    and whether a scene is missing.
+    """Return the program of ``bounded.first_voxels``.
+
+    The workspace has the keys, then the hash set or the bits, their sums and a flag for a missing scene.
     """
     keys, behind = ("int64", "0"), "8 * capacity"
     bits, sums = ("int32", behind), ("int32", f"{behind} + 4 * words")
@@ -192,6 +198,7 @@ def _first_voxels() -> TritonLaunches:
         "chunks": f"words // {CHUNK}",
         "few": "scenes == 0",
     }
+    # The kernels divide by these sizes, also for an empty grid.
     grid = {name: f"max(1, grid_{axis})" for name, axis in zip(("width", "height", "depth"), "xyz", strict=True)}
     program = launch_program(values=values, errors=status.ERRORS)
     program = with_keys(program, {"slots": ("int64", behind), "keys": keys}, "few").then(
@@ -213,8 +220,9 @@ def _first_voxels() -> TritonLaunches:
 
 
 def _by_cells(program: TritonLaunches, *places: tuple[str, str]) -> TritonLaunches:
-    """``program``, then keys in order by a bit for each cell, and their number. ``places`` in the workspace: of bits,
-    sums of them, a flag and the keys.
+    """Add to ``program`` the ordered keys and their number, by one bit for each cell.
+
+    ``places`` are offsets in the workspace: of bits, their sums, a flag and the keys.
     """
     bits, sums, beyond, keys = places
     program = program.then(
@@ -253,12 +261,17 @@ FIRST_VOXELS = _first_voxels()
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """See ``ops.out_coords``: reads back how many there are, and tries again with more room where it was too little."""
+    """Run ``ops.out_coords``.
+
+    The number of voxels is read back; if it exceeds the reserved rows, the program runs again with more.
+    """
     window, n = (kernel, stride, padding, dilation), coords.shape[0]
     scenes = scenes_for(n, prod(output_shape(shape, *window)))
     most, room = most_outputs(n, window), max(1024, n)
+    # The grid is too large for a bitmap, and the voxels too many to compare all with all.
     if scenes == 0 and n > FEW:
         return by_hash(coords, shape, *window)
+    # Usually there are no more outputs than inputs. The second round has room for any number of outputs.
     for capacity in (min(room, most), most):
         voxels, count = bounded.first_voxels(coords, shape, *window, capacity, scenes)
         m = int(count)

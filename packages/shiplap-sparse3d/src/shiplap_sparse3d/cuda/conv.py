@@ -1,4 +1,4 @@
-"""Matrix products of sparse3d on CUDA: Triton templates, and which of their configs suit which sizes."""
+"""Matrix products of sparse3d on CUDA: Triton templates, and the configs that suit given sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dic
 
 
 def _wide(sizes: Sizes, columns: str) -> int:
-    """Columns of a tile: as many as a group of channels has, between 16 and 256."""
+    """Return the columns of a tile: the channels of a group, between 16 and 256."""
     each = max(1, sizes[columns] // sizes["groups"])
     return min(256, max(16, 1 << (each - 1).bit_length()))
 
@@ -53,13 +53,15 @@ _FULL = ((64, 128, 16, 4, 3, False), (128, 128, 16, 8, 3, False), (64, 64, 16, 4
 
 
 def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
-    """Tiles for these sizes, likely ones first: as wide as the channels, few rows in low ones."""
+    """Return tiles for these sizes, likely ones first: as wide as the channels, low ones for few rows."""
     wide, deep = _wide(sizes, "co"), _deep(sizes, sizes["cg"])
+    # Tiles that are wider than the channels multiply zeros, and much narrower ones read rows twice.
     fitting = [t for t in _TILES if t[1] <= wide and (t[1] >= 128 or 2 * t[1] > wide or wide == 64)]
     fitting = fitting or [(128, wide, deep, 4, 3, False), (64, wide, deep, 4, 3, False), (64, wide, deep, 4, 2, False)]
     if not sizes["tf32"] and deep > 16:
         fitting += [t for t in _FULL if t[1] <= wide]
     if sizes["m"] <= 512:
+        # Few rows: low tiles make more programs, which keep the device busy.
         fitting.sort(key=lambda t: t[0])
     return [
         _config(m, n, min(k, deep), warps, stages, BULK=bulk, MASKED=masked, SPLITS=splits)
@@ -70,8 +72,9 @@ def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _channel_splits(sizes: Sizes) -> tuple[int, ...]:
-    """Few tiles and many channels: several programs may share a tile."""
+    """Return numbers of programs that share a tile. Several pay for few tiles with many channels."""
     tiles = sizes.get("parts", 1) * -(-sizes["m"] // 64) * -(-sizes["co"] // 128)
+    # An H100 or H200 has 132 multiprocessors: fewer tiles leave some of them idle.
     return (1, 2, 4) if tiles < 132 and sizes["cg"] >= 512 else (1,)
 
 
@@ -90,7 +93,7 @@ def _floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 
 def _in_full(sizes: Sizes, dtypes: Dtypes) -> bool:
-    """Whether products are of float32 as it is, and not of the 19 bits that a tensor core takes of it."""
+    """Return whether products are of full float32, and not of the 19 bits that a tensor core reads of it."""
     return dtypes["feats"] == torch.float32 and not sizes["tf32"]
 
 
@@ -99,12 +102,14 @@ def _is_for_full(config: Config) -> bool:
 
 
 def _product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """What the tile loop asks for."""
+    """Return whether the tile loop supports the call, or the reason why not."""
     if (fits := _floats(sizes, dtypes, config)) is not True:
         return fits
+    # Only sorted tables have masks of the taps that a block hits.
     if config["MASKED"] and "b" not in sizes:
         return "an unsorted table"
     full = _in_full(sizes, dtypes)
+    # These shallow tiles are in the list for float32 in full precision only.
     if not full and config["BLOCK_K"] < sizes["cg"] and _is_for_full(config):
         return "a tile for float32 in full precision"
     if not config["BULK"]:
@@ -113,6 +118,7 @@ def _product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
         return "float32 in full precision, whose registers spill behind the bulk copy engine"
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
         return "needs the bulk copy engine of compute capability 9.0"
+    # The bulk copy engine moves whole tiles, and has no mask within a tap.
     if sizes["cg"] % config["BLOCK_K"] or (sizes["co"] * dtypes["weight"].itemsize) % 16:
         return "channels of a tap that are no whole number of tiles"
     return True
@@ -123,12 +129,13 @@ def _split_k(sizes: Sizes, config: Config) -> int:
 
 
 def _grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+    """Return the launch grid: tiles of rows and columns, for each part and split."""
     tiles_n = sizes["groups"] * cdiv(sizes["co"] // sizes["groups"], config["BLOCK_N"])
     return _split_k(sizes, config) * cdiv(sizes["m"], config["BLOCK_M"]) * tiles_n, 1, 1
 
 
 def _fuses(sizes: Sizes) -> bool:
-    """Short rows in the table's order, too many for the cache, are streamed better by a kernel of their own.
+    """Return whether the rest of the layer is fused: short, unsorted rows beyond the cache are faster apart.
 
     (4,113,056 rows of 64 channels: 1.93 ms with batch norm, residual and ReLU inside, 1.79 behind; H200, 2026-11.)
     """
@@ -150,7 +157,7 @@ _OUTER = (
 
 
 def _outer_tiles(sizes: Sizes) -> list[dict[str, Any]]:
-    """Tiles of a tap's weights: the largest that is not mostly padding, then those next to it."""
+    """Return tiles of a tap's weights: the largest that is not mostly padding, then its neighbours in size."""
     high, wide = _wide(sizes, "co"), _wide(sizes, "ci")
     fitting = [
         t for t in _OUTER if t[0] <= high and t[1] <= wide and (t[0] * 4 > min(high, 128) and t[1] * 4 > min(wide, 128))
@@ -179,7 +186,7 @@ def _outer_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]
 
 
 def splits_for(rows: int, taps: int, co: int, cg: int) -> int:
-    """Into how many runs of rows to cut the weight gradient, a power of two: some waves of programs, to even out.
+    """Return into how many runs of rows the weight gradient is cut: a power of two that fills some waves.
 
     Of tiles of 128 x 128 two fit a multiprocessor, of 64 x 64 four; from two waves of whole tiles on, cutting costs.
     (Best of 1 to 64 at 512, 256, 128 and 64 channels: 2, 8, 32 and 64; H200, 2026-11-22.)

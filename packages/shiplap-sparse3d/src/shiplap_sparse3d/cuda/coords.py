@@ -1,7 +1,7 @@
-"""Output voxels of a strided convolution in Triton, as launch programs: the keys of candidates, in a hash set and in a
-list of those that were new in it, then the order of the list.
+"""Output voxels of a strided convolution in Triton, as launch programs.
 
-Few keys are compared with each other to find their places, more are sorted by torch.
+The keys of candidates go into a hash set, and new ones also into a list, which is then ordered. Few keys are compared
+with each other to find their places; more keys are sorted by torch.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ IN_LINE = tl.constexpr(3)
 
 @triton.jit
 def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr):
-    """The j-th output that ``at`` may reach along an axis, and whether it does. ``UNIT``: dilation 1, few j's.
+    """Return the j-th output that ``at`` may reach along an axis, and whether it does.
 
     ``STEP``: the stride, where dilation is 1 and numbers of 32 bits will do, or 0. Divisions are most of this kernel.
     """
     if STEP > 0:
         moved = at + padding
+        # The highest output first. Each further one is reached by a tap that is a stride higher.
         out, tap = moved // STEP - j, moved % STEP + j * STEP
         there = (tap < SIZE) & (out >= 0)
     elif UNIT:
@@ -61,6 +62,7 @@ def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.cons
         out, tap = moved // stride - j, moved % stride + j * stride
         there = (tap < SIZE) & (out >= 0)
     else:
+        # With dilation, candidates are the taps themselves, of which many fall between outputs.
         moved = at.to(tl.int64) + padding - j.to(tl.int64) * dilation
         out, there = moved // stride, (moved >= 0) & (moved % stride == 0)
     return out, there
@@ -92,7 +94,7 @@ def reached(
     TY: tl.constexpr,
     TZ: tl.constexpr,
 ):
-    """The j-th output that a voxel may reach, and whether it does, if it is inside of the output grid."""
+    """Return the j-th output that a voxel may reach, and whether it does and lies inside of the output grid."""
     x, x_there = _reached(x, sx, px, dx, j // (JY * JZ), KX, UNIT, TX)
     y, y_there = _reached(y, sy, py, dy, j // JZ % JY, KY, UNIT, TY)
     z, z_there = _reached(z, sz, pz, dz, j % JZ, KZ, UNIT, TZ)
@@ -101,7 +103,9 @@ def reached(
 
 @triton.jit
 def _slot(key, mask):
+    # Neighbouring keys share a line of slots, and with it a sector of memory.
     line = key >> LINE
+    # Constants of well-tested integer mixers: close lines must spread over the table.
     h = (line ^ (line >> 32)).to(tl.uint32) * 0x9E3779B1 + (line >> 32).to(tl.uint32) * 0x85EBCA77
     h = (h ^ (h >> 16)) * 0x21F0AAAD
     h = (h ^ (h >> 15)) * 0x735A2D97
@@ -111,7 +115,7 @@ def _slot(key, mask):
 
 @triton.jit(do_not_specialize=["slots", "keys", "count", "size", "capacity"])
 def clear_kernel(slots, keys, count, size, capacity, BLOCK: tl.constexpr):
-    """An empty set, an empty list, and nothing counted."""
+    """Clear the set, the list and the count."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     nothing = tl.full((BLOCK,), NO_KEY, tl.int64)
     tl.store(slots + at, nothing, mask=at < size)
@@ -165,7 +169,7 @@ def reach_kernel(
     REACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Keys of the outputs that a block of inputs reaches: new ones into the set ``slots`` and the list ``keys``."""
+    """Put new keys of the outputs that a block of inputs reaches into the set ``slots`` and the list ``keys``."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)
     b, x, y, z = load_coords(coords, row, row < n)
@@ -175,6 +179,7 @@ def reach_kernel(
     good = good & there & (x < width_q) & (y < height_q) & (z < depth_q)
     key = ((b.to(tl.int64) * width_q + x) * height_q + y) * depth_q + z
     slot = _slot(key, mask)
+    # If the list is full already, the result is discarded, and further search is a waste.
     active, new = good & (tl.load(count) <= capacity), good & False
     step = 0
     while (tl.max(active.to(tl.int32), 0) > 0) & (step <= limit):
@@ -188,15 +193,17 @@ def reach_kernel(
     # Whoever found no slot counts as one too many.
     added = tl.sum(new, 0).to(tl.int64) + tl.where(tl.max(active.to(tl.int32), 0) > 0, capacity.to(tl.int64) + 1, 0)
     first = tl.atomic_add(count, added, sem="relaxed")
+    # One atomic for a block of keys, and places within the block by a running sum.
     place = first + tl.cumsum(new, 0) - 1
     tl.store(keys + place, key, mask=(new > 0) & (place < capacity))
 
 
 @triton.jit
 def write(reached, place, key, inside, width, height, depth):
-    """The voxel of each key, or padding, into the rows ``place``."""
+    """Write the voxel of each key, or padding, into the rows ``place``."""
     there = key != NO_KEY
     at = reached + place.to(tl.int64) * 4
+    # Divisions of 64 bits are slow, so remainders are computed by multiplication.
     plane = tl.where(there, key, 0) // depth
     line = plane // height
     tl.store(at + 3, tl.where(there, key - plane * depth, -1).to(tl.int32), mask=inside)
@@ -207,7 +214,7 @@ def write(reached, place, key, inside, width, height, depth):
 
 @triton.jit(do_not_specialize=["keys", "m", "width", "height", "depth"])
 def rank_kernel(keys, reached, m, width, height, depth, ROWS: tl.constexpr, OTHERS: tl.constexpr):
-    """Few keys: the voxel of each goes behind those of smaller keys, and of the same key before it."""
+    """Write the voxel of each key behind those of smaller and of earlier equal keys, for few keys."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     key = tl.load(keys + row, mask=row < m, other=NO_KEY)
     place = row * 0
@@ -221,7 +228,7 @@ def rank_kernel(keys, reached, m, width, height, depth, ROWS: tl.constexpr, OTHE
 
 @triton.jit(do_not_specialize=["keys", "m", "width", "height", "depth"])
 def write_kernel(keys, reached, m, width, height, depth, BLOCK: tl.constexpr):
-    """Sorted keys to voxels."""
+    """Write the voxels of sorted keys."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < m, other=NO_KEY)
     write(reached, at, key, at < m, width, height, depth)
@@ -235,7 +242,7 @@ def copy_kernel(keys, copy, m, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["voxels", "capacity", "code"])
 def count_kernel(voxels, count, status: tl.int64, capacity, code):
-    """How many there are, as int32; more than the capacity are an error."""
+    """Write the number of voxels as int32. More than the capacity are reported as an error."""
     total = tl.load(voxels)
     tl.store(count, tl.minimum(total, capacity).to(tl.int32))
     report(status, code, capacity, total > capacity)
@@ -247,11 +254,13 @@ SLOTS = f"pow2ceil(max(64, 2 * min(capacity, {ops.OUT_COORDS_BOUND})))"  # of th
 
 
 def numbers() -> dict[str, str]:
-    """Of a call: its output grid, the candidates of one input along each axis, and sizes."""
+    """Return the values of a call: its output grid, the candidates of one input along each axis, and sizes."""
     axes = list(enumerate(AXES))
     return {
         **{f"grid_{axis}": OUTPUT_GRID.format(i=i) for i, axis in axes},
         "unit": "max(dilation) == 1",
+        # Strides as constants of the kernel: divisions become multiplications. Larger ones are rare, and each would be
+        # compiled.
         "known": f"unit == 1 and max(stride) <= 8 and max(spatial_shape) < {2**30} and max(padding) < {2**30}",
         **{f"reach_{axis}": f"where(unit == 1, cdiv(kernel[{i}], stride[{i}]), kernel[{i}])" for i, axis in axes},
         "lanes": "pow2ceil(reach_x * reach_y * reach_z)",
@@ -264,7 +273,7 @@ def numbers() -> dict[str, str]:
 
 
 def window_arguments() -> dict[str, str]:
-    """What a kernel that follows a window takes: both grids, the window and its candidates."""
+    """Return the arguments of a kernel that follows a window: both grids, the window and its candidates."""
     axes = list(enumerate(AXES))
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
     grid = {f"{name}_q": f"grid_{axis}" for name, axis in zip(("width", "height", "depth"), AXES, strict=True)}
@@ -280,7 +289,8 @@ def window_arguments() -> dict[str, str]:
 
 
 def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when: str = "1") -> TritonLaunches:
-    """``program``, then the keys and their number: outputs, or where ``scratch`` says in the workspace, as the set."""
+    """Add to ``program`` the keys and their number: as outputs, or at ``scratch`` in the workspace, as is the set."""
+    # One launch clears both, so its grid is for the longer one.
     clearing = "cdiv(max(size, capacity), 1024)"
     return program.then(
         clear_kernel, grid=clearing, when=f"{when} == 1", constants={"BLOCK": 1024}, scratch=scratch
@@ -304,7 +314,7 @@ def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when
 def _order(
     program: TritonLaunches, few: int, rows: str, grid: tuple[str, str, str], given: dict[str, str], keys: str, out: str
 ) -> TritonLaunches:
-    """``program``, then the voxels of ``rows`` keys in order; more than ``few`` lie at ``keys`` in the workspace.
+    """Add to ``program`` the voxels of ``rows`` keys in order. More than ``few`` keys lie at ``keys`` in the workspace.
 
     ``given``: the argument that has the keys, where they are one. Those in the workspace have room for two more behind
     them, of what is sorted and of where it was.
@@ -337,17 +347,17 @@ def _order(
 
 
 def _reach(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
-    """The keys and their number in a program of its own, whose workspace starts with the set."""
+    """Return a program for the keys and their number. Its workspace starts with the set."""
     return with_keys(launch_program(values=numbers(), errors=status.ERRORS), {"slots": ("int64", "0"), **keys})
 
 
 def voxels_of_keys(few: int) -> TritonLaunches:
-    """The program of ``bounded.voxels_of_keys``: up to ``few`` keys are compared with each other."""
+    """Return the program of ``bounded.voxels_of_keys``: up to ``few`` keys are compared with each other."""
     return _order(launch_program(), few, "m", ("grid[0]", "grid[1]", "grid[2]"), {"keys": "keys"}, "0", "out")
 
 
 def out_coords_bounded(few: int) -> TritonLaunches:
-    """The program of ``bounded.out_coords_bounded``. In the workspace: the set, the number of keys, the keys."""
+    """Return the program of ``bounded.out_coords_bounded``. Workspace: the set, the number of keys, the keys."""
     voxels, keys = "8 * size", "8 * size + 8"
     program = _reach({"count": ("int64", voxels), "keys": ("int64", keys)})
     return _order(program, few, "capacity", ("grid_x", "grid_y", "grid_z"), {}, keys, "reached").then(
@@ -364,7 +374,7 @@ REACHED_KEYS, VOXELS_OF_KEYS, BOUNDED = _reach({}), voxels_of_keys(FEW), out_coo
 
 
 def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
-    """No more outputs than this: ``ops.OUT_COORDS_BOUND``."""
+    """Return an upper bound of the number of outputs: ``ops.OUT_COORDS_BOUND``."""
     kernel, stride, _, dilation = window
     for k, s, d in zip(kernel, stride, dilation, strict=True):
         n *= -(-k // (s // gcd(s, d)))
@@ -374,9 +384,10 @@ def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """See ``ops.out_coords``: reads back how many there are, and tries again where there are more than inputs.
+    """Run ``ops.out_coords``.
 
-    It reads back before it sorts: fewer keys are sorted, and the device is not idle while the next ops are launched.
+    The number of voxels is read back; if there are more outputs than inputs, the program runs again. It is read before
+    the sort, so that fewer keys are sorted, and so that the device is not idle while the next ops are launched.
     """
     window, n = (kernel, stride, padding, dilation), coords.shape[0]
     keys, count = bounded.reached_keys(coords, shape, *window, max(1024, n))

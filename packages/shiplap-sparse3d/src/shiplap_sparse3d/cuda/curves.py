@@ -21,7 +21,8 @@ BLOCK = 512
 
 @triton.jit
 def _spread(x):
-    """The low 21 bits, two zeros between each."""
+    """Return the low 21 bits of ``x`` with two zeros between each."""
+    # Each step moves half of the bits apart and masks the copies.
     x = (x | (x << 32)) & 0x1F00000000FFFF
     x = (x | (x << 16)) & 0x1F0000FF0000FF
     x = (x | (x << 8)) & 0x100F00F00F00F00F
@@ -31,6 +32,7 @@ def _spread(x):
 
 @triton.jit
 def _gather(x):
+    """Invert ``_spread``."""
     x = x & 0x1249249249249249
     x = (x | (x >> 2)) & 0x10C30C30C30C30C3
     x = (x | (x >> 4)) & 0x100F00F00F00F00F
@@ -41,13 +43,13 @@ def _gather(x):
 
 @triton.jit
 def _invert(first, bit):
-    """Skilling's step for the first axis itself."""
+    """Apply Skilling's step for the first axis itself."""
     return first ^ tl.where((first >> bit) & 1 == 1, (1 << bit) - 1, 0)
 
 
 @triton.jit
 def _exchange(first, other, bit):
-    """Invert the low bits of the first axis, or exchange them with another's."""
+    """Invert the low bits of the first axis, or exchange them with another axis."""
     flip = (other >> bit) & 1 == 1
     swap = tl.where(flip, 0, (first ^ other) & ((1 << bit) - 1))
     return first ^ swap ^ tl.where(flip, (1 << bit) - 1, 0), other ^ swap
@@ -61,6 +63,7 @@ def _to_hilbert(x, y, z, BITS: tl.constexpr):
         x, z = _exchange(x, z, BITS - step)
     y = y ^ x
     z = z ^ y
+    # Zeros of the type and shape of ``z``.
     parity = z ^ z
     for step in range(1, BITS):
         parity = parity ^ tl.where((z >> (BITS - step)) & 1 == 1, (1 << (BITS - step)) - 1, 0)
@@ -102,6 +105,7 @@ def encode_kernel(
     y = tl.load(coords + row * 4 + 1 + A1, mask=inside, other=0)
     z = tl.load(coords + row * 4 + 1 + A2, mask=inside, other=0)
     EDGE: tl.constexpr = 1 << BITS
+    # The axes are loaded in the order of significance, so the test needs no order.
     fits = (b >= 0) & (b < scenes) & (x >= 0) & (x < EDGE) & (y >= 0) & (y < EDGE) & (z >= 0) & (z < EDGE)
     report(status, code, row, (b != -1) & ~fits)
     if HILBERT:
@@ -147,7 +151,7 @@ _decode = triton_launcher(decode_kernel)
 
 
 def encode(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, codes: Tensor) -> None:
-    """See ``serialize.z_order_encode`` and ``hilbert_encode``."""
+    """Launch ``serialize.z_order_encode`` or ``hilbert_encode``."""
     word, rows = status.word(coords.device), coords.shape[0]
     if rows:
         scenes = min(2**31, 2 ** (width - 3 * bits))
@@ -168,7 +172,7 @@ def encode(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, 
 
 
 def decode(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tensor) -> None:
-    """See ``serialize.z_order_decode`` and ``hilbert_decode``."""
+    """Launch ``serialize.z_order_decode`` or ``hilbert_decode``."""
     word, rows = status.word(codes.device), codes.shape[0]
     if rows:
         _decode[(-(-rows // BLOCK),)](

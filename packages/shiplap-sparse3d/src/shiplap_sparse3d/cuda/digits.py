@@ -1,11 +1,11 @@
-"""A stable sort of keys of up to 31 bits in Triton, a launch for each digit, which the host gets through quickly.
+"""A stable radix sort of keys of up to 31 bits in Triton, with one launch for each digit and little host time.
 
-``torch.sort`` of some 100,000 keys keeps the host for longer than the device. Here pages of rows are sorted by a digit
-where they are, and each row goes behind those of smaller digits, and of its own digit in earlier pages. How often each
-digit occurs in a page, and in a group of pages, is known by then: who writes a row to its place counts its next digit
-there. Rows of a part that are not in one run are sorted run by run. In the workspace: counts of pages and then of
-groups, digit by digit, which start as zeros; then keys, keys, rows and rows of 32 bits, from one of the two to the
-other.
+``torch.sort`` of some 100,000 keys keeps the host busy for longer than the device. Here a page of rows is sorted by a
+digit in place, and each row moves behind those of smaller digits, and behind those of its own digit in earlier pages.
+The counts of each digit in a page, and in a group of pages, are known by then: the kernel that writes a row to its
+place counts its next digit there. Rows of a part that are not in one run are sorted run by run. The workspace has
+counts of pages and then of groups, digit by digit, which start as zeros; then keys, keys, rows and rows of 32 bits,
+since each pass reads one copy and writes the other.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ def _ints(address):
 
 @triton.jit
 def _line(counts, part, pages, BINS: tl.constexpr):
-    """Where the counts of a part begin: lines of its pages, then of its groups."""
+    """Return the offset of the counts of a part: lines of its pages, then of its groups."""
     return _ints(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
 
 
 @triton.jit
 def counted(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """One more row of this page with this digit."""
+    """Count one more row of this page with this digit."""
+    # Each row is counted in the line of its page and in that of its group.
     mine = _line(counts, part, pages, BINS) + digit
     tl.atomic_add(mine + page * BINS, 1, mask=inside, sem="relaxed")
     tl.atomic_add(mine + (pages + page // GROUP) * BINS, 1, mask=inside, sem="relaxed")
@@ -46,20 +47,22 @@ def counted(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
 
 @triton.jit
 def counted_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """The rows of a whole page: what its line says then is added to that of its group, once for each digit.
+    """Count the rows of a whole page, and add the page's counts to those of its group, once for each digit.
 
-    Atomics on one address wait for each other, and of some digits there are thousands in a group.
+    Atomics on one address wait for each other, and some digits occur thousands of times in a group.
     """
     line, bins = _line(counts, part, pages, BINS), tl.arange(0, BINS)
     tl.atomic_add(line + page * BINS + digit, 1, mask=inside, sem="relaxed")
+    # All counts of the page must have arrived before they are read.
     tl.debug_barrier()
+    # The atomics changed the L2 cache. The L1 cache may hold old values.
     count = tl.load(line + page * BINS + bins, cache_modifier=".cg")
     tl.atomic_add(line + (pages + page // GROUP) * BINS + bins, count, mask=count > 0, sem="relaxed")
 
 
 @triton.jit
 def _add(line, pages, target, count, wanted, BINS: tl.constexpr):
-    """``target``: which line and digit, or -1."""
+    """Add ``count`` to the line and digit ``target``, or nothing for -1."""
     wanted = wanted & (target >= 0)
     count = tl.where(wanted, count, 0)  # the interpreter's atomics take every other value of a half for the next one
     tl.atomic_add(line + target, count, mask=wanted, sem="relaxed")
@@ -69,7 +72,10 @@ def _add(line, pages, target, count, wanted, BINS: tl.constexpr):
 
 @triton.jit
 def _paired(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """The first of each pair of ``SIZE`` neighbours. It also counts for the second, or that is counted by itself."""
+    """Merge each pair of ``SIZE`` neighbours: the first one also counts for the second.
+
+    A second one with another target is counted by itself.
+    """
     target, other = tl.split(tl.reshape(target, (SIZE // 2, 2)))
     count, others = tl.split(tl.reshape(count, (SIZE // 2, 2)))
     _add(line, pages, other, others, target != other, BINS)
@@ -78,7 +84,7 @@ def _paired(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def counted_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """As ``counted``, but up to eight neighbours of the same page and digit, of ``SIZE``, are counted at once."""
+    """Count as ``counted``, with one atomic for up to eight neighbours of the same page and digit."""
     line, target = _line(counts, part, pages, BINS), tl.where(inside, page * BINS + digit, -1)
     target, count = _paired(line, pages, target, tl.full((SIZE,), 1, tl.int32), BINS, SIZE)
     target, count = _paired(line, pages, target, count, BINS, SIZE // 2)
@@ -88,7 +94,7 @@ def counted_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, S
 
 @triton.jit
 def _sums(at, first, begin, before, end, bins, BINS: tl.constexpr):
-    """Of each digit: how many are in the lines of counts from ``begin`` to ``before``, and up to ``end``."""
+    """Return for each digit its counts in the lines from ``begin`` to ``before``, and up to ``end``."""
     line = first + tl.arange(0, GROUP)
     inside = ((line >= begin) & (line < end))[:, None]
     count = tl.load(at + line[:, None] * BINS + bins[None, :], mask=inside, other=0)
@@ -112,7 +118,7 @@ def digit_kernel(
     LAST: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Rows of a page behind those of smaller digits in their run, and of the same digit before them.
+    """Write the rows of a page behind those of smaller digits in their run, and of equal digits before them.
 
     ``each``: pages of a run, a multiple of those of a group if there are several runs.
     """
@@ -122,10 +128,12 @@ def digit_kernel(
     mine, first_row = _ints(keys) + part.to(tl.int64) * m, page * PAGE
     digit = (tl.load(mine + first_row + lane, mask=first_row + lane < m, other=0) >> SHIFT) & (BINS - 1)
     digit = tl.where(first_row + lane < m, digit, BINS)  # rows that there are not come last
+    # The lane in the low bits makes the sort stable and leads back to the row.
     by_digit = tl.sort(digit * PAGE + lane)
     at = _line(counts, part, pages, BINS)
     group, end = page // GROUP, (tl.minimum(begin + each, pages) + GROUP - 1) // GROUP
     before, total = _sums(at, group * GROUP, begin, page, page, bins, BINS)  # in this group
+    # Totals come from the lines of groups, which include this group.
     total = tl.zeros_like(total)
     for first in range(begin // GROUP, end, GROUP):
         earlier, some = _sums(at + pages * BINS, first, begin // GROUP, group, end, bins, BINS)
@@ -133,6 +141,7 @@ def digit_kernel(
     own = tl.load(at + page * BINS + bins)
     start = tl.cumsum(total - own, 0) - total + own + before  # less how many smaller digits there are in this page
     digit, source = by_digit // PAGE, first_row + by_digit % PAGE
+    # The lane counts the rows of this page before it, of smaller and of equal digits.
     place = begin * PAGE + lane + tl.gather(start, tl.minimum(digit, BINS - 1), 0)
     inside, key = digit < BINS, tl.load(mine + source, mask=digit < BINS, other=0)
     if not FIRST:
@@ -142,15 +151,19 @@ def digit_kernel(
     else:
         tl.store(_ints(to_rows) + part.to(tl.int64) * m + place, source, mask=inside)
         tl.store(_ints(to_keys) + part.to(tl.int64) * m + place, key, mask=inside)
+        # Counted here, where key and place are at hand, so that the next pass needs no launch for it.
         next_digit = (key >> (SHIFT + WIDTH)) & (BINS - 1)
         counted_runs(next_counts, part, place // PAGE, pages, next_digit, inside, BINS, PAGE)
 
 
 def digit_numbers(sort: Sort, tile: int) -> dict[str, str]:
-    """What digits need as values of a launch program, before those that all sorts have: whether there are any, how
-    many, and of how many bits; the pages of rows, or tiles of ``tile`` rows, and lines of counts. ``ranked`` is known.
+    """Return the launch values of the digits, which come before those that all sorts have.
+
+    They are: whether there are any digits, how many, and of how many bits; the pages of rows, or tiles of ``tile``
+    rows, and the lines of counts. ``ranked`` is known.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
+    # Runs have to end at the border of a group, or a group's counts would belong to two runs.
     fits = f"{parts} * {rows} <= {ROWS} and {rows} <= where(run % {PAGE * GROUP.value} == 0, {rows}, run)"
     lines = f"{p}tiles + cdiv({p}tiles, {GROUP.value})"
     return {
@@ -163,11 +176,12 @@ def digit_numbers(sort: Sort, tile: int) -> dict[str, str]:
 
 
 def by_digits(program: TritonLaunches, sort: Sort) -> TritonLaunches:
-    """``program``, then rows of each part in the order of their keys into the output ``order``."""
+    """Add to ``program`` the sort of each part's rows by their keys into the output ``order``."""
     p, parts, rows = sort.prefix, sort.parts, sort.rows
     each = f"4 * {parts} * {rows}"
     columns = [f"{p}keys + {turn} * {each}" for turn in range(4)]
     for turn in range(PASSES):
+        # Passes alternate between the two copies of keys and rows.
         here, there = (columns[1::2], columns[::2]) if turn % 2 else (columns[::2], columns[1::2])
         counts = [
             f"{p}counts + {4 * at} * {parts} * {p}bins * ({p}tiles + cdiv({p}tiles, {GROUP.value}))"

@@ -1,9 +1,9 @@
 """Rows by coordinate: a hash table of blocks of 2 x 2 x 2 cells, built and read by Triton kernels.
 
-A slot has the number of a block and, in another array, the rows of its eight cells. Neighbours of a voxel lie in few
-blocks, so most of what a kernel window reads shares memory sectors; numbers are exact, so that no row is compared.
-There are two slots for each row and linear probing; in which slot a block ends depends on the order of the threads,
-what is found in it does not. Numbers and rows are kept + 1, and 0 is nothing: zeros are an empty table.
+A slot has the number of a block and, in another array, the rows of its eight cells. The neighbours of a voxel lie in
+few blocks, so most reads of a kernel window share memory sectors. Numbers are exact, so rows need not be compared.
+There are two slots for each row, with linear probing. The slot of a block depends on the order of the threads; the rows
+found in it do not. Numbers and rows are stored + 1, so that 0 means empty and a table of zeros is an empty table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STATUS_BITS = tl.constexpr(40)  # status.ROW_BITS
 
 @triton.jit
 def load_coords(coords, row, mask):
-    """The four columns of ``row``; padding where ``mask`` is off."""
+    """Return the four columns of ``row``, or padding where ``mask`` is off."""
     at = coords + row.to(tl.int64) * 4
     b = tl.load(at, mask=mask, other=-1)
     x = tl.load(at + 1, mask=mask, other=-1)
@@ -46,7 +46,8 @@ def is_inside(b, x, y, z, width, height, depth, batches):
 
 @triton.jit
 def report(status, code, row, bad):
-    """One word to the host, where there is something to tell."""
+    """Write an error word for the host if any row is ``bad``."""
+    # Any one of several bad rows may win: an error names one row.
     at = status.to(tl.int64).to(tl.pointer_type(tl.int64)) + row * 0
     tl.store(at, (code.to(tl.int64) << STATUS_BITS) | row.to(tl.int64), mask=bad)
 
@@ -58,33 +59,36 @@ def _half(size):
 
 @triton.jit
 def number_of(b, x, y, z, width, height, depth):
-    """The number of a cell's block, from 1."""
+    """Return the number of a cell's block, from 1."""
+    # From 1, since 0 is an empty slot.
     line = (b.to(tl.int64) * _half(width) + (x >> 1)) * _half(height) + (y >> 1)
     return line * _half(depth) + (z >> 1) + 1
 
 
 @triton.jit
 def home(number, capacity):
-    """The first slot to look at."""
+    """Return the first slot of a number's search."""
     h = number.to(tl.uint32) * 0x9E3779B1 + (number >> 32).to(tl.uint32) * 0x85EBCA77
     h = (h ^ (h >> 16)) * 0x21F0AAAD
     h = (h ^ (h >> 15)) * 0x735A2D97
+    # A multiplication maps the hash to a slot without a division.
     return tl.umulhi(h ^ (h >> 15), capacity)
 
 
 @triton.jit
 def places(slots, slot, x, y, z, capacity):
-    """Where the rows of cells are kept. ``slots`` is an address."""
+    """Return the addresses of the rows of cells. ``slots`` is an address."""
     rows = (slots.to(tl.int64) + capacity.to(tl.int64) * 8).to(tl.pointer_type(tl.int32))
     return rows + slot.to(tl.int64) * 8 + ((x & 1) * 4 + (y & 1) * 2 + (z & 1))
 
 
 @triton.jit
 def insert(slots, row, b, x, y, z, active, width, height, depth, capacity):
-    """Put the ``active`` rows in; of several with the same coordinates the last one stays, and the others return it.
+    """Insert the ``active`` rows. Of several with the same coordinates the last one stays.
 
-    ``slots`` is an address. Returns a row + 1 that was there, or 0.
+    ``slots`` is an address. Returns for each row a row + 1 that was there before, or 0.
     """
+    # Launch programs pass addresses of the workspace as integers.
     entries, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
     number, wanting = number_of(b, x, y, z, width, height, depth), active
     slot = home(number, capacity)
@@ -93,12 +97,13 @@ def insert(slots, row, b, x, y, z, active, width, height, depth, capacity):
         old = tl.atomic_cas(entries + slot, tl.where(wanting, 0, -1).to(tl.int64), number, sem="relaxed")
         wanting = wanting & (old != 0) & (old != number)
         slot = tl.where(wanting, tl.where(slot + 1 == capacity, 0, slot + 1), slot)
+    # The maximum does not depend on the order of threads, as the last write would.
     return tl.atomic_max(places(slots, slot, x, y, z, capacity), row + 1, mask=active, sem="relaxed")
 
 
 @triton.jit
 def search(slots, number, active, capacity, WORDS: tl.constexpr = 1):
-    """``(slot, there)``: the slots ``[rows, blocks]`` of blocks by number, and which blocks there are at all.
+    """Return ``(slot, there)``: the slots ``[rows, blocks]`` of blocks by number, and whether each block exists.
 
     A slot of ``WORDS`` starts with the number.
     """
@@ -106,6 +111,7 @@ def search(slots, number, active, capacity, WORDS: tl.constexpr = 1):
     slot, searching, there = home(number, capacity), active, active & False
     while tl.max(tl.max(searching.to(tl.int32), 1), 0) > 0:
         seen = tl.load(slots + slot.to(tl.int64) * WORDS, mask=searching, other=0)
+        # A search ends at the number or at an empty slot. Half of the slots are empty, so probes are short.
         there = there | (searching & (seen == number))
         searching = searching & (seen != 0) & (seen != number)
         slot = tl.where(searching, tl.where(slot + 1 == capacity, 0, slot + 1), slot)
@@ -114,6 +120,6 @@ def search(slots, number, active, capacity, WORDS: tl.constexpr = 1):
 
 @triton.jit
 def find(slots, b, x, y, z, active, width, height, depth, capacity):
-    """``[rows, taps]``: the row with these coordinates or -1. ``slots`` is an address."""
+    """Return ``[rows, taps]``: the row with these coordinates or -1. ``slots`` is an address."""
     slot, there = search(slots, number_of(b, x, y, z, width, height, depth), active, capacity)
     return tl.load(places(slots, slot, x, y, z, capacity), mask=there, other=0) - 1

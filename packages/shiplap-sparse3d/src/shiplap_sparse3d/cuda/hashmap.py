@@ -1,8 +1,8 @@
 """``hash_insert*`` and ``hash_lookup*`` in Triton: the tables of hashing.py, built by all threads at once.
 
-A slot goes to the lowest key that passes it: ``atomic_min`` puts it there and hands over the one that moves on. Slots
-only ever fall, so a key that is where it belongs has lower ones all the way from its home, whatever the other threads
-do, and the keys end where the reference puts them. Values follow in a pass of their own, since until then keys move.
+A slot goes to the lowest key that passes it: ``atomic_min`` stores the key and returns the one that moves on. Values in
+slots only fall, so a key at its place has lower keys in all slots from its home on, whatever the other threads do.
+Therefore the keys end where the reference puts them. Values follow in a pass of their own, since keys move until then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_VALUE = tl.constexpr(0xFFFFFFFF)
 
 @triton.jit
 def _home(key, capacity):
-    """The first slot to look at: ``hashing.home``."""
+    """Return the first slot of a key's search: ``hashing.home``."""
     mixed = (key ^ (key >> 33)) * 0xFF51AFD7ED558CCD
     mixed = (mixed ^ (mixed >> 33)) * 0xC4CEB9FE1A85EC53
     mixed = mixed ^ (mixed >> 33)
@@ -46,11 +46,12 @@ def _load_keys(keys, row, n):
 
 @triton.jit
 def slot_of(table, key, capacity):
-    """The slot of each key (of any shape), -1 for those that are not in the table."""
+    """Return the slot of each key (of any shape), or -1 for keys that are not in the table."""
     slot, active = _home(key, capacity), key != EMPTY
     result = tl.where(active, -1, -1).to(tl.int64)
     step = 0
     while (tl.max(active.to(tl.int32)) > 0) & (step < capacity):
+        # Slots hold the lowest key that passed, so a higher key here means that the key is absent.
         held = tl.load(table + slot, mask=active, other=-1).to(tl.uint64)
         result = tl.where(active & (held == key), slot, result)
         active = active & (held < key)
@@ -61,13 +62,17 @@ def slot_of(table, key, capacity):
 
 @triton.jit(do_not_specialize=["n", "capacity", "code"])
 def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
-    """Puts ``keys`` in. While a slot is free nobody passes it; if the last one is taken meanwhile, the key in hand is
-    in the table already, at most another round away."""
+    """Insert ``keys``.
+
+    While a slot is free no key passes it. If the last one is taken meanwhile, the key in hand is in the table already,
+    at most another round away.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = _load_keys(keys, row, n)
     slots = table.to(tl.pointer_type(tl.uint64))
     slot, active = _home(key, capacity), key != EMPTY
     step = 0
+    # The bound ends the loop for a full table, which is reported below.
     while (tl.max(active.to(tl.int32), 0) > 0) & (step < 2 * capacity.to(tl.int64)):
         old = tl.atomic_min(slots + slot, key, mask=active, sem="relaxed")
         active = active & (old != EMPTY) & (old != key)
@@ -79,7 +84,7 @@ def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "capacity"])
 def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.constexpr):
-    """Offers each key its value, or its row where there are none: the lowest remains."""
+    """Offer each key its value, or its row without values. The lowest one remains."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     if values is None:
@@ -98,7 +103,7 @@ def lookup_kernel(table, table_values, keys, out, n, capacity, BLOCK: tl.constex
 
 @triton.jit(do_not_specialize=["n", "capacity", "code"])
 def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl.constexpr):
-    """Reports the rows of which there is an earlier copy, which is found in their place."""
+    """Report the rows that have an earlier copy, which the table finds instead of them."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     first = tl.load(table_values + slot, mask=slot >= 0, other=-1)
@@ -109,7 +114,7 @@ def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl
 def voxel_keys_kernel(
     coords, keys, status, n, width, height, depth, batches, code, SEARCH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """``((b*X + x)*Y + y)*Z + z``, -1 outside the grid: wrong, unless it is for a search, and the cell has a number."""
+    """Write ``((b*X + x)*Y + y)*Z + z``, or -1 outside the grid, which is an error unless ``SEARCH``."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
@@ -130,33 +135,33 @@ def _grid(rows: int) -> tuple[int]:
 
 
 def insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
-    """See ``hashing.hash_insert``; without ``values`` each key gets its row number."""
+    """Run ``hashing.hash_insert``. Without ``values`` each key gets its row number."""
     _insert(op, status.word(keys.device), table_keys, table_values, keys.contiguous(), values)
 
 
 def insert_3d(
     op: str, table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor | None, shape: Sequence[int]
 ) -> None:
-    """See ``hashing.hash_insert_3d`` and ``hash_insert_3d_index``."""
+    """Run ``hashing.hash_insert_3d`` or ``hash_insert_3d_index``."""
     word = status.word(coords.device)  # asked once: what this call meets is for the next one to tell
     keys = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE))
     _insert(op, word, table_keys, table_values, keys, values)
 
 
 def lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
-    """See ``hashing.hash_lookup``."""
+    """Run ``hashing.hash_lookup``."""
     status.word(keys.device)
     _look_up(table_keys, table_values, keys.contiguous(), out)
 
 
 def lookup_3d(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: Sequence[int], out: Tensor) -> None:
-    """See ``hashing.hash_lookup_3d``."""
+    """Run ``hashing.hash_lookup_3d``."""
     code = status.code_of("hash_lookup_3d", TOO_FAR)
     _look_up(table_keys, table_values, _keys_of(coords, shape, status.word(coords.device), code, search=True), out)
 
 
 def index(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
-    """A new table of the row numbers of ``coords``; rows outside the grid and duplicates are reported."""
+    """Return a new table of the row numbers of ``coords``. Rows outside the grid and duplicates are reported."""
     keys, rows = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE)), coords.shape[0]
     table, values = init_hashmap(rows, coords.device)
     if rows:
@@ -173,12 +178,14 @@ def _insert(op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: 
         table_values.masked_fill_(table_keys == -1, -1)
         return
     table, slots = table_keys.contiguous(), table_values.contiguous()
+    # Insertion moves old keys too, so old values are offered again from a copy.
     before, values = (table.clone(), slots.clone()), None if values is None else values.contiguous()
     _keys[_grid(count)](table, keys, word, count, capacity, code, BLOCK=BLOCK)
     slots.fill_(-1)
     if capacity:
         _values[_grid(capacity)](table, slots, *before, capacity, capacity, BLOCK=BLOCK)
         _values[_grid(count)](table, slots, keys, values, count, capacity, BLOCK=BLOCK)
+    # The kernels worked on contiguous copies where the caller's tensors were views.
     for given, used in ((table_keys, table), (table_values, slots)):
         if given.data_ptr() != used.data_ptr():
             given.copy_(used)
@@ -191,7 +198,7 @@ def _look_up(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor
 
 
 def _keys_of(coords: Tensor, shape: Sequence[int], word: int, code: int, search: bool = False) -> Tensor:
-    """``int64 [n]``; what is wrong is reported with ``code``."""
+    """Return ``int64 [n]`` keys. Invalid rows are reported with ``code``."""
     rows = coords.shape[0]
     keys = torch.empty(rows, dtype=torch.int64, device=coords.device)
     if rows:

@@ -1,9 +1,9 @@
 """Rows under the taps of queries, in Triton: the part of a launch program that all sorted tables share.
 
-Voxels are put into a hash (hash.py) and looked up: kernels of at most three cells per axis block by block, of which a
-window meets eight; others tap by tap. Few voxels are compared with each other instead, which takes one launch of three.
-Every entry is looked up, also where a submanifold table could be mirrored: neighbouring lookups share cache lines, rows
-are written whole, and no two programs write the same place.
+Voxels are put into a hash (hash.py) and looked up. Kernels of at most three cells per axis look up blocks, of which a
+window meets eight; others look up taps. Few voxels are compared with each other instead, which takes one launch and not
+three. Every entry is looked up, also where a submanifold table could be mirrored: neighbouring lookups share cache
+lines, rows are written whole, and no two programs write the same place.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ AXES = "xyz"
 
 
 class Queries(NamedTuple):
-    """What is looked up among ``coords``: the tensor, its rows, and what its errors say.
+    """The queries of a lookup among ``coords``: the tensor, its rows, and the texts of its errors.
 
     Attributes:
         grid, stride, padding: as expressions for an axis, with ``{i}`` for its number.
@@ -66,9 +66,9 @@ class Queries(NamedTuple):
 
 
 def numbers(queries: Queries, near: int, otherwise: str = "0") -> dict[str, str]:
-    """What a lookup needs as values of a launch program, beside those of its sort (``sort.numbers``).
+    """Return the launch values of a lookup, besides those of its sort (``sort.numbers``).
 
-    ``otherwise``: whether rows are found in another way, as an expression.
+    ``otherwise`` is an expression for whether rows are found in another way.
     """
     per_axis = {
         f"{name}{axis}": text.format(i=i)
@@ -89,17 +89,17 @@ def numbers(queries: Queries, near: int, otherwise: str = "0") -> dict[str, str]
 
 
 def batches_below(shape: Sequence[int]) -> int:
-    """How many scenes of this grid have fewer than 2^63 cells together."""
+    """Return how many scenes of this grid have fewer than 2^63 cells together."""
     return min(2**31 - 1, (MAX_CELLS - 1) // max(1, shape[0] * shape[1] * shape[2]))
 
 
 def scenes_below(*grid: str) -> str:
-    """:func:`batches_below` as an expression of numbers of 64 bits; of an empty grid, in which nothing is, any."""
+    """Return :func:`batches_below` as an expression of 64-bit numbers. An empty grid allows any number of scenes."""
     return f"min({2**31 - 1}, {MAX_CELLS - 1} // {' // '.join(f'max(1, {size})' for size in grid)})"
 
 
 def look_up(program: TritonLaunches, queries: Queries, table: tuple[str, str]) -> TritonLaunches:
-    """``program``, then the lookup of all taps of all queries into ``table`` in the workspace, and what its sort needs.
+    """Add to ``program`` the lookup of all taps of all queries into ``table`` in the workspace, with sort keys.
 
     The workspace starts with the hash. The zeros of the sort lie behind it.
     """
@@ -132,7 +132,8 @@ def look_up(program: TritonLaunches, queries: Queries, table: tuple[str, str]) -
 
 
 def _hashed(program: TritonLaunches) -> TritonLaunches:
-    """``program``, then the voxels in a hash."""
+    """Add to ``program`` the hash of the voxels."""
+    # The zeros of the sort follow the hash, so one launch clears both.
     return program.fill("0", f"{SLOT_BYTES} * capacity + zeros", when="hashed == 1").then(
         insert_kernel,
         grid=f"cdiv(n, {INSERTS})",
@@ -146,7 +147,7 @@ def _hashed(program: TritonLaunches) -> TritonLaunches:
 
 
 def _shared(queries: Queries) -> dict[str, str]:
-    """The arguments that both kernels of a lookup take."""
+    """Return the arguments that both kernels of a lookup take."""
     return {
         **_cells("batches_of_grid"),
         **{f"{name}_q": f"grid_{axis}" for name, axis in zip(("width", "height", "depth"), AXES, strict=True)},
@@ -165,7 +166,7 @@ def _shared(queries: Queries) -> dict[str, str]:
 
 
 def _near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches:
-    """``program``, then few voxels compared with each other."""
+    """Add to ``program`` the comparison of few voxels with each other."""
     return program.then(
         near_kernel,
         grid=f"cdiv(n, {NEAR_ROWS})",
@@ -185,6 +186,6 @@ def _near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches:
 
 
 def _cells(batches: str) -> dict[str, str]:
-    """The grid of the voxels, and how many scenes there may be."""
+    """Return the grid of the voxels, and the number of scenes that it allows."""
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
     return {**sizes, "batches": batches}

@@ -28,18 +28,19 @@ def insert_kernel(
     code_twice,
     BLOCK: tl.constexpr,
 ):
-    """Rows of ``coords`` into ``slots``; padding is left out, and so is what lies outside the grid."""
+    """Insert rows of ``coords`` into ``slots``, without padding and without rows outside the grid."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
     report(status, code, row, (b != -1) & ~good)
     twin = insert(slots, row, b, x, y, z, good, width, height, depth, capacity)
+    # A cell that had a row already is a duplicate voxel.
     report(status, code_twice, row, good & (twin != 0))
 
 
 @triton.jit
 def _under(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
-    """``[rows, taps]``: the coordinate under each tap."""
+    """Return ``[rows, taps]``: the coordinate under each tap."""
     if WIDE:
         at, tap = at.to(tl.int64), tap.to(tl.int64)
     return (at * stride - padding)[:, None] + (tap * dilation)[None, :]
@@ -115,7 +116,7 @@ def lookup_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """``table[j, v]``: the row of the hash under tap v of query j; what its sort needs if ``KEY`` is not 0.
+    """Write ``table[j, v]``, the row of the hash under tap v of query j, and sort keys if ``KEY`` is not 0.
 
     A program looks up the ``SIZE`` taps of one part.
     """
@@ -129,7 +130,9 @@ def lookup_kernel(
     y = _under(y, sy, py, dy, tap // KZ % KY, WIDE)
     z = _under(z, sz, pz, dz, tap % KZ, WIDE)
     b, own = b[:, None], ((v < SIZE) & (tap < k))[None, :]
+    # The scene was checked with the query, so any number of batches will do here.
     there = is_inside(b, x, y, z, width, height, depth, 0x80000000) & good[:, None] & own
+    # Inside of the grid a coordinate fits 32 bits again.
     x, y, z = x.to(tl.int32), y.to(tl.int32), z.to(tl.int32)
     slot = find(slots, b, x, y, z, there, width, height, depth, capacity)
     place = table + row.to(tl.int64)[:, None] * k + tap[None, :]
@@ -202,7 +205,7 @@ def block_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """``lookup_kernel`` for dilation 1 and at most three cells per axis: eight blocks are looked up, then their cells.
+    """Look up as ``lookup_kernel`` for dilation 1 and at most three cells per axis: eight blocks, then their cells.
 
     Each tap is one cell of one block.
     """
@@ -214,6 +217,7 @@ def block_kernel(
         x, y, z = x.to(tl.int64), y.to(tl.int64), z.to(tl.int64)
     x, y, z = (x * sx - px)[:, None], (y * sy - py)[:, None], (z * sz - pz)[:, None]
     near = tl.arange(0, 8)[None, :]
+    # The first cells of the eight blocks around the window. A window of three cells meets two blocks per axis.
     bx, by, bz = (x >> 1) * 2 + (near >> 2) * 2, (y >> 1) * 2 + (near & 2), (z >> 1) * 2 + (near & 1) * 2
     there = is_inside(b[:, None], bx, by, bz, width, height, depth, 0x80000000) & good[:, None]
     number = number_of(b[:, None], bx.to(tl.int32), by.to(tl.int32), bz.to(tl.int32), width, height, depth)
@@ -221,6 +225,7 @@ def block_kernel(
     cell = tl.arange(0, 8)[None, None, :]
     cx, cy, cz = cell >> 2, (cell >> 1) & 1, cell & 1
     tx, ty, tz = (bx - x)[:, :, None] + cx, (by - y)[:, :, None] + cy, (bz - z)[:, :, None] + cz
+    # Cells of the blocks beyond the window belong to no tap.
     own = (tx >= 0) & (tx < KX) & (ty >= 0) & (ty < KY) & (tz >= 0) & (tz < KZ)
     neighbour = (
         tl.load(places(slots, slot[:, :, None], cx, cy, cz, capacity), mask=own & there[:, :, None], other=0) - 1
@@ -229,6 +234,7 @@ def block_kernel(
     place = table + row.to(tl.int64)[:, None, None] * (KX * KY * KZ) + tap
     tl.store(place, neighbour, mask=own & (row < m)[:, None, None])
     if KEY > 0:
+        # At most 27 taps, so the hits of all parts fit one word.
         hits = tl.sum(tl.sum(tl.where(own & (neighbour >= 0), 1 << (tap & 31), 0), 2), 1)
         for part in range(PARTS):
             mine = (hits >> tl.minimum(part * SIZE, 31)) & ((1 << SIZE) - 1)  # the last parts may have no taps
@@ -237,8 +243,9 @@ def block_kernel(
 
 @triton.jit
 def _tap(offset, dilation, SIZE: tl.constexpr):
-    """The tap at ``offset`` from the first, and whether it is one."""
+    """Return the tap at ``offset`` from the first one, and whether it exists."""
     tap = offset // dilation
+    # Between the taps of a dilated kernel there is none.
     return tap, (offset >= 0) & (tap < SIZE) & (tap * dilation == offset)
 
 
@@ -286,7 +293,7 @@ def near_kernel(
     ROWS: tl.constexpr,
     OTHERS: tl.constexpr,
 ):
-    """The table of voxels among themselves: a program compares its rows with all of them."""
+    """Write the table of voxels among themselves: a program compares its rows with all of them."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
@@ -295,6 +302,7 @@ def near_kernel(
     for first in range(0, k, 32):
         tap = first + tl.arange(0, 32)[None, :]
         tl.store(place + tap, -1, mask=(row < n)[:, None] & (tap < k))
+    # Other threads of the program write hits into these rows, which must come after the -1.
     tl.debug_barrier()
     if WIDE:
         x, y, z = x.to(tl.int64), y.to(tl.int64), z.to(tl.int64)
@@ -310,5 +318,6 @@ def near_kernel(
         tap = ((tx * KY + ty) * KZ + tz).to(tl.int32)
         tl.store(place + tap, other[None, :] + tl.zeros_like(tap), mask=hit)
         own = ((KX // 2) * KY + KY // 2) * KZ + KZ // 2
+        # Another row at the central tap lies in the same cell.
         repeated = hit & (tap == own) & (other[None, :] != row[:, None])
         report(status, code_twice, row[:, None] + tl.zeros_like(tap), repeated)

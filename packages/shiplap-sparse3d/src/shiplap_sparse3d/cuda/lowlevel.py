@@ -1,4 +1,4 @@
-"""Which Triton code serves the hash maps, curves, grid sampling and post-processing on CUDA."""
+"""The Triton code of hash maps, curves, grid sampling and post-processing on CUDA."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _near = triton_launcher(near_kernel)
 
 
 class Window(NamedTuple):
-    """What is looked up: from ``shape`` under the taps of queries in ``grid``."""
+    """The window of a lookup: from ``shape`` under the taps of queries in ``grid``."""
 
     shape: Sequence[int]
     grid: Sequence[int]
@@ -51,30 +51,31 @@ class Window(NamedTuple):
 
     @property
     def few_blocks(self) -> bool:
-        """Whether the taps of a query lie in eight blocks of the hash."""
+        """Return whether the taps of a query lie in eight blocks of the hash."""
         return max(self.kernel) <= 3 and max(self.dilation) == 1
 
     @property
     def wide(self) -> bool:
-        """Whether a coordinate under a tap may not fit 32 bits."""
+        """Return whether a coordinate under a tap may need more than 32 bits."""
         _, grid, kernel, stride, padding, dilation = self
         return max(grid) * max(stride) + max(padding) + max(kernel) * max(dilation) >= 2**31
 
     @property
     def taps(self) -> dict[str, Any]:
-        """The kernel's cells per axis, as kernels take them."""
+        """Return the kernel's cells per axis, as kernels take them."""
         return {**dict(zip(("KX", "KY", "KZ"), self.kernel, strict=True)), "WIDE": self.wide}
 
 
 def subm_table(
     coords: Tensor, shape: list[int], kernel: list[int], dilation: list[int], *, out: Tensor, workspace: Tensor
 ) -> None:
-    """See ``ops.subm_table``."""
+    """Run ``ops.subm_table``."""
     word = status.word(coords.device)
     if not out.numel():
         return
     padding = [k // 2 * d for k, d in zip(kernel, dilation, strict=True)]
     window, coords, n = Window(shape, shape, kernel, (1, 1, 1), padding, dilation), coords.contiguous(), len(coords)
+    # More voxels than this are looked up faster in a hash than compared with each other.
     if n > NEAR:
         _look_up("subm_table", coords, coords, window, out, word, OUTSIDE, workspace)
         return
@@ -107,7 +108,7 @@ def conv_table(
     out: Tensor,
     workspace: Tensor,
 ) -> None:
-    """See ``ops.conv_table``."""
+    """Run ``ops.conv_table``."""
     word = status.word(coords.device)
     if not coords.shape[0]:
         out.fill_(-1)
@@ -139,9 +140,10 @@ def _look_up(
 
 
 def _build_hash(op: str, coords: Tensor, shape: Sequence[int], workspace: Tensor, word: int) -> int:
-    """Fill the hash at the start of ``workspace``: its capacity."""
+    """Fill the hash at the start of ``workspace`` and return its capacity."""
     n = coords.shape[0]
     capacity = max(2 * n, 64)
+    # The workspace is for the largest use, and only the part of the hash must be cleared.
     used = SLOT_BYTES * capacity
     if workspace.numel() > 2 * used or workspace.numel() > 1 << 20:
         workspace = workspace[: -(-used // 8) * 8].view(torch.int64)  # wide stores

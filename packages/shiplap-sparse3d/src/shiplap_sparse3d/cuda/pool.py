@@ -1,5 +1,7 @@
-"""Pooling over a table, in Triton: one program owns some output rows and walks their taps. No atomics: results are the
-same in each run. ``scenes.py`` pools over scenes.
+"""Pooling over a table, in Triton.
+
+One program owns some output rows and walks their taps without atomics, so results are the same in each run.
+``scenes.py`` pools over scenes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ TILE = 2048  # values of a program: 16 a thread
 
 
 def blocks_of(c: int) -> dict[str, int]:
-    """Rows and channels of a program."""
+    """Return rows and channels of a program."""
+    # Adjacent channels are adjacent in memory, so wide rows of channels make full loads.
     channels = min(128, triton.next_power_of_2(max(c, 1)))
     return {"ROWS": TILE // channels, "CHANNELS": channels, "num_warps": 4}
 
@@ -31,7 +34,7 @@ def is_wide(t: Tensor) -> dict[str, bool]:
 
 @triton.jit
 def _block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Rows, which of them there are, channels and which of them there are."""
+    """Return rows and channels of a program, each with a mask of valid ones."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     return row, row < m, channel[None, :].to(tl.int64), (channel < c)[None, :]
@@ -39,7 +42,7 @@ def _block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _entry(table, row, there, v, row_stride, tap_stride, n, status, code):
-    """The entries of one tap and which of them are hits; others than -1 outside ``[0, n)`` are none, and told."""
+    """Return the entries of one tap and a mask of hits. Entries other than -1 outside ``[0, n)`` are reported."""
     entry = tl.load(table + row * row_stride + v * tap_stride, mask=there, other=-1)
     hit = (entry >= 0) & (entry < n)
     report(status, code, row, (entry != -1) & ~hit)
@@ -53,7 +56,8 @@ def accumulator(ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def beats(x, best):
-    """Whether ``x`` is larger; NaN is larger than any number."""
+    """Return whether ``x`` is larger; NaN is larger than any number."""
+    # ``x != x`` is true for NaN only.
     return (x > best) | ((x != x) & (best == best))
 
 
@@ -83,6 +87,7 @@ def max_kernel(
     for v in range(k):
         entry, hit = _entry(table, row, there, v, table_row, table_tap, n, status, code)
         x = tl.load(feats + entry * feats_row + channel * feats_col, mask=hit & within, other=0).to(best.dtype)
+        # The first hit always counts, so that values below zero survive.
         better = hit & ((tap < 0) | beats(x, best))
         best, tap = tl.where(better, x, best), tl.where(better, v, tap)
     at = row[:, None] * c + channel
@@ -162,7 +167,7 @@ def _grid(m: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
 
 
 def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
-    """See ``pooling.max_pool_with_taps``."""
+    """Run ``pooling.max_pool_with_taps``."""
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():
         grid, blocks = _grid(m, c)
@@ -185,7 +190,7 @@ def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, 
 
 
 def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
-    """See ``pooling.max_pool_grad``."""
+    """Run ``pooling.max_pool_grad``."""
     word, (m, k), (n, c) = status.word(grad.device), table_t.shape, grad.shape
     if out.numel():
         grid, blocks = _grid(m, c)
@@ -209,7 +214,7 @@ def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -
 
 
 def sum_pool(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
-    """See ``pooling.sum_pool``."""
+    """Run ``pooling.sum_pool``."""
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():
         grid, blocks = _grid(m, c)

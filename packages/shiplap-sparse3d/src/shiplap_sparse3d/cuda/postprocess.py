@@ -20,7 +20,7 @@ TAPS = 32  # bits of a code
 
 @triton.jit
 def _entries(table, row, n, v, TAPS: tl.constexpr):
-    """``[rows, taps]`` of the table, -1 beyond it."""
+    """Return ``[rows, taps]`` of the table, -1 beyond it."""
     tap = tl.arange(0, TAPS)[None, :]
     at = row[:, None] * v + tap
     return tl.load(table + at, mask=(row < n)[:, None] & (tap < v), other=-1)
@@ -28,11 +28,12 @@ def _entries(table, row, n, v, TAPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "v", "blocks"])
 def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Gray code and rank of each row, and how many rows of the block hit each tap (tap-major)."""
+    """Write Gray code and rank of each row, and how many rows of the block hit each tap (tap-major)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
     hits = _entries(table, row, n, v, TAPS) >= 0
     code = tl.sum(hits.to(tl.int64) << tap[None, :].to(tl.int64), 1)
+    # The prefix XOR turns a Gray code into its rank.
     rank = code ^ (code >> 1)
     rank = rank ^ (rank >> 2)
     rank = rank ^ (rank >> 4)
@@ -45,12 +46,13 @@ def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["n", "v", "blocks"])
 def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """The pairs of a block of rows: for each tap after those of the blocks before, whose ends are known."""
+    """Write the pairs of a block of rows: for each tap behind those of the blocks before."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
     entry = _entries(table, row, n, v, TAPS)
     hits = (entry >= 0).to(tl.int32)
     end = tl.load(ends + tap.to(tl.int64) * blocks + tl.program_id(0), mask=tap < v, other=0)
+    # Running sums give the end of the block's pairs. Its own hits lead back to the begin.
     first = end - tl.sum(hits, 0)
     at = first[None, :] + tl.cumsum(hits, 0) - hits
     tl.store(inputs + at, entry, mask=hits == 1)
@@ -59,7 +61,7 @@ def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr,
 
 @triton.jit(do_not_specialize=["n", "block", "code"])
 def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """The taps that any row of a block hits, as bits, and how many they are."""
+    """Write the taps that any row of a block hits, as bits, and their number."""
     first = tl.program_id(0).to(tl.int64) * block
     tap = tl.arange(0, TAPS)
     any_row = tl.zeros([TAPS], dtype=tl.int64)
@@ -68,6 +70,7 @@ def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.
         at = first + offset
         mask = (offset < block) & (at < n)
         row = tl.load(index + at, mask=mask, other=0)
+        # Invalid rows are reported, and must not be read.
         good = mask & (row >= 0) & (row < n)
         report(status, code, at, mask & ~good)
         bits = tl.load(codes + row, mask=good, other=0)
@@ -78,7 +81,7 @@ def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.
 
 @triton.jit
 def list_kernel(unions, ends, taps, TAPS: tl.constexpr):
-    """The set bits of each union, ascending, up to where they end."""
+    """Write the set bits of each union, ascending, up to their end."""
     tap = tl.arange(0, TAPS)
     hit = (tl.load(unions + tl.program_id(0)) >> tap) & 1
     first = tl.load(ends + tl.program_id(0))
@@ -92,7 +95,7 @@ _list = triton_launcher(list_kernel)
 
 
 def signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs: Tensor, ends: Tensor) -> None:
-    """See ``postprocess.masked_gemm_signals``."""
+    """Run ``postprocess.masked_gemm_signals``."""
     status.word(table.device)
     n, v = table.shape
     ends.zero_()
@@ -102,6 +105,7 @@ def signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs
     ranks = torch.empty(n, dtype=torch.int64, device=table.device)
     counts = torch.empty(v, blocks, dtype=torch.int32, device=table.device)
     _codes[(blocks,)](table, codes, ranks, counts, n, v, blocks, ROWS=ROWS, TAPS=TAPS)
+    # Stable, so that rows of equal rank stay in order on every device.
     order.copy_(ranks.sort(stable=True).indices)
     if v:
         inputs.fill_(-1)
@@ -112,7 +116,7 @@ def signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs
 
 
 def kernels(codes: Tensor, index: Tensor, block: int, taps: Tensor, ends: Tensor) -> None:
-    """See ``postprocess.masked_gemm_kernels``."""
+    """Run ``postprocess.masked_gemm_kernels``."""
     word, n, blocks = status.word(codes.device), codes.shape[0], ends.shape[0] - 1
     ends.zero_()
     if not n:

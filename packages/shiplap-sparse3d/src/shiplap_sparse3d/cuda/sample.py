@@ -1,7 +1,7 @@
 """``nearest_map``, ``trilinear_map`` and weighted sums in Triton.
 
-The gradient sums entries by row after a stable sort, and not by atomics: the result is the same in every run, needs no
-zeroed output, and many queries in one voxel do not queue for one address.
+The gradient sums entries by row after a stable sort, without atomics. The result is the same in every run, no output
+has to be zeroed, and many queries in one voxel do not wait for one address.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK = 256
 
 @triton.jit
 def _cell(value, size):
-    """A whole number in floating point as a coordinate, and whether it is one in the grid."""
+    """Return a whole number in floating point as a coordinate, and whether it lies in the grid."""
     known = (value >= 0) & (value < 2147483648.0)
     cell = tl.where(known, value, 0.0).to(tl.int32)
     return cell, known & (cell < size)
@@ -49,7 +49,7 @@ def query_kernel(
     CORNERS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """The row of the voxel of each query (one corner), or rows and weights of those around it (eight)."""
+    """Write the row of each query's voxel (one corner), or rows and weights of the voxels around it (eight)."""
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     corner = tl.arange(0, CORNERS)[None, :]
     inside = query < count
@@ -101,6 +101,7 @@ def sum_kernel(
         entry = tl.load(indices + query * corners + corner, mask=inside, other=-1)
         share = tl.load(weights + query * corners + corner, mask=inside, other=0.0).to(WIDE)
         report(status, code, query, ((entry < -1) | (entry >= rows)) & (tl.program_id(1) == 0))
+        # Invalid entries are reported, and must not be read meanwhile.
         good = ((entry >= 0) & (entry < rows))[:, None] & (channel < channels)[None, :]
         row = tl.load(feats + entry.to(tl.int64)[:, None] * channels + channel[None, :], mask=good, other=0.0)
         total += tl.where(good, row.to(WIDE) * share[:, None], 0.0)
@@ -122,13 +123,14 @@ def grad_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """``out[r]``: the sum over ``entries[starts[r] : starts[r + 1]]``, in this order."""
+    """Write ``out[r]``, the sum over ``entries[starts[r] : starts[r + 1]]`` in this order."""
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     at = tl.load(starts + row, mask=row < rows, other=0)
     end = tl.load(starts + row + 1, mask=row < rows, other=0)
     total = tl.zeros([ROWS, CHANNELS], dtype=WIDE)
+    # Rows of a program have different numbers of entries: the loop ends with the longest one.
     while tl.max((at < end).to(tl.int32), 0) > 0:
         active = at < end
         entry = tl.load(entries + at, mask=active, other=0)
@@ -143,7 +145,7 @@ def grad_kernel(
 
 @triton.jit(do_not_specialize=["count", "rows", "corners", "code"])
 def check_kernel(indices, keys, status, count, rows, corners, code, BLOCK: tl.constexpr):
-    """What to sort by: the row, and ``rows`` for entries that go nowhere."""
+    """Write the sort keys: the row, or ``rows`` for entries without a row."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(indices + at, mask=at < count, other=-1)
     report(status, code, at // corners, (entry < -1) | (entry >= rows))
@@ -159,12 +161,13 @@ _check = triton_launcher(check_kernel)
 def find_queries(
     op: str, coords: Tensor, queries: Tensor, shape: Sequence[int], indices: Tensor, weights: Tensor | None
 ) -> None:
-    """See ``grid_sample.nearest_map`` and, with ``weights``, ``trilinear_map``."""
+    """Run ``grid_sample.nearest_map`` or, with ``weights``, ``trilinear_map``."""
     word, count = status.word(coords.device), queries.shape[0] * queries.shape[1]
     table, rows = index(op, coords, shape, word)
     if not count:
         return
     corners = 1 if weights is None else 8
+    # A program makes the same number of lookups in both forms.
     each = LOOKUPS // corners
     _query[(-(-count // each),)](
         table,
@@ -182,13 +185,13 @@ def find_queries(
 
 
 def _tile(channels: int) -> tuple[int, int]:
-    """Rows and channels of a program: about 1024 elements, channels side by side."""
+    """Return rows and channels of a program: about 1024 elements, with adjacent channels."""
     wide = min(128, max(16, triton.next_power_of_2(channels)))
     return 1024 // wide, wide
 
 
 def weighted_sum(feats: Tensor, indices: Tensor, weights: Tensor, out: Tensor) -> None:
-    """See ``grid_sample.indice_weighted_sum``."""
+    """Run ``grid_sample.indice_weighted_sum``."""
     word, (queries, corners), channels = status.word(feats.device), indices.shape, feats.shape[1]
     if not out.numel():
         return
@@ -211,7 +214,7 @@ def weighted_sum(feats: Tensor, indices: Tensor, weights: Tensor, out: Tensor) -
 
 
 def weighted_sum_grad(grad: Tensor, indices: Tensor, weights: Tensor, rows: int, out: Tensor) -> None:
-    """See ``grid_sample.indice_weighted_sum_grad``."""
+    """Run ``grid_sample.indice_weighted_sum_grad``."""
     word, count, corners = status.word(grad.device), indices.numel(), indices.shape[1]
     if not out.numel() or not count:
         out.zero_()
@@ -228,6 +231,7 @@ def weighted_sum_grad(grad: Tensor, indices: Tensor, weights: Tensor, rows: int,
         BLOCK=BLOCK,
     )
     keys, entries = keys.sort(stable=True)
+    # Sorted keys make the entries of a row adjacent. Entries without a row come last.
     starts = torch.searchsorted(keys, torch.arange(rows + 1, dtype=torch.int32, device=grad.device))
     channels = grad.shape[1]
     each, wide = _tile(channels)

@@ -1,5 +1,6 @@
-"""Pooling over scenes, in Triton: parts of the rows are reduced, and then the parts, in order. No atomics: results are
-the same in each run.
+"""Pooling over scenes, in Triton.
+
+Parts of the rows are reduced, and then the parts, in order and without atomics, so results are the same in each run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NO_ROW = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _part(parts, c, CHANNELS: tl.constexpr):
-    """Part, scene, channels and which of them there are."""
+    """Return part, scene and channels of a program, and a mask of valid channels."""
     pid = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     return pid % parts, pid // parts, channel[None, :].to(tl.int64), (channel < c)[None, :]
@@ -31,7 +32,7 @@ def _part(parts, c, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _members(coords, row, end, scene, scenes, coords_row, status, code):
-    """Which rows are of the scene."""
+    """Return a mask of the rows of the scene."""
     b = tl.load(coords + row * coords_row, mask=row < end, other=-1)
     report(status, code, row, (b < -1) | (b >= scenes))
     return (b == scene)[:, None]
@@ -56,7 +57,7 @@ def global_max_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """``partial[part, scene, c]``: the first row with the largest value, or -1."""
+    """Write ``partial[part, scene, c]``: the first row with the largest value, or -1."""
     part, scene, channel, within = _part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
     end = tl.minimum(start + part_rows, n)
@@ -66,10 +67,12 @@ def global_max_kernel(
         row = first + tl.arange(0, ROWS)
         mine = _members(coords, row, end, scene, scenes, coords_row, status, code)
         x = tl.load(feats + row[:, None] * feats_row + channel * feats_col, mask=mine & within, other=0).to(best.dtype)
+        # Strictly larger only, so that the first of equal rows stays.
         better = mine & ((best_row == NO_ROW) | beats(x, best))
         best, best_row = tl.where(better, x, best), tl.where(better, row[:, None].to(tl.int32), best_row)
     there = best_row != NO_ROW
     nan = there & (best != best)
+    # Lanes are reduced by value and then by row, since a reduction of pairs would need a combine function.
     most = tl.max(tl.where(there & ~nan, best, float("-inf")), 0)[None, :]
     any_nan = tl.max(nan.to(tl.int32), 0)[None, :] > 0
     winner = there & tl.where(any_nan, nan, best == most)
@@ -115,7 +118,7 @@ def global_sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """``partial[part, scene, c]`` and ``counts[part, scene]``: sums, and of how many rows."""
+    """Write ``partial[part, scene, c]`` and ``counts[part, scene]``: sums, and numbers of rows."""
     part, scene, channel, within = _part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
     end = tl.minimum(start + part_rows, n)
@@ -130,6 +133,7 @@ def global_sum_kernel(
         count += mine.to(tl.int32)
     at = part.to(tl.int64) * scenes + scene
     tl.store(partial + at * c + channel, tl.sum(total, 0)[None, :], mask=within)
+    # Programs of further channels count the same rows.
     tl.store(counts + at, tl.sum(tl.sum(count, 1), 0), mask=tl.program_id(1) == 0)
 
 
@@ -154,7 +158,7 @@ _finish_max, _finish_sum = triton_launcher(global_max_finish), triton_launcher(g
 
 
 def _parts(n: int) -> tuple[int, int]:
-    """How many parts, and their rows."""
+    """Return the number of parts and their rows."""
     parts = min(triton.cdiv(n, PART), PARTS)
     return parts, triton.cdiv(n, parts) if parts else 0
 
@@ -162,7 +166,7 @@ def _parts(n: int) -> tuple[int, int]:
 def global_max_pool(
     feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor
 ) -> None:
-    """See ``pooling.global_max_pool``."""
+    """Run ``pooling.global_max_pool``."""
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_max_pool", SCENE)
     if not out.numel():
         return
@@ -194,7 +198,7 @@ def global_max_pool(
 def global_sum_pool(
     feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor
 ) -> None:
-    """See ``pooling.global_sum_pool``."""
+    """Run ``pooling.global_sum_pool``."""
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_sum_pool", SCENE)
     if not out.numel():
         return

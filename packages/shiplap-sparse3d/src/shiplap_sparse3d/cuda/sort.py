@@ -1,9 +1,9 @@
 """``sort_table`` in Triton: rows of each part by the Gray rank of their hits.
 
-Few rows in parts of few taps are sorted by one program a part. More of them in parts that have few ranks are placed by
-one counting sort: a histogram of each tile of rows, their running sums, then each row to where it belongs. Some more
-are sorted digit by digit (``digits.py``), and the rest by ``torch.sort``, which is stable too. Addresses are integers,
-into one workspace. What sorts is a part of a launch program, so that C++ launches it.
+Few rows in parts of few taps are sorted by one program a part. More of them, in parts with few ranks, are placed by one
+counting sort: a histogram of each tile of rows, running sums, then each row to its place. Somewhat more rows are sorted
+digit by digit (``digits.py``), and the rest by ``torch.sort``, which is stable too. Addresses are integer offsets into
+one workspace. The sort is a part of a launch program, so that C++ launches it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MASK_ROWS = tl.constexpr(64)  # ROWS_PER_MASK
 
 @triton.jit
 def _hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
-    """Entries of the rows under the taps of a part, and one bit for each that is there."""
+    """Return the entries of the rows under the taps of a part, and one bit for each hit."""
     v = tl.arange(0, TAPS)
     tap = part * SIZE + v
     inside = (row < m)[:, None] & ((v < SIZE) & (tap < k))[None, :]
@@ -45,7 +45,7 @@ def _hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
 
 @triton.jit
 def _key(hits, SIZE: tl.constexpr):
-    """Ascending keys are descending ranks; no hit comes last."""
+    """Return the sort key: ascending keys are descending ranks, and rows without a hit come last."""
     rank = hits ^ (hits >> 1)  # the prefix XOR that undoes a Gray code
     rank ^= rank >> 2
     rank ^= rank >> 4
@@ -56,7 +56,7 @@ def _key(hits, SIZE: tl.constexpr):
 
 @triton.jit
 def _store(keys, place, key, inside, KEY: tl.constexpr):
-    """A key of ``KEY`` bits."""
+    """Store a key of ``KEY`` bits."""
     if KEY == 16:
         tl.store(keys.to(tl.int64).to(tl.pointer_type(tl.int16)) + place, key.to(tl.int16), mask=inside)
     elif KEY == 32:
@@ -81,13 +81,16 @@ def store_key(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Keys of rows with these ``hits``. ``BINS``: they are counted in tiles of rows, masks cleared; 0: keys tell part
-    and run. ``PAGE``: rows of a page in which a first digit is counted instead, or 0.
+    """Store the keys of rows with these ``hits``, and count them for the sort.
+
+    With ``BINS`` the keys are counted in tiles of rows, and masks are cleared. With 0 a key has part and run as well.
+    ``PAGE`` is the number of rows of a page in which a first digit is counted instead, or 0.
     """
     key, place = _key(hits, SIZE), m.to(tl.int64) * part + row
     if PAGE:
         _store(keys, place, key, row < m, KEY)
         page, pages, digit = row // PAGE, (m + PAGE - 1) // PAGE, key & (BINS - 1)
+        # A program that has a whole page can count in its own line first.
         if row.shape[0] == PAGE:
             counted_page(counts, part, tl.min(page, 0), pages, digit, row < m, BINS)
         else:
@@ -100,6 +103,7 @@ def store_key(
         block = masks + blocks.to(tl.int64) * part + row // MASK_ROWS
         tl.store(block, tl.zeros_like(row), mask=(row < m) & (row % MASK_ROWS == 0))
     else:
+        # Part and run are the high bits, so that one sort keeps parts and runs apart.
         first = part * runs + row // run
         if KEY == 64:
             first, key = first.to(tl.int64), key.to(tl.int64)
@@ -123,7 +127,7 @@ def key_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """What a sort needs of a tile of rows under one part."""
+    """Write the keys and counts of a tile of rows under one part."""
     part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, hits, _ = _hits(table, row, m, k, part, SIZE, TAPS)
     store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS, PAGE)
@@ -142,13 +146,14 @@ def alone_kernel(
     BINS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """All rows of a part, ``ROWS`` at a time: counted, then placed. Masks follow from the ranks in a block."""
+    """Sort all rows of a part in one program, ``ROWS`` at a time. Masks follow from the ranks in a block."""
     part, bins = tl.program_id(0), tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)
     for first in range(0, m, ROWS):
         row = first + tl.arange(0, ROWS)
         _, hits, _ = _hits(table, row, m, k, part, SIZE, TAPS)
         total += tl.sum(((_key(hits, SIZE)[:, None] == bins[None, :]) & (row < m)[:, None]).to(tl.int32), 0)
+    # The rows are read twice: first for the counts, now for the places.
     begin = tl.cumsum(total, 0) - total
     before, tap = begin, (part * SIZE + tl.arange(0, TAPS)).to(tl.int64)
     for first in range(0, m, ROWS):
@@ -159,6 +164,7 @@ def alone_kernel(
         before += tl.sum(same, 0)
         tl.store(columns + tap[None, :] * m + place[:, None], entry, mask=inside)
         tl.store(order + part.to(tl.int64) * m + place, row, mask=row < m)
+    # The hits of a rank are known, so masks need no second look at the table.
     rank = ((1 << SIZE) - 1) - bins
     hit = rank ^ (rank >> 1)
     blocks = (m + MASK_ROWS - 1) // MASK_ROWS
@@ -176,7 +182,7 @@ def alone_kernel(
 def scan_kernel(
     counts: tl.int64, totals: tl.int64, tiles, BINS: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr
 ):
-    """Histograms → for each tile how many of that key are in the tiles before it; the sums go to ``totals``."""
+    """Replace each histogram by the counts of the tiles before it, and write the sums to ``totals``."""
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
     part = tl.program_id(1)
@@ -208,7 +214,7 @@ def place_kernel(
     BINS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Rows of a tile to their places: after smaller keys, after the same key in earlier tiles and earlier in this."""
+    """Write the rows of a tile to their places: after smaller keys, then after equal keys before them."""
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -218,6 +224,7 @@ def place_kernel(
     key = tl.load(mine + row, mask=row < m, other=0).to(tl.int32)
     place = tl.load(counts + (part * tl.num_programs(0) + tile).to(tl.int64) * BINS + key, mask=row < m, other=0)
     total = tl.load(totals + part * BINS + tl.arange(0, BINS))
+    # The start of this key over all tiles; earlier tiles are counted in ``place``.
     place += tl.gather(tl.cumsum(total, 0) - total, key, 0)
     for first in range(0, TILE, CHUNK):
         other = first + tl.arange(0, CHUNK)
@@ -233,7 +240,7 @@ def place_kernel(
 
 @triton.jit
 def ordered_rows(sorted_rows, order, place, part, m, ORDERED: tl.constexpr):
-    """The rows at these places of a part: they are in ``order`` already, or come there from torch's sort."""
+    """Return the rows at these places of a part, from ``order`` or from the result of torch's sort."""
     first = part.to(tl.int64) * m
     if ORDERED:
         row = tl.load(order + first + place, mask=place < m, other=0)
@@ -257,7 +264,7 @@ def gather_kernel(
     TAPS: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32, if not ``ORDERED``."""
+    """Write the entries of 64 sorted rows of a part, their mask, and the order as int32 if not ``ORDERED``."""
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
     row = ordered_rows(sorted_rows, order, place, part, m, ORDERED)
@@ -269,7 +276,7 @@ def gather_kernel(
 
 
 def numbers(sort: Sort) -> dict[str, str]:
-    """What a sort needs, as values of a launch program.
+    """Return the launch values of a sort.
 
     ``size`` taps of a part; which way it is sorted (``alone``, ``counted``, ``ranked``: by ``digits`` or torch);
     ``key`` bits of a key or 0; ``bins`` that are counted in each of the ``lines`` of all histograms or 0; ``runs`` of a
@@ -287,7 +294,9 @@ def numbers(sort: Sort) -> dict[str, str]:
         f"{p}ranks": f"{p}counted * max(2, pow2(min({p}size, {COUNTED_TAPS})))",
         f"{p}bins": f"where({p}digits == 1, pow2(min({p}width, {BITS})), {p}ranks)",
         f"{p}zeros": f"4 * {parts} * {p}bins * {p}lines",
+        # The other ways take tables of a single run only.
         f"{p}runs": f"where({p}ranked == 1, cdiv({rows}, run), 1)",
+        # The narrowest keys that hold part, run and rank: a radix sort takes fewer passes over them.
         f"{p}long": f"where({spread} <= {2**31} // pow2({p}size), 32, 64)",
         f"{p}bits": f"where({spread} <= {2**15} // pow2({p}size), 16, {p}long)",
         f"{p}page": f"{p}digits * {PAGE}",
@@ -299,12 +308,12 @@ def numbers(sort: Sort) -> dict[str, str]:
 
 
 def scratch_bytes(rows: str, parts: str) -> str:
-    """The most that any way of sorting needs, in whole 64-bit words, since keys may lie behind it."""
+    """Return the most bytes that any sort needs, in whole 64-bit words, since keys may follow."""
     return f"({parts} * (24 * {rows} + min(8 * {rows}, {1 << 21}) + 16384) + 7) // 8 * 8"
 
 
 def with_keys(program: TritonLaunches, sort: Sort) -> TritonLaunches:
-    """``program``, then zeros and keys for a sort."""
+    """Add to ``program`` zeros and keys for a sort."""
     p, rows = sort.prefix, f"max(64, 2048 // {sort.prefix}taps)"
     return program.fill(f"{p}counts", f"{p}zeros", when=f"{p}zeros > 0").then(
         key_kernel,
@@ -328,7 +337,7 @@ def with_keys(program: TritonLaunches, sort: Sort) -> TritonLaunches:
 
 
 def sorted_rows(program: TritonLaunches, sort: Sort) -> TritonLaunches:
-    """``program``, then the sort itself, once there are keys."""
+    """Add to ``program`` the sort itself, once the keys exist."""
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     outputs = {name: f"{name}{sort.outputs}" for name in ("columns", "order", "masks")}
     common = {**sort.given, **outputs, "m": rows, "SIZE": f"{p}size", "TAPS": f"{p}taps"}
@@ -375,7 +384,7 @@ SORT_TABLE = sorted_rows(with_keys(launch_program(values=numbers(_TABLE)), _TABL
 
 @triton.jit(do_not_specialize=["parts", "b", "size"])
 def tap_kernel(masks, blocks, counts, parts, b, size, BLOCK: tl.constexpr):
-    """The blocks that hit one tap from the front of its row, and as many zeros as there are others from the back."""
+    """Write the blocks that hit one tap from the front of its row, and zeros for the others from the back."""
     tap, before = tl.program_id(0), 0
     part, bit = tap // size, tl.minimum(tap % size, 31)
     mine = blocks + tap.to(tl.int64) * b

@@ -1,4 +1,4 @@
-"""What a sort of one table is in a launch program: names of its values, and where its memory lies."""
+"""The description of one table's sort in a launch program: names of its values, and places of its memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Sort(NamedTuple):
         rows, parts: as expressions. The table has ``k`` taps.
         table: a tensor, or the offset of the table in the workspace.
         scratch: where in the workspace the sort has its memory.
-        outputs: what the names of the outputs end with.
+        outputs: the suffix of the names of the outputs.
         tableless: whether there is no table, so that what is ranked ends with its order, as an expression.
     """
 
@@ -28,15 +28,15 @@ class Sort(NamedTuple):
 
     @property
     def origins(self) -> str:
-        """Where torch's sort writes what it sorted, as an offset."""
+        """Return the offset of the result of torch's sort."""
         return f"{self.prefix}keys + 16 * {self.parts} * {self.rows}"
 
     @property
     def given(self) -> dict[str, str]:
-        """The argument ``table`` of a kernel, where it is a tensor."""
+        """Return the kernel argument ``table`` if the table is a tensor."""
         return {"table": self.table} if isinstance(self.table, str) else {}
 
     @property
     def placed(self) -> dict[str, tuple[str, str]]:
-        """The same, where it lies in the workspace."""
+        """Return the kernel argument ``table`` if the table lies in the workspace."""
         return {} if isinstance(self.table, str) else {"table": self.table}

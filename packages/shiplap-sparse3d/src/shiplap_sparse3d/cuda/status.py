@@ -1,4 +1,4 @@
-"""Errors of the CUDA kernels of sparse3d, told late: see ``shiplap.plugin_api.LateErrors``."""
+"""Late errors of the CUDA kernels of sparse3d: see ``shiplap.plugin_api.LateErrors``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ word, poll = ERRORS.word, ERRORS.poll
 
 
 def code_of(op: str, message: str) -> int:
-    """A number for this message, to be written as ``code << ROW_BITS | row``."""
+    """Return a number for this message, to be written as ``code << ROW_BITS | row``."""
     return ERRORS.code(f"sparse3d::{op}", message)
 
 
 def synchronize(device: torch.device | str | None = None) -> None:
-    """Wait for ``device`` (default: the current CUDA device) and raise what its sparse3d kernels found wrong.
+    """Wait for ``device`` (default: the current CUDA device) and raise the errors of its sparse3d kernels.
 
     Raises:
         ArgumentError: SL211, naming the op and the row.

@@ -1,4 +1,4 @@
-"""Sorted tables of neighbours on CUDA as launch programs: lookups (lookup.py), then sorts (sort.py). Transposes."""
+"""Sorted tables of neighbours on CUDA as launch programs: lookups (lookup.py), then sorts (sort.py); and transposes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ HASHED = f"{SLOT_BYTES} * capacity"  # bytes of the hash, at the start of a work
 
 
 def subm_plan(near: int, hashed: int, dense: int) -> TritonLaunches:
-    """The program of ``planning.subm_plan``: the table lies in the workspace, behind the hash and the sort's memory.
+    """Return the program of ``planning.subm_plan``, whose table lies in the workspace behind hash and sort memory.
 
     Of more than ``hashed`` voxels, or ``dense`` where there is a word for each brick, there is no table (bricks.py).
     """
@@ -74,13 +74,14 @@ SUBM_PLAN = subm_plan(NEAR, BRICKS, DENSE)
 
 @triton.jit(do_not_specialize=["entries", "k", "rows", "code", "code_twice"])
 def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_twice, BLOCK: tl.constexpr):
-    """``out[table[j, v], v] = j``; of two such j the larger one stays."""
+    """Write ``out[table[j, v], v] = j``. Of two such j the larger one stays."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(table + at, mask=at < entries, other=-1)
     row = at // k
     good = (entry >= 0) & (entry < rows)
     old = tl.atomic_max(out + entry.to(tl.int64) * k + at % k, row.to(tl.int32), mask=good, sem="relaxed")
     report(status, code, row, (entry < -1) | (entry >= rows))
+    # The maximum returns the entry that was there, so duplicates need no second pass.
     report(status, code_twice, row, good & (old != -1))
 
 
@@ -91,7 +92,7 @@ def nothing_kernel(out, size, BLOCK: tl.constexpr):
 
 
 def _transposed(program: TritonLaunches, twice: str, when: str, **of: Any) -> TritonLaunches:
-    """``program``, then the transpose of a table of ``m`` rows into one of which every entry is -1."""
+    """Add to ``program`` the transpose of a table of ``m`` rows into a table that is filled with -1."""
     return program.then(
         transpose_kernel,
         grid="cdiv(m * k, 1024)",
@@ -114,7 +115,7 @@ TRANSPOSE_TABLE = _transposed(
 
 
 def _conv_plan() -> TritonLaunches:
-    """The program of ``planning.conv_plan``. In the workspace: the hash, what both sorts need, then the tables."""
+    """Return the program of ``planning.conv_plan``. Workspace: the hash, the memory of both sorts, the tables."""
     table, back = ("int32", "place"), ("int32", "place_back")
     sorting = sort.Sort("", "m", "parts", table, HASHED)
     behind = f"{HASHED} + {sort.scratch_bytes('m', 'parts')}"
@@ -129,6 +130,7 @@ def _conv_plan() -> TritonLaunches:
     }
     program = look_up(launch_program(values=values, errors=status.ERRORS), OUTPUTS, table)
     program = sort.sorted_rows(program, sorting)
+    # Bytes of 255 are -1 in every entry.
     program = program.fill("place_back", "4 * k * n", byte=255, when="parts_t > 0")
     given, scratch = {"entries": "m * k", "rows": "n"}, {"table": table, "out": back}
     program = _transposed(program, OUTPUT_TWICE, "parts_t > 0", arguments=given, scratch=scratch)

@@ -19,14 +19,14 @@ BLOCK = 256
 
 @triton.jit
 def _extent(low, high, axis: tl.constexpr):
-    """Where a column starts, and its radix."""
+    """Return the lowest value of a column, and its radix."""
     start = tl.load(low + axis).to(tl.int64)
     return start, tl.load(high + axis).to(tl.int64) - start + 1
 
 
 @triton.jit(do_not_specialize=["n"])
 def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
-    """Keys in the order of the rows; ``wide``: whether the columns span too many cells for that."""
+    """Write keys in the order of the rows; ``wide`` is set if the columns span too many cells."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
     b_low, batches = _extent(low, high, 0)
@@ -37,6 +37,7 @@ def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
     tl.store(keys + row, key * depth + (z - z_low), mask=row < n)
     if tl.program_id(0) == 0:
         most = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
+        # Overflow is tested by division before each multiplication.
         many = height > most // depth
         cells = tl.where(many, 1, height * depth)
         many = many | (width > most // cells)
@@ -46,7 +47,7 @@ def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def first_kernel(keys, first, n, BLOCK: tl.constexpr):
-    """1 where another key begins."""
+    """Write 1 where another key begins."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < n, other=0)
     before = tl.load(keys + at - 1, mask=(at > 0) & (at < n), other=0)
@@ -55,7 +56,7 @@ def first_kernel(keys, first, n, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def group_kernel(coords, rows, groups, unique, inverse, counts, n, BLOCK: tl.constexpr):
-    """``groups[i]``: one more than the group of the i-th row in order. ``counts`` starts as zeros."""
+    """Write ``groups[i]``, one more than the group of the i-th row in order. ``counts`` starts as zeros."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = at < n
     row = tl.load(rows + at, mask=there, other=0)
@@ -64,6 +65,7 @@ def group_kernel(coords, rows, groups, unique, inverse, counts, n, BLOCK: tl.con
     ends = there & (group != tl.load(groups + at + 1, mask=at < n - 1, other=0))
     place = group.to(tl.int64) - 1
     tl.store(inverse + row, place.to(tl.int32), mask=there)
+    # The count is end minus begin. Both may be in different programs, so each adds its share.
     tl.atomic_add(counts + place, at + 1, mask=ends, sem="relaxed")
     tl.atomic_add(counts + place, -at, mask=begins, sem="relaxed")
     column = tl.arange(0, 4)[None, :]
@@ -77,7 +79,7 @@ _group = triton_launcher(group_kernel)
 
 
 def unique_coords(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``ops.unique_coords``: reads back how many there are."""
+    """Run ``ops.unique_coords``, and read back the number of distinct rows."""
     n, coords = coords.shape[0], coords.contiguous()
     status.word(coords.device)
     inverse = coords.new_empty(n)
@@ -88,7 +90,9 @@ def unique_coords(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     _pack[grid](coords, low, high, keys, groups[n:], n, BLOCK=BLOCK)
     keys, rows = keys.sort()
     _first[grid](keys, groups, n, BLOCK=BLOCK)
+    # Ones at the begins of keys become numbers of groups.
     groups[:n].cumsum_(0)
+    # One transfer for the number of groups and the flag, since each one waits for the device.
     m, wide = groups[n - 1 :].tolist()
     if wide:
         span = tuple((high.long() - low + 1).tolist())
@@ -117,7 +121,7 @@ def mean_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """The mean of one segment: its rows follow each other in ``rows``, in whose order ``index`` is."""
+    """Write the mean of one segment, whose rows are adjacent in ``rows``, the order of ``index``."""
     segment = tl.program_id(0)
     if segment == 0:
         lowest, highest = tl.load(index), tl.load(index + n - 1)
@@ -140,7 +144,7 @@ _mean = triton_launcher(mean_kernel)
 
 
 def segment_mean(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
-    """See ``ops.segment_mean``: rows are sorted by segment and added in their order, so sums do not vary."""
+    """Run ``ops.segment_mean``: rows are sorted by segment and added in order, so sums do not vary."""
     word, (n, c), m = status.word(feats.device), feats.shape, counts.shape[0]
     if not n:
         out.zero_()

@@ -1,4 +1,4 @@
-"""``shiplap demo``: a sparse U-Net learns from a survey which points of a real scan are ground."""
+"""The demonstration ``shiplap demo``: a sparse U-Net learns which points of a real scan are ground."""
 
 from shiplap_sparse3d.demo.result import DemoResult, DemoSettings
 from shiplap_sparse3d.demo.run import run

@@ -23,7 +23,7 @@ OPS: tuple[sl.Op, ...] = (
 
 
 def audits(quick: bool, progress: Progress) -> dict[str, Verdicts]:
-    """What ``shiplap audit`` says of each op of the network, on the CPU; name of the op → verdicts."""
+    """Return the verdicts of ``shiplap audit`` on each op of the network, on the CPU, by the name of the op."""
     verdicts: dict[str, Verdicts] = {}
     for done, op in enumerate(OPS):
         progress("audit", done, len(OPS), op.spec.name)

@@ -1,4 +1,4 @@
-"""Scores on an area the network has not seen, the plain baseline, and what compiling is worth."""
+"""Scores on an area that the network has not seen, the plain baseline, and the time that compiling saves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BASELINE_CELL, _BASELINE_HEIGHT = 12.0, 0.8  # metres: plain numbers, fitted to
 
 
 def baseline(scan: Scan) -> Tensor:
-    """Plain rule: a point is ground if it is less than 0.8 m above the lowest of its 12 m cell. ``-> bool [p]``."""
+    """Return the plain rule ``bool [p]``: ground is less than 0.8 m above the lowest point of its 12 m cell."""
     cell = (scan.xyz[:, :2] / _BASELINE_CELL).long()
     flat = cell[:, 0] * (int(cell[:, 1].max()) + 1) + cell[:, 1]
     lowest = scan.xyz.new_full((int(flat.max()) + 1,), 1e4).scatter_reduce(0, flat, scan.xyz[:, 2], "amin")
@@ -29,7 +29,7 @@ def baseline(scan: Scan) -> Tensor:
 
 
 def predict(forward: Forward, look: Look, scan: Scan, wanted: Tensor, levels: int) -> Tensor:
-    """Logits of the ``wanted`` points (a mask of a strip of x), ``[wanted]``.
+    """Return the logits of the ``wanted`` points (a mask of a strip of x), ``[wanted]``.
 
     The strip is one tile, with 50 m of context on either side: positions of points, never their labels.
     """
@@ -42,7 +42,7 @@ def predict(forward: Forward, look: Look, scan: Scan, wanted: Tensor, levels: in
 
 @dataclass(frozen=True)
 class Speed:
-    """Milliseconds of a training step on one tile (forward and backward, tables excluded), median of ``runs``."""
+    """The milliseconds of a training step on one tile (forward and backward, without tables), median of ``runs``."""
 
     compiled_ms: float
     eager_ms: float
@@ -50,8 +50,9 @@ class Speed:
 
 
 def speed(net: Forward, compiled: Forward, tile: Tile, runs: int) -> Speed:
-    """Both in turns on the same tile, so that a busy moment hits both."""
+    """Time both in turns on the same tile, so that a busy moment slows both."""
     times: dict[str, list[float]] = {"compiled": [], "eager": []}
+    # The first run of each compiles or fills caches, and is not timed.
     for forward in (compiled, net):
         _timed(forward, tile)
     for _ in range(runs):

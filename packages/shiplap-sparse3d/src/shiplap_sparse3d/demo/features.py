@@ -1,9 +1,9 @@
-"""What the network is told of each point: its height over surfaces through low points, and over its neighbours.
+"""The features of each point: its height over surfaces through low points, and over its neighbours.
 
 All lengths are multiples of the *spacing*, the mean distance between points, so that the same numbers describe a scan
-with ten points per square metre and one with a point per ten square metres. Only the given points are looked at.
-Heights are not learned and no label is used, but the surfaces are those of the usual ground filters: morphological
-erosions and openings (Zhang et al., IEEE Transactions on Geoscience and Remote Sensing 41(4), 2003).
+with ten points per square metre and one with a point per ten square metres. Only the given points are used. Heights are
+not learned and no label is used, but the surfaces are those of the usual ground filters: morphological erosions and
+openings (Zhang et al., IEEE Transactions on Geoscience and Remote Sensing 41(4), 2003).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _FAR = 1e4  # metres: above any terrain
 
 
 def spacing(xyz: Tensor) -> float:
-    """Distance in metres of neighbours on a grid as dense as ``xyz`` where it has points; 5 m at most."""
+    """Return the distance in metres of neighbours on a grid as dense as ``xyz`` where it has points, at most 5 m."""
     squares = (xyz[:, :2] / 5).floor().long().unique(dim=0)
     return (25 * len(squares) / max(1, len(xyz))) ** 0.5
 
 
 def describe(xyz: Tensor, step: float) -> Tensor:
-    """Features of each point, ``[p, 3] -> [p, FEATURES]``; ``step`` is the spacing in metres.
+    """Return the features of each point, ``[p, 3] -> [p, FEATURES]``; ``step`` is the spacing in metres.
 
     Heights are in square roots of metres with their sign: ten centimetres matter near the ground, and nowhere else.
     """
@@ -42,12 +42,14 @@ def describe(xyz: Tensor, step: float) -> Tensor:
 
 
 def surfaces(xyz: Tensor, step: float) -> Tensor:
-    """Heights over three surfaces for each radius: erosion, opening, and the mean of the opening, ``[p, 3 r]``, metres.
+    """Return the heights over three surfaces for each radius, ``[p, 3 r]`` in metres.
 
-    The erosion is the lowest point within the radius, the opening the highest erosion within it: on a slope the erosion
-    lies below the ground, the opening does not. Squares stand for discs.
+    The surfaces are the erosion, the opening, and the mean of the opening. The erosion is the lowest point within the
+    radius, and the opening is the highest erosion within it: on a slope the erosion lies below the ground, and the
+    opening does not. Squares stand for discs.
     """
     xy = xyz[:, :2] - xyz[:, :2].amin(0)
+    # A few stray points far away must not make the raster huge.
     cell = max(_CELL * step, (float(xy.amax(0).double().prod()) / _MOST_CELLS) ** 0.5)
     place = (xy / cell).long()
     width, height = (place.amax(0) + 1).tolist()
@@ -56,6 +58,7 @@ def surfaces(xyz: Tensor, step: float) -> Tensor:
     filled = (low < _FAR / 2).to(z)
     above, eroded, before = [], low, 0
     for radius in _RADII:
+        # Radii ascend, so each erosion continues the one before.
         eroded, before = -_largest(-eroded, radius - before), radius
         opened = _largest(torch.where(eroded < _FAR / 2, eroded, -_FAR), radius)
         mean = _mean(torch.where(filled > 0, opened, 0), filled, max(1, radius // 2))
@@ -65,39 +68,41 @@ def surfaces(xyz: Tensor, step: float) -> Tensor:
 
 
 def _largest(raster: Tensor, radius: int) -> Tensor:
-    """Maximum over the square of ``radius`` cells around each cell."""
+    """Return the maximum over the square of ``radius`` cells around each cell."""
     for _ in range(2):
         raster = _largest_along(raster, radius).T
     return raster
 
 
 def _largest_along(raster: Tensor, radius: int) -> Tensor:
-    """Maximum over ``2 radius + 1`` rows, from windows that double."""
+    """Return the maximum over ``2 radius + 1`` rows, from windows that double."""
     window, wide, rows = 2 * radius + 1, 1, raster.shape[0]
     raster = F.pad(raster, (0, 0, radius, radius), value=-torch.inf)
     while 2 * wide <= window:
+        # Windows double: the number of passes is logarithmic in the radius.
         raster = torch.maximum(raster[: len(raster) - wide], raster[wide:])
         wide *= 2
     return torch.maximum(raster[:rows], raster[window - wide :][:rows])
 
 
 def _mean(values: Tensor, weights: Tensor, radius: int) -> Tensor:
-    """Weighted mean over the square of ``radius`` cells around each cell; 0 where all weights are."""
+    """Return the weighted mean over the square of ``radius`` cells around each cell, or 0 where all weights are 0."""
     total, weight = (_sum(v, radius) for v in (values * weights, weights))
     return (total / weight.clamp_min(0.5)).to(values)
 
 
 def _sum(values: Tensor, radius: int) -> Tensor:
-    """Sum over the square, from running sums in float64."""
+    """Return the sum over the square, from running sums in float64."""
     total = values.double()
     for _ in range(2):
+        # A difference of running sums is the sum of a window, whatever its size.
         running = F.pad(total, (0, 0, radius + 1, radius)).cumsum(0)
         total = (running[2 * radius + 1 :] - running[: -2 * radius - 1]).T
     return total
 
 
 def _around(xyz: Tensor, step: float) -> Tensor:
-    """How a point lies among its nearest neighbours in the plane, ``[p, ...]``."""
+    """Return how a point lies among its nearest neighbours in the plane, ``[p, ...]``."""
     rise, distance = nearest(xyz, _NEIGHBOURS[-1], step)
     told = []
     for count in _NEIGHBOURS:
@@ -112,13 +117,15 @@ def _around(xyz: Tensor, step: float) -> Tensor:
 
 
 def nearest(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
-    """The ``count`` nearest other points in the plane: how much higher and how far away, ``[p, count]``, metres.
+    """Return the ``count`` nearest other points in the plane: height difference and distance, ``[p, count]``, metres.
 
-    A neighbour farther than five spacings may be missed; what is missing is a point at this distance and height 0.
+    A neighbour farther than five spacings may be missed. A missing neighbour has that distance and the height 0.
     """
     rise, distance = xyz.new_zeros(len(xyz), count), xyz.new_full((len(xyz), count), _MARGIN * step)
     for rows, near in _blocks(xyz[:, :2], step):
+        # The product form of ``cdist`` loses the digits of small distances.
         separation = torch.cdist(xyz[rows, :2], xyz[near, :2], compute_mode="donot_use_mm_for_euclid_dist")
+        # A point is no neighbour of itself.
         separation.masked_fill_(rows[:, None] == near, torch.inf)
         reached = min(count, len(near) - 1)
         value, index = separation.topk(reached, largest=False)
@@ -129,7 +136,7 @@ def nearest(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(xy: Tensor, step: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of the points of each square block, and of those within the margin around it."""
+    """Yield the rows of the points of each square block, and of those within the margin around it."""
     place = ((xy - xy.amin(0)) / (_BLOCK * step)).long()
     block = place[:, 0] * (int(place[:, 1].max()) + 1) + place[:, 1]
     order, (along, by_x) = block.argsort(stable=True), xy[:, 0].sort()
@@ -139,5 +146,6 @@ def _blocks(xy: Tensor, step: float) -> Iterator[tuple[Tensor, Tensor]]:
         first, last = torch.searchsorted(along, torch.stack([low[0], high[0]])).tolist()
         near = by_x[first:last]
         near = near[(xy[near, 1] >= low[1]) & (xy[near, 1] <= high[1])]
+        # Bounds the matrix of distances.
         for part in rows.split(2048):
             yield part, near

@@ -1,4 +1,4 @@
-"""The network: a sparse U-Net on voxels, and a head that answers for each point."""
+"""The network: a sparse U-Net on voxels, and a head with one output for each point."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class GroundNet(nn.Module):
             x = encode(down(x))
         for up, decode in zip(self.up, self.decoder, strict=True):
             x = up(x)
+            # The inverse convolution leads to the voxels of the skip connection, row by row.
             x = decode(x.replace(x.feats + skips.pop().feats))
+        # Each point sees its voxel and its own features, so points in one voxel may differ.
         hidden = torch.relu(self.of_voxel(x.feats)[inverse] + self.of_point(points))
         first, second = self.head
         hidden = torch.relu(first(hidden))

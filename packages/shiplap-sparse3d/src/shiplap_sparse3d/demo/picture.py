@@ -1,4 +1,4 @@
-"""Scan, truth and prediction from above, as a PNG."""
+"""A picture of scan, truth and prediction from above, as a PNG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SQUARE = 0.85  # from this ratio of depth to width on, the panels stand in a ro
 
 
 def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> bytes:
-    """PNG, 1,000 pixels wide: height and truth above, prediction below; everything right of the line is held out.
+    """Return a PNG, 1,000 pixels wide: height and truth above, prediction below. Points right of the line are held out.
 
     The three panels of a scan as deep as wide stand in a row.
 
@@ -60,9 +60,13 @@ def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> byt
 
 
 def _panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
-    """Two small panels above a wide one, or three in a row. Placed by hand: a metre is as long in y as in x, so the
-    sizes are known, and matplotlib's layouts cut labels off when they meet a fixed aspect."""
+    """Place two small panels above a wide one, or three in a row.
+
+    They are placed by hand. A metre is as long in y as in x, so the sizes are known, and matplotlib's layouts cut
+    labels off at a fixed aspect.
+    """
     low, high = scan.xyz[:, :2].amin(0) - _MARGIN, scan.xyz[:, :2].amax(0) + _MARGIN
+    # Height over width of the scan decides between the two layouts.
     ratio = float((high - low)[1] / (high - low)[0])
     wide = _WIDTH - _LEFT - _RIGHT
     if ratio < _SQUARE:
@@ -89,7 +93,8 @@ def _panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
 
 
 def _heights(ax: Axes, scan: Scan) -> None:
-    """Colours span the terrain: with tree tops and statues in it, no wall or slope would be seen."""
+    """Draw the heights. Colours span the terrain: with tree tops in the range no wall or slope would be visible."""
+    # Higher points are drawn later, on top of lower ones, as seen from above.
     xyz = scan.xyz[scan.xyz[:, 2].argsort()]
     low, high = (float(xyz[int(len(xyz) * q), 2]) for q in (0.01, 0.9))
     x, y, z = xyz.T.numpy()
@@ -105,11 +110,12 @@ def _classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], size: 
         ax.scatter(x, y, color=colour, s=size, linewidths=0, label=f"{name} ({len(x):,})")
     legend = ax.legend(loc="upper right", ncols=2, fontsize=6.5, columnspacing=1, handletextpad=0.2)
     for handle in legend.legend_handles:
+        # The dots of the plot are too small for a legend.
         handle.set_sizes([24.0])  # type: ignore[union-attr]
 
 
 def _name_sides(ax: Axes, border: float) -> None:
-    """Which side of the line is which."""
+    """Label the two sides of the line."""
     for text, side, shift in (("trained on", "right", -6), ("held out", "left", 6)):
         arrow = f"← {text}" if side == "right" else f"{text} →"
         ax.annotate(

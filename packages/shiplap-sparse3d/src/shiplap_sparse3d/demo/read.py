@@ -1,4 +1,4 @@
-"""A classified scan as the demonstration wants it: last returns in metres, and which of them are ground."""
+"""The reader of classified scans: last returns in metres, and which of them are ground."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FEWEST_OF_A_CLASS = 100  # in the training area, and in the one that is held out
 
 
 def load() -> Scan:
-    """The scan that comes with the package: the Statue of Liberty. Provenance: ``data/README.md``."""
+    """Return the scan that comes with the package: the Statue of Liberty. Provenance: ``data/README.md``."""
     with as_file(files("shiplap_sparse3d.demo") / "data" / "liberty.laz") as path:
         return read(path, (2,), 1.0)
 
 
 def read(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
-    """The last returns of ``path`` without noise; ground are those of ``classes``.
+    """Return the last returns of ``path`` without noise. Ground points are those of ``classes``.
 
     Args:
         path: LAS, LAZ or COPC.
@@ -42,6 +42,7 @@ def read(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
     with opened(path) as reader:
         for points in chunks(reader, path):
             code = np.asarray(points["classification"])
+            # The last return of a pulse is the one that may have reached the ground.
             last = np.asarray(points["return_number"]) >= np.asarray(points["number_of_returns"])
             keep = last & ~np.isin(code, NOISE)
             xyz.append(np.stack([points.x, points.y, points.z], 1)[keep])
@@ -58,6 +59,7 @@ def read(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
     if not math.isfinite(wide) or not 50 <= wide <= 50_000:
         raise _unfit(path, f"an area {wide:,.1f} m wide", "50 m to 50 km; --unit says how long a unit of the file is")
     scan = Scan(
+        # float32 has too few digits for coordinates of a national grid, so the minimum is subtracted first.
         torch.from_numpy(((place - place.min(0)) * metres).astype(np.float32)),
         torch.from_numpy(np.isin(code, classes)),
     )

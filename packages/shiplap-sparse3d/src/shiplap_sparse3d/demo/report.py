@@ -1,4 +1,4 @@
-"""One self-contained HTML file: numbers, picture, loss curve, audit verdicts."""
+"""The report as one self-contained HTML file: numbers, picture, loss curve, audit verdicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDTH, _HEIGHT = 640, 200
 
 
 def rows(result: DemoResult) -> list[tuple[str, str, str]]:
-    """``(label, value, note)`` of every headline number: what the terminal and the HTML report show."""
+    """Return ``(label, value, note)`` of every headline number, for the terminal and the HTML report."""
     r = result
     return [
         ("held-out ground IoU", f"{r.iou:.3f}", f"{r.held_out_points:,} points, an area of its own"),
@@ -34,7 +34,7 @@ def rows(result: DemoResult) -> list[tuple[str, str, str]]:
 
 
 def html(result: DemoResult, image: bytes) -> str:
-    """The report as text; ``image`` is a PNG that goes inside."""
+    """Return the report as text. ``image`` is a PNG that is embedded."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("shiplap_sparse3d.demo"), undefined=StrictUndefined, autoescape=True)
@@ -56,6 +56,6 @@ def html(result: DemoResult, image: bytes) -> str:
 
 
 def _curve(losses: Sequence[float]) -> str:
-    """Losses as the points of an SVG polyline."""
+    """Return the losses as the points of an SVG polyline."""
     across, top = _WIDTH / max(1, len(losses) - 1), max(losses) or 1.0
     return " ".join(f"{i * across:.1f},{_HEIGHT * (1 - v / top):.1f}" for i, v in enumerate(losses))

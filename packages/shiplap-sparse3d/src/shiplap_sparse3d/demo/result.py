@@ -1,4 +1,4 @@
-"""What the caller of the demonstration may choose, and what it hands back."""
+"""The settings of the demonstration and its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["DemoResult", "DemoSettings", "Rule", "Verdicts"]
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """What the caller may choose.
+    """The settings that a caller may choose.
 
     Attributes:
         quick: a smaller network and fewer steps; finishes in a minute.
@@ -36,7 +36,7 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Of the audit of one op: how many checks said what, and the names of those that failed."""
+    """The result of the audit of one op: the number of checks by outcome, and the names of those that failed."""
 
     ok: int
     fail: int
@@ -46,7 +46,7 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class Rule:
-    """The best of one family of rules with two numbers: what it says, its IoU where it was fitted, and held out."""
+    """The best of one family of rules with two numbers: the rule, its IoU on the training area, and held out."""
 
     name: str
     text: str
@@ -56,7 +56,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What was measured. Times in seconds (``_s``) or milliseconds (``_ms``); IoU of the class ground, held out.
+    """The measurements. Times in seconds (``_s``) or milliseconds (``_ms``); IoU of the class ground, held out.
 
     ``scan`` is the file that was read, or None for the packaged one.
     """
@@ -86,5 +86,5 @@ class DemoResult:
     scan: str | None = None
 
     def json(self) -> dict[str, Any]:
-        """One object of plain values."""
+        """Return one object of plain values."""
         return asdict(self)

@@ -1,8 +1,8 @@
-"""What a rule of two numbers reaches on the same split: the yardstick for the network on any scan.
+"""Rules of two numbers on the same split, as a yardstick for the network on any scan.
 
-Two families of rules, each fitted on the training area by trying a grid of pairs: *height over cell* calls a point
-ground if it is less than ``h`` above the lowest point of its square cell of ``w`` metres, *slope* if it is less than
-``h + k d`` above the lowest point within ``d`` metres, for each of six distances.
+There are two families of rules, each fitted on the training area by trying a grid of pairs. *Height over cell* calls a
+point ground if it is less than ``h`` above the lowest point of its square cell of ``w`` metres. *Slope* calls it ground
+if it is less than ``h + k d`` above the lowest point within ``d`` metres, for each of six distances.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ _CELL = 2.0  # metres, raster of local minima
 
 
 def over_cell(xyz: Tensor, width: float) -> Tensor:
-    """Height of each point over the lowest of its cell, ``[p, 3] -> [p]`` in metres."""
+    """Return the height of each point over the lowest of its cell, ``[p, 3] -> [p]`` in metres."""
     cell = (xyz[:, :2] / width).floor().long()
     cell -= cell.amin(0)
     flat = cell[:, 0] * (int(cell[:, 1].max()) + 1) + cell[:, 1]
+    # Numbers of used cells, since most cells of a wide area are empty.
     _, inverse = flat.unique(return_inverse=True)
     lowest = xyz.new_full((int(inverse.max()) + 1,), _FAR).scatter_reduce(0, inverse, xyz[:, 2], "amin")
     return xyz[:, 2] - lowest[inverse]
 
 
 def lowest_within(xyz: Tensor, radii: Sequence[float]) -> Tensor:
-    """Height of each point above the lowest point within ``radii`` metres, on a raster of 2 m cells.
+    """Return the height of each point above the lowest point within ``radii`` metres, on a raster of 2 m cells.
 
     Shape: ``[p, 3] -> [p, len(radii)]``, metres, never negative.
     """
@@ -54,10 +55,11 @@ def lowest_within(xyz: Tensor, radii: Sequence[float]) -> Tensor:
 
 
 def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
-    """Minimum over a disc of ``radius`` cells: one pooling along x for each row of the disc, shifted along y."""
+    """Return the minimum over a disc of ``radius`` cells: one pooling along x for each row, shifted along y."""
     result = torch.full_like(raster, _FAR)
     height = raster.shape[-1]
     for row in range(min(radius, height - 1) + 1):
+        # The disc is as wide as this at the distance ``row`` from its centre.
         half = math.isqrt(radius * radius - row * row)
         low = -F.max_pool2d(-raster, (2 * half + 1, 1), 1, (half, 0))
         above, below = result[..., row:], result[..., : height - row]
@@ -67,7 +69,7 @@ def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
 
 
 def best_rules(scan: Scan, held: Tensor) -> tuple[Rule, ...]:
-    """The best rule of each family on the training area, and its IoU on the held-out one. No fit looks at ``held``."""
+    """Return the best rule of each family on the training area, and its IoU held out. The fit does not use ``held``."""
     return tuple(
         _best(name, tried, scan, held)
         for name, tried in (("height over cell", _cell_rules(scan.xyz)), ("slope", _slope_rules(scan.xyz)))

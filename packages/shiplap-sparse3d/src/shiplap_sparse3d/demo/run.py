@@ -1,4 +1,4 @@
-"""The demonstration from scan to report. ``shiplap demo`` only shows what this returns."""
+"""The demonstration from scan to report. ``shiplap demo`` only prints the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUICK = Recipe(steps=100, levels=3)
 
 
 def run(settings: DemoSettings, progress: Progress = lambda stage, done, total, note: None) -> DemoResult:
-    """Read, train, judge, measure, audit, report."""
+    """Read, train, measure, audit and report."""
     # A tile is a few thousand voxels: work for one core. With two, every small loop ends in a wait for the slower one,
     # and on a busy machine a step of 40 ms takes 1,600 (2 cores, load 7, 2026-11-21).
     threads = torch.get_num_threads()
@@ -78,7 +78,7 @@ def _result(
     counts: CompileCounts,
     verdicts: dict[str, Verdicts],
 ) -> DemoResult:
-    """All that was measured; ``points``: of the training area and of the held-out one."""
+    """Return all measurements. ``points`` are of the training area and of the held-out one."""
     return DemoResult(
         graphs=counts.graphs,
         graph_breaks=counts.graph_breaks,
@@ -107,12 +107,13 @@ def _result(
 
 
 def _write(files: dict[Path, bytes]) -> None:
-    """Each file is old or new, never half: an interrupt may come at any time."""
+    """Write the files so that each is old or new, never half: an interrupt may come at any time."""
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
     try:
         for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             drafts[path].write_bytes(content)
+        # All drafts are complete before the first one replaces a file.
         for path, draft in drafts.items():
             draft.replace(path)
     finally:
@@ -130,8 +131,12 @@ class _Judged:
 
 
 def _judge(scan: Scan, held: Tensor, trained: Fit, recipe: Recipe) -> _Judged:
-    """The one look at the held-out labels; the training area is predicted again for the picture only."""
+    """Compute the scores on the held-out labels, which are read here only.
+
+    The training area is predicted again for the picture only.
+    """
     predicted = torch.empty_like(scan.ground)
+    # The held-out strip comes last, so its time remains in ``seconds``.
     for wanted in (~held, held):
         start = time.perf_counter()
         logits = evaluate.predict(trained.forward, trained.look, scan, wanted, recipe.levels)

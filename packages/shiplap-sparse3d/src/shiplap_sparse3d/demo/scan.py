@@ -28,11 +28,14 @@ class Scan:
         return self.xyz.shape[0]
 
     def take(self, rows: Tensor) -> Scan:
-        """The points of ``rows`` (indices or a mask)."""
+        """Return the points of ``rows`` (indices or a mask)."""
         return Scan(self.xyz[rows], self.ground[rows])
 
 
 def split(scan: Scan) -> Tensor:
-    """``bool [p]``: held out, the 30 % of points with the largest x. A straight cut: no tile lies on both sides."""
+    """Return ``bool [p]``: the held-out points, the 30 % with the largest x.
+
+    The cut is straight, so no tile lies on both sides.
+    """
     x = scan.xyz[:, 0].double()
     return x >= torch.quantile(x, 1 - HELD_OUT)

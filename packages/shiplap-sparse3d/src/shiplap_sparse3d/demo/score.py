@@ -1,4 +1,4 @@
-"""The one score of the demonstration."""
+"""The score of the demonstration."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["iou"]
 
 
 def iou(predicted: Tensor, truth: Tensor) -> float:
-    """Intersection over union of two masks; 0 if both are empty."""
+    """Return the intersection over union of two masks, or 0 if both are empty."""
     return float((predicted & truth).sum() / (predicted | truth).sum().clamp_min(1))

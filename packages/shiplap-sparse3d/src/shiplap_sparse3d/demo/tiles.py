@@ -1,4 +1,4 @@
-"""Points → features → voxels with all their tables: everything that happens before the compiled graph."""
+"""The work before the compiled graph: from points to features to voxels with all their tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIMIT = 4.0  # standard deviations
 
 @dataclass(frozen=True)
 class Area:
-    """Points of one area as the network is told of them.
+    """Points of one area with their features, as the network takes them.
 
     Attributes:
         scan: positions and labels.
@@ -37,13 +37,13 @@ class Area:
     spacing: float
 
     def take(self, rows: Tensor) -> Area:
-        """The points of ``rows`` (indices or a mask)."""
+        """Return the points of ``rows`` (indices or a mask)."""
         return Area(self.scan.take(rows), self.features[rows], self.spacing)
 
 
 @dataclass(frozen=True)
 class Look:
-    """How an area is looked at: spacing, and mean and deviation of the features, all of the training area."""
+    """The scaling of features: spacing, and mean and deviation of the features, all of the training area."""
 
     spacing: float
     mean: Tensor
@@ -51,7 +51,7 @@ class Look:
 
     @classmethod
     def of(cls, areas: Sequence[Scan]) -> tuple[Look, list[Area]]:
-        """What fits ``areas``, and these areas. Each is described by its own points."""
+        """Return the scaling that fits ``areas``, and these areas. Each is described by its own points."""
         step = spacing(max(areas, key=len).xyz)
         described = [describe(area.xyz, step) for area in areas]
         every = torch.cat(described)
@@ -59,7 +59,7 @@ class Look:
         return look, [look._standard(area, told) for area, told in zip(areas, described, strict=True)]
 
     def area(self, scan: Scan) -> Area:
-        """``scan`` as the network is told of it: no label is looked at."""
+        """Return ``scan`` as the network takes it. No label is used."""
         return self._standard(scan, describe(scan.xyz, self.spacing))
 
     def _standard(self, scan: Scan, told: Tensor) -> Area:
@@ -84,7 +84,7 @@ class Tile:
 
 
 def make_tile(area: Area, levels: int) -> Tile:
-    """Voxels of ``area``, and the tables for a U-Net of ``levels`` levels."""
+    """Return the voxels of ``area``, with the tables for a U-Net of ``levels`` levels."""
     xyz, told = area.scan.xyz, area.features
     size = tuple(area.spacing * cells for cells in VOXEL)
     cells = (xyz - xyz.amin(0)) / xyz.new_tensor(size)
@@ -101,7 +101,7 @@ def make_tile(area: Area, levels: int) -> Tile:
 
 
 def _tables(geometry: Geometry, levels: int) -> list[Tensor]:
-    """Build every table of the U-Net now, so that the graph meets tensors only."""
+    """Build every table of the U-Net now, so that the graph contains tensors only."""
     tables: list[Tensor] = []
     for level in range(levels):
         tables += [geometry.coords, *geometry.subm(3).tensors]
@@ -114,15 +114,18 @@ def _tables(geometry: Geometry, levels: int) -> list[Tensor]:
 
 def _let_sizes_vary(tile: Tile, tables: Sequence[Tensor]) -> None:
     for tensor in (tile.voxels.feats, tile.points, tile.inverse, *tables):
+        # Otherwise the second tile would be compiled for its own sizes before sizes became dynamic.
         mark_dynamic(tensor, 0)
 
 
 def random_tiles(areas: Sequence[Area], levels: int, seed: int) -> Iterator[Tile]:
-    """Endless tiles of 50 to 120 spacings, each cut from one area, thinned, turned and mirrored at random."""
+    """Yield endless tiles of 50 to 120 spacings, each cut from one area, thinned, turned and mirrored at random."""
     draw = torch.Generator().manual_seed(seed)
+    # Areas are drawn in proportion to their points.
     weights = torch.tensor([float(len(area.scan)) for area in areas])
     while True:
         tile = _crop(areas[int(torch.multinomial(weights, 1, generator=draw))], draw)
+        # Tiles with few points lie at the border, and have few neighbours to learn from.
         if len(tile.scan) >= 500:
             yield make_tile(_move(tile, draw), levels)
 
@@ -132,7 +135,7 @@ def _uniform(low: float, high: float, draw: torch.Generator) -> float:
 
 
 def _crop(area: Area, draw: torch.Generator) -> Area:
-    """A square around a random point, of which 70 to 100 % of the points stay."""
+    """Return a square around a random point, with 70 to 100 % of its points."""
     xyz = area.scan.xyz
     centre = xyz[int(torch.randint(len(xyz), (), generator=draw)), :2]
     half, share = _uniform(25, 60, draw) * area.spacing, _uniform(0.7, 1, draw)
@@ -141,7 +144,7 @@ def _crop(area: Area, draw: torch.Generator) -> Area:
 
 
 def _move(tile: Area, draw: torch.Generator) -> Area:
-    """Any turn about the vertical, and a mirror: neither changes what is ground, nor how points lie to each other."""
+    """Turn about the vertical by a random angle, and mirror: neither changes ground labels or distances."""
     angle, mirror = _uniform(0, 2 * math.pi, draw), 1 if _uniform(0, 1, draw) < 0.5 else -1
     c, s = math.cos(angle), math.sin(angle)
     turn = tile.scan.xyz.new_tensor([[mirror * c, s, 0], [-mirror * s, c, 0], [0, 0, 1]])

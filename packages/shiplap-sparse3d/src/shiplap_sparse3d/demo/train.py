@@ -26,7 +26,7 @@ Forward = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that shapes the training; chosen by validation inside the training area (0003-demo.md)."""
+    """The settings of the training, chosen by validation inside the training area (0003-demo.md)."""
 
     steps: int = 200
     levels: int = 4
@@ -42,7 +42,7 @@ class Fit:
     Attributes:
         net: the module.
         forward: the same, compiled.
-        look: how areas are looked at.
+        look: the scaling of the features of areas.
         threshold: points with a greater logit are ground.
         losses: one a step.
         points: smallest and largest number of points of a tile; ``voxels`` likewise.
@@ -62,7 +62,7 @@ class Fit:
 
 
 def loss_of(forward: Forward, tile: Tile) -> Tensor:
-    """Binary cross-entropy over the points of ``tile``."""
+    """Return the binary cross-entropy over the points of ``tile``."""
     return F.binary_cross_entropy_with_logits(forward(tile.voxels, tile.points, tile.inverse), tile.ground)
 
 
@@ -99,15 +99,16 @@ def fit(areas: Sequence[Scan], recipe: Recipe, seed: int, progress: Progress, *,
 
 
 def _threshold(forward: Forward, areas: Sequence[Area], levels: int) -> float:
-    """The logit above which points are called ground: the one that is best for IoU if the probabilities are right.
+    """Return the logit above which points are called ground: the best for IoU if the probabilities are right.
 
-    Where labels are ambiguous, no probability is near 1, and a threshold of one half would leave most ground out. If J
-    is the best IoU that any threshold reaches, this threshold is ``J / (1 + J)``, whose logit is the logarithm of J.
-    J is that of the training ``areas``; their best threshold itself would follow their noise.
+    Where labels are ambiguous, no probability is near 1, and a threshold of one half would miss most ground. If J is
+    the best IoU that any threshold reaches, this threshold is ``J / (1 + J)``, whose logit is the logarithm of J. J is
+    that of the training ``areas``. Their best threshold itself would follow their noise.
     """
     tiles = [make_tile(area, levels) for area in areas]
     logits = torch.cat([forward(tile.voxels, tile.points, tile.inverse).detach() for tile in tiles])
     truth = torch.cat([tile.ground for tile in tiles]).bool()
+    # Thresholds from -4 to 2 in steps of a fifth.
     best = max(iou(logits > fifth / 5, truth) for fifth in range(-20, 11))
     return math.log(max(best, 1e-3))
 
@@ -121,5 +122,5 @@ def _step(forward: Forward, tile: Tile, optimizer: torch.optim.Optimizer) -> flo
 
 
 def parameters(net: nn.Module) -> int:
-    """How many numbers were learned."""
+    """Return the number of learned numbers."""
     return sum(p.numel() for p in net.parameters())

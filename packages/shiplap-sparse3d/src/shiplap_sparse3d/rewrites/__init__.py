@@ -20,7 +20,7 @@ KINDS = {torch.float32: Float32, torch.bfloat16: BFloat16, torch.float16: Float1
 
 
 def _spelled(kind: Any) -> Callable[..., Tensor]:
-    """What ``sparse3d.BatchNorm`` is in compiled code, in one dtype: casts name it."""
+    """Return ``sparse3d.BatchNorm`` as it appears in compiled code, in one dtype, since casts depend on it."""
 
     def norm(x: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
         return running_norm(x, mean, var, scale, shift, eps)

@@ -1,4 +1,4 @@
-"""Activations that spconv's layers take as ``act_type``: values of ``cumm.tensorview.gemm.Activation``, or names."""
+"""Activations for ``act_type`` of spconv's layers: values of ``cumm.tensorview.gemm.Activation``, or names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KNOWN: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 def activation_of(where: str, act_type: Any) -> str | None:
-    """The name of an activation, or None for none. Raises SL208 for another one."""
+    """Return the name of an activation, or None for none. Raises SL208 for an unknown one."""
     name = getattr(act_type, "name", act_type)
     if name is None or name == "None_":
         return None
@@ -31,5 +31,5 @@ def activation_of(where: str, act_type: Any) -> str | None:
 
 
 def activate(features: Tensor, name: str | None, alpha: float) -> Tensor:
-    """``features`` behind the activation ``name``. A compiled graph fuses it with the convolution's store."""
+    """Apply the activation ``name``. A compiled graph fuses it with the convolution's store."""
     return features if name is None else _KNOWN[name](features, alpha)

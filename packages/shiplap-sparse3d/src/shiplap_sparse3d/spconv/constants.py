@@ -1,4 +1,4 @@
-"""What models read of spconv's version."""
+"""The constants of spconv's version that models read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What torch sees of a ``SparseConvTensor``: its features and indices, as ``shiplap_sparse3d.containers`` has it.
+"""The pytree of a ``SparseConvTensor``: its features and indices, as in ``shiplap_sparse3d.containers``.
 
-A walker of dataclasses makes a tensor by the constructor, so the copy has an ``indice_dict`` of its own, with the
-records so far, and builds the tables anew that no record holds.
+Code that walks dataclasses makes a tensor by the constructor, so the copy has an ``indice_dict`` of its own with the
+present records, and builds other tables anew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 
 class _Members:
-    """What a tensor is beside its features and indices. Those of two tensors are never a reason for trees to differ."""
+    """The members of a tensor besides features and indices. They never make the trees of two tensors differ."""
 
     def __init__(self, source: SparseConvTensor) -> None:
         self.source = source

@@ -52,12 +52,12 @@ Ints = int | Sequence[int]
 
 
 class SparseConvolution(SparseModule):
-    """What every convolution layer is; the classes below choose ``ndim``, ``subm``, ``transposed`` and ``inverse``.
+    """The base of every convolution layer. Subclasses set ``ndim``, ``subm``, ``transposed`` and ``inverse``.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, output_padding: as in torch.
         indice_key: name under which tables are kept (``SubM``: also found) in the tensor's ``indice_dict``.
-        algo: what spconv would run; layers that share an ``indice_key`` must agree on it.
+        algo: the algorithm that spconv would run; layers that share an ``indice_key`` must agree on it.
         act_type: ReLU, Sigmoid or LeakyReLU (with slope ``act_alpha``) behind the layer, of cumm or by name.
         fp32_accum, large_kernel_fast_algo: accepted; sums are always kept in float32.
         record_voxel_count: keep the largest number of output voxels in a buffer.
@@ -122,13 +122,14 @@ class SparseConvolution(SparseModule):
             raise error("SL208", where=where, got=got, expected="padding 0 with a kernel of one cell and stride 1")
 
     def _allocate(self, bias: bool, **factory: Any) -> None:
-        """Weight, bias and count, in the order in which spconv's checkpoints have them."""
+        """Allocate weight, bias and count, in the order of spconv's checkpoints."""
         if self.record_voxel_count and not self.subm and not self.inverse:
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32, device=factory["device"]))
         shape = self.out_channels, *self.kernel_size, self.in_channels // self.groups
         self.weight = nn.Parameter(torch.empty(shape, **factory))
         self.bias = nn.Parameter(torch.empty(self.out_channels, **factory)) if bias else None
         self.reset_parameters()
+        # Older checkpoints lack the buffer, and strict loading would fail.
         self.register_load_state_dict_pre_hook(indices.without_count)
 
     def reset_parameters(self) -> None:
@@ -143,12 +144,12 @@ class SparseConvolution(SparseModule):
         return self.indice_key is not None and not self.subm
 
     def get_max_num_voxels(self) -> Tensor | None:
-        """The largest number of output voxels seen, or None without ``record_voxel_count``."""
+        """Return the largest number of output voxels so far, or None without ``record_voxel_count``."""
         return getattr(self, indices.COUNT, None)
 
     @property
     def weight_shape(self) -> list[int]:
-        """``[out_channels, *kernel_size, in_channels / groups]``, as spconv's layers have it."""
+        """Return ``[out_channels, *kernel_size, in_channels / groups]``, as spconv's layers have it."""
         return list(self.weight.shape)
 
     @property
@@ -172,13 +173,14 @@ class SparseConvolution(SparseModule):
         return output if add_input is None else output + add_input
 
     def pointwise(self, features: Tensor) -> Tensor:
-        """The product of a kernel of one cell."""
+        """Return the product of a kernel of one cell."""
         # spconv views the memory of [out, 1, .., in] as [in, out], which is no transpose; so do its checkpoints.
         weight = self.weight.reshape(self.in_channels, self.out_channels)
         return nn.functional.linear(features, weight.t(), self.bias)
 
     def _convolve(self, input: SparseConvTensor, features: Tensor, data: IndiceData, inside: bool) -> SparseConvTensor:
         if self.inverse:
+            # The next forward pass then builds both ways in one launch program.
             indices.note_way_back(self.indice_key, data)
         plan = data.way_back if self.inverse else data.plan
         features = plan.conv(features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
@@ -192,12 +194,13 @@ class SparseConvolution(SparseModule):
         return output
 
     def indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData:
-        """The record under ``indice_key`` if this layer may use it, or a new one."""
+        """Return the record under ``indice_key`` if this layer may use it, or a new one."""
         data = indices.find(where, input, key, self.algo)
         if self.inverse:
             return indices.check_inverse(where, input, key, data, self.kernel_size)
         if data is None:
             window, subm = self.window, self.subm
+            # A submanifold record needs no way back: its table is its own transpose.
             back = None if subm else indices.leads_back(key, window)
             return indices.build(where, input, window, self.algo, subm=subm, training=self.training, back=back)
         if not self.subm:

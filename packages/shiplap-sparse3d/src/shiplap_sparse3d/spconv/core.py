@@ -1,4 +1,4 @@
-"""``SparseConvTensor``, and the record a layer leaves under its ``indice_key``."""
+"""``SparseConvTensor``, and the helpers that check, scatter and convert its members."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_NDIM = 3
 
 
 def expand_nd(ndim: int, val: int | Sequence[int]) -> list[int]:
-    """``3`` or ``(3, 3, 1)`` → one int per axis. Raises SL208 for another number of them."""
+    """Return ``3`` or ``(3, 3, 1)`` as one int per axis. Raises SL208 for another number of them."""
     return list(per_axis(val, "spconv", ndim))
 
 
@@ -47,10 +47,10 @@ def check_ndim(where: str, ndim: int) -> None:
 
 
 def check_sparse(where: str, x: Any) -> bool:
-    """Before a layer reads ``x``: SL209 for what is no sparse tensor, SL202 where features and voxels are not as many.
+    """Raise SL209 for anything but a sparse tensor, and SL202 if features and voxels differ in number.
 
-    Not when a tensor is made: models replace the features first and assign the voxels after that. Returns whether this
-    is the forward pass of a reentrant checkpoint.
+    Layers check before they read, and not when a tensor is made: models replace the features first and assign the
+    voxels afterwards. Returns whether this is the forward pass of a reentrant checkpoint.
     """
     if not isinstance(x, SparseConvTensor):
         fix = "pass SparseConvTensor(features, indices, spatial_shape, batch_size)"
@@ -63,7 +63,7 @@ def check_sparse(where: str, x: Any) -> bool:
 
 
 def autocast(tensor: Tensor) -> Tensor:
-    """``tensor`` in the dtype of ``torch.autocast`` on its device; outside of it, and float64, as it is."""
+    """Return ``tensor`` in autocast's dtype for its device. float64, and tensors outside of autocast, are unchanged."""
     device = tensor.device.type
     if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return tensor
@@ -71,13 +71,13 @@ def autocast(tensor: Tensor) -> Tensor:
 
 
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tensor:
-    """Zeros of ``shape`` with ``updates`` at ``indices [..., d]``, which are distinct."""
+    """Return zeros of ``shape`` with ``updates`` at ``indices [..., d]``, which are distinct."""
     return updates.new_zeros(*shape).index_put(tuple(indices.long().unbind(-1)), updates)
 
 
 @built_outside_modes
 def indices_of(coords: Tensor, ndim: int) -> Tensor:
-    """``int32 [n, 4]`` → ``[n, 1 + ndim]``: without the axes that there are not."""
+    """Return ``int32 [n, 4]`` as ``[n, 1 + ndim]``, without the axes that do not exist."""
     return coords if ndim == MAX_NDIM else torch.cat([coords[:, :1], coords[:, -ndim:]], 1)
 
 
@@ -126,6 +126,7 @@ class SparseConvTensor(Summed):
     ) -> None:
         self._features = features
         self._indices = indices
+        # The geometry is made when a layer first needs it: models may still assign other indices.
         self._known: tuple[Geometry, Tensor] | None = None
         self.spatial_shape = cells_of(spatial_shape)
         self.batch_size = int(batch_size) if isinstance(batch_size, Tensor) else batch_size
@@ -184,7 +185,7 @@ class SparseConvTensor(Summed):
 
     @property
     def geometry(self) -> Geometry:
-        """The voxels as shiplap has them: coordinates of three axes and the tables built on them so far."""
+        """Return the voxels as shiplap's geometry: coordinates of three axes, and the tables built so far."""
         indices, shape, scenes = self.indices, tuple(self.spatial_shape), self.batch_size
         if self._known is not None:
             known, made_of = self._known
@@ -208,17 +209,17 @@ class SparseConvTensor(Summed):
         return math.prod(self.spatial_shape)
 
     def find_indice_pair(self, key: str | None) -> IndiceData | None:
-        """The record under ``key``, or None."""
+        """Return the record under ``key``, or None."""
         return None if key is None else self.indice_dict.get(key)
 
     # --- tensors made from this one -----------------------------------------------------------------------------------
 
     def shadow_copy(self) -> SparseConvTensor:
-        """Another tensor with the same members; ``indice_dict`` and tables are shared."""
+        """Return another tensor with the same members. ``indice_dict`` and tables are shared."""
         return self.replace_feature(self.features)
 
     def replace_feature(self, feature: Tensor) -> SparseConvTensor:
-        """Other features on the same voxels; ``indice_dict`` and tables are shared."""
+        """Return other features on the same voxels. ``indice_dict`` and tables are shared."""
         if is_compiling():
             return self.with_features(feature, None, self.indices)
         if is_proxy(feature):
@@ -226,7 +227,7 @@ class SparseConvTensor(Summed):
         return self.with_features(feature, inside(), self._indices)
 
     def with_features(self, feature: Tensor, checkpointed: bool | None, indices: Tensor) -> SparseConvTensor:
-        """``replace_feature`` where it is known whether this is ``checkpointed``, with the ``indices`` as they are.
+        """Return ``replace_feature`` for a known ``checkpointed``, with the ``indices`` as they are.
 
         None: in a graph, which holds no quantised tensors.
         """
@@ -245,10 +246,11 @@ class SparseConvTensor(Summed):
     def move(
         self, feature: Tensor, geometry: Geometry, indices: Tensor, spatial_shape: list[int], checkpointed: bool
     ) -> SparseConvTensor:
-        """``feature`` on other voxels of the same scenes, with a copy of ``indice_dict``."""
+        """Return ``feature`` on other voxels of the same scenes, with a copy of ``indice_dict``."""
         other = object.__new__(SparseConvTensor)
         other._features, other._indices, other._known = feature, indices, (geometry, indices)
         other.spatial_shape, other.batch_size = list(spatial_shape), self.batch_size
+        # A copy: records of this branch must not be visible to branches that began before.
         other.indice_dict, other._unread = self.indice_dict.copy(), self._unread
         if checkpointed:
             other.checkpointed = True
@@ -257,12 +259,13 @@ class SparseConvTensor(Summed):
         return other
 
     def select_by_index(self, valid_indices: Tensor) -> SparseConvTensor:
-        """The voxels under a mask or row numbers, without records: they are about other voxels."""
+        """Return the voxels under a mask or row numbers, without records, which are about other voxels."""
+        # An op, so that a graph knows an upper bound of the number of rows.
         rows = chosen_rows(valid_indices) if valid_indices.dtype == torch.bool else valid_indices
         return self.replace_feature(self.features[rows]).onto(self.indices[rows])
 
     def onto(self, indices: Tensor) -> SparseConvTensor:
-        """This tensor, which nobody else has yet, on other voxels and without records."""
+        """Return this tensor, which no other code holds yet, on other voxels and without records."""
         self._put(indices)
         self.indice_dict = {}
         return self
@@ -279,12 +282,12 @@ class SparseConvTensor(Summed):
 
     @classmethod
     def from_dense(cls, x: Tensor) -> SparseConvTensor:
-        """From ``[batch, *spatial, c]`` (channels last): the cells where any channel is not zero."""
+        """Return the cells of ``[batch, *spatial, c]`` (channels last) where any channel is not zero."""
         indices, features = cells_in_use(x)
         return cls(features, indices, list(x.shape[1:-1]), x.shape[0])
 
     def dense(self, channels_first: bool = True) -> Tensor:
-        """``[batch, c, *spatial]`` (or channels last), zeros where no voxel is active."""
+        """Return ``[batch, c, *spatial]`` (or channels last), zeros where no voxel is active."""
         check_sparse("SparseConvTensor.dense", self)
         here = self.geometry
         if is_compiling():  # sizes of one source: those of the geometry may have come from another object
@@ -295,7 +298,7 @@ class SparseConvTensor(Summed):
         return cells.contiguous() if channels_first else cells.movedim(1, -1).contiguous()
 
     def plus(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
-        """Row by row, on the voxels of this tensor: ``x + other``."""
+        """Return ``x + other`` row by row, on the voxels of this tensor."""
         if isinstance(other, SparseConvTensor):
             other = other.features
         return self.replace_feature(self.features + other) if isinstance(other, Tensor) else NotImplemented

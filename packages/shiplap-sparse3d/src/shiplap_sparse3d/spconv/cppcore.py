@@ -1,4 +1,4 @@
-"""``spconv.pytorch.cppcore``: between torch's tensors and tensorviews."""
+"""``spconv.pytorch.cppcore``: conversions between torch's tensors and tensorviews."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ __all__ = ["get_arch", "get_current_stream", "torch_tensor_to_tv", "torch_tensor
 
 
 def get_current_stream() -> int:
-    """The handle of the current CUDA stream, 0 without a GPU."""
+    """Return the handle of the current CUDA stream, 0 without a GPU."""
     return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
 
 
 def get_arch() -> tuple[int, int]:
-    """The capability of the current GPU, (0, 0) without one."""
+    """Return the capability of the current GPU, (0, 0) without one."""
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 
 
 def torch_tensor_to_tv(
     ten: torch.Tensor, dtype: torch.dtype | None = None, shape: list[int] | None = None, stride: list[int] | None = None
 ) -> Tensor:
-    """A tensorview on the memory of ``ten``, seen in another dtype, shape and strides if they are given."""
+    """Return a tensorview on the memory of ``ten``, optionally with another dtype, shape and strides."""
     view = ten if dtype is None else ten.view(dtype)
     if shape is not None:
         view = view.view(shape) if stride is None else view.as_strided(shape, stride)

@@ -1,4 +1,4 @@
-"""spconv's differentiable functions: those of :mod:`ops`; ``torch.autocast`` narrows all of them, pooling too."""
+"""spconv's differentiable functions over those of :mod:`ops`. ``torch.autocast`` narrows all of them, pooling too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def indice_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Convolution over pairs ``int32 [2, taps, n]``: ``[n, ci]``, ``[co, *k, ci]`` → ``[num_activate_out, co]``."""
+    """Convolve over pairs ``int32 [2, taps, n]``: ``[n, ci]``, ``[co, *k, ci]`` → ``[num_activate_out, co]``."""
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, False, bias, act_type)
 
 
@@ -55,7 +55,7 @@ def indice_inverse_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """:func:`indice_conv` from the outputs of the pairs to their inputs."""
+    """Convolve as :func:`indice_conv`, from the outputs of the pairs to their inputs."""
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, True, bias, act_type)
 
 
@@ -95,7 +95,7 @@ def implicit_gemm(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Convolution over a table ``int32 [taps, m]``: ``[n, ci]``, ``[co, *k, ci]`` → ``[m, co]``."""
+    """Convolve over a table ``int32 [taps, m]``: ``[n, ci]``, ``[co, *k, ci]`` → ``[m, co]``."""
     return ops.implicit_gemm(
         features,
         filters,
@@ -114,19 +114,19 @@ def implicit_gemm(
 
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
-    """Largest value over pairs: ``[n, c]`` → ``[num_activate_out, c]``."""
+    """Return the largest value over pairs: ``[n, c]`` → ``[num_activate_out, c]``."""
     return ops.indice_maxpool(autocast(features), indice_pairs, indice_pair_num, num_activate_out)
 
 
 def indice_maxpool_implicit_gemm(
     features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int
 ) -> Tensor:
-    """Largest value over a table ``int32 [taps, m]``."""
+    """Return the largest value over a table ``int32 [taps, m]``."""
     return ops.indice_maxpool_implicit_gemm(autocast(features), indice_pairs_fwd, num_activate_out)
 
 
 def indice_avgpool_implicit_gemm(
     features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int, calc_count: bool
 ) -> Tensor:
-    """Mean of the inputs there are over a table ``int32 [taps, m]``."""
+    """Return the mean of the existing inputs over a table ``int32 [taps, m]``."""
     return ops.indice_avgpool_implicit_gemm(autocast(features), indice_pairs_fwd, num_activate_out, False)[0]

@@ -1,9 +1,9 @@
-"""A convolution layer where ``torch.compile`` makes a graph: what ``SparseConvolution.forward`` does, in fewer frames.
+"""A convolution layer inside a graph of ``torch.compile``: ``SparseConvolution.forward`` in fewer frames.
 
-Dynamo traces each line and each frame of every layer of a network, whether or not its caches have the graph: that is
-most of what a second process waits for (docs/consumers.md, "How long the first compiled call takes"). So the usual way
-is written out here: a submanifold layer that finds its record, on the record's own voxels. All else, and every error,
-is left to the functions that eager calls take.
+Dynamo traces each line and each frame of every layer of a network, whether or not its caches have the graph. That takes
+most of the time that a second process waits (docs/consumers.md, "How long the first compiled call takes"). So the usual
+case is written out here: a submanifold layer that finds its record, on the record's own voxels. All other cases, and
+every error, go to the functions that eager calls use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["convolved"]
 
 
 class Layer(Protocol):
-    """What is asked of a ``SparseConvolution``."""
+    """The members of a ``SparseConvolution`` that this module reads."""
 
     weight: Tensor
     bias: Tensor | None
@@ -49,7 +49,7 @@ class Layer(Protocol):
 
 
 def convolved(layer: Layer, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
-    """``layer(input, add_input)``."""
+    """Return ``layer(input, add_input)``."""
     known = isinstance(input, SparseConvTensor)
     if not known:
         check_sparse(type(layer).__name__, input)
@@ -63,12 +63,14 @@ def convolved(layer: Layer, input: SparseConvTensor, add_input: SparseConvTensor
 
 
 def _moved(layer: Layer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
-    """``features`` behind the convolution, on its voxels."""
+    """Return ``features`` after the convolution, on its voxels."""
     key, voxels, inverse = layer.indice_key, input.indices, layer.inverse
     data = None if key is None else input.indice_dict.get(key)
+    # Identity of the indices shows that the record is of these very voxels.
     if data is None or inverse or data.indices is not voxels or not _fits(layer, input, data):
         data = layer.indice_data(type(layer).__name__, key, input)
     plan = data.way_back if inverse else data.known_plan
+    # With gradients the property ``plan`` also builds the tables of the way back.
     if plan is None or (torch.is_grad_enabled() and not inverse):
         plan = data.plan
     features = plan.conv(features, layer.weight.flatten(1, layer.ndim), layer.bias, layer.groups)
@@ -85,8 +87,10 @@ def _moved(layer: Layer, input: SparseConvTensor, features: Tensor) -> SparseCon
 
 
 def _fits(layer: Layer, input: SparseConvTensor, data: IndiceData) -> bool:
-    """Whether ``layer`` may use the record of another submanifold layer on the same voxels. False where more is to be
-    asked. Lists are taken apart: Dynamo compares two of them by a program of its own."""
+    """Return whether ``layer`` may use the record of another submanifold layer on the same voxels.
+
+    False if more must be checked. Lists are unpacked, because Dynamo traces their comparison as a program of its own.
+    """
     if not layer.subm or not data.is_subm or data.algo != layer.algo:
         return False
     if layer.ndim != 3 or len(input.spatial_shape) != 3:

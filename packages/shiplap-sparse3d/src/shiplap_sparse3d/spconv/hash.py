@@ -1,4 +1,4 @@
-"""``HashTable``: spconv's map from integers to numbers; sorted keys here, so that it neither probes nor races."""
+"""``HashTable``: spconv's map from integers to numbers, with sorted keys here, so without probing and races."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class HashTable:
         self._values = torch.empty(0, dtype=value_dtype, device=device)
 
     def insert(self, keys: Tensor, values: Tensor | None = None) -> None:
-        """Set ``values`` (0 if None) under ``keys``. Raises SL211 when more than ``max_size`` keys would be held."""
+        """Set ``values`` (0 if None) under ``keys``. Raises SL211 for more than ``max_size`` keys."""
         values = torch.zeros_like(keys, dtype=self.value_dtype) if values is None else values
         self._check(keys, values)
         all_keys, all_values = torch.cat([self._keys, keys]), torch.cat([self._values, values])
+        # Stable, so that of equal keys the one inserted last is the last.
         order = all_keys.argsort(stable=True)
         ordered = all_keys[order]
         last = torch.ones_like(ordered, dtype=torch.bool)
@@ -62,7 +63,7 @@ class HashTable:
         self._keys, self._values = kept, all_values[order[last]]
 
     def query(self, keys: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Values under ``keys`` (written to ``values`` if given), and a mask of the keys that are not there."""
+        """Return the values under ``keys`` (written to ``values`` if given), and a mask of the missing keys."""
         self._check(keys)
         at, present = self._find(keys)
         if values is None:
@@ -72,19 +73,19 @@ class HashTable:
         return values, ~present
 
     def insert_exist_keys(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Set ``values`` under those ``keys`` that are there; uint8, 1 for each key that is not."""
+        """Set ``values`` under existing ``keys``. Returns uint8, 1 for each missing key."""
         self._check(keys, values)
         at, present = self._find(keys)
         self._values[at[present]] = values[present]
         return (~present).to(torch.uint8)
 
     def assign_arange_(self) -> Tensor:
-        """Number the keys: the value of each becomes its place. Returns how many there are, as a tensor."""
+        """Set the value of each key to its place. Returns the number of keys, as a tensor."""
         self._values = torch.arange(self._keys.shape[0], dtype=self.value_dtype, device=self._keys.device)
         return self._count()
 
     def items(self, max_size: int = -1) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values (the first ``max_size`` of them) and how many keys there are, as a tensor."""
+        """Return keys, values (the first ``max_size`` of them) and the number of keys, as a tensor."""
         stop = self._keys.shape[0] if max_size < 0 else max_size
         return self._keys[:stop].clone(), self._values[:stop].clone(), self._count()
 
@@ -92,7 +93,8 @@ class HashTable:
         return torch.tensor([self._keys.shape[0]], dtype=torch.int64, device=self._keys.device)
 
     def _find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Where each key would lie, and whether it does."""
+        """Return the place of each key, and whether the key exists."""
+        # A key beyond the last one gets a valid place, and the comparison rejects it.
         at = torch.searchsorted(self._keys, keys).clamp_max(max(self._keys.shape[0] - 1, 0))
         present = self._keys[at] == keys if self._keys.numel() else torch.zeros_like(keys, dtype=torch.bool)
         return at, present

@@ -1,4 +1,4 @@
-"""``Identity``."""
+"""The layer ``Identity``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Identity"]
 
 
 class Identity(Module):
-    """Its input, whatever that is."""
+    """A layer that returns its input."""
 
     def forward(self, input: Any) -> Any:
         return input

@@ -1,4 +1,4 @@
-"""The life of an ``indice_key``: how a record comes to be, who may use it, and what is refused."""
+"""The life of an ``indice_key``: how a record is made, which layers may use it, and which uses are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def get_conv_output_size(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:
-    """``(W + 2P - D*(K-1) - 1) // S + 1`` per axis; a kernel of -1 covers its axis, which leaves one cell."""
+    """Return ``(W + 2P - D*(K-1) - 1) // S + 1`` per axis. A kernel of -1 covers its axis: one cell is left."""
     axes = zip(input_size, kernel_size, stride, padding, dilation, strict=True)
     return [1 if k == -1 else (w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes]
 
@@ -53,7 +53,7 @@ def get_deconv_output_size(
     dilation: Sequence[int],
     output_padding: Sequence[int],
 ) -> list[int]:
-    """``(W - 1)*S - 2P + K + output_padding`` per axis. Dilation does not enter, unlike in ``ConvTranspose3d``."""
+    """Return ``(W - 1)*S - 2P + K + output_padding`` per axis, without dilation, unlike ``ConvTranspose3d``."""
     if -1 in kernel_size:
         raise error(
             "SL208",
@@ -66,14 +66,14 @@ def get_deconv_output_size(
 
 
 def algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
-    """``algo``, or what spconv would choose for a kernel of so many taps."""
+    """Return ``algo``, or spconv's choice for a kernel with this number of taps."""
     if algo is None:
         return ConvAlgo.MaskImplicitGemm if taps <= limit else ConvAlgo.Native
     return ConvAlgo(algo.value if hasattr(algo, "value") else algo)  # also spconv's own enumeration
 
 
 def find(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -> IndiceData | None:
-    """The record under ``key``, which must be of the same ``algo``."""
+    """Return the record under ``key``, which must have the same ``algo``."""
     data = None if key is None else input.indice_dict.get(key)
     if data is not None and data.algo != algo:
         raise error(
@@ -87,7 +87,7 @@ def find(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -
 
 
 def taken(where: str, key: str | None) -> ShiplapError:
-    """The error of a layer that makes new voxels under a key that exists."""
+    """Return the error of a layer that makes new voxels under an existing key."""
     return error(
         "SL208",
         where=_named(where, key),
@@ -107,11 +107,11 @@ def build(
     pooled: bool = False,
     back: bool | None = None,
 ) -> IndiceData:
-    """The record of a layer that finds none; of a pool's the plan of convolutions is built when one asks for it.
+    """Return the record of a layer that finds none. The convolution plan of a pool is built at its first use.
 
-    ``back``: with the tables of the way back, by default while gradients are recorded.
+    ``back`` asks for the tables of the way back, by default while gradients are recorded.
 
-    Raises SL208 when the output grid has no cells, SL211 when there are voxels and none has an output.
+    Raises SL208 when the output grid has no cells, and SL211 when there are voxels and none has an output.
     """
     here, shape = input.geometry, input.spatial_shape
     if subm:
@@ -126,6 +126,7 @@ def build(
         out_shape = get_deconv_output_size(shape, *sizes, window.output_padding)
     fix = "enlarge spatial_shape or the padding"
     check_least(where, out_shape, lambda: f"output shape {out_shape} of input shape {shape}, {window.text}", fix)
+    # The geometry keeps the step, so layers with other keys share its tables.
     step = window.step(here, pooled=pooled, back=back)
     there, plan = step.geometry, None if pooled else step.plan
     indices = indices_of(there.coords, input.ndim)
@@ -138,24 +139,27 @@ _MOST_KEYS = 4096
 
 
 def note_way_back(key: str | None, data: IndiceData) -> None:
-    """An inverse layer goes back along ``data``; without gradients it builds the tables for that."""
+    """Record that an inverse layer goes back along ``data``. Without gradients it builds those tables."""
     if not torch.compiler.is_compiling() and not data.whole and len(_LED_BACK) < _MOST_KEYS:
+        # Bounded by ``_MOST_KEYS``: keys may be generated for each batch.
         _LED_BACK.add((key, data.window.text))
 
 
 def leads_back(key: str | None, window: Window) -> bool | None:
-    """True where an inverse layer went back along such a record before: both ways are made in one launch program then.
-    None where nothing is known, and in a graph, which does not depend on what ran before."""
+    """Return True if an inverse layer went back along such a record before; one launch program then makes both ways.
+
+    None if nothing is known, and in a graph, which must not depend on earlier runs.
+    """
     if torch.compiler.is_compiling() or not _LED_BACK:
         return None
     return True if (key, window.text) in _LED_BACK else None
 
 
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: Window, training: bool) -> None:
-    """Refuse that all voxels vanish, which spconv refuses too; no voxels give no voxels.
+    """Raise SL211 if all voxels vanish, which spconv refuses too. No voxels give no voxels.
 
-    In a graph it is an assertion at run time, and in training one of two rows: batch norm asks whether there is one
-    only, and a graph has no answer to a question about sizes that only the data knows.
+    In a graph this is an assertion at run time, and in training one of two rows: batch norm tests for a single row, and
+    a graph cannot branch on a size that depends on data.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
@@ -163,6 +167,7 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
     if not guard_or_false(rows > 0):
         return
     if torch.compiler.is_compiling():
+        # The graph's assertion replaces the branch below, which would need the size.
         torch._check(out_rows > (1 if training else 0))
     elif out_rows == 0:
         raise error(
@@ -177,7 +182,7 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
 def check_subm(
     where: str, input: SparseConvTensor, key: str | None, data: IndiceData, ksize: list[int], dilation: list[int]
 ) -> IndiceData:
-    """``data`` if a submanifold layer may reuse it."""
+    """Return ``data`` if a submanifold layer may reuse it."""
     if not data.is_subm:
         raise taken(where, key)
     window = data.window
@@ -185,6 +190,7 @@ def check_subm(
         _same(where, key, "kernel_size", ksize, window.ksize)
         _same(where, key, "dilation", dilation, window.dilation)
     _same_cells(where, key, input.spatial_shape, data.spatial_shape)
+    # The same tensor needs no comparison. Values are not compared, since a GPU would have to be waited for.
     if input.indices is not data.indices:
         _same(where, key, "number of voxels", input.indices.shape[0], data.indices.shape[0])
     return data
@@ -193,7 +199,7 @@ def check_subm(
 def check_inverse(
     where: str, input: SparseConvTensor, key: str | None, data: IndiceData | None, ksize: list[int]
 ) -> IndiceData:
-    """``data`` if an inverse layer may go back along it."""
+    """Return ``data`` if an inverse layer may go back along it."""
     if data is None or data.is_subm:
         got = "no such key" if data is None else "the key of a submanifold layer"
         raise error("SL208", where=_named(where, key), got=got, expected="the key of an earlier SparseConv or pool")
@@ -234,6 +240,6 @@ def count_voxels(most: Tensor | None, rows: int) -> None:
 
 
 def without_count(layer: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """A checkpoint that was saved without ``record_voxel_count`` starts counting at 0."""
+    """Start counting at 0 for a checkpoint that was saved without ``record_voxel_count``."""
     if layer.get_max_num_voxels() is not None and isinstance(state_dict, dict):
         state_dict.setdefault(prefix + COUNT, torch.zeros(1, dtype=torch.int32))

@@ -1,4 +1,4 @@
-"""Containers, and the modules that take a sparse tensor or a plain one."""
+"""Containers, and modules that take a sparse tensor or a plain one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class SparseModule(nn.Module):
-    """Base of every module that takes a ``SparseConvTensor`` inside a :class:`SparseSequential`."""
+    """The base of every module that takes a ``SparseConvTensor`` inside a :class:`SparseSequential`."""
 
     is_convolution: ClassVar[bool] = False
 
@@ -45,7 +45,7 @@ class SparseModule(nn.Module):
 
 
 def _on_features(forward: Any, input: Any) -> Any:
-    """``forward`` on the features of a sparse tensor, or on a plain tensor."""
+    """Apply ``forward`` to the features of a sparse tensor, or to a plain tensor."""
     if isinstance(input, SparseConvTensor):
         return input.replace_feature(forward(input.features))
     return forward(input)
@@ -87,17 +87,17 @@ _TAKE_SPARSE = (SparseModule, SparseBatchNorm, SparseSyncBatchNorm, SparseReLU, 
 
 
 def is_spconv_module(module: nn.Module) -> bool:
-    """Whether ``module`` takes a ``SparseConvTensor``."""
+    """Return whether ``module`` takes a ``SparseConvTensor``."""
     return isinstance(module, _TAKE_SPARSE)
 
 
 def is_sparse_conv(module: nn.Module) -> bool:
-    """Whether ``module`` is a convolution layer."""
+    """Return whether ``module`` is a convolution layer."""
     return isinstance(module, SparseModule) and module.is_convolution
 
 
 class PrintTensorMeta(nn.Module):
-    """Prints the least, largest and mean value of what goes through."""
+    """A module that prints the least, largest and mean value of its input."""
 
     def forward(self, x: Any) -> Any:
         values = x.features if isinstance(x, SparseConvTensor) else x
@@ -106,7 +106,7 @@ class PrintTensorMeta(nn.Module):
 
 
 class PrintCurrentTime(nn.Module):
-    """Prints the seconds since it was made, or ``reset``, when the work before it is done."""
+    """A module that prints the seconds since it was made, or ``reset``, after the work before it is done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,13 +116,14 @@ class PrintCurrentTime(nn.Module):
         if reset:
             self.first_time = time.time()
         if torch.cuda.is_available():
+            # Kernels run asynchronously: without waiting the time would be that of their launches.
             torch.cuda.synchronize()
         print(msg, time.time() - self.first_time)
         return x
 
 
 def has_rows(tensor: Tensor) -> bool:
-    """Whether there are any, and True where only the running graph will know."""
+    """Return whether there are any rows, and True where only a running graph can tell."""
     rows = tensor.shape[0]
     if type(rows) is int and not torch.compiler.is_compiling():
         return rows != 0
@@ -185,12 +186,13 @@ class SparseSequential(SparseModule):
         return input
 
     def _eager(self, input: Any, checkpointed: bool) -> Any:
-        """The same where nothing is compiled or traced: a batch norm waits for what is behind it."""
+        """Run the modules outside of compilation: a batch norm can then be joined with the ReLU behind it."""
         norm: nn.BatchNorm1d | None = None
         for module in self._modules.values():
             if module is None:
                 continue
             if norm is not None:
+                # The exact type: a subclass may compute something else.
                 made = norm_and_relu(norm, module, input) if type(module) is nn.ReLU else None
                 if made is not None:
                     input, norm = input.with_features(made, checkpointed, input._indices), None
@@ -206,7 +208,7 @@ class SparseSequential(SparseModule):
 
 
 def _through(module: nn.Module, input: Any) -> Any:
-    """``input`` behind a module that is not sparse, which sees the features only, and is skipped if there are none."""
+    """Run a module that is not sparse on the features only, or skip it if there are no rows."""
     if not isinstance(input, SparseConvTensor):
         return module(input)
     if not has_rows(input.indices):
@@ -217,7 +219,7 @@ def _through(module: nn.Module, input: Any) -> Any:
 
 
 def _behind(module: nn.Module, input: Any, checkpointed: bool) -> Any:
-    """``_through`` where nothing is compiled and it is known whether a checkpoint is running: fewer calls of Python."""
+    """Run as ``_through`` outside of compilation and with a known ``checkpointed``, in fewer Python calls."""
     if not isinstance(input, SparseConvTensor):
         return module(input)
     indices = input._indices
@@ -236,7 +238,7 @@ class ToDense(SparseModule):
 
 
 class RemoveGrid(SparseModule):
-    """Drops ``grid``, which nothing reads."""
+    """A module that drops ``grid``, which no layer reads."""
 
     @one_node
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
@@ -245,7 +247,7 @@ class RemoveGrid(SparseModule):
 
 
 def assign_name_for_sparse_modules(module: nn.Module) -> None:
-    """Tell every sparse module below ``module`` its qualified name."""
+    """Set the qualified name of every sparse module below ``module``."""
     for name, child in module.named_modules():
         if isinstance(child, SparseModule):
             child._sparse_unique_name = name

@@ -1,7 +1,7 @@
-"""spconv's functions on index tensors: sizes, pairs, and what is computed over pairs. Layers do not use them.
+"""spconv's functions on index tensors: sizes, pairs, and computations over pairs. Layers do not use them.
 
 ``Native`` pairs are ``int32 [2, taps, n]`` (input row, output row), padded with -1; tables are ``int32 [taps, rows]``,
-the other side's row or -1. How many pairs a tap has is not read: the padding says so.
+the other side's row or -1. The counts of pairs are not read, since the padding marks their end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ def _record(
     bound: int,
 ) -> IndiceData:
     voxels = SparseConvTensor(
-        torch.empty(indices.shape[0], 0, device=indices.device), indices, spatial_shape, batch_size
+        # No feature is read: the tensor carries the voxels only.
+        torch.empty(indices.shape[0], 0, device=indices.device),
+        indices,
+        spatial_shape,
+        batch_size,
     )
     ksize, stride, padding, dilation, extra = map(list, sizes)
     window = Window(ksize, stride, padding, dilation, extra if transpose else None)
@@ -87,7 +91,7 @@ def get_indice_pairs(
     transpose: bool = False,
     num_out_act_bound: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output indices ``int32 [m, 1 + ndim]``, pairs ``int32 [2, taps, n]``, pairs of each tap ``int32 [taps]``."""
+    """Return output indices ``int32 [m, 1 + ndim]``, pairs ``int32 [2, taps, n]``, and counts ``int32 [taps]``."""
     sizes = ksize, stride, padding, dilation, out_padding
     record = _record(
         "get_indice_pairs", indices, batch_size, spatial_shape, algo, sizes, transpose, subm, num_out_act_bound
@@ -114,7 +118,7 @@ def get_indice_pairs_implicit_gemm(
     direct_table: bool = True,
     do_sort: bool = True,
 ) -> tuple[Any, ...]:
-    """Output indices, hits of each tap, both tables, and masks with their sorting orders, as spconv returns them.
+    """Return output indices, hits of each tap, both tables, and masks with their sorting orders, as spconv does.
 
     ``(out_inds, num_per_tap, pair_fwd, pair_bwd, mask_fwd, mask_bwd, argsort_fwd, argsort_bwd, masks)``: masks
     ``int32 [rows, ceil(taps / 32)]`` have a bit for each hit of a row; there are two of each for
@@ -150,25 +154,28 @@ def _parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
 
 
 def _masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Bits of the hits ``int32 [rows, words]`` and the rows in ascending order of them, for each part of the taps."""
+    """Return the hit bits ``int32 [rows, words]`` and the rows sorted by them, for each part of the taps."""
     taps, rows = table.shape
     words = -(-taps // 32)
     hit = torch.nn.functional.pad((table >= 0).t(), (0, words * 32 - taps)).view(rows, words, 32)
     masks, orders = [], []
     for start, stop in parts:
         tap = torch.arange(words * 32, device=table.device).view(words, 32)
+        # Sums of distinct powers of two are bit masks.
         bits = ((hit & (tap >= start) & (tap < stop)).long() << (tap % 32)).sum(2)
         order = torch.arange(rows, device=table.device)
         if do_sort:
             for word in range(words):
+                # Stable sorts from the lowest word on order by all words.
                 order = order[bits[order, word].argsort(stable=True)]
+        # The highest of 32 bits is the sign of an int32.
         masks.append(torch.where(bits >= 2**31, bits - 2**32, bits).int())
         orders.append(order.int())
     return masks, orders
 
 
 def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = False) -> Plan:
-    """``Native`` pairs as a plan."""
+    """Return ``Native`` pairs as a plan."""
     source, target = (pairs[1], pairs[0]) if inverse else (pairs[0], pairs[1])
     at = torch.where(target >= 0, target, out_rows).long()  # padding goes to a row that is dropped
     table = source.new_full((pairs.shape[1], out_rows + 1), -1).scatter(1, at, source)[:, :out_rows]
@@ -196,6 +203,7 @@ def _no_activation(where: str, act_type: Any) -> None:
 def _backward(plan: Plan, features: Tensor, filters: Tensor, out_bp: Tensor) -> tuple[Tensor, Tensor]:
     weight = _weight(filters)
     grad = kernels.conv_weight_grad(out_bp, features, plan.table)
+    # The gradient of the features is the transposed convolution.
     return plan.t.conv(out_bp, weight.permute(2, 1, 0)), grad.view_as(filters)
 
 
@@ -214,7 +222,7 @@ def indice_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Convolution over pairs: ``features [n, ci]``, ``filters [co, *k, ci]`` → ``[num_activate_out, co]``."""
+    """Convolve over pairs: ``features [n, ci]``, ``filters [co, *k, ci]`` → ``[num_activate_out, co]``."""
     _no_activation("indice_conv", act_type)
     plan = _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out, inverse)
     return plan.conv(features, _weight(filters), bias)
@@ -231,7 +239,7 @@ def indice_conv_backward(
     algo: ConvAlgo = ConvAlgo.Native,
     timer: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``features`` and ``filters`` of :func:`indice_conv`."""
+    """Return the gradients of ``features`` and ``filters`` of :func:`indice_conv`."""
     return _backward(
         _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0], inverse), features, filters, out_bp
     )
@@ -259,7 +267,7 @@ def implicit_gemm(
     output_add_scale: float = 0.0,
     output_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, None, int]:
-    """Convolution over a table ``[taps, m]``: ``(out [m, co], None, -1)``; spconv's masks are not needed."""
+    """Convolve over a table ``[taps, m]``: ``(out [m, co], None, -1)``. spconv's masks are not needed."""
     _no_activation("implicit_gemm", act_type)
     if scale is not None or output_add is not None or output_scale != 1.0:
         raise error(
@@ -290,7 +298,7 @@ def implicit_gemm_backward(
     timer: Any = None,
     fp32_accum: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``features`` and ``filters`` of :func:`implicit_gemm`."""
+    """Return the gradients of ``features`` and ``filters`` of :func:`implicit_gemm`."""
     return _backward(Plan(pair_fwd.t(), features.shape[0]), features, filters, out_bp)
 
 
@@ -298,27 +306,27 @@ def implicit_gemm_backward(
 
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
-    """Largest value over pairs, at least zero: spconv starts from zero."""
+    """Return the largest value over pairs, at least zero, from which spconv starts."""
     return max_pool_from_zero(features, _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out).table)
 
 
 def indice_maxpool_backward(
     features: Tensor, out_features: Tensor, out_bp: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor
 ) -> Tensor:
-    """Gradient of ``features`` of :func:`indice_maxpool`."""
+    """Return the gradient of ``features`` of :func:`indice_maxpool`."""
     plan = _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0])
     return max_pool_from_zero_grad(features, out_bp, plan.table, plan.transposed().table)
 
 
 def indice_maxpool_implicit_gemm(features: Tensor, indice_pairs: Tensor, num_activate_out: int) -> Tensor:
-    """Largest value over a table ``[taps, m]``, at least zero."""
+    """Return the largest value over a table ``[taps, m]``, at least zero."""
     return max_pool_from_zero(features, indice_pairs.t())
 
 
 def indice_maxpool_implicit_gemm_backward(
     features: Tensor, out_features: Tensor, out_bp: Tensor, indice_pairs: Tensor
 ) -> Tensor:
-    """Gradient of ``features`` of :func:`indice_maxpool_implicit_gemm`; ``indice_pairs`` is the backward table."""
+    """Return the gradient of :func:`indice_maxpool_implicit_gemm`, by the backward table ``indice_pairs``."""
     table = kernels.transpose_table(indice_pairs.t(), out_bp.shape[0])
     return max_pool_from_zero_grad(features, out_bp, table, indice_pairs.t())
 
@@ -326,18 +334,18 @@ def indice_maxpool_implicit_gemm_backward(
 def indice_avgpool_implicit_gemm(
     features: Tensor, indice_pairs: Tensor, num_activate_out: int, calc_count: bool
 ) -> tuple[Tensor, Tensor]:
-    """Mean of the inputs there are over a table ``[taps, m]``, and their number ``int32 [m]`` if ``calc_count``."""
+    """Return the mean of the existing inputs over a table ``[taps, m]``, and their number if ``calc_count``."""
     count = (indice_pairs >= 0).sum(0, dtype=torch.int32) if calc_count else indice_pairs.new_empty(0)
     return pooling.avg_pool(features, indice_pairs.t()), count
 
 
 def indice_avgpool_implicit_gemm_backward(out_bp: Tensor, indice_pairs: Tensor, count_out: Tensor) -> Tensor:
-    """Gradient of ``features`` of :func:`indice_avgpool_implicit_gemm`; ``indice_pairs`` is the backward table."""
+    """Return the gradient of :func:`indice_avgpool_implicit_gemm`, by the backward table ``indice_pairs``."""
     return pooling.sum_pool(out_bp / count_out.clamp_min(1).to(out_bp.dtype)[:, None], indice_pairs.t())
 
 
 def global_pool_rearrange(coords: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Rows of each scene ``int32 [batch_size, n]``, then -1, and how many there are ``int32 [batch_size]``."""
+    """Return the rows of each scene ``int32 [batch_size, n]``, then -1, and their number ``int32 [batch_size]``."""
     member = coords[:, 0] == torch.arange(batch_size, device=coords.device)[:, None]
     first = (~member).to(torch.int8).argsort(dim=1, stable=True)
     return torch.where(member.gather(1, first), first, -1).int(), member.sum(1, dtype=torch.int32)

@@ -1,7 +1,7 @@
-"""A batch norm and the ReLU behind it as one op: on a GPU, by running statistics, where nobody sees the two apart.
+"""A batch norm and the ReLU behind it as one op: on a GPU, by running statistics, where the result between is unused.
 
-Whole networks of spconv's users wait for the CPU. Two modules of PyTorch are some six kernels in float16 and as many
-calls, in every layer of a detector's backbone; the op is one (docs/consumers.md, "Where the time goes").
+Networks of spconv's users are bound by the CPU. Two modules of PyTorch are some six kernels in float16, with as many
+calls, in every layer of a detector's backbone. The op is a single one (docs/consumers.md, "Where the time goes").
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))  # of the ke
 
 
 def norm_and_relu(norm: nn.BatchNorm1d, relu: nn.Module, input: Any) -> Tensor | None:
-    """The features of a sparse tensor behind both, or None where the modules have to be called: they learn or are
-    hooked, something has a gradient, they lie in other dtypes or not on the GPU, or there is no voxel."""
+    """Return the features of a sparse tensor after both modules, or None where the modules have to be called.
+
+    The modules are called if they learn or have hooks, if a gradient is needed, for other dtypes, on the CPU, and
+    without voxels.
+    """
     feats, mean, var = getattr(input, "_features", None), norm.running_mean, norm.running_var
     weight, bias = norm.weight, norm.bias
     if feats is None or norm.training or torch.is_grad_enabled():

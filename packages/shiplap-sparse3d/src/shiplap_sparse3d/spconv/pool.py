@@ -44,7 +44,7 @@ Ints = int | Sequence[int]
 
 
 class WindowPool(SparseModule):
-    """Pooling over a window; only the voxels there are count.
+    """Pooling over a window, in which only existing voxels count.
 
     Args:
         kernel_size, stride, padding, dilation: as in torch; a stride of None is the kernel size.
@@ -77,13 +77,14 @@ class WindowPool(SparseModule):
         taps = 1
         for size in self.kernel_size:
             taps *= size
+        # spconv's own limit of taps for pools.
         self.algo = indices.algorithm(self.ALGO or algo, taps, 128)
         self.record_voxel_count = record_voxel_count
         if record_voxel_count and not subm:
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32))
 
     def get_max_num_voxels(self) -> Tensor | None:
-        """The largest number of output voxels seen, or None without ``record_voxel_count``."""
+        """Return the largest number of output voxels so far, or None without ``record_voxel_count``."""
         return getattr(self, indices.COUNT, None)
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
@@ -95,6 +96,7 @@ class WindowPool(SparseModule):
         checkpointed = check_sparse(where, input)
         if input.find_indice_pair(self.indice_key) is not None:
             raise indices.taken(where, self.indice_key)
+        # ``pooled``: the plan of convolutions is built when an inverse layer needs it.
         build = {"subm": self.subm, "training": self.training, "pooled": True}
         data = indices.build(where, input, window, self.algo, **build)
         features = self._reduce(autocast(input.features), data.pool_plan)
@@ -110,14 +112,14 @@ class WindowPool(SparseModule):
 
 
 class SparseMaxPool(WindowPool):
-    """Largest value of the voxels in the window, and at least zero: spconv starts from zero, so this layer does."""
+    """The largest value of the voxels in the window, at least zero: spconv starts from zero, so this layer does."""
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
         return max_pool_from_zero(features, plan.table, None if plan.back is None else plan.back[0])
 
 
 class SparseAvgPool(WindowPool):
-    """Mean of the voxels in the window, over their number and not over the volume of the kernel."""
+    """The mean of the voxels in the window, by their number and not by the volume of the kernel."""
 
     ALGO = ConvAlgo.MaskImplicitGemm  # whatever was asked for, as in spconv: inverse layers look at it
 
@@ -126,7 +128,7 @@ class SparseAvgPool(WindowPool):
 
 
 class _Nd(WindowPool):
-    """With the number of axes in the class; no stride is one of the kernel size."""
+    """A pool with the number of axes in the class. Without a stride the kernel size is the stride."""
 
     NDIM: ClassVar[int]
 
@@ -183,7 +185,7 @@ class SparseAvgPool3d(_Nd, SparseAvgPool):
 
 
 class SparseGlobalMaxOrAvgPool(SparseModule):
-    """One row a scene, ``[batch_size, c]``: the mean or the largest value of its voxels, zeros where there is none."""
+    """One row a scene, ``[batch_size, c]``: the mean or the maximum of its voxels, zeros for an empty scene."""
 
     def __init__(self, is_mean: bool, name: str | None = None) -> None:
         super().__init__(name=name)

@@ -1,4 +1,4 @@
-"""What a layer leaves under its ``indice_key``: where it read, where it wrote, and the plan between the two."""
+"""The record that a layer leaves under its ``indice_key``: its input, its output, and the plan between the two."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ConvAlgo(Enum):
 
 @dataclass(frozen=True)
 class Window:
-    """What a layer looks through, one int per axis each; ``output_padding`` makes it a transposed one."""
+    """The window of a layer, one int per axis for each field. ``output_padding`` makes it a transposed one."""
 
     ksize: list[int]
     stride: list[int]
@@ -38,12 +38,12 @@ class Window:
 
     @property
     def text(self) -> str:
-        """For errors, of lists alone: Dynamo cannot write a dataclass into a text."""
+        """Return the text for errors, of lists alone: Dynamo cannot write a dataclass into a text."""
         made = f"kernel_size {self.ksize}, stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
         return made if self.output_padding is None else f"{made}, output_padding {self.output_padding}"
 
     def step(self, geometry: Geometry, *, pooled: bool = False, back: bool | None = None) -> Strided:
-        """What it leads to from ``geometry``, built at most once."""
+        """Return the step from ``geometry`` by this window, built at most once."""
         window = self.ksize, self.stride, self.padding, self.dilation
         if is_compiling() and geometry.ndim == 3 and self.output_padding is None and not geometry.padded:
             step = Step(*map(tuple, window))  # type: ignore[arg-type] # three numbers each, as they are
@@ -57,11 +57,11 @@ class Window:
 
 @dataclass
 class IndiceData:
-    """What a layer leaves in ``indice_dict``: where it read, where it wrote, and the plan between the two.
+    """The record in ``indice_dict``: the voxels on both sides, and the plan between the two.
 
     Attributes:
         geometry, out_geometry: the voxels on either side; ``indices`` and ``out_indices`` are theirs.
-        plan: from inputs to outputs; ``known_plan``: the same, if a layer has asked for it.
+        plan: from inputs to outputs; ``known_plan``: the same, if a layer has built it.
         pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` and ``[taps, n]``, the other side's row or -1.
         indice_pairs, indice_pair_num: spconv's ``Native`` form, ``int32 [2, taps, n]`` padded with -1, and pairs a tap.
     """
@@ -91,12 +91,12 @@ class IndiceData:
 
     @property
     def whole(self) -> bool:
-        """Whether the way back is there, or is not needed."""
+        """Return whether the way back exists or is not needed."""
         return self.is_subm or (self.known_plan is not None and self.known_plan.whole)
 
     @property
     def way_back(self) -> Plan:
-        """The plan from outputs to inputs."""
+        """Return the plan from outputs to inputs."""
         if self.whole:
             return self.plan.t
         plan = self.window.step(self.geometry, back=True).plan
@@ -106,9 +106,10 @@ class IndiceData:
 
     @property
     def pool_plan(self) -> Plan:
-        """The plan with tables that are not sorted, for pooling."""
+        """Return the plan with tables that are not sorted, for pooling."""
         if self.is_subm:
             refuse_shared(self.plan, "a pool over the voxels of a submanifold layer")
+            # A pool needs no way back of its own: the voxels stay the same.
             return Plan(by_output(self.plan), self.plan.rows)
         return self.window.step(self.geometry, pooled=True).plan
 
@@ -156,14 +157,17 @@ ImplicitGemmIndiceData = IndiceData  # one record serves both: a table is either
 
 
 def by_output(plan: Plan) -> Tensor:
-    """The table of ``plan`` with one row per output, in their order."""
+    """Return the table of ``plan`` with one row per output, in their order."""
     return plan.by_row if isinstance(plan, SharedPlan) else plan.unsorted().table
 
 
 def compact(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
-    """``int32 [taps, n]``, the output row of each input row → pairs ``[2, taps, n]`` (input, output), hits first and
-    then -1, and how many there are a tap."""
+    """Convert ``int32 [taps, n]``, the output row of each input row, to pairs ``[2, taps, n]`` (input, output).
+
+    Hits come first and then -1. Also returns the number of hits of each tap.
+    """
     hit = pair_bwd >= 0
+    # Hits come first, in the order of their rows.
     first = (~hit).to(torch.int8).argsort(dim=1, stable=True)
     inputs = torch.arange(pair_bwd.shape[1], dtype=torch.int32, device=pair_bwd.device).expand_as(pair_bwd)
     pairs = torch.stack([torch.where(hit, inputs, -1).gather(1, first), pair_bwd.gather(1, first)])

@@ -1,14 +1,14 @@
 """Voxels that share a cell, in submanifold layers: each row is a voxel of its own, and its neighbours are found.
 
-Models project voxels onto an image, or give each Gaussian the cell it lies in, and convolve over the result. spconv
-takes that, and what it computes depends on the order in which its threads write to a hash table. Here row ``i`` reads
-itself and, in each other cell of the window, the first row of that cell. So over the first rows it is a convolution of
-distinct voxels, of which each other row of a cell gets a copy, and beside it the difference between itself and the
-first one under the weight of the centre. Both are sums of ops that have gradients.
+Models project voxels onto an image, or give each Gaussian the cell that contains it, and convolve over the result.
+spconv accepts such input, and its result depends on the order in which threads write to a hash table. Here row ``i``
+reads itself and, in each other cell of the window, the first row of that cell. So over the first rows it is a
+convolution of distinct voxels. Each other row of a cell gets a copy of the first row's result, plus the difference
+between itself and the first one under the weight of the centre. Both are sums of ops that have gradients.
 
-Whether rows share a cell only the data knows. On the CPU the op that builds a table says so, and the layer goes on from
-there. A GPU would have to be waited for, and a graph has no other branch: both expect it when they were told
-(:func:`expect_duplicates`), and a graph also where layers outside of graphs have met it before.
+Only the data tell whether rows share a cell. On the CPU the op that builds a table reports that, and the layer
+continues from there. On a GPU this would mean waiting, and a graph has no other branch: both expect shared cells after
+:func:`expect_duplicates`, and a graph also after layers outside of graphs have met them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _expected = False
 
 
 def expect_duplicates(expected: bool = True) -> bool:
-    """Whether submanifold layers on a GPU, and those in graphs that are made from now on, allow voxels in one cell.
+    """Set whether submanifold layers on a GPU, and those in later graphs, allow voxels in one cell.
 
-    On the CPU, layers outside of graphs always do. A layer whose voxels a strided layer made never asks: they are
-    distinct. Returns what was set before.
+    On the CPU, layers outside of graphs always do. A layer whose voxels a strided layer made skips the check: they are
+    distinct. Returns the previous setting.
     """
     global _expected
     before, _expected = _expected, expected
@@ -46,7 +46,8 @@ def expect_duplicates(expected: bool = True) -> bool:
 
 
 def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """``int64 [n]``: for each row of ``int32 [n, 4]`` the first one with the same numbers."""
+    """Return ``int64 [n]``: for each row of ``int32 [n, 4]`` the first one with the same numbers."""
+    # Stable, so that the first row of a cell stays in front of the others.
     order = keys_of(coords, shape).argsort(stable=True)
     ordered = coords.index_select(0, order)
     places = torch.arange(order.shape[0], device=coords.device)
@@ -57,7 +58,7 @@ def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class SharedPlan(Plan):
-    """The plan of a submanifold layer whose voxels share cells: that of the first rows, and what the others add.
+    """The plan of a submanifold layer whose voxels share cells: that of the first rows, and the other rows' part.
 
     Attributes:
         first: ``int64 [n]``, the first row in the cell of each row.
@@ -70,15 +71,17 @@ class SharedPlan(Plan):
     def conv(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
-        """As of a plan: ``[n, co]``."""
+        """Convolve as a plan does: ``[n, co]``."""
         assert self.first is not None
+        # Every row of a cell gets the result of the first one.
         of_cells = super().conv(feats, weight, bias, groups, tf32).index_select(0, self.first)
+        # A row reads itself at the centre, where the plan reads the first row of the cell.
         difference = feats - feats.index_select(0, self.first)
         return of_cells + _grouped(difference, weight[:, self.centre], groups).to(of_cells.dtype)
 
     @property
     def by_row(self) -> Tensor:
-        """``int32 [n, k]``: the row that each row reads under each tap, or -1."""
+        """Return ``int32 [n, k]``: the row that each row reads under each tap, or -1."""
         assert self.first is not None
         table = self.unsorted().table.index_select(0, self.first)
         own = torch.arange(table.shape[0], dtype=table.dtype, device=table.device)
@@ -86,7 +89,7 @@ class SharedPlan(Plan):
 
 
 def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """``rows [n, ci]`` under ``weight [co, ci / groups]``."""
+    """Return ``rows [n, ci]`` under ``weight [co, ci / groups]``."""
     if groups == 1:
         return torch.nn.functional.linear(rows, weight)
     split = rows.unflatten(1, (groups, -1)).transpose(0, 1)  # [groups, n, ci / groups]
@@ -94,10 +97,11 @@ def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
-    """The plan of a submanifold layer, for voxels that may share cells as far as that is allowed.
+    """Return the plan of a submanifold layer, for voxels that may share cells where that is allowed.
 
     Raises SL211 where they do and it is not, and for rows outside the grid.
     """
+    # A strided layer made these voxels, so they are distinct.
     if geometry.parent is not None:
         return geometry.subm(kernel, dilation)
     if is_compiling():
@@ -109,6 +113,7 @@ def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
     try:
         return geometry.subm(kernel, dilation)
     except ShiplapError as wrong:
+        # SL211 has other causes too, such as rows outside the grid.
         if wrong.id != "SL211" or geometry.coords.is_cuda or not _has_twins(geometry):
             raise
     return _shared(geometry, kernel, dilation)
@@ -121,7 +126,7 @@ def _has_twins(geometry: Geometry) -> bool:
 
 
 def _shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> SharedPlan:
-    """The plan of voxels of which several may be in one cell. What they share is found once for all kernels."""
+    """Return the plan of voxels of which several may be in one cell, which are found once for all kernels."""
     if geometry.shared is None:
         first, coords = _first_of_cells(geometry.coords, geometry.spatial_shape)
         distinct = Geometry.unchecked(coords, geometry.spatial_shape, geometry.batch_size, False, geometry.ndim)
@@ -130,6 +135,7 @@ def _shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Share
     plan = distinct.subm(kernel, dilation)
     centre = 0
     for size in kernel:
+        # The number of the tap in the middle of each axis, in tap order.
         centre = centre * size + size // 2
     return SharedPlan(
         plan.table, plan.rows, plan.order, plan.masks, plan.reflect, plan.symmetric, plan.back, first, centre
@@ -145,6 +151,6 @@ def _first_of_cells(coords: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tenso
 
 
 def refuse_shared(plan: Plan, where: str) -> None:
-    """SL211 for what has no meaning where voxels share a cell."""
+    """Raise SL211 for an operation without a meaning for voxels that share a cell."""
     if isinstance(plan, SharedPlan):
         raise error("SL211", where=where, got="voxels that share a cell", expected="distinct voxels")

@@ -1,4 +1,4 @@
-"""Grids and numbers of scenes as models give them: Python's integers, arrays, or sizes that only the data will know."""
+"""Grids and numbers of scenes as models pass them: Python's integers, arrays, or sizes that depend on data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["assume_rows", "cells_of", "check_least"]
 
 
 def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> list[int]:
-    """The numbers of cells as Python's own integers, or as sizes of the graph that is being made.
+    """Return the numbers of cells as Python's own integers, or as sizes of the graph that is being made.
 
     In a graph, numbers of an array are what they are now, which each run of the graph asserts: a grid is a setting of a
     model, and layers behind ``dense()`` need to know it. Numbers in a tensor come from the data, and stay sizes.
@@ -28,6 +28,7 @@ def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> li
 
 
 def _of_graph(cells: Any) -> int:
+    """Return a number of cells inside a graph: an integer, a size, or a constant that the graph asserts."""
     if isinstance(cells, (int, Tensor)):
         return int(cells)
     number: int = _number(cells)
@@ -47,10 +48,10 @@ def _number(value: Any) -> int:
 
 
 def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: str = "") -> None:
-    """SL208 with what was ``got`` where one of ``sizes`` is not 1 or more.
+    """Raise SL208 with the text of ``got`` unless all ``sizes`` are at least 1.
 
-    ``got`` is called for the error alone: Dynamo cannot write a size into a text. Of sizes that only the data knows, a
-    graph asserts it as it runs.
+    ``got`` is called for the error alone, because Dynamo cannot write a size into a text. For sizes that depend on data
+    a graph asserts this as it runs.
     """
     if not is_compiling():
         small = min(sizes) < 1
@@ -66,14 +67,15 @@ def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: s
 
 
 def assume_rows(rows: int, *, training: bool = False) -> None:
-    """Tell a graph that there is a row, in training two: batch norm asks, and only the data knows.
+    """Assert in a graph that there is a row, or two in training, since batch norm branches on the number of rows.
 
-    The graph asserts it as it runs. Where the number is known, nothing is asserted.
+    The graph asserts this as it runs. A known number is not asserted.
     """
     if not is_compiling():
         return
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
     least = 2 if training else 1
+    # Only a size without a known answer is asserted.
     if not guard_or_false(rows >= least) and not guard_or_false(rows < least):
         torch._check(rows >= least)

@@ -1,4 +1,4 @@
-"""``spconv.pytorch.spatial``."""
+"""The module ``spconv.pytorch.spatial``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["RemoveDuplicate"]
 
 
 class RemoveDuplicate(SparseModule):
-    """One voxel of those in the same cell, the first of them; voxels come in ascending order, without records."""
+    """Keep the first of the voxels in the same cell. Voxels come in ascending order, without records."""
 
     @one_node
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:

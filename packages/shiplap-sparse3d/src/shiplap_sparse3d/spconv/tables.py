@@ -1,4 +1,4 @@
-"""Joining branches: concatenation, sums on the same voxels, sums on the union of voxels."""
+"""Layers that join branches: concatenation, sums on the same voxels, sums on the union of voxels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["AddTable", "AddTableMisaligned", "ConcatTable", "JoinTable", "sparse
 
 
 def _check(where: str, tensors: list[SparseConvTensor], *attributes: str) -> None:
-    """Refuse what is no sparse tensor, and tensors that differ in one of ``attributes``."""
+    """Refuse anything but sparse tensors, and tensors that differ in one of ``attributes``."""
     for tensor in tensors:
         check_sparse(where, tensor)
     for what in attributes:
@@ -35,7 +35,7 @@ def _check(where: str, tensors: list[SparseConvTensor], *attributes: str) -> Non
 
 
 def _equal(value: Any, first: Any) -> bool:
-    """Of two grids, or two numbers."""
+    """Return whether two grids, or two numbers, are equal."""
     if isinstance(value, list):
         return len(value) == len(first) and same_numbers(value, first)
     return same_number(value, first)
@@ -55,7 +55,7 @@ class _Table(SparseModule):
 
 
 class JoinTable(_Table):
-    """Channels side by side; all on the voxels of the first tensor, whose ``indice_dict`` stays."""
+    """Concatenate channels, all on the voxels of the first tensor, whose ``indice_dict`` stays."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
@@ -64,19 +64,20 @@ class JoinTable(_Table):
 
 
 class AddTable(_Table):
-    """Sum of features; all on the voxels of the first tensor, whose ``indice_dict`` stays."""
+    """Add features, all on the voxels of the first tensor, whose ``indice_dict`` stays."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
         _check("AddTable", input, *_ATTRIBUTES)
         total = input[0].features
         for tensor in input[1:]:
+            # Out of place, since autograd may need the features of the first tensor.
             total = total + tensor.features
         return input[0].replace_feature(total)
 
 
 class AddTableMisaligned(_Table):
-    """Sum over the union of voxels: :func:`sparse_add`."""
+    """Add over the union of voxels: :func:`sparse_add`."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
@@ -84,7 +85,7 @@ class AddTableMisaligned(_Table):
 
 
 class ConcatTable(SparseModule):
-    """The list of what each module makes of the input."""
+    """Return the list of each module's result for the input."""
 
     def forward(self, input: Any) -> list[Any]:
         return [module(input) for module in self._modules.values() if module is not None]
@@ -98,13 +99,14 @@ class ConcatTable(SparseModule):
 
 
 def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
-    """Sum of tensors of one grid on the union of their voxels, which comes in ascending order without records.
+    """Return the sum of tensors of one grid on the ascending union of their voxels, without records.
 
     Where one operand covers the union, the sum is on its voxels, in their order and with its ``indice_dict``; a graph
     that is being compiled cannot know that.
     """
     first = tens[0]
     _check("sparse_add", list(tens), "spatial_shape", "batch_size", "number of channels")
+    # The union is found by uniting all rows and keeping the distinct ones.
     coords = torch.cat([tensor.geometry.coords for tensor in tens])
     union, inverse, _ = kernels.unique_coords(coords)
     features = torch.cat([tensor.features for tensor in tens])

@@ -1,4 +1,4 @@
-"""``cumm.tensorview``, as far as callers of spconv's voxelisation use it: arrays that go in and come out."""
+"""``cumm.tensorview``, as far as callers of spconv's voxelisation use it: their input and output arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tensor:
         self.torch = held
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy."""
+        """Return a copy."""
         copied: np.ndarray[Any, Any] = self.numpy_view().copy()
         return copied
 
@@ -76,7 +76,7 @@ class Tensor:
 
 
 def to_torch(array: Any) -> torch.Tensor:
-    """The torch tensor of a tensorview (of cumm's too), an array or a tensor."""
+    """Return the torch tensor of a tensorview (of cumm's too), an array or a tensor."""
     if isinstance(array, Tensor):
         return array.torch
     if isinstance(array, torch.Tensor):
@@ -85,12 +85,12 @@ def to_torch(array: Any) -> torch.Tensor:
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
-    """Shares the memory of ``array``."""
+    """Return a tensorview that shares the memory of ``array``."""
     return Tensor(torch.from_numpy(array))
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype = torch.float32, device: int = -1) -> Tensor:
-    """``device`` is -1 for the CPU, or the number of a GPU."""
+    """Return zeros. ``device`` is -1 for the CPU, or the number of a GPU."""
     return Tensor(torch.zeros(*shape, dtype=dtype, device="cpu" if device < 0 else f"cuda:{device}"))
 
 
@@ -98,7 +98,7 @@ empty = zeros
 
 
 class Activation(Enum):
-    """What ``act_type`` of a layer names."""
+    """The values of ``act_type`` of a layer."""
 
     None_ = 0
     ReLU = 1

@@ -9,7 +9,7 @@ __all__ = ["CUDAKernelTimer"]
 
 
 class CUDAKernelTimer:
-    """What models may ask of a timer, without one: ``enable`` is kept and names of ranges are accepted."""
+    """A timer that accepts the calls of models and measures nothing. Only ``enable`` is kept."""
 
     def __init__(self, enable: bool = True) -> None:
         self.enable = enable
@@ -23,5 +23,5 @@ class CUDAKernelTimer:
         yield
 
     def get_all_pair_time(self) -> dict[str, float]:
-        """The time of each range in ms: of none."""
+        """Return an empty dict of times in ms, since no range is timed."""
         return {}

@@ -1,7 +1,7 @@
-"""``torch.fx`` traces networks of spconv's layers: a sparse tensor is a proxy then, and a layer is one node.
+"""Support for ``torch.fx``, which traces networks of spconv's layers: a sparse tensor is a proxy, a layer is one node.
 
-``symbolic_trace`` hands proxies to layers. A proxy has no voxels to look at, so a layer becomes a ``call_module``, as
-torch's own layers do, and making a ``SparseConvTensor`` of proxies becomes a ``call_function``.
+``symbolic_trace`` passes proxies to layers. A proxy has no voxels, so a layer becomes a ``call_module``, like torch's
+own layers, and making a ``SparseConvTensor`` of proxies becomes a ``call_function``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["is_proxy", "one_node", "proxy_among"]
 
 
 def is_proxy(value: object) -> bool:
-    """Whether ``torch.fx`` is tracing ``value``, which may stand where a tensor is declared."""
+    """Return whether ``torch.fx`` is tracing ``value``, which may stand where a tensor is declared."""
     return isinstance(value, Proxy)
 
 
 def proxy_among(values: Any) -> Proxy | None:
-    """The first proxy in ``values`` and in the lists there, or None. A graph of ``torch.compile`` holds none."""
+    """Return the first proxy in ``values`` and in the lists there, or None. Compiled graphs hold none."""
     return None if is_compiling() else _proxy_in(values)
 
 
@@ -37,7 +37,7 @@ def _proxy_in(values: Any) -> Proxy | None:
 
 
 def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """The ``forward`` of a layer that a tracer does not look into; ``in_graph`` is what Dynamo traces in its place.
+    """Return the ``forward`` of a layer that a tracer keeps as one node; Dynamo traces ``in_graph`` in its place.
 
     A subclass that calls it from a ``forward`` of its own is traced, and the node is a call of this one method.
     """
@@ -53,6 +53,7 @@ def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = 
         path = tracer.path_of_module(self)
         if getattr(type(self).forward, "__wrapped__", None) is forward:
             return tracer.create_proxy("call_module", path, args, kwargs)
+        # ``call_module`` would call the subclass's own ``forward`` again.
         layer = tracer.create_proxy("get_attr", path, (), {})
         return tracer.create_proxy("call_function", traced, (layer, *args), kwargs)
 

@@ -1,4 +1,4 @@
-"""Members of spconv's tensors that no layer reads: each tensor hands them on to the next one, as one object."""
+"""Members of spconv's tensors that no layer reads: each tensor passes them on to the next one, as one object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Unread", "unread"]
 
 @dataclass(frozen=True)
 class Unread:
-    """What ``SparseConvTensor`` was given and only its user may read. Tensors share it until one of them changes it."""
+    """The arguments of ``SparseConvTensor`` that only its user may read. Tensors share it until one changes it."""
 
     grid: Tensor | None = None
     voxel_num: Tensor | None = None
@@ -26,7 +26,7 @@ class Unread:
 
 
 def unread(name: str) -> Any:
-    """The member ``name`` of what a tensor carries, as an attribute of that tensor alone."""
+    """Return the property of a carried member ``name``; setting it changes that tensor alone."""
 
     def get(tensor: Any) -> Any:
         return getattr(tensor._unread, name)

@@ -1,4 +1,4 @@
-"""From points to voxels and back, as ``spconv.pytorch.utils`` has it."""
+"""Conversions from points to voxels and back, as in ``spconv.pytorch.utils``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PointToVoxel", "gather_features_by_pc_voxel_id"]
 
 
 class PointToVoxel:
-    """Points of a range → voxels that hold their first points.
+    """The conversion of points of a range to voxels that hold their first points.
 
     Args:
         vsize_xyz: edge of a voxel per axis, in the unit of the points.
@@ -47,9 +47,11 @@ class PointToVoxel:
         self.num_point_features, self.device = num_point_features, torch.device(device)
         self.max_num_voxels, self.max_num_points_per_voxel = max_num_voxels, max_num_points_per_voxel
         lower, upper = coors_range_xyz[: self.ndim], coors_range_xyz[self.ndim :]
+        # spconv's indices are in the order z, y, x.
         self.vsize = list(reversed(vsize_xyz))
         self.coors_range = [*reversed(lower), *reversed(upper)]
         self.grid_size = [
+            # Rounded, since the quotient of floats may fall just below a whole number.
             int((high - low) / edge + 0.5)
             for low, high, edge in zip(reversed(lower), reversed(upper), self.vsize, strict=True)
         ]
@@ -57,14 +59,14 @@ class PointToVoxel:
     def __call__(
         self, pc: Tensor, clear_voxels: bool = True, empty_mean: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """:meth:`generate_voxel_with_id` without the voxel of each point."""
+        """Return the result of :meth:`generate_voxel_with_id` without the voxel of each point."""
         return self.generate_voxel_with_id(pc, clear_voxels, empty_mean)[:3]
 
     @torch.no_grad()
     def generate_voxel_with_id(
         self, pc: Tensor, clear_voxels: bool = True, empty_mean: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Voxels of ``pc [n, num_point_features]``.
+        """Return the voxels of ``pc [n, num_point_features]``.
 
         Args:
             pc: points; those outside the range are left out.
@@ -88,6 +90,7 @@ class PointToVoxel:
         rank = _rank(voxel, indices.shape[0])
         kept = (voxel >= 0) & (rank < self.max_num_points_per_voxel)
         voxels = pc.new_zeros(indices.shape[0], self.max_num_points_per_voxel, pc.shape[1], dtype=torch.float32)
+        # Voxel and rank are a distinct place for each point, so no write depends on another.
         voxels[voxel[kept], rank[kept]] = pc[kept].float()
         counts = torch.bincount(voxel[kept], minlength=indices.shape[0])
         if empty_mean:
@@ -97,7 +100,7 @@ class PointToVoxel:
         return voxels, indices, counts.int(), voxel
 
     def _cells(self, pc: Tensor) -> tuple[Tensor, Tensor]:
-        """``int64 [n, ndim]`` cell of each point, and its number, -1 outside the range."""
+        """Return the cell ``int64 [n, ndim]`` of each point, and its number, -1 outside the range."""
         position = pc[:, : self.ndim].flip(1)
         low, edge = pc.new_tensor(self.coors_range[: self.ndim]), pc.new_tensor(self.vsize)
         cells = torch.floor((position - low) / edge)
@@ -109,7 +112,7 @@ class PointToVoxel:
         return cells, torch.where(inside, number, -1)
 
     def _number(self, cells: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-        """Voxel of each point (-1: none) and indices of the voxels, both by order of first points."""
+        """Return the voxel of each point (-1: none) and indices of the voxels, both by order of first points."""
         distinct, group = torch.unique(number, return_inverse=True)
         first = torch.full_like(distinct, number.shape[0])
         first.scatter_reduce_(0, group, torch.arange(number.shape[0], device=number.device), "amin")
@@ -122,7 +125,7 @@ class PointToVoxel:
 
 
 def _rank(group: Tensor, groups: int) -> Tensor:
-    """How many earlier elements are in the same group, for each element of a group."""
+    """Return how many earlier elements are in the same group, for each element of a group."""
     order = group.argsort(stable=True)
     sizes = torch.bincount(group + 1, minlength=groups + 1)
     start = (sizes.cumsum(0) - sizes)[group[order] + 1]
@@ -134,7 +137,7 @@ def _rank(group: Tensor, groups: int) -> Tensor:
 def gather_features_by_pc_voxel_id(
     seg_res_features: Tensor, pc_voxel_id: Tensor, invalid_value: int | float = 0
 ) -> Tensor:
-    """Features of voxels ``[m, ...]`` at the points: ``[n, ...]``, ``invalid_value`` where ``pc_voxel_id`` is -1."""
+    """Return the features of voxels ``[m, ...]`` at the points ``[n, ...]``; ``invalid_value`` for -1."""
     ids = pc_voxel_id.to(seg_res_features.device).long()
     if seg_res_features.shape[0] == 0:
         return seg_res_features.new_full((ids.shape[0], *seg_res_features.shape[1:]), invalid_value)

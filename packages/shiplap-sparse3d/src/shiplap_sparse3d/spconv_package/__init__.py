@@ -1,6 +1,6 @@
-"""What spconv has beside ``spconv.pytorch``: ``drop_in`` puts this package where ``import spconv`` looks.
+"""The parts of spconv beside ``spconv.pytorch``: ``drop_in`` puts this package where ``import spconv`` finds it.
 
-Names of spconv 1.x, which stood at the top (``spconv.SubMConv3d``), are found here too.
+Names of spconv 1.x, which were at the top (``spconv.SubMConv3d``), are found here too.
 """
 
 from shiplap_sparse3d import spconv as pytorch

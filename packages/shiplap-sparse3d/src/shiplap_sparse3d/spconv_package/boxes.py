@@ -23,14 +23,15 @@ Array = np.ndarray[Any, Any]
 
 
 def _area(corners: Array) -> float:
-    """Of a polygon; positive when its corners go counterclockwise."""
+    """Return the area of a polygon, positive for counterclockwise corners."""
     x, y = corners[:, 0], corners[:, 1]
     return float((x * np.roll(y, -1) - np.roll(x, -1) * y).sum() / 2)
 
 
 def _clip(subject: Array, start: Array, end: Array) -> Array:
-    """The part of a convex polygon to the left of the line from ``start`` to ``end``."""
+    """Return the part of a convex polygon to the left of the line from ``start`` to ``end``."""
     edge = end - start
+    # The sign of the cross product tells the side of the line.
     side = edge[0] * (subject[:, 1] - start[1]) - edge[1] * (subject[:, 0] - start[0])
     kept = []
     for i in range(len(subject)):
@@ -43,9 +44,11 @@ def _clip(subject: Array, start: Array, end: Array) -> Array:
 
 
 def _overlap(a: Array, b: Array) -> tuple[float, float]:
-    """The area that two convex polygons share, and that of their union."""
+    """Return the area that two convex polygons share, and that of their union."""
     a, b = (p.astype(np.float64) for p in (a, b))
+    # Clipping keeps the left side of each edge, so corners have to go counterclockwise.
     a, b = (p if _area(p) >= 0 else p[::-1] for p in (a, b))
+    # Sutherland and Hodgman: one polygon is clipped at each edge of the other.
     shared = a
     for i in range(len(b)):
         shared = _clip(shared, b[i], b[(i + 1) % len(b)])
@@ -56,6 +59,7 @@ def _overlap(a: Array, b: Array) -> tuple[float, float]:
 
 
 def _pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float, ratio: bool) -> Array:
+    """Return the overlaps of all pairs of boxes whose upright boxes overlap enough."""
     overlaps = np.zeros((len(boxes), len(others)), boxes.dtype)
     for i, j in np.argwhere(standup_iou > threshold):
         shared, union = _overlap(boxes[i], others[j])
@@ -64,23 +68,23 @@ def _pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float, ra
 
 
 def rbbox_iou(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
-    """Intersection over union of rotated boxes: ``[n, k]``."""
+    """Return the intersection over union of rotated boxes: ``[n, k]``."""
     return _pairs(box_corners, qbox_corners, standup_iou, standup_thresh, True)
 
 
 def rbbox_intersection(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
-    """The area that rotated boxes share: ``[n, k]``."""
+    """Return the area that rotated boxes share: ``[n, k]``."""
     return _pairs(box_corners, qbox_corners, standup_iou, standup_thresh, False)
 
 
 def rbbox_iou_loss(box_corners: Array, qbox_corners: Array) -> Array:
-    """Intersection over union of each box and the other one of its row: ``[n]``."""
+    """Return the intersection over union of each box and the other one of its row: ``[n]``."""
     pairs = [_overlap(a, b) for a, b in zip(box_corners, qbox_corners, strict=True)]
     return np.array([shared / union if union > 0 else 0.0 for shared, union in pairs], box_corners.dtype)
 
 
 def non_max_suppression_cpu(boxes: Array, order: Array, thresh: float, eps: float = 0.0) -> list[int]:
-    """Boxes to keep, of upright ones ``[n, 4]`` (x1, y1, x2, y2), looked at in ``order``."""
+    """Return the upright boxes to keep, of ``[n, 4]`` (x1, y1, x2, y2), considered in ``order``."""
     x1, y1, x2, y2 = boxes[:, :4].astype(np.float64).T
     areas, left, kept = (x2 - x1 + eps) * (y2 - y1 + eps), list(order), []
     while left:
@@ -94,7 +98,7 @@ def non_max_suppression_cpu(boxes: Array, order: Array, thresh: float, eps: floa
 
 
 def rotate_non_max_suppression_cpu(corners: Array, order: Array, standup_iou: Array, thresh: float) -> list[int]:
-    """Boxes to keep, of rotated ones ``[n, 4, 2]``, looked at in ``order``."""
+    """Return the rotated boxes to keep, of ``[n, 4, 2]``, considered in ``order``."""
     gone, kept = np.zeros(len(corners), bool), []
     for place, i in enumerate(order):
         if gone[i]:
@@ -108,10 +112,11 @@ def rotate_non_max_suppression_cpu(corners: Array, order: Array, standup_iou: Ar
 
 
 def non_max_suppression(boxes: Array, keep_out: Array, thresh: float, device_id: int = 0) -> int:
-    """spconv 1.x: boxes ``[n, 5]`` in descending order of their scores; those to keep go into ``keep_out``.
+    """Suppress boxes as spconv 1.x: ``[n, 5]`` by descending score; kept ones go into ``keep_out``.
 
     Returns their number. It runs on the CPU; ``device_id`` is accepted.
     """
+    # spconv 1.x counts pixels: a box includes both of its borders.
     kept = non_max_suppression_cpu(boxes, np.arange(len(boxes)), thresh, 1.0)
     keep_out[: len(kept)] = kept
     return len(kept)

@@ -31,7 +31,7 @@ SPCONV_INT8_DEBUG = False
 
 
 class AllocKeys:
-    """Names of the buffers of spconv's kernels. Nothing is allocated under them here."""
+    """The names of the buffers of spconv's kernels. Nothing is allocated under them here."""
 
     PairFwd, PairBwd, PairMask, PairMaskBwd = "PairFwd", "PairBwd", "PairMask", "PairMaskBwd"
     MaskArgSort, MaskArgSortBwd, MaskOutputFwd = "MaskArgSort", "MaskArgSortBwd", "MaskOutputFwd"

@@ -1,4 +1,4 @@
-"""``spconv.core``."""
+"""The module ``spconv.core``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["NDIM_DONT_CARE", "AlgoHint", "ConvAlgo"]
 
 
 class AlgoHint(Enum):
-    """What a kernel is chosen for, in spconv. Accepted; the choice here is measured."""
+    """The purposes for which spconv chooses a kernel. They are accepted; the choice here is measured."""
 
     NoHint = 0b000
     Fowrard = 0b001  # codespell:ignore - spconv's own spelling

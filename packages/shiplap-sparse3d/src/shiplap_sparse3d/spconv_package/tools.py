@@ -1,4 +1,4 @@
-"""``spconv.tools``."""
+"""The module ``spconv.tools``."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ Array = np.ndarray[Any, Any]
 
 
 class _Point2Voxel:
-    """Points → voxels, as :class:`PointToVoxel`, on tensorviews (arrays and tensors are taken as well).
+    """The conversion of points to voxels, as :class:`PointToVoxel`, on tensorviews, arrays and tensors.
 
     Args:
         vsize_xyz, coors_range_xyz, num_point_features, max_num_voxels, max_num_points_per_voxel: as there.
@@ -73,17 +73,17 @@ class _Point2Voxel:
         self.grid_size = self._voxels.grid_size
 
     def point_to_voxel(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """``voxels [m, points, features]``, ``indices int32 [m, ndim]`` (z, y, x), ``num_per_voxel int32 [m]``."""
+        """Return ``voxels [m, points, features]``, ``indices [m, ndim]`` (z, y, x) and ``num_per_voxel [m]``."""
         return self._run(points, False)
 
     def point_to_voxel_empty_mean(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """The same with the mean of a voxel's points in its free places."""
+        """Return the same with the mean of a voxel's points in its free places."""
         return self._run(points, True)
 
     def point_to_voxel_hash(
         self, points: Any, clear_voxels: bool = True, empty_mean: bool = False, stream: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the classes for GPUs call it."""
+        """Return the same, under the name of the classes for GPUs."""
         return self._run(points, empty_mean)
 
     def _run(self, points: Any, empty_mean: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,15 +155,16 @@ class VoxelGenerator:
         voxels = PointToVoxel(edges, ranges, points.shape[1], most, kept)
         outputs = voxels(to_torch(points), empty_mean=self._full_mean)
         features, coordinates, counts = (t.numpy() for t in outputs)
+        # spconv 1.x returns voxels in the dtype of the points.
         return features.astype(points.dtype), coordinates, counts
 
     def generate(self, points: Array, max_voxels: int | None = None) -> Any:
-        """``(voxels, coordinates (z, y, x), num_points_per_voxel)``."""
+        """Return ``(voxels, coordinates (z, y, x), num_points_per_voxel)``."""
         return self._generate(points, max_voxels)
 
 
 class VoxelGeneratorV2(VoxelGenerator):
-    """:class:`VoxelGenerator` whose results are named. Filtering of blocks is not there."""
+    """:class:`VoxelGenerator` with named results. It does not filter blocks."""
 
     def __init__(
         self,
@@ -182,8 +183,11 @@ class VoxelGeneratorV2(VoxelGenerator):
         super().__init__(voxel_size, point_cloud_range, max_num_points, max_voxels, full_mean)
 
     def generate(self, points: Array, max_voxels: int | None = None) -> dict[str, Array]:
-        """``voxels``, ``coordinates`` (z, y, x), ``num_points_per_voxel`` and ``voxel_point_mask [m, points, 1]``."""
+        """Return ``voxels``, ``coordinates`` (z, y, x), ``num_points_per_voxel`` and ``voxel_point_mask [m, points,
+        1]``.
+        """
         voxels, coordinates, counts = self._generate(points, max_voxels)
+        # 1 where a voxel has a point, 0 in its free places.
         mask = np.arange(self.max_num_points_per_voxel) < counts[:, None]
         return {
             "voxels": voxels,

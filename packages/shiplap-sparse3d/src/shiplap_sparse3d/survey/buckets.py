@@ -1,4 +1,4 @@
-"""One pass over the input that sorts its points into a file for each tile; memory does not grow with the input."""
+"""One pass over the input that sorts its points into a file for each tile. Memory does not grow with the input."""
 
 from __future__ import annotations
 
@@ -26,34 +26,38 @@ _LARGEST = 2**31 - 1  # a cell, and a coordinate as the file stores it
 
 @dataclass(frozen=True)
 class Grid:
-    """How stored coordinates become coordinates and cells: the same numbers wherever a point is looked at."""
+    """The conversion of stored coordinates to coordinates and cells.
+
+    It gives the same numbers wherever a point is read.
+    """
 
     scales: tuple[float, float, float]
     offsets: tuple[float, float, float]
     voxel: tuple[float, float, float]
 
     def xyz(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """``float64 [p, 3]``: coordinates of the file."""
+        """Return the coordinates of the file, ``float64 [p, 3]``."""
         xyz = np.empty((len(raw), 3))
         for axis, (scale, offset) in enumerate(zip(self.scales, self.offsets, strict=True)):
             xyz[:, axis] = raw[:, axis] * scale + offset  # numpy is four times slower on rows of three
         return xyz
 
     def coordinates(self, raw: Tensor) -> list[Tensor]:
-        """``float64 [p]`` for each axis: as :meth:`xyz`, of a tensor on any device."""
+        """Return ``float64 [p]`` for each axis: as :meth:`xyz`, of a tensor on any device."""
         axes = zip(raw.unbind(1), self.scales, self.offsets, strict=True)
         return [axis.double() * scale + offset for axis, scale, offset in axes]
 
     def places(self, raw: Tensor) -> list[Tensor]:
-        """``int64 [p]`` for each axis: as :meth:`cells`, of points whose cells can be counted."""
+        """Return ``int64 [p]`` for each axis: as :meth:`cells`, of points whose cells can be counted."""
         axes = zip(self.coordinates(raw), self.voxel, strict=True)  # a GPU multiplies by the inverse of a plain number
         return [(axis / axis.new_full((), edge)).floor().long() for axis, edge in axes]
 
     def cells(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """``int64 [p, 3]``: cells, counted from coordinate 0. Raises SL822 for coordinates that are no cells."""
+        """Return ``int64 [p, 3]``: cells, counted from coordinate 0. Raises SL822 for coordinates without a cell."""
         cells = self.xyz(raw)
         for axis, edge in enumerate(self.voxel):
             cells[:, axis] = np.floor(cells[:, axis] / edge)
+        # Also true for NaN, which compares as false.
         if not (np.abs(cells) < _LARGEST).all():
             where = "the input's scales and offsets"
             raise error(
@@ -64,7 +68,7 @@ class Grid:
 
 @dataclass
 class Buckets:
-    """What has been sorted so far.
+    """The points that have been sorted so far.
 
     Attributes:
         points: the number of points, the first ones of the file.
@@ -79,17 +83,17 @@ class Buckets:
 
     @property
     def tiles(self) -> list[Tile]:
-        """The tiles that have points, in a fixed order."""
+        """Return the tiles that have points, in a fixed order."""
         return sorted(self.sizes)
 
     @property
     def extent(self) -> Extent:
-        """The cells of the survey."""
+        """Return the cells of the survey."""
         return Extent((self.low[0], self.low[1], self.low[2]), (self.high[0], self.high[1], self.high[2]))
 
 
 def finished(folder: Folder, total: int) -> Buckets | None:
-    """The buckets of a survey of ``total`` points if every point is in one."""
+    """Return the buckets of a survey of ``total`` points if every point is in one, or None."""
     buckets = _known(folder)
     return buckets if buckets is not None and buckets.points == total else None
 
@@ -97,7 +101,7 @@ def finished(folder: Folder, total: int) -> Buckets | None:
 def fill(
     folder: Folder, path: Path, grid: Grid, tiling: Tiling, chunk: int, progress: Callable[[int, int], None]
 ) -> Buckets:
-    """Sort the points of ``path`` into buckets, from where an interrupted pass stopped.
+    """Sort the points of ``path`` into buckets, from the place where an interrupted pass stopped.
 
     Raises:
         SurveyError: SL822 if the input cannot be read to its end.
@@ -110,6 +114,7 @@ def fill(
             _sort(folder, buckets, points, grid, tiling)
             sizes = {f"{x}_{y}": size for (x, y), size in buckets.sizes.items()}
             state = {"points": buckets.points, "sizes": sizes, "low": buckets.low, "high": buckets.high}
+            # The mark follows the buckets: points behind the last mark are cut off and sorted again.
             write_mark(folder.progress, state)
             progress(buckets.points, total)
     return buckets
@@ -125,6 +130,7 @@ def _sort(folder: Folder, buckets: Buckets, points: laspy.ScaleAwarePointRecord,
     cells = grid.cells(rows["raw"])
     tiles = (cells[:, :2] - np.array(tiling.origin)) // tiling.size
     order = np.lexsort((tiles[:, 1], tiles[:, 0]))  # stable: points of a bucket stay in the order of the file
+    # Sorted by tile, so each tile is one slice.
     ends = np.flatnonzero(np.any(np.diff(tiles[order], axis=0), axis=1)) + 1
     folder.bucket((0, 0)).parent.mkdir(parents=True, exist_ok=True)
     for part in np.split(order, ends):
@@ -138,16 +144,17 @@ def _sort(folder: Folder, buckets: Buckets, points: laspy.ScaleAwarePointRecord,
 
 
 def _known(folder: Folder) -> Buckets | None:
-    """The buckets of the last mark; None without one, or if it is not of this form."""
+    """Return the buckets of the last mark, or None without a mark or for one of another form."""
     state = read_mark(folder.progress)
     try:
         return None if state is None else Buckets(_count(state["points"]), _tiles(state["sizes"]), *_corners(state))
+    # Marks of another version, or edited by hand, mean a new start and no error.
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
 def _count(value: Any) -> int:
-    """A number of points. TypeError or ValueError for anything else."""
+    """Return a number of points. Raises TypeError or ValueError for anything else."""
     if type(value) is not int or value < 0:
         raise ValueError(value)
     return value
@@ -161,7 +168,7 @@ def _corners(state: dict[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def _tiles(sizes: dict[str, Any]) -> dict[Tile, int]:
-    """``{"3_-4": 10}`` → ``{(3, -4): 10}``."""
+    """Convert ``{"3_-4": 10}`` to ``{(3, -4): 10}``."""
     return {_tile(name): _count(size) for name, size in sizes.items()}
 
 
@@ -171,7 +178,7 @@ def _tile(name: str) -> Tile:
 
 
 def _resumed(folder: Folder) -> Buckets:
-    """The buckets as of the last mark: what was written after it is cut off. A lost one means a new start."""
+    """Return the buckets as of the last mark, and cut off later writes. A lost bucket means a new start."""
     buckets = _known(folder) or Buckets()
     wanted = {folder.bucket(tile) for tile in buckets.sizes}
     for path in (folder.path / "points").glob("*.bin"):
@@ -179,6 +186,7 @@ def _resumed(folder: Folder) -> Buckets:
             path.unlink()
     for tile, size in buckets.sizes.items():
         path, length = folder.bucket(tile), size * POINT.itemsize
+        # Points are missing that the mark counts, as after a loss of power.
         if not path.exists() or path.stat().st_size < length:
             folder.progress.unlink()
             return _resumed(folder)

@@ -1,4 +1,4 @@
-"""LAS, LAZ and COPC files, read in chunks: every failure of the reader becomes SL822, and no point is lost silently."""
+"""The reader of LAS, LAZ and COPC files, in chunks. Every failure becomes SL822, and no point is lost silently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHUNK = 1 << 16  # points in memory at a time
 
 @contextmanager
 def opened(path: Path) -> Iterator[laspy.LasReader]:
-    """A reader of ``path``, whose header has been read.
+    """Yield a reader of ``path`` whose header has been read.
 
     Raises:
         SurveyError: SL822 for a file that is missing, empty, damaged or of another kind, and for one without points.
@@ -49,10 +49,10 @@ def opened(path: Path) -> Iterator[laspy.LasReader]:
 
 
 def _check_chunk_table(path: Path, header: laspy.LasHeader) -> None:
-    """SL822 for a LAZ file whose chunk table says more chunks than its bytes can hold.
+    """Raise SL822 for a LAZ file whose chunk table has more chunks than its bytes can hold.
 
-    lazrs reserves memory for as many chunks as the table says, and ends the process if it gets none. What is damaged in
-    other ways is left to lazrs, which says so. Each chunk begins with a point that is not compressed.
+    lazrs reserves memory for the chunks of the table, and ends the process if there is not enough. lazrs reports other
+    damage itself. Each chunk begins with a point that is not compressed.
     """
     size, first = path.stat().st_size, header.offset_to_point_data
     with path.open("rb") as file:
@@ -60,13 +60,14 @@ def _check_chunk_table(path: Path, header: laspy.LasHeader) -> None:
         if table == -1:  # the writer could not go back: the place is in the last bytes
             table = _number(file, "<q", size - 8, size)
         count = None if table is None else _number(file, "<4xI", table, size)
+    # Each chunk begins with a whole point, so the file's size limits the number of chunks.
     most = max(0, size - first) // header.point_format.size + 1
     if count is not None and count > most:
         raise error("SL822", where=str(path), got=f"a table of {count:,} chunks", expected=f"at most {most:,}")
 
 
 def _number(file: IO[bytes], form: str, place: int, size: int) -> int | None:
-    """The number at ``place`` of a file of ``size`` bytes; None beyond the file."""
+    """Return the number at ``place`` of a file of ``size`` bytes, or None beyond the file."""
     wide = struct.calcsize(form)
     if not 0 <= place <= size - wide:
         return None
@@ -75,7 +76,7 @@ def _number(file: IO[bytes], form: str, place: int, size: int) -> int | None:
 
 
 def _check_scales(path: Path, header: laspy.LasHeader) -> None:
-    """SL822 for scales and offsets that give no coordinates: with a scale of 0 all points lie in one place."""
+    """Raise SL822 for scales and offsets without valid coordinates: a scale of 0 puts all points in one place."""
     scales, offsets = [float(v) for v in header.scales], [float(v) for v in header.offsets]
     if not all(map(math.isfinite, scales + offsets)) or 0 in scales:
         got = f"scales {scales} and offsets {offsets}"
@@ -85,7 +86,7 @@ def _check_scales(path: Path, header: laspy.LasHeader) -> None:
 def chunks(
     reader: laspy.LasReader, path: Path, start: int = 0, size: int = CHUNK
 ) -> Iterator[laspy.ScaleAwarePointRecord]:
-    """The points from number ``start`` on, ``size`` at a time. Raises SL822 where the file ends too early."""
+    """Yield the points from number ``start`` on, ``size`` at a time. Raises SL822 where the file ends too early."""
     total, done = reader.header.point_count, start
     if start:
         reader.seek(start)
@@ -107,7 +108,7 @@ def chunks(
 
 
 def require_packages(path: Path) -> None:
-    """SL603 unless laspy and lazrs, which it needs for LAZ, are installed."""
+    """Raise SL603 unless laspy, and lazrs for LAZ, are installed."""
     missing = [name for name in ("laspy", "lazrs") if importlib.util.find_spec(name) is None]
     if missing:
         raise error(

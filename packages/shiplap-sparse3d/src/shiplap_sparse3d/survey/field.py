@@ -1,6 +1,6 @@
-"""How far a network sees: its receptive field and total stride, from the geometry of one forward pass.
+"""The receptive field and the total stride of a network, from the geometry of one forward pass.
 
-Forward hooks on every module, however deep, note each sparse layer that runs: on which grid, with which window. A layer
+Forward hooks on every module, however deep, record each sparse layer that runs, with its grid and its window. A layer
 moves the cells that its output depends on by a fixed interval, so the receptive field is the widest sum of those
 intervals over the paths from the output to the input. The paths are those of the autograd graph.
 """
@@ -37,7 +37,7 @@ _GRID, _BLOCK, _SAMPLES = 1024, 24, 800  # cells of the sample's grid, of the bl
 
 @dataclass(frozen=True)
 class Field:
-    """What an output voxel depends on, in cells of the input grid, one number for each axis.
+    """The cells of the input grid on which an output voxel depends, one number for each axis.
 
     Attributes:
         before, after: an output at cell ``c`` depends on the cells from ``c - before`` to ``c + after``.
@@ -55,7 +55,7 @@ class Field:
 
     @property
     def halo(self) -> Triple:
-        """The least halo: what covers ``before`` and ``after``, in multiples of the stride."""
+        """Return the least halo that covers ``before`` and ``after``, in multiples of the stride."""
         x, y, z = (-(-max(b, a) // s) * s for b, a, s in zip(self.before, self.after, self.stride, strict=True))
         return x, y, z
 
@@ -85,7 +85,7 @@ class _Level:
 
 @dataclass
 class _Record:
-    """The layers of one forward pass: how far each looks, and where its output stands in the autograd graph."""
+    """The layers of one forward pass: the interval of each, and its output in the autograd graph."""
 
     levels: list[_Level]
     nodes: dict[Any, tuple[Triple, Triple]] = field(default_factory=dict)
@@ -93,7 +93,8 @@ class _Record:
     lost: bool = False
 
     def level(self, geometry: Geometry, where: str) -> _Level:
-        """The level of ``geometry``, by its coordinates: networks make new tensors on the same voxels."""
+        """Return the level of ``geometry``, by its coordinates: networks make new tensors on the same voxels."""
+        # Identity first: a comparison of values makes the host wait for a GPU.
         for same in (operator.is_, torch.equal):
             for level in self.levels:
                 alike = level.geometry.spatial_shape == geometry.spatial_shape
@@ -107,7 +108,7 @@ class _Record:
         )
 
     def add(self, module: nn.Module, x: Any, y: Any) -> None:
-        """Note one call of a layer."""
+        """Record one call of a layer."""
         where, window = type(module).__name__, _window_of(module)
         if window is None:
             return
@@ -117,6 +118,7 @@ class _Record:
             or getattr(module, "subm", False)
             or max(window.kernel) == 1 == max(window.stride)
         ):
+            # A submanifold kernel is centred, and an even one reaches one cell further back.
             back = _times([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)], level.stride)
             ahead = _times([s - k // 2 * d for s, k, d in _axes(window)], level.stride)
             self._keep(y, (back, ahead))
@@ -141,6 +143,7 @@ class _Record:
     def _keep(self, y: Any, interval: tuple[Triple, Triple]) -> None:
         self.intervals.append(interval)
         node = rows_of(y).grad_fn
+        # Without a node, as after ``detach``, the paths cannot be followed: the sum of all intervals is used.
         if node is None:
             self.lost = True
         else:
@@ -157,7 +160,7 @@ def _times(values: Sequence[int], stride: Sequence[int]) -> Triple:
 
 
 def _up(window: _Window, stride: Triple) -> tuple[Triple, Triple]:
-    """The interval of the way back: fine cell ``i`` reads the coarse ``o`` with ``i = o*S - P + k*D``."""
+    """Return the interval of the way back: fine cell ``i`` reads the coarse ``o`` with ``i = o*S - P + k*D``."""
     back = _times([s - p for s, p in zip(window.span, window.padding, strict=True)], stride)
     return back, _times(window.padding, stride)
 
@@ -175,7 +178,7 @@ def _finer(stride: Triple, step: Triple, where: str) -> Triple:
 
 
 def _window_of(module: nn.Module) -> _Window | None:
-    """The window of a layer of this package or of its spconv facade; None for a module without one."""
+    """Return the window of a layer of this package or of its spconv facade, or None for other modules."""
     if not isinstance(module, Convolution | WindowPool | SparseConvolution | FacadePool):
         return None
     kernel = module.kernel_size
@@ -200,7 +203,7 @@ def _triple(values: Sequence[int]) -> Triple:
 
 
 def rows_of(value: Any) -> Tensor:
-    """The rows of a sparse tensor of this package or of its spconv facade, or of a plain tensor."""
+    """Return the rows of a sparse tensor of this package or of its spconv facade, or of a plain tensor."""
     for name in ("feats", "features"):
         if hasattr(value, name):
             value = getattr(value, name)
@@ -211,9 +214,9 @@ def rows_of(value: Any) -> Tensor:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """``net`` in evaluation mode; each of its modules gets back the mode that it had.
+    """Run the block with ``net`` in evaluation mode; afterwards each module has its former mode.
 
-    A network that is in it already is left alone: to set the modes of 70 modules took a tenth of the host's time for a
+    A network in evaluation mode is left alone: setting the modes of 70 modules took a tenth of the host's time for a
     small tile.
     """
     training = [module for module in net.modules() if module.training]
@@ -229,7 +232,7 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 
 def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Field:
-    """The receptive field and the total stride of ``net``.
+    """Return the receptive field and the total stride of ``net``.
 
     Args:
         net: its modules are watched. It runs once on random voxels, on the device it is on, in evaluation mode.
@@ -255,6 +258,7 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
     if out.shape[:1] != feats.shape[:1]:
         got, expected = f"{out.shape[0] if out.dim() else 0} rows", f"{_SAMPLES}, one for each voxel"
         raise error("SL820", where="the network's output", got=got, expected=expected)
+    # Only paths that carry a gradient are in the graph of autograd.
     widest = None if record.lost or out.grad_fn is None else _widest(out.grad_fn, feats, record.nodes)
     before, after = widest or _sums(record.intervals)
     x, y, z = (math.lcm(*(level.stride[axis] for level in record.levels)) for axis in range(3))
@@ -262,7 +266,7 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
 
 
 def _sample() -> Tensor:
-    """Distinct random voxels in a corner of the grid."""
+    """Return distinct random voxels in a corner of the grid."""
     draw = torch.Generator().manual_seed(0)
     cells = torch.randperm(_BLOCK**3, generator=draw)[:_SAMPLES].sort().values
     parts = (cells // _BLOCK**2, cells // _BLOCK % _BLOCK, cells % _BLOCK)
@@ -283,7 +287,7 @@ def _hook(record: _Record) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
 
 
 def _sums(intervals: list[tuple[Triple, Triple]]) -> tuple[Triple, Triple]:
-    """All layers one behind the other: never less than the widest path."""
+    """Return the sum of all intervals, as if layers followed each other: never less than the widest path."""
     before, after = (
         _triple([sum(max(0, interval[side][axis]) for interval in intervals) for axis in range(3)]) for side in (0, 1)
     )
@@ -291,7 +295,7 @@ def _sums(intervals: list[tuple[Triple, Triple]]) -> tuple[Triple, Triple]:
 
 
 def _widest(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Triple]]) -> tuple[Triple, Triple] | None:
-    """The hull of the intervals over all paths from ``end`` to ``feats``; None if there is no path."""
+    """Return the hull of the intervals over all paths from ``end`` to ``feats``, or None if there is no path."""
     known: dict[Any, tuple[Triple, Triple] | None] = {}
     waiting = [end]
     while waiting:  # no recursion: a graph may be deeper than Python's stack

@@ -1,7 +1,7 @@
-"""The folder of a survey: what it is of, buckets of points, results of tiles, and a mark for each that is done.
+"""The folder of a survey: its identity, buckets of points, results of tiles, and a mark for each finished part.
 
-Every mark is a file that is written whole or not at all, after what it stands for. A process may be killed at any time:
-what has a mark is finished, and everything else is made anew.
+Every mark is a file that is written whole or not at all, after the files that it stands for. A process may be killed at
+any time: a part with a mark is finished, and all others are made anew.
 """
 
 from __future__ import annotations
@@ -41,38 +41,45 @@ RESULT = np.dtype([("index", "<i8"), ("code", "u1")])
 
 @dataclass(frozen=True)
 class Folder:
-    """Paths in the folder of one survey, and its marks."""
+    """The paths in the folder of one survey, and its marks."""
 
     path: Path
 
     def bucket(self, tile: Tile) -> Path:
-        """The points of a tile."""
+        """Return the path of the points of a tile."""
         return self.path / "points" / f"{tile[0]}_{tile[1]}.bin"
 
     def result(self, tile: Tile) -> Path:
-        """The classes of the points of a tile."""
+        """Return the path of the classes of the points of a tile."""
         return self.path / "classes" / f"{tile[0]}_{tile[1]}.bin"
 
     def done(self, tile: Tile) -> Path:
-        """The mark of a tile whose classes are written."""
+        """Return the path of the mark of a tile whose classes are written."""
         return self.path / "done" / f"{tile[0]}_{tile[1]}.json"
 
     def taken(self, tile: Tile) -> Path:
-        """An empty file: a worker has begun ``tile``. Whether it ended, the mark says."""
+        """Return the path of an empty file: a worker has begun ``tile``.
+
+        The mark of the tile shows whether the worker has finished.
+        """
         return self.path / "taken" / f"{tile[0]}_{tile[1]}"
 
     def take(self, tile: Tile) -> bool:
-        """Begin ``tile``; False if a worker has begun it before. Of two that ask at once, one gets it."""
+        """Begin ``tile``, or return False if a worker has begun it before.
+
+        Of two workers at the same time one succeeds.
+        """
         path = self.taken(tile)
         path.parent.mkdir(exist_ok=True)
         try:
+            # Creating a file exclusively is atomic, also on shared file systems.
             path.touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
 
     def begun(self) -> set[Tile]:
-        """The tiles that workers have begun or done, by two looks at the folder and none at a tile."""
+        """Return the tiles that workers have begun or done, by two listings of the folder."""
         begun = set[Tile]()
         for part in ("taken", "done"):
             with contextlib.suppress(FileNotFoundError):
@@ -82,21 +89,21 @@ class Folder:
 
     @property
     def identity(self) -> Path:
-        """What the survey is of."""
+        """Return the path of the survey's identity."""
         return self.path / "survey.json"
 
     @property
     def progress(self) -> Path:
-        """How far the points have been sorted into buckets."""
+        """Return the path of the mark of the points that have been sorted into buckets."""
         return self.path / "buckets.json"
 
     @property
     def classes(self) -> Path:
-        """One byte a point, in the order of the input."""
+        """Return the path of the classes: one byte a point, in the order of the input."""
         return self.path / "classes.bin"
 
     def claim(self, identity: dict[str, Any]) -> None:
-        """Begin or go on with the survey that ``identity`` describes. Raises SL823 if the folder is of another one."""
+        """Begin or continue the survey that ``identity`` describes. Raises SL823 if the folder is of another one."""
         self.path.mkdir(parents=True, exist_ok=True)
         known = read_mark(self.identity)
         if known is None:
@@ -111,7 +118,7 @@ class Folder:
             )
 
     def enter(self) -> None:
-        """Make the folder, or check that no file of it leads elsewhere: files are appended to and cut here.
+        """Make the folder, or check that none of its files leads elsewhere: files here are appended to and cut.
 
         Raises:
             CommandError: SL602 for a folder that everybody can write, or that holds a link, a FIFO or a device.
@@ -130,9 +137,9 @@ class Folder:
 
     @contextlib.contextmanager
     def alone(self, rank: int) -> Iterator[None]:
-        """Hold worker ``rank`` of this folder; SL823 while another process holds it. A killed process lets it go.
+        """Hold worker ``rank`` of this folder in the block. Raises SL823 while another process holds it.
 
-        SL602 as :meth:`enter` raises it.
+        The system releases the lock of a killed process. Raises SL602 as :meth:`enter` does.
         """
         self.enter()
         with (self.path / f"worker{rank}.lock").open("w") as file:
@@ -151,16 +158,17 @@ class Folder:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile, such as a data loader's, shares it
 
     def in_use(self) -> bool:
-        """Whether another process, or another call of this one, holds a worker of this folder."""
+        """Return whether another process, or another call of this one, holds a worker of this folder."""
         return any(not _free(path) for path in self.path.glob("worker*.lock"))
 
     def clear(self) -> None:
-        """Remove what a survey writes here, and the folder if nothing else is in it. A file of the user stays.
+        """Remove the files of a survey, and the folder if nothing else is in it. A user's file stays.
 
-        First goes what says that all points are here: whoever is killed meanwhile sorts them once more.
+        The mark of the sorted points is removed first: after an interruption the points are sorted again.
         """
         with contextlib.suppress(OSError):
             self.progress.unlink()
+        # Marks go before the files that they stand for.
         for part in ("taken", "done", "classes", "points"):
             shutil.rmtree(self.path / part, ignore_errors=True)
         for path in (self.identity, self.classes, *self.path.glob("worker*.lock")):
@@ -170,17 +178,18 @@ class Folder:
             self.path.rmdir()
 
     def write_result(self, tile: Tile, rows: np.ndarray[Any, Any]) -> None:
-        """The classes of a tile, and then its mark, which holds their digest.
+        """Write the classes of a tile, and then its mark, which holds their digest.
 
-        Nobody waits for the disk, which workers share: :meth:`finished` tells what a loss of power has left.
+        No call waits for the disk, which workers share: :meth:`finished` finds files that a loss of power has damaged.
         """
+        # The digest in the mark detects classes that a loss of power has damaged.
         content = rows.astype(RESULT, copy=False).tobytes()
         write_whole(self.result(tile), content, lasting=False)
         mark = {"points": len(rows), "sha256": hashlib.sha256(content).hexdigest()}
         write_mark(self.done(tile), mark, lasting=False)
 
     def finished(self, tile: Tile) -> bool:
-        """Whether ``tile`` has a mark, and the classes that it stands for. A mark of others is removed."""
+        """Return whether ``tile`` has a mark and the classes it stands for. A mark of other classes is removed."""
         if not self.done(tile).exists():
             return False
         if self._marked(tile) is not None:
@@ -189,14 +198,14 @@ class Folder:
         return False
 
     def _marked(self, tile: Tile) -> bytes | None:
-        """The classes of a tile as they were written; None if they are not those of the mark."""
+        """Return the classes of a tile as they were written, or None if they are not those of the mark."""
         mark, path = read_mark(self.done(tile)), self.result(tile)
         content = path.read_bytes() if path.exists() else b""
         whole = mark is not None and mark.get("sha256") == hashlib.sha256(content).hexdigest()
         return content if whole else None
 
     def read_result(self, tile: Tile, total: int) -> np.ndarray[Any, Any]:
-        """The classes of a tile of a survey of ``total`` points, by ascending number.
+        """Return the classes of a tile of a survey of ``total`` points, by ascending number.
 
         Raises SL824 if they are missing, not those of the mark or not of points of this survey; the mark is then
         removed.
@@ -213,7 +222,7 @@ class Folder:
 
 
 def _locked(file: IO[Any], seconds: float = 0.2) -> bool:
-    """Lock ``file``; whoever only looks whether it is locked has it for a moment."""
+    """Lock ``file``. Another process that tests the lock holds it for a moment."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -221,27 +230,28 @@ def _locked(file: IO[Any], seconds: float = 0.2) -> bool:
         except OSError:
             if time.monotonic() > until:
                 return False
+            # A process in ``in_use`` holds each lock for an instant. A worker must not fail because of it.
             time.sleep(0.01)
         else:
             return True
 
 
 def _free(path: Path) -> bool:
-    """Whether nobody holds this lock, or it is gone."""
+    """Return whether no process holds this lock, or the file is gone."""
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         return _locked(file, 0)  # closing it lets it go
     return True
 
 
 def write_mark(path: Path, content: dict[str, Any], *, lasting: bool = True) -> None:
-    """Write a small JSON file whole; ``lasting`` as :func:`write_whole` has it."""
+    """Write a small JSON file whole; ``lasting`` as in :func:`write_whole`."""
     import json
 
     write_whole(path, json.dumps(content, sort_keys=True).encode(), lasting=lasting)
 
 
 def read_mark(path: Path) -> dict[str, Any] | None:
-    """What a mark holds; None if there is none, or if it is no object of JSON."""
+    """Return the content of a mark, or None if there is none or if it is no object of JSON."""
     try:
         content = parse_json(read_named(path, _MARK))
     except (FileNotFoundError, ValueError):

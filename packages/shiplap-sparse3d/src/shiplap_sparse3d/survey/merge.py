@@ -25,7 +25,7 @@ _LEGACY_CODES = 31  # five bits in point formats 0 to 5
 
 
 def check_codes(path: Path, classes: Iterable[int]) -> None:
-    """SL825 if the point format of ``path`` cannot hold one of ``classes``."""
+    """Raise SL825 if the point format of ``path`` cannot hold one of ``classes``."""
     with opened(path) as reader:
         number = reader.header.point_format.id
     largest = max(classes)
@@ -54,7 +54,8 @@ def gather(folder: Folder, tiles: list[Tile], total: int, progress: Callable[[in
 
 
 def _scatter(file: int, index: np.ndarray[Any, Any], code: np.ndarray[Any, Any]) -> None:
-    """Ascending ``index``; one window of the file at a time."""
+    """Write codes at an ascending ``index``, one window of the file at a time."""
+    # Neighbouring points are written with one system call, and memory stays small.
     for part in np.split(np.arange(len(index)), np.flatnonzero(np.diff(index // _WINDOW)) + 1):
         if len(part):
             first, last = int(index[part[0]]), int(index[part[-1]])
@@ -64,9 +65,10 @@ def _scatter(file: int, index: np.ndarray[Any, Any], code: np.ndarray[Any, Any])
 
 
 def write_cloud(folder: Folder, source: Path, target: Path, chunk: int, progress: Callable[[int, int], None]) -> None:
-    """``source`` with the new classes as ``target``, whole or not at all; every other field is copied."""
+    """Write ``source`` with the new classes as ``target``, whole or not at all. Every other field is copied."""
     import laspy
 
+    # Renamed at the end, so that an interruption leaves no half file under the target's name.
     draft = target.with_name(f".{target.name}.part")
     with opened(source) as reader, folder.classes.open("rb") as classes, open_new(draft) as new:
         header, done, compress = _header(reader), 0, target.suffix.lower() == ".laz"
@@ -76,6 +78,7 @@ def write_cloud(folder: Folder, source: Path, target: Path, chunk: int, progress
                 writer.write_points(points)
                 done += len(points)
                 progress(done, reader.header.point_count)
+            # The octree of a COPC file describes the old order of points.
             extra = [vlr for vlr in reader.evlrs or [] if vlr.user_id != "copc"]
             if extra:
                 writer.write_evlrs(laspy.vlrs.vlrlist.VLRList(extra))
@@ -85,7 +88,7 @@ def write_cloud(folder: Folder, source: Path, target: Path, chunk: int, progress
 
 
 def _header(reader: laspy.LasReader) -> Any:
-    """The input's header without what says that the file is an octree: the output's points are in plain order."""
+    """Return the input's header without the octree: the output's points are in plain order."""
     header = copy.deepcopy(reader.header)
     header.vlrs[:] = [vlr for vlr in header.vlrs if vlr.user_id != "copc"]
     return header

@@ -1,4 +1,4 @@
-"""What a survey is predicted with: a network, the features of a point, and the class that each logit stands for."""
+"""The model of a survey: a network, the features of a point, and the class that each logit stands for."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Points:
         return self.xyz.shape[0]
 
     def take(self, rows: Tensor) -> Points:
-        """The points of ``rows`` (indices or a mask)."""
+        """Return the points of ``rows`` (indices or a mask)."""
         return Points(self.xyz[rows], self.intensity[rows], self.return_number[rows], self.number_of_returns[rows])
 
 
 def point_features(points: Points) -> Tensor:
-    """Five features that need no neighbours: 1, scaled intensity, number of returns, first return, last return.
+    """Return five features without neighbours: 1, scaled intensity, number of returns, first return, last return.
 
     Shape: ``float32 [p, 5]``.
     """
@@ -76,7 +76,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class SurveyModel:
-    """A network and all that a survey needs to know of it.
+    """A network with all settings that a survey needs.
 
     Args:
         net: called as ``net(voxels)`` with a ``SparseTensor`` of the mean features of each voxel; returns logits
@@ -121,18 +121,18 @@ class SurveyModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """Return the device of the network."""
         parameter = next(self.net.parameters(), None)
         return parameter.device if parameter is not None else torch.device("cpu")
 
     @cached_property
     def channels(self) -> int:
-        """Features of a point."""
+        """Return the number of features of a point."""
         return self.features_of(_random_points(10, self.voxel, 0.0)).shape[1]
 
     @cached_property
     def field(self) -> Field:
-        """The receptive field of the network, derived from its layers."""
+        """Return the receptive field of the network, derived from its layers."""
         try:
             return receptive_field(self.net, self.channels, self._voxels_only)
         except SurveyError:
@@ -147,12 +147,12 @@ class SurveyModel:
             ) from failure
 
     def check(self) -> Seen:
-        """Try the field, the context and the number of logits, each with a probe. Raises SL820 and SL825."""
+        """Check the field, the context and the number of logits, each with a probe. Raises SL820 and SL825."""
         self._check_features()
         return probe(self.net, self.channels, self.field, self._logits_only)
 
     def features_of(self, points: Points) -> Tensor:
-        """``features(points)``, of which the shape is checked (SL825)."""
+        """Return ``features(points)``. Raises SL825 for a wrong shape."""
         made = self.features(points)
         if not isinstance(made, Tensor) or made.dim() != 2 or len(made) != len(points):
             got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
@@ -160,18 +160,18 @@ class SurveyModel:
         return made.float()
 
     def scene(self, coords: Tensor, feats: Tensor, grid: Triple) -> Scene:
-        """Points with cells ``int32 [p, 3]`` in ``grid`` and features ``[p, c]``, sorted into voxels."""
+        """Return points with cells ``int32 [p, 3]`` in ``grid`` and features ``[p, c]``, sorted into voxels."""
         scenes = coords.new_zeros(len(coords), 1)
         cells, inverse, counts = ops.unique_coords(torch.cat([scenes, coords], 1))
         return Scene(SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid), feats, inverse.long())
 
     def logits(self, scene: Scene) -> Tensor:
-        """:meth:`answer` in evaluation mode and without gradients."""
+        """Return :meth:`answer` in evaluation mode and without gradients."""
         with evaluating(self.net), torch.inference_mode():
             return self.answer(scene)
 
     def answer(self, scene: Scene) -> Tensor:
-        """Logits of points: ``[p, classes]``."""
+        """Return the logits of points: ``[p, classes]``."""
         logits = rows_of(self._call(scene.voxels, scene.feats, scene.inverse))
         rows = len(scene.feats) if self.per_point else scene.voxels.feats.shape[0]
         if logits.shape != (rows, len(self.classes)):
@@ -180,11 +180,11 @@ class SurveyModel:
         return logits if self.per_point else logits[scene.inverse]
 
     def forward(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
-        """:meth:`answer` for the :meth:`scene` of these points."""
+        """Return :meth:`answer` for the :meth:`scene` of these points."""
         return self.answer(self.scene(coords, feats, grid))
 
     def digest(self) -> str:
-        """What decides the result: parameters, structure, voxels, classes, context. Not the code of ``features``."""
+        """Return a digest of parameters, structure, voxels, classes and context, without the code of ``features``."""
         sha = hashlib.sha256(json.dumps([repr(self.net), self.voxel, self.classes, self.context]).encode())
         for name, value in self.net.state_dict().items():
             sha.update(name.encode())
@@ -195,11 +195,11 @@ class SurveyModel:
         return self.net(voxels, feats, inverse) if self.per_point else self.net(voxels)
 
     def _voxels_only(self, voxels: SparseTensor) -> object:
-        """One point in the middle of each voxel."""
+        """Return the result for one point in the middle of each voxel."""
         return self._call(voxels, voxels.feats, torch.arange(len(voxels.feats), device=voxels.feats.device))
 
     def _logits_only(self, voxels: SparseTensor) -> object:
-        """:meth:`_voxels_only` with a logit for each class. SL825 here comes before a survey has a folder."""
+        """Return :meth:`_voxels_only` with a logit for each class. Raises SL825 before a survey has a folder."""
         made = self._voxels_only(voxels)
         logits = rows_of(made)
         if logits.shape[1:] != (len(self.classes),):
@@ -208,8 +208,9 @@ class SurveyModel:
         return made
 
     def _check_features(self) -> None:
-        """The features of points in the middle stay the same when points beyond the context go away or move."""
+        """Check that features in the middle stay the same when points beyond the context move or go away."""
         reach = max(self.context, *self.voxel[:2])
+        # Features may look along one axis only, so trials alternate between x and y.
         for seed in range(_TRIALS):
             points = _random_points(_SAMPLES, self.voxel, self.context, seed)
             along = points.xyz[:, seed % 2]
@@ -232,7 +233,7 @@ class SurveyModel:
 
 
 def _random_points(count: int, voxel: tuple[float, float, float], context: float, seed: int = 0) -> Points:
-    """Points on an area some contexts and voxels wide, eight voxels high."""
+    """Return points on an area some contexts and voxels wide, eight voxels high."""
     draw = torch.Generator().manual_seed(seed)
     wide = 6 * max(context, *voxel[:2])
     size = torch.tensor([wide + 8 * voxel[0], wide + 8 * voxel[1], 8 * voxel[2]])

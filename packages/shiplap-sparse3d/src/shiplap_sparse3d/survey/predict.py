@@ -1,9 +1,9 @@
 """The classes of one tile: its points and those of its halo → features → voxels → the network → its own points.
 
-Points are read as they lie on the disk. Everything after that is PyTorch, so that a GPU selects, sorts and counts them
+Points are read as they are stored. All later steps are PyTorch, so that a GPU selects, sorts and counts the points
 itself: on the host these steps took as long as a small network takes on the GPU. The device has three parts of the
-work, so that a caller can begin the first for the next tile before the last has come to its end: :func:`asked`,
-:func:`answered`, and :meth:`Answer.result`, which waits.
+work, so that a caller can begin the first for the next tile before the last has ended: ``asked``, ``answered``,
+and :meth:`Answer.result`, which waits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WORDS = POINT.itemsize // 4  # a point as int32: two of its number, three coord
 
 @dataclass(frozen=True)
 class Question:
-    """What the network is asked about one tile.
+    """The input of the network for one tile.
 
     Attributes:
         index: ``int64 [c]``, the numbers in the file of the points of the tile.
@@ -63,7 +63,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Read:
-    """The points of a tile and of all tiles that touch its halo, in pinned memory of the host, and how to cut them."""
+    """The points of a tile and of all tiles that touch its halo, in pinned memory of the host, and the limits to cut
+    them.
+    """
 
     rows: Tensor
     grid: Grid
@@ -72,7 +74,7 @@ class Read:
     box: Box
 
     def question(self, model: SurveyModel) -> Question:
-        """The points that matter, sorted and counted by the device of the network."""
+        """Return the points within the limits, sorted and counted by the device of the network."""
         rows = self.rows.to(model.device, non_blocking=True)
         low, high = _limits(model, self.box)
         return question_of(model, self.grid, self.tiling, self.tile, self.box, _cut(rows, self.grid, low, high))
@@ -80,11 +82,11 @@ class Read:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question on the device of the network.
+    """The input for one tile on the device of the network.
 
     Attributes:
-        index, wanted: as those of the :class:`Question`.
-        scene: what the network takes.
+        index, wanted: as those of the ``Question``.
+        scene: the input of the network.
     """
 
     index: Tensor
@@ -93,14 +95,14 @@ class Asked:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of its tensors, those of tables included."""
+        """Return all tensors, those of tables included."""
         scene = self.scene
         return [self.index, self.wanted, scene.voxels.feats, scene.feats, scene.inverse, *scene.voxels.geometry.tensors]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The classes of the points of a tile, which may be on their way to the host.
+    """The classes of the points of a tile, which may still be on their way to the host.
 
     Attributes:
         index: ``int64 [c]``, the numbers of the points in the file.
@@ -115,7 +117,7 @@ class Answer:
     arrived: torch.cuda.Event | None
 
     def result(self) -> np.ndarray[Any, Any]:
-        """Wait for it: ``[c]`` of :data:`RESULT`."""
+        """Wait for the classes and return them: ``[c]`` of :data:`RESULT`."""
         if self.arrived is not None:
             self.arrived.synchronize()
         result = np.empty(len(self.index), RESULT)
@@ -127,11 +129,12 @@ class Answer:
 def read_tile(
     model: SurveyModel, folder: Folder, buckets: Buckets, grid: Grid, tiling: Tiling, tile: Tile
 ) -> Question | Read:
-    """What the network is asked about ``tile``, or the points of which a GPU makes that.
+    """Return the network's input for ``tile``, or the points of which a GPU makes that input.
 
-    A GPU does so for :func:`point_features`. Features of the user are made of tensors of the CPU.
+    A GPU does so for :func:`point_features`. The user's features are made of tensors of the CPU.
     """
     box = tiling.grid(tile, buckets.extent)
+    # The user's features may do anything, such as call NumPy, so they get tensors of the CPU.
     if model.device.type == "cuda" and model.features is point_features:
         paths = _paths(model, folder, buckets, tiling, tile)
         return Read(_whole(paths, pinned=True), grid, tiling, tile, box)
@@ -140,12 +143,12 @@ def read_tile(
 
 
 def predicted(model: SurveyModel, read: Question | Read) -> np.ndarray[Any, Any]:
-    """The classes of the points of a tile, by their number in the file: ``[c]`` of :data:`RESULT`."""
+    """Return the classes of the points of a tile, by their number in the file: ``[c]`` of :data:`RESULT`."""
     return answered(model, asked(model, read)).result()
 
 
 def asked(model: SurveyModel, read: Question | Read, recipe: Recipe = NOTHING) -> Asked:
-    """The points of a tile on the device of the network, as the network takes them, with the tables of ``recipe``."""
+    """Return the points of a tile on the device of the network, with voxels and the tables of ``recipe``."""
     with torch.inference_mode():
         question, device = read.question(model) if isinstance(read, Read) else read, model.device
         scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid)
@@ -154,7 +157,7 @@ def asked(model: SurveyModel, read: Question | Read, recipe: Recipe = NOTHING) -
 
 
 def answered(model: SurveyModel, of: Asked) -> Answer:
-    """The answer of the network. A GPU may still work at it."""
+    """Run the network and return its answer, on which a GPU may still be working."""
     best = _logits(model, of).argmax(1)
     if not best.is_cuda:
         return Answer(of.index, best, model.classes, None)
@@ -166,12 +169,12 @@ def answered(model: SurveyModel, of: Asked) -> Answer:
 
 
 def _logits(model: SurveyModel, of: Asked) -> Tensor:
-    """Of the points of the tile, on the device of the network."""
+    """Return the logits of the points of the tile, on the device of the network."""
     return model.logits(of.scene)[of.wanted]
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """A copy in pinned memory, for which nobody waits."""
+    """Return a copy in pinned memory, without waiting for it."""
     if not tensor.is_cuda:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
@@ -180,7 +183,7 @@ def _to_host(tensor: Tensor) -> Tensor:
 def points_within(
     model: SurveyModel, folder: Folder, buckets: Buckets, grid: Grid, tiling: Tiling, tile: Tile, box: Box
 ) -> Tensor:
-    """Points of ``box`` and of the context around it, tile by tile. Those beyond are not kept in memory.
+    """Return the points of ``box`` and of the context around it, tile by tile, without keeping the others in memory.
 
     Shape: ``int32 [p, 6]``, as they lie on the disk.
     """
@@ -190,24 +193,25 @@ def points_within(
 
 
 def _index(rows: Tensor) -> Tensor:
-    """``int64 [p]``: the numbers of points in the file."""
+    """Return the numbers of points in the file, ``int64 [p]``."""
     return rows.view(torch.int64)[:, 0]
 
 
 def _raw(rows: Tensor) -> Tensor:
-    """``int32 [p, 3]``: their coordinates as the file stores them."""
+    """Return the stored coordinates of points, ``int32 [p, 3]``."""
     return rows[:, 2:5]
 
 
 def points_of(rows: Tensor, grid: Grid) -> Points:
-    """What features are made of."""
+    """Return the points as the input of features."""
     packed = rows[:, 5].long()
     xyz = torch.stack(grid.coordinates(_raw(rows)), 1)
     return Points(xyz, packed & 0xFFFF, packed >> 16 & 0xFF, packed >> 24 & 0xFF)
 
 
 def question_of(model: SurveyModel, grid: Grid, tiling: Tiling, tile: Tile, box: Box, rows: Tensor) -> Question:
-    """What the network is asked, from points of ``box`` and of the context around it, on their device."""
+    """Return the network's input from points of ``box`` and of the context around it, on their device."""
+    # Sums of floating-point features depend on the order, which must not depend on the tiles.
     rows = rows[_order(rows)]
     cells = grid.places(_raw(rows))
     feats = model.features_of(points_of(rows, grid))
@@ -221,20 +225,21 @@ def question_of(model: SurveyModel, grid: Grid, tiling: Tiling, tile: Tile, box:
 
 
 def _order(rows: Tensor) -> Tensor:
-    """``int64 [p]``: that of the file, so that sums are always the same."""
+    """Return the order of the file, ``int64 [p]``, so that sums are always the same."""
     if rows.device.type == "cpu":  # runs of ascending numbers, which numpy merges; torch takes four times as long
         return torch.from_numpy(np.argsort(_index(rows).numpy(), kind="stable"))
     return _index(rows).argsort()
 
 
 def _limits(model: SurveyModel, box: Box) -> tuple[list[int], list[int]]:
-    """First and last cells of ``box`` and of the context around it, the last ones exclusive."""
+    """Return first and last cells of ``box`` and of the context around it, the last ones exclusive."""
     around = _margin(model), _margin(model), 0
     low = [first - more for first, more in zip(box.origin, around, strict=True)]
     return low, [end + more for end, more in zip(_end(box), around, strict=True)]
 
 
 def _margin(model: SurveyModel) -> int:
+    # One cell more, because the context is measured from points and not from cells.
     return math.ceil(model.context / min(model.voxel[:2])) + 1 if model.context else 0
 
 
@@ -248,7 +253,7 @@ def _paths(model: SurveyModel, folder: Folder, buckets: Buckets, tiling: Tiling,
 
 
 def _whole(paths: list[Path], *, pinned: bool) -> Tensor:
-    """``int32 [p, 6]``: all points of ``paths``, one after the other. Python is free while the system reads."""
+    """Return all points of ``paths``, ``int32 [p, 6]``. Python's lock is free while the system reads."""
     sizes = [path.stat().st_size // POINT.itemsize for path in paths]
     rows = torch.empty(sum(sizes), _WORDS, dtype=torch.int32, pin_memory=pinned)
     start, memory = 0, rows.view(torch.uint8).flatten().numpy().data
@@ -256,6 +261,7 @@ def _whole(paths: list[Path], *, pinned: bool) -> Tensor:
         end = start + size * POINT.itemsize
         with path.open("rb", buffering=0) as file:
             while start < end:
+                # Directly into pinned memory, without a copy in between.
                 count = file.readinto(memory[start:end])
                 if not count:
                     raise OSError(5, os.strerror(5), str(path))  # it has become shorter meanwhile
@@ -264,7 +270,7 @@ def _whole(paths: list[Path], *, pinned: bool) -> Tensor:
 
 
 def _blocks(paths: list[Path]) -> Iterator[Tensor]:
-    """``int32 [n, 6]``: the points of ``paths``, some of them at a time."""
+    """Yield the points of ``paths``, ``int32 [n, 6]``, some of them at a time."""
     for path in paths:
         with path.open("rb") as file:
             while len(block := np.fromfile(file, POINT, _BLOCK)):
@@ -276,6 +282,6 @@ def _cut(rows: Tensor, grid: Grid, low: list[int], high: list[int]) -> Tensor:
 
 
 def _within(cells: list[Tensor], low: Sequence[int], high: Sequence[int]) -> Tensor:
-    """``bool [p]``: which cells are at or above ``low`` and below ``high`` on each axis that these have."""
+    """Return ``bool [p]``: which cells are at or above ``low`` and below ``high`` on each of their axes."""
     masks = [(c >= first) & (c < end) for c, first, end in zip(cells, low, high, strict=False)]
     return functools.reduce(torch.logical_and, masks)

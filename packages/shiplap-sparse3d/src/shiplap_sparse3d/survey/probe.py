@@ -1,4 +1,4 @@
-"""The receptive field, tried: one voxel is changed, and nothing beyond the derived field may change with it."""
+"""A test of the receptive field: one voxel is changed, and nothing beyond the derived field may change with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACROSS, _FILLED, _TOLERANCE = 5, 0.7, 1e-4  # cells across the corridor; share 
 
 @dataclass(frozen=True)
 class Seen:
-    """The farthest that a change was seen, in cells: below and above the voxel on which an output depends.
+    """The farthest observed changes, in cells: below and above the voxel on which an output depends.
 
     ``before`` and ``after`` are at most those of the field that was probed.
     """
@@ -30,7 +30,7 @@ class Seen:
 
 
 def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -> Seen:
-    """Test a derived receptive field: change single voxels, and look which outputs of the network change.
+    """Test a derived receptive field: change single voxels, and compare the outputs of the network.
 
     The inputs are long, narrow blocks of random voxels along x and along y, three times as long as the receptive field.
     One voxel gets another value, then a NaN (which no weight and no activation can hide), and then it is removed. At
@@ -84,8 +84,9 @@ def _triple(values: Tensor) -> Triple:
 
 
 def _corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
-    """Voxels along ``axis``, their grid, and the row of the one in the middle."""
+    """Return voxels along ``axis``, their grid, and the row of the one in the middle."""
     far = max(field.before[axis], field.after[axis])
+    # Room beyond the field on both sides, where a change would be an error.
     half = 3 * far + 4 * field.stride[axis] + 32
     middle = -(-half // field.stride[axis]) * field.stride[axis] + shift
     sizes = [_ACROSS] * 3
@@ -104,17 +105,19 @@ def _corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]
 
 
 def _changed(run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device) -> list[Tensor]:
-    """For each way to change the voxel: how far it is from each output that changed, ``int64 [changes, 3]``."""
+    """Return for each change of the voxel its distances to the outputs that changed, ``int64 [changes, 3]``."""
     feats = _features(coords, channels, device)
     distance = (coords[row] - coords)[:, 1:].long()
     before = _answer(run, feats, coords, grid)
     if not bool(before.isfinite().all()):
         raise error("SL825", where="the probe of the network", got="logits that are not finite", expected="numbers")
     other, nan = feats.clone(), feats.clone()
+    # A large change: weights near zero must not hide it below the rounding of float32.
     other[row] += 10
     nan[row] = torch.nan
     rest = torch.arange(len(coords)) != row
     without = _answer(run, feats[rest.to(device)], coords[rest], grid)
+    # Without the voxel, sums run in another order, so results may differ by rounding.
     limit = _TOLERANCE * float(before.abs().amax().clamp_min(1e-6))
     return [
         distance[(_answer(run, other, coords, grid) != before).any(1)],
@@ -126,7 +129,7 @@ def _changed(run: Run, coords: Tensor, grid: Triple, row: int, channels: int, de
 def _cropped(
     run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device, field: Field
 ) -> bool:
-    """Whether the output at ``row`` changes when there is nothing but the field around it."""
+    """Return whether the output at ``row`` changes when only the voxels of the field around it are left."""
     feats, distance = _features(coords, channels, device), (coords - coords[row])[:, 1:].long()
     near = ((distance >= -torch.tensor(field.before)) & (distance <= torch.tensor(field.after))).all(1)
     whole = _answer(run, feats, coords, grid)[row]

@@ -1,4 +1,4 @@
-"""A survey from the input file to the output file. ``shiplap survey`` only shows what this returns."""
+"""A survey from the input file to the output file. ``shiplap survey`` only prints the result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HEAD = 1 << 20  # bytes of the input that its identity looks at
 
 @dataclass(frozen=True)
 class SurveyResult:
-    """What :func:`survey` did.
+    """The result of :func:`survey`.
 
     Attributes:
         output: the file that was written, or None for a worker other than worker 0, which writes no file.
@@ -65,7 +65,7 @@ class SurveyResult:
 
 @dataclass(frozen=True)
 class _Survey:
-    """All that the stages share."""
+    """The arguments that all stages share."""
 
     model: SurveyModel
     source: Path
@@ -104,7 +104,7 @@ def survey(
         source: a LAS, LAZ or COPC file.
         target: the ``.las`` or ``.laz`` file to write. It is replaced at the end, in one step.
         model: the network, the size of a voxel, and the class codes. Its receptive field is derived and probed first.
-        tile, halo, origin: in voxels, see :func:`tiling`. By default what the network needs.
+        tile, halo, origin: in voxels, see :func:`tiling`. By default as large as the network needs.
         folder: the folder for sorted points and results, about 24 bytes for each point. The default is the path of
             ``target`` followed by ``.survey``. Workers on several machines need a folder on a shared file system.
         keep: whether the folder stays afterwards, so that training can use it. False by default: what the survey wrote
@@ -162,7 +162,7 @@ def survey(
 
 
 def _stages(job: _Survey) -> tuple[Buckets, int]:
-    """Sort, predict, write; the buckets, and how many tiles this worker predicted."""
+    """Sort, predict and write. Returns the buckets and the number of tiles that this worker predicted."""
     rank, world = job.workers
     if rank == 0:
         job.folder.claim(_identity(job))
@@ -180,7 +180,7 @@ def _stages(job: _Survey) -> tuple[Buckets, int]:
 
 
 def _predict(job: _Survey, done: Buckets, parts: list[list[Tile]]) -> int:
-    """The tiles of this worker, and of others that are slower; how many those were."""
+    """Predict the tiles of this worker, and of slower ones; return how many tiles that were."""
     (rank, _), predicted = job.workers, 0
     share = len(parts[rank])
 
@@ -196,7 +196,7 @@ def _predict(job: _Survey, done: Buckets, parts: list[list[Tile]]) -> int:
 
 
 def _claimed(job: _Survey) -> tuple[int, Buckets | None]:
-    """How far worker 0 is, and its buckets when it is done."""
+    """Return the progress of worker 0, and its buckets when it is done."""
     if not job.folder.identity.exists():
         return 0, None
     job.folder.claim(_identity(job))
@@ -210,12 +210,13 @@ def _all_done(job: _Survey, tiles: list[Tile]) -> tuple[int, bool | None]:
 
 
 def _wait(job: _Survey, look: Callable[[], tuple[int, Any]], what: str) -> Any:
-    """Look until there is something; SL824 after ``patience`` seconds without a change."""
+    """Call ``look`` until it returns a result. Raises SL824 after ``patience`` seconds without a change."""
     last, since = -1, time.monotonic()
     while True:
         state, value = look()
         if value is not None:
             return value
+        # Patience counts from the last change, and not from the start.
         if state != last:
             last, since = state, time.monotonic()
         if time.monotonic() - since > job.patience:
@@ -224,15 +225,20 @@ def _wait(job: _Survey, look: Callable[[], tuple[int, Any]], what: str) -> Any:
 
 
 def _let_others_end(job: _Survey) -> None:
-    """A worker that is still in the folder has nothing left to do, and would find it gone. One that hangs is left."""
+    """Wait for workers that are still in the folder, since removing the folder would make them fail.
+
+    They have nothing left to do. A worker that hangs is not waited for.
+    """
     until = time.monotonic() + job.patience
+    # Only worker 0 removes the folder, after all tiles have their marks.
     while job.workers[1] > 1 and job.folder.in_use() and time.monotonic() < until:
         time.sleep(_PAUSE / 10)
 
 
 def _identity(job: _Survey) -> dict[str, Any]:
-    """What results depend on, in plain values."""
+    """Return the settings on which results depend, in plain values."""
     with job.source.open("rb") as file:
+        # The head has the header. To read all of a large survey would take as long as to sort it.
         head = hashlib.sha256(file.read(_HEAD)).hexdigest()
     return {
         "input": {"bytes": job.source.stat().st_size, "points": job.total, "sha256 of its head": head},
@@ -244,7 +250,7 @@ def _identity(job: _Survey) -> dict[str, Any]:
 
 
 def _check_target(source: Path, target: Path) -> None:
-    """Before any work: a target of a known kind, in a folder that is there, and not the source."""
+    """Check before any work that the target is of a known kind, in an existing folder, and not the source."""
     problem = ""
     if target.suffix.lower() not in (".las", ".laz"):
         problem = f"the ending {target.suffix!r}"

@@ -1,7 +1,7 @@
-"""The tiles of a survey among workers, and what one worker does with its own.
+"""The tiles of a survey among workers, and the work of one worker on its own tiles.
 
 A tile is read on the host, predicted on the device and written on the host. On a GPU, a thread reads the next tile, and
-has a second stream sort its points into voxels and build the tables of the network's layers; another thread writes the
+lets a second stream sort its points into voxels and build the tables of the network's layers; another thread writes the
 last tile. The thread that launches the network does nothing else, and nothing in it waits for the device. So it may be
 late by the time of a tile before the GPU has nothing to do.
 """
@@ -28,9 +28,9 @@ __all__ = ["predict_tiles", "shares", "turns"]
 
 
 def shares(buckets: Buckets, tiling: Tiling, world: int) -> list[list[Tile]]:
-    """The tiles of each of ``world`` workers: each as much work as the others, and the same on every worker.
+    """Return the tiles of each of ``world`` workers: equal amounts of work, and the same on every worker.
 
-    The tile with most points is given to the worker that has fewest so far, and so on.
+    The tile with most points goes to the worker that has fewest so far, and so on.
     """
     costs = {tile: _cost(buckets, tiling, tile) for tile in buckets.tiles}
     tiles: list[list[Tile]] = [[] for _ in range(world)]
@@ -43,20 +43,23 @@ def shares(buckets: Buckets, tiling: Tiling, world: int) -> list[list[Tile]]:
 
 
 def turns(folder: Folder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
-    """The tiles that worker ``rank`` does: those of its part, and what other workers have not begun by then.
+    """Return the tiles for worker ``rank``: those of its share, and later those that other workers have not begun.
 
-    Its own come first to last. Of the others it takes the last ones first, since their worker comes to them last.
-    Nobody begins what another has begun, and so no worker waits for a slow one. A tile that was begun before this
-    worker started, and that has no mark when all others are begun, is done again: whoever began it may be gone.
+    The worker's own tiles come first to last. Of the others it takes the last ones first, since their worker comes to
+    them last. No worker begins a tile that another has begun, and so no worker waits for a slow one. A tile that was
+    begun before this worker started, and that has no mark when all others are begun, is done again: its worker may be
+    gone.
     """
     mine, alone = parts[rank], len(parts) == 1
     before = {tile for tile in mine if folder.taken(tile).exists()}
+    # Each worker starts with its successor's tiles, so that helpers spread over the workers.
     others = [tile for part in (*parts[rank + 1 :], *parts[:rank]) for tile in reversed(part)]
 
     def begun() -> Iterator[Tile]:
         for tile in mine:
             if not folder.finished(tile) and (alone or folder.take(tile)):
                 yield tile
+        # Listed again only after a failed attempt: two listings are cheaper than a test for each tile.
         known = set[Tile]() if alone else folder.begun()
         for tile in others:
             if tile in known:
@@ -73,7 +76,7 @@ def turns(folder: Folder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
 
 
 def _cost(buckets: Buckets, tiling: Tiling, tile: Tile) -> float:
-    """About how many points are in ``tile`` and its halo: of each bucket there, as large a part as lies within."""
+    """Return about how many points are in ``tile`` and its halo, by the part of each bucket that lies within."""
     total = 0.0
     for other in tiling.around(tile, 0):
         if other in buckets.sizes:
@@ -94,7 +97,7 @@ def predict_tiles(
     *,
     ahead: bool | None = None,
 ) -> Iterator[Tile]:
-    """Predict ``tiles`` and write their classes and marks; yields each tile whose network has run.
+    """Predict ``tiles`` and write their classes and marks. Yields each tile whose network has run.
 
     The last ones are written when the iterator has ended.
 
@@ -115,7 +118,7 @@ Given = tuple[SurveyModel, Folder, Buckets, Grid, Tiling]
 
 
 def _ahead(given: Given, tiles: Iterable[Tile]) -> Iterator[Tile]:
-    """What :func:`predict_tiles` does with threads."""
+    """Predict and write tiles for :func:`predict_tiles`, with threads."""
     model, folder, *_ = given
     device, making = model.device, _Making(given)
     enter = (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else None  # features may be made there
@@ -135,19 +138,20 @@ def _ahead(given: Given, tiles: Iterable[Tile]) -> Iterator[Tile]:
 
 
 class _Making:
-    """Reads a tile, sorts it into voxels and builds the tables that the network asked of the tile before.
+    """The reader of tiles, which also sorts points into voxels and builds the tables that the tile before needed.
 
-    A GPU does so in a stream of its own, beside the network. The second tile is not made before the network was
+    On a GPU this runs in a stream of its own, beside the network. The second tile is not made before the network was
     launched for the first one, and before its tables are known.
     """
 
     def __init__(self, given: Given) -> None:
         self.given, device = given, given[0].device
+        # A high priority: the small kernels of tables must not queue behind the network's.
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self.recipe, self.told, self.first = NOTHING, threading.Event(), True
 
     def __call__(self, tile: Tile) -> tuple[Asked, torch.cuda.Event | None]:
-        """What the network is asked, and when it is there, unless it is."""
+        """Return the network's input, and an event for its arrival, or None if it has arrived."""
         question = read_tile(*self.given, tile)
         if not self.first:
             self.told.wait()
@@ -159,7 +163,7 @@ class _Making:
         return made, self.stream.record_event()
 
     def tell(self, recipe: Recipe) -> None:
-        """What the network has asked for."""
+        """Store the tables that the network used, for the next tile."""
         self.recipe = recipe
         self.told.set()
 
@@ -176,7 +180,7 @@ Made = tuple[Asked, torch.cuda.Event | None]
 def _read_ahead(
     reader: ThreadPoolExecutor, make: Callable[[Tile], Made], tiles: Iterable[Tile]
 ) -> Iterator[tuple[Tile, Made]]:
-    """Each tile as it was made, the next one being made."""
+    """Yield each tile as it was made, while the next one is being made."""
     waiting: tuple[Tile, Future[Made]] | None = None
     for tile in tiles:
         following = tile, reader.submit(make, tile)

@@ -16,7 +16,7 @@ _SMALLEST = 128  # cells: below that, a tile is mostly halo
 
 @dataclass(frozen=True)
 class Extent:
-    """The cells that a survey covers, counted from coordinate 0: from ``low`` to ``high``, both inclusive."""
+    """The cells that a survey covers, counted from coordinate 0, from ``low`` to ``high``, both inclusive."""
 
     low: Triple
     high: Triple
@@ -32,7 +32,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the plane of cells is cut into tiles. Made by :func:`tiling`, which checks it.
+    """The cut of the plane of cells into tiles. Made by :func:`tiling`, which checks it.
 
     Attributes:
         size: cells of a tile along x and y.
@@ -47,37 +47,39 @@ class Tiling:
     stride: Triple
 
     def whole(self, extent: Extent) -> Box:
-        """The grid of the survey without tiles: it begins and ends at multiples of the stride."""
+        """Return the grid of the survey without tiles, which begins and ends at multiples of the stride."""
+        # Strided layers group cells from the origin of the grid, so it has to be aligned.
         low = [lo // s * s for lo, s in zip(extent.low, self.stride, strict=True)]
         x, y, z = (-(-(high + 1 - lo) // s) * s for lo, high, s in zip(low, extent.high, self.stride, strict=True))
         return Box((low[0], low[1], low[2]), (x, y, z))
 
     def core(self, tile: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """First and last cell of ``tile`` along x and along y, the last one exclusive."""
+        """Return first and last cell of ``tile`` along x and along y, the last one exclusive."""
         x, y = (start + index * self.size for start, index in zip(self.origin, tile, strict=True))
         return (x, x + self.size), (y, y + self.size)
 
     def grid(self, tile: tuple[int, int], extent: Extent) -> Box:
-        """The grid on which ``tile`` is predicted: its core and its halo, as far as the survey goes.
+        """Return the grid on which ``tile`` is predicted: its core and its halo, as far as the survey extends.
 
         Beyond the survey there is nothing, for a tile as for the untiled survey, so layers meet the same border.
         """
         whole = self.whole(extent)
         origin, shape = list(whole.origin), list(whole.shape)
         for axis, (start, end) in enumerate(self.core(tile)):
+            # Cut off at the border of the survey, where the untiled grid ends as well.
             first = max(whole.origin[axis], start - self.halo)
             last = min(whole.origin[axis] + whole.shape[axis], end + self.halo)
             origin[axis], shape[axis] = first, last - first
         return Box((origin[0], origin[1], origin[2]), (shape[0], shape[1], shape[2]))
 
     def around(self, tile: tuple[int, int], cells: int) -> list[tuple[int, int]]:
-        """The tiles that have a cell within ``halo + cells`` of ``tile``, itself among them."""
+        """Return the tiles that have a cell within ``halo + cells`` of ``tile``, itself among them."""
         far = -(-(self.halo + cells) // self.size)
         return [(tile[0] + x, tile[1] + y) for x in range(-far, far + 1) for y in range(-far, far + 1)]
 
 
 def tiling(field: Field, size: int | None = None, halo: int | None = None, origin: tuple[int, int] = (0, 0)) -> Tiling:
-    """Choose tiles on which the network gives the same values as on the untiled survey.
+    """Return tiles on which the network gives the same values as on the untiled survey.
 
     All lengths are numbers of voxels, and must be multiples of the total stride of the network.
 
@@ -91,6 +93,7 @@ def tiling(field: Field, size: int | None = None, halo: int | None = None, origi
         SurveyError: SL821 for a size, a halo or an origin that is not a multiple of the total stride, and for a halo
             that is too small.
     """
+    # Tiles are square, so both strides have to divide their edge.
     step = math.lcm(field.stride[0], field.stride[1])
     least = -(-max(field.before[0], field.before[1], field.after[0], field.after[1]) // step) * step
     halo = least if halo is None else halo

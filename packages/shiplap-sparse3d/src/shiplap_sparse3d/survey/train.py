@@ -44,7 +44,7 @@ class Manifest:
     halo: int | None
 
     def batch(self, tile: Tile) -> tuple[Tensor, Tensor, tuple[int, int, int], Tensor]:
-        """``(cells, features, grid, labels)`` of the points of ``tile`` and its halo.
+        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and its halo.
 
         ``labels int64 [p]`` index ``model.classes``; they are -100, which losses of torch ignore, in the halo and for
         points of other classes.
@@ -53,6 +53,7 @@ class Manifest:
         box = tiles.grid(tile, self.buckets.extent)
         rows = points_within(self.model, self.folder, self.buckets, self.grid, tiles, tile, box)
         question = question_of(self.model, self.grid, tiles, tile, box, rows)
+        # The index that torch's losses ignore by default.
         labels = torch.full((len(question.cells),), -100)
         codes = torch.from_numpy(self._codes(question.index.numpy()))
         for number, code in enumerate(self.model.classes):
@@ -62,6 +63,7 @@ class Manifest:
     def _codes(self, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         codes = np.empty(len(index), np.uint8)
         with self.folder.classes.open("rb") as file:
+            # Points of a tile are scattered over the file: near ones share a read.
             for part in np.split(np.arange(len(index)), np.flatnonzero(np.diff(index // CHUNK)) + 1):
                 if len(part):
                     first = int(index[part[0]])
@@ -88,7 +90,7 @@ def prepare(
         source: a LAS, LAZ or COPC file whose points have classes.
         folder: the folder for the tiles, about 24 bytes for each point.
         model: the network, the size of a voxel, and the class codes.
-        tile, halo: in voxels, see :func:`tiling`. By default what the network needs.
+        tile, halo: in voxels, see :func:`tiling`. By default as large as the network needs.
         progress: called with (points done, points in all).
 
     Raises:
@@ -114,7 +116,7 @@ def prepare(
 
 
 def epoch_order(tiles: list[Tile], epoch: int, seed: int, workers: tuple[int, int]) -> list[Tile]:
-    """The tiles of one worker in one epoch: the same for the same arguments, as many for each worker.
+    """Return the tiles of one worker in one epoch: deterministic, and equally many for each worker.
 
     The first tiles of the order come again at its end where the number of workers does not divide that of the tiles.
     """
@@ -122,6 +124,7 @@ def epoch_order(tiles: list[Tile], epoch: int, seed: int, workers: tuple[int, in
     draw = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = [tiles[i] for i in torch.randperm(len(tiles), generator=draw).tolist()]
     while len(order) % world:
+        # Every worker must take part in each step, or the others would wait forever.
         order += order[: world - len(order) % world]
     return order[rank::world]
 
@@ -173,10 +176,11 @@ def train(
 
 
 class _Logits(nn.Module):
-    """The network behind the voxels of points, as a module, which ``DistributedDataParallel`` wants."""
+    """The network behind the voxels of points as a module, as ``DistributedDataParallel`` requires."""
 
     def __init__(self, model: SurveyModel) -> None:
         super().__init__()
+        # In a list, so that the model is not registered as a submodule a second time.
         self.net, self._model = model.net, [model]
 
     def forward(self, cells: Tensor, feats: Tensor, grid: tuple[int, int, int]) -> Tensor:
@@ -205,7 +209,7 @@ def _step(run: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest, 
 
 @contextmanager
 def _group(workers: tuple[int, int], device: torch.device) -> Iterator[Callable[[nn.Module], nn.Module]]:
-    """What makes a module one that averages its gradients over the workers."""
+    """Yield the function that makes a module average its gradients over the workers."""
     if workers[1] == 1:
         yield lambda module: module
         return
@@ -226,11 +230,12 @@ def _save(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, epoch: i
 
     content = io.BytesIO()
     torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, content)
+    # Written whole, so that an interruption leaves the checkpoint of the epoch before.
     write_whole(path, content.getvalue())
 
 
 def _load(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The epoch to begin with; 0 without a checkpoint."""
+    """Return the epoch to begin with; 0 without a checkpoint."""
     if not path.exists():
         return 0
     try:

@@ -1,4 +1,4 @@
-"""Which worker of how many this process is, as launchers say it."""
+"""The rank of this process among the workers, as launchers state it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _NAMES = (
 
 
 def rank_and_world() -> tuple[int, int]:
-    """``(rank, workers)`` from the environment; ``(0, 1)`` if no launcher has set them. Raises SL613 for nonsense."""
+    """Return ``(rank, workers)`` from the environment, or ``(0, 1)``. Raises SL613 for invalid values."""
     for rank_name, world_name in _NAMES:
         rank, world = os.environ.get(rank_name), os.environ.get(world_name)
+        # Half of a pair is no launcher's, such as a RANK of another program.
         if rank is None or world is None:
             continue
         if rank.isdigit() and world.isdigit() and int(rank) < int(world):
@@ -35,6 +36,6 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def local_device(device: str) -> str:
-    """``cuda`` as the device of this worker on its machine (``LOCAL_RANK``); anything else stays."""
+    """Return ``cuda`` as the device of this worker on its machine (``LOCAL_RANK``), and others unchanged."""
     local = os.environ.get("LOCAL_RANK", "")
     return f"cuda:{local}" if device == "cuda" and local.isdigit() else device

@@ -17,7 +17,7 @@ _LIBRARY, _HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
 
 @cache
 def _installed(package: str, name: str) -> Path:
-    """Where ``package`` put its file ``name``: wheels of libraries install outside site-packages."""
+    """Return the path of the file ``name`` of ``package``: wheels of libraries install outside of site-packages."""
     try:
         files = distribution(package).files or []
     except PackageNotFoundError:
@@ -41,6 +41,7 @@ def _installed(package: str, name: str) -> Path:
 
 
 def _version() -> str:
+    """Return the version of the library's wheel."""
     _installed(_LIBRARY, "libdnnl.so.3")
     return distribution(_LIBRARY).version
 

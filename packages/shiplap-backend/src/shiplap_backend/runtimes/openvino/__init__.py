@@ -31,7 +31,7 @@ _OUTPUTS: Mapping[str, int | str] = {
 
 @cache
 def _package() -> Path:
-    """Where the wheel is; found without importing it."""
+    """Return the directory of the wheel, without importing it."""
     spec = find_spec("openvino")
     if spec is None or spec.origin is None:
         raise error(
@@ -45,6 +45,7 @@ def _package() -> Path:
 
 
 def _version() -> str:
+    """Return the version of the wheel, or "0" for an installation without metadata."""
     try:
         return version("openvino")
     except PackageNotFoundError:
@@ -58,16 +59,19 @@ def _headers() -> Path:
 
 @cache
 def _opset() -> Functions:
+    """Return the functions of opset 15."""
     return node_classes(_headers() / "op", _headers() / "opsets" / "opset15_tbl.hpp", outputs=_OUTPUTS)
 
 
 @cache
 def _enums() -> Mapping[str, Mapping[str, str]]:
+    """Return the enums of the headers."""
     return enums(_headers() / "op")
 
 
 def _link_args() -> list[str]:
     libraries = _package() / "libs"
+    # Wheels have no libopenvino.so without a version.
     library = next(libraries.glob("libopenvino.so.*"))
     return [str(library), f"-Wl,-rpath,{libraries}"]
 

@@ -1,7 +1,8 @@
 """``flex_gemm.ops.spconv``: convolutions as functions of features, coordinates and weights.
 
-A neighbour cache is a :class:`~shiplap_sparse3d.Plan` and what it was made for, so one that was built without
-gradients, or for another algorithm, serves training as well. ``freeze`` leaves tensors and integers, for compiled code.
+A neighbour cache is a :class:`~shiplap_sparse3d.Plan` with the window that it was made for, so one that was built
+without gradients, or for another algorithm, serves training as well. ``freeze`` leaves tensors and integers, for
+compiled code.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = [
 
 
 class Algorithm:
-    """How a convolution is computed. Which tiles, and how products are split, is the tuned choice of each call."""
+    """The algorithms of a convolution. Tiles, and the split of products, are the tuned choice of each call."""
 
     EXPLICIT_GEMM = "explicit_gemm"
     IMPLICIT_GEMM = "implicit_gemm"
@@ -69,7 +70,7 @@ class SpConvConfig:
     splitk: int = 1
 
     def conv(self, feats: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``feats [n, ci]``, ``weight [co, kw, kh, kd, ci]`` → ``[m, co]``."""
+        """Convolve ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` to ``[m, co]``."""
         if tuple(weight.shape[1:-1]) != self.kernel:
             raise error(
                 "SL202",
@@ -95,7 +96,7 @@ def _check_algorithm(algorithm: str, splitk: int) -> None:
 
 
 class NeighborCache:
-    """Neighbours of one convolution, for any number of layers with the same ``window``, gradients or not."""
+    """The neighbours of a convolution, for any number of layers of one ``window``, with gradients or without."""
 
     def __init__(self, plan: Plan, grid: Triple, window: Window) -> None:
         self.grid, self.window, self._built = grid, window, plan
@@ -103,17 +104,18 @@ class NeighborCache:
 
     @property
     def neighbor_map(self) -> Tensor:
-        """``int32 [m, k]``: the input row under each tap, -1 where there is none."""
+        """Return ``int32 [m, k]``: the input row under each tap, -1 where there is none."""
         return self._plan(False).table
 
     def __getitem__(self, name: str) -> Tensor:
-        """``cache["neighbor_map"]``, as FlexGEMM's caches have it."""
+        """Return ``cache["neighbor_map"]``, as FlexGEMM's caches do."""
         tensor: Tensor = getattr(self, name)
         return tensor
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
-        """What compiled code takes. SL208 for an unknown algorithm and for ``splitk`` below 1."""
+        """Return the config for compiled code. Raises SL208 for an unknown algorithm and ``splitk`` below 1."""
         _check_algorithm(algorithm, splitk)
+        # Only the masked kernels skip taps, for which the table has to be sorted.
         masked = algorithm in (Algorithm.MASKED_IMPLICIT_GEMM, Algorithm.MASKED_IMPLICIT_GEMM_SPLITK)
         plan = self._plan(masked and wants_sorted(self._built.table))
         return SpConvConfig(plan, self.window.kernel, algorithm, splitk)
@@ -124,7 +126,7 @@ class NeighborCache:
         return self._plans[sort]
 
     def check(self, rows: int, grid: Triple, window: Window) -> None:
-        """SL208 unless this is the cache of such a convolution."""
+        """Raise SL208 unless this is the cache of such a convolution."""
         mine, asked = (self._built.rows, self.grid, *self.window), (rows, grid, *window)
         if mine != asked:
             raise error(
@@ -138,11 +140,11 @@ class NeighborCache:
 
 
 class SubMConv3dNeighborCache(NeighborCache):
-    """Neighbours of a submanifold convolution."""
+    """The neighbours of a submanifold convolution."""
 
 
 class SparseConv3dNeighborCache(NeighborCache):
-    """Neighbours of a strided convolution, and the voxels that it leads to."""
+    """The neighbours of a strided convolution, and its output voxels."""
 
     def __init__(self, plan: Plan, grid: Triple, window: Window, out_coords: Tensor) -> None:
         super().__init__(plan, grid, window)
@@ -232,7 +234,7 @@ def sparse_conv3d(
 
 
 def _explicit(feats: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:
-    """Neighbours side by side, ``[m, k * ci]``, and one product: the plainest there is, and the largest in memory."""
+    """Convolve by one product over gathered neighbours, ``[m, k * ci]``: the plainest way, with the most memory."""
     padded = torch.cat([feats, feats.new_zeros(1, feats.shape[1])])  # -1 is its last row
     return torch.nn.functional.linear(padded[table.long()].flatten(1), weight.flatten(1), bias)
 
@@ -269,13 +271,13 @@ def _triple(name: str, values: Sequence[int]) -> Triple:
 
 
 class SerializationMode:
-    """Orders of output voxels. Theirs is always ascending (batch, x, y, z)."""
+    """The orders of output voxels. Here the order is always ascending (batch, x, y, z)."""
 
     BXYZ, Z_ORDER, HILBERT = 0, 1, 2
 
 
 class SparseConv3dOutCoordAlgorithm:
-    """How output voxels are found. There is one way."""
+    """The algorithms for output voxels. There is only one here."""
 
     HASHMAP, EXPAND_UNIQUE = 0, 1
 
@@ -288,7 +290,7 @@ SERIALIZATION_MODE = SerializationMode.BXYZ
 
 
 def set_algorithm(algorithm: str) -> None:
-    """Accepted, and SL208 for an unknown name. The algorithms compute the same, and ``algorithm=`` chooses one.
+    """Accept a known algorithm. Raises SL208 for an unknown name; ``algorithm=`` of a call chooses one.
 
     Nothing is kept: two models in one process would share such a setting.
     """
@@ -296,4 +298,4 @@ def set_algorithm(algorithm: str) -> None:
 
 
 def set_hashmap_ratio(ratio: float) -> None:
-    """Accepted: the room of a table follows from the number of its keys."""
+    """Accept any ratio: the size of a table follows from the number of its keys."""

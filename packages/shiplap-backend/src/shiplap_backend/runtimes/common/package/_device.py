@@ -1,4 +1,4 @@
-"""The module ``torch.<device>``: what torch asks of a device in Python, and what this one tells of itself."""
+"""The module ``torch.<device>``: the functions that torch requires of a device module, and the device's own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def register(name: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """What Inductor asks for, made late: importing Inductor takes a second. Its loops need the host's memory."""
+    """Return the attribute that Inductor reads, made at the first access because importing Inductor takes a second.
+
+    Inductor's loops need memory of the host.
+    """
     if name in INDUCTOR and not _C.discrete():
         return inductor(NAME)[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -43,36 +46,37 @@ def __getattr__(name: str) -> Any:
 
 
 def is_available() -> bool:
-    """Whether there is a device."""
+    """Return whether there is a device."""
     return device_count() > 0
 
 
 def is_initialized() -> bool:
-    """Whether the device is ready. It is from the start."""
+    """Return True: the device is ready from the start."""
     return True
 
 
 def _lazy_init() -> None:
-    """Nothing to do: loading ``_C`` registered everything."""
+    """Do nothing, since loading ``_C`` registered everything."""
 
 
 def _is_in_bad_fork() -> bool:
-    """Whether the process was forked after the vendor's threads were started in its parent."""
+    """Return whether the process was forked after the vendor started threads in its parent."""
     return bool(_C.in_bad_fork())
 
 
 def device_count() -> int:
-    """How many devices there are."""
+    """Return the number of devices."""
     return int(_C.device_count())
 
 
 def current_device() -> int:
-    """The index of the device that the calling thread uses."""
+    """Return the index of the device that the calling thread uses."""
     return int(torch.accelerator.current_device_index())
 
 
 def _index(which: Any) -> int:
-    """Index of ``which``: an index, ``"name:0"``, a ``torch.device``; None, -1 and ``"name"`` are the current device.
+    """Return the index of ``which``: an index, ``"name:0"`` or a ``torch.device``. None, -1 and ``"name"`` are the
+    current one.
 
     ValueError if there is no such device.
     """
@@ -91,12 +95,12 @@ def _index(which: Any) -> int:
 
 
 def set_device(device: Any) -> None:
-    """Let the calling thread use ``device``."""
+    """Make ``device`` the device of the calling thread."""
     torch.accelerator.set_device_index(_index(device))
 
 
 class device:
-    """``with torch.<device>.device(1):`` uses that device in the block, and the one before after it."""
+    """A context manager that uses a device in the block, and the one before after the block."""
 
     def __init__(self, device: Any) -> None:
         self._index = _index(device)
@@ -110,13 +114,13 @@ class device:
 
 
 def get_device_name(device: Any = None) -> str:
-    """The device's name."""
+    """Return the device's name."""
     _index(device)
     return NAME
 
 
 def get_device_capability(device: Any = None) -> dict[str, Any]:
-    """Empty: torch has no common vocabulary for it."""
+    """Return an empty dict: torch has no common vocabulary for capabilities."""
     _index(device)
     return {}
 
@@ -130,12 +134,12 @@ def synchronize(device: Any = None) -> None:
 
 
 def current_stream(device: Any = None) -> torch.Stream:
-    """The stream that the calling thread uses on the device."""
+    """Return the stream that the calling thread uses on the device."""
     return torch.accelerator.current_stream(_index(device))
 
 
 def default_stream(device: Any = None) -> torch.Stream:
-    """The stream that a thread uses on the device unless it chose another."""
+    """Return the stream that a thread uses on the device unless it chose another."""
     here = torch.device(NAME, _index(device))
     return torch.Stream(stream_id=0, device_index=here.index, device_type=_TYPE)
 
@@ -147,7 +151,7 @@ def set_stream(stream: torch.Stream) -> None:
 
 @contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """Put what the block calls into ``stream``; None changes nothing."""
+    """Run the block's calls in ``stream``; None changes nothing."""
     if stream is None:
         yield
         return
@@ -164,12 +168,12 @@ def stream(stream: torch.Stream | None) -> Iterator[None]:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The dtypes that ``torch.autocast`` may lower to."""
+    """Return the dtypes that ``torch.autocast`` may lower to."""
     return [torch.bfloat16, torch.float16]
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Whether bfloat16 tensors can be computed with. Without a unit for it the library computes them in float32."""
+    """Return whether bfloat16 tensors can be computed with, by default also by emulation in float32."""
     return including_emulation
 
 
@@ -188,24 +192,24 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> int:
-    """Seed the current device with a random number and return it."""
+    """Seed the current device with a random number and return the number."""
     return int(_C.seed(-1))
 
 
 def seed_all() -> int:
-    """Seed each device with one random number and return it."""
+    """Seed each device with one random number and return the number."""
     chosen = seed()
     manual_seed_all(chosen)
     return chosen
 
 
 def initial_seed() -> int:
-    """The seed in force on the current device."""
+    """Return the seed in force on the current device."""
     return int(_C.initial_seed(-1))
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    """State of the generator, a CPU tensor of bytes."""
+    """Return the state of the generator, a CPU tensor of bytes."""
     return torch.frombuffer(bytearray(_C.rng_state(_index(device))), dtype=torch.uint8)
 
 
@@ -215,7 +219,7 @@ def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The state of each device."""
+    """Return the state of each device."""
     return [get_rng_state(index) for index in range(device_count())]
 
 
@@ -229,49 +233,49 @@ def set_rng_state_all(states: Iterable[torch.Tensor]) -> None:
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Figures of the device's memory.
+    """Return figures of the device's memory.
 
-    ``allocated``, ``peak`` and ``limit`` (0: none) of what tensors hold, ``reserved`` with what is kept for the next
-    tensors, ``free`` and ``total`` of the device, all in bytes; ``allocations`` so far.
+    ``allocated``, ``peak`` and ``limit`` (0: none) of the bytes that tensors hold, ``reserved`` with what is kept for
+    the next tensors, ``free`` and ``total`` of the device, all in bytes; ``allocations`` so far.
     """
     return dict(_C.memory_stats(_index(device)))
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes that tensors of the device hold."""
+    """Return the bytes that tensors of the device hold."""
     return memory_stats(device)["allocated"]
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """The most bytes held since the start or ``reset_peak_memory_stats``."""
+    """Return the most bytes held since the start or ``reset_peak_memory_stats``."""
     return memory_stats(device)["peak"]
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Bytes that tensors hold, or that are kept for the next ones."""
+    """Return the bytes that tensors hold, or that are kept for the next ones."""
     return memory_stats(device)["reserved"]
 
 
 def memory_summary(device: Any = None) -> str:
-    """The figures of ``memory_stats`` as a table."""
+    """Return the figures of ``memory_stats`` as a table."""
     lines = (f"{name:<12}{value:>20,}" for name, value in memory_stats(device).items())
     return "\n".join((f"memory of {NAME}:{_index(device)}", *lines))
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Let the peak start again from what is held now."""
+    """Restart the peak from the bytes that are held now."""
     _C.reset_peak_memory(_index(device))
 
 
 def set_memory_limit(limit: int | None, device: Any = None) -> None:
-    """Bytes that tensors may hold together, or None; beyond, an allocation raises ``torch.OutOfMemoryError``."""
+    """Limit the bytes of all tensors, None for no limit. Beyond it an allocation raises OutOfMemoryError."""
     if limit is not None and limit <= 0:
         raise ValueError(f"got a memory limit of {limit} bytes, expected a positive number, or None for no limit")
     _C.set_memory_limit(_index(device), limit or 0)
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free and total bytes: of the limit if there is one, else of the device."""
+    """Return free and total bytes: of the limit if there is one, else of the device."""
     stats = memory_stats(device)
     if stats["limit"]:
         return stats["limit"] - stats["allocated"], stats["limit"]
@@ -279,7 +283,7 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Give back what is kept for the next tensors. In shared memory nothing is."""
+    """Release the memory that is kept for the next tensors. In shared memory there is none."""
     _C.empty_cache()
 
 
@@ -287,17 +291,17 @@ def empty_cache() -> None:
 
 
 def counters() -> dict[str, dict[str, Any]]:
-    """``{"aten::add.out": {"native": 3, "fallback": {"dtype: self is Double": 1}}}`` since ``reset_counters``."""
+    """Return the calls since ``reset_counters``: ``{"aten::add.out": {"native": 3, "fallback": {"dtype": 1}}}``."""
     return dict(_C.counters())
 
 
 def reset_counters() -> None:
-    """Count from zero."""
+    """Set all counters to zero."""
     _C.reset_counters()
 
 
 class fallback_policy:
-    """What a CPU fallback does: ``"count"``, ``"warn"`` (once for each op and reason) or ``"error"``.
+    """The policy for CPU fallbacks: ``"count"``, ``"warn"`` (once for each op and reason) or ``"error"``.
 
     In force at once, for all threads; as a context manager it ends with the block. ``allow`` names ops that may fall
     back under ``"error"``, with or without overload. ``fallback_policy.current()`` tells the policy in force.
@@ -322,22 +326,22 @@ class fallback_policy:
 
 
 def allowed_fallbacks() -> list[str]:
-    """The ops that may fall back under ``"error"``."""
+    """Return the ops that may fall back under ``"error"``."""
     return list(_C.allowed_fallbacks())
 
 
 def cache_info() -> dict[str, float]:
-    """Of the compiled graphs: ``entries``, ``capacity``, ``hits``, ``misses``, ``evictions``, ``compile_seconds``."""
+    """Return the statistics of compiled graphs: entries, capacity, hits, misses, evictions, compile seconds."""
     return dict(_C.cache_info())
 
 
 def cache_clear() -> None:
-    """Forget all compiled graphs and the statistics."""
+    """Remove all compiled graphs and the statistics."""
     _C.cache_clear()
 
 
 def cache_resize(capacity: int) -> None:
-    """Keep at most ``capacity`` graphs, those used last."""
+    """Keep at most ``capacity`` graphs, the most recently used ones."""
     if capacity < 1:
         raise ValueError(f"got a capacity of {capacity} graphs, expected at least 1")
     _C.cache_resize(capacity)

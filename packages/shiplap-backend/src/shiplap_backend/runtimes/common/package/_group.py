@@ -1,4 +1,4 @@
-"""Collectives between processes, by way of the host: Gloo works on copies in host memory, which are copied back."""
+"""Collectives between processes through the host: Gloo works on copies in host memory, which are copied back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def register(name: str) -> None:
-    """Make ``init_process_group("<name>")`` known to torch, for tensors of the device and of the CPU."""
+    """Register the backend of ``init_process_group("<name>")``, for tensors of the device and of the CPU."""
 
     def made(store: Any, rank: int, size: int, timeout: timedelta) -> HostGroup:
         return HostGroup(name, store, rank, size, timeout)
@@ -20,7 +20,7 @@ def register(name: str) -> None:
 
 
 class HostWork(dist.Work):
-    """A collective that Gloo has begun on copies. ``wait`` returns when the results are in the caller's tensors."""
+    """A collective that Gloo runs on copies. ``wait`` returns when the results are in the caller's tensors."""
 
     def __init__(self, work: Any, results: Any, copies: Any) -> None:
         super().__init__()
@@ -30,6 +30,7 @@ class HostWork(dist.Work):
         """Wait for Gloo, then copy the results. The time-out is Gloo's default if it is zero."""
         if self._copies is not None:
             self._work.wait(timeout) if timeout else self._work.wait()
+            # Cleared first, so that a second call does not copy again.
             copies, self._copies = self._copies, None
             with torch.no_grad():
                 for result, copy in zip(_tensors(self._results), _tensors(copies), strict=True):
@@ -38,17 +39,18 @@ class HostWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether Gloo is done."""
+        """Return whether Gloo is done."""
         return bool(self._copies is None or self._work.is_completed())
 
     def is_success(self) -> bool:
-        """Whether the results are in the caller's tensors."""
+        """Return whether the results are in the caller's tensors."""
         return self._copies is None
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """The results as a future. It waits: what follows in the current stream may use them."""
+        """Wait, and return the results as a future: work that follows in the current stream may use them."""
         self.wait()
         results = _tensors(self._results)
+        # Futures must name their devices. Those of the CPU are not named.
         places: list[int | str | torch.device] = list({t.device for t in results if t.device.type != "cpu"})
         future: torch.futures.Future[Any] = torch.futures.Future(devices=places)
         future.set_result(results)
@@ -68,7 +70,7 @@ class HostGroup(dist.ProcessGroup):
         self._host = dist.distributed_c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
     def getBackendName(self) -> str:
-        """The name that ``init_process_group`` takes."""
+        """Return the name that ``init_process_group`` takes."""
         return self._backend
 
     def setGroupName(self, name: str) -> None:
@@ -85,14 +87,14 @@ class HostGroup(dist.ProcessGroup):
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in nested lists, in order."""
+    """Return the tensors in nested lists, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     return [t for item in value for t in _tensors(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _on_host(value: Any) -> Any:
-    """Nested lists with each tensor as a dense one in host memory."""
+    """Return nested lists with each tensor as a dense copy in host memory."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().contiguous()
     return [_on_host(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -124,10 +126,16 @@ _WRITES = (  # their first argument
 
 
 def _collective(name: str, writes: bool) -> Callable[..., HostWork]:
+    """Return the method ``name`` of the group: Gloo's collective on copies. ``writes`` if its first argument is
+    written.
+    """
+
     def called(self: HostGroup, *args: Any, **kwargs: Any) -> HostWork:
         copies = [_on_host(value) for value in args]
+        # Torch renamed some collectives, so the group and Gloo may know different names.
         host = getattr(self._host, name, None) or getattr(self._host, _RENAMED.get(name, name))
         work = host(*copies, **kwargs)
+        # Only written tensors are copied back to the device.
         return HostWork(work, args[0] if writes else [], copies[0] if writes else [])
 
     called.__name__, called.__doc__ = name, f"Gloo's ``{name}`` on copies in host memory."
