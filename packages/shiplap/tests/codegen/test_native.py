@@ -61,7 +61,7 @@ def test_checks_follow_the_declaration(gather):
         "try { v_dim_k = shiplap::prod(a_kernel); } catch (const NoValue& why) { refuse(",
         "if (!(v_dim_k == d_k)) [[unlikely]] refuse(",
         "if (!((d_k > int64_t{0}))) [[unlikely]] refuse(",
-        "if (!((t_table.data() != t_x.data() || numel(t_x) == 0))) [[unlikely]] refuse(",
+        "if (!(!shares_memory(t_table, t_x))) [[unlikely]] refuse(",
         "try { v_bound_m = shiplap::mul(d_n, d_k); }",
         "const int64_t d_m = v_bound_m;",
         "Tensor t_out = empty({d_m, int64_t{2}}, dtype_Float, device);",
@@ -108,3 +108,9 @@ def test_what_python_has_to_serve(ns):
     assert "of more than 8 dims" in reason(wide)
     assert "'s == \"é\"' is not printable ASCII" in reason(plain, requires=['s == "é"'])
     assert reason(plain, requires=['s == "a"']) == ""
+
+
+def test_sizes_that_depend_on_data_go_to_python_in_a_capture(gather):
+    """Python refuses the call there (SL318) before the copy to the host breaks the capture."""
+    assert "if (is_capturing()) return defer(" in source(gather, device="cuda")
+    assert "is_capturing" not in source(gather)

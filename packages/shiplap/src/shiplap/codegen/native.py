@@ -231,6 +231,8 @@ def _unfit(op: Native) -> str:
 def _deferrals(op: Native, plan: CallPlan) -> Iterable[str]:
     """Conditions on arguments not yet taken under which Python serves the call."""
     classes: set[str] = set()
+    if op.spec.dynamic and op.device == "cuda":
+        yield "is_capturing()"  # sizes that the host reads
     undecided = [step.rule for step in plan.arguments if isinstance(step, Check)]
     for index, arg in enumerate(op.spec.args):
         kind = arg.tensor

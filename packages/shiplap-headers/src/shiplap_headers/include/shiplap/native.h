@@ -82,6 +82,23 @@ inline void* current_stream(Device device) {
   return stream;
 }
 
+// Whether the current stream of the current device is recorded in a graph. The runtime that torch has loaded knows; where
+// its symbols are not visible, nobody does.
+inline bool is_capturing() {
+  using Asked = int (*)(void* stream, int* status);
+  static const Asked asked = [] {
+    for (const char* name : {"cudaStreamIsCapturing", "hipStreamIsCapturing"}) {
+      if (void* function = dlsym(RTLD_DEFAULT, name); function != nullptr) return reinterpret_cast<Asked>(function);
+    }
+    return Asked{nullptr};
+  }();
+  if (asked == nullptr) return false;
+  int32_t index = -1;
+  check(aoti_torch_get_current_device_index(&index), "current device");
+  int status = 0;
+  return asked(current_stream({0, index}), &status) == 0 && status != 0;
+}
+
 inline Tensor workspace(int64_t bytes, Device device) { return empty({bytes}, aoti_torch_dtype_uint8(), device); }
 
 inline sl_context make_context(int32_t threads, void* stream, const Tensor& scratch, char (&message)[1024],
