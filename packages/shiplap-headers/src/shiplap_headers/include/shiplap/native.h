@@ -144,9 +144,6 @@ inline bool peek_present(StableIValue value) { return to<void*>(value) != nullpt
 inline bool peek_contiguous_or_absent(StableIValue value) {
   return !peek_present(value) || peek_contiguous(*to<StableIValue*>(value));
 }
-inline bool peek_aligned_or_absent(StableIValue value, uintptr_t bytes) {
-  return !peek_present(value) || peek_aligned(*to<StableIValue*>(value), bytes);
-}
 
 // What Python said last on this thread of a call it refused: torch 2.11 loses the text on its way.
 inline std::string& last_error() {
@@ -157,8 +154,10 @@ inline std::string& last_error() {
 // Calls `op` with arguments that nobody has taken; its results replace them.
 inline void redispatch(const char* op, const char* overload, StableIValue* values) {
   last_error().clear();
+  refusal()[6].clear();
   if (torch_call_dispatcher(op, overload, values, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS) return;
   if (!last_error().empty()) throw std::runtime_error(std::exchange(last_error(), std::string()));
+  if (!refusal()[6].empty()) throw std::runtime_error(refusal()[6]);  // native code refused, and torch 2.11 lost that
   // Declared by newer headers than those we build for; torch 2.13 has it.
   const auto what = reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
   throw std::runtime_error(what != nullptr ? what() : std::string(op) + " failed");
@@ -166,6 +165,12 @@ inline void redispatch(const char* op, const char* overload, StableIValue* value
 
 // Calls `op`, the Python implementation.
 inline void defer(const char* op, StableIValue* values) { redispatch(op, "", values); }
+
+// Where there is no Python.
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_alone(const char* where, const char* why) {
+  refuse("SL409", "only Python could serve the call, and this library has none", "{}", "{}", "a call that the kernel takes",
+         "pass tensors that the kernel takes, under torch.no_grad() where it writes to them", {where, why});
+}
 
 // Calls the op that writes, then returns arguments beside its own results. `results`: the number of the argument that a
 // result is, or -1 for the next result of the op that writes.
