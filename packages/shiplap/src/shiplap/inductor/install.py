@@ -11,7 +11,7 @@ from shiplap.dispatch.state import OpState
 
 _installed: set[Any] = set()
 _seen: set[Any] = set()  # asked whether they have a kernel that Inductor could see
-_offsets: list[bool] = []  # whether Inductor has been taught the offsets of mutated views
+_prepared: list[bool] = []  # whether Inductor lowers what graphs of ops that write to arguments have
 # The rooms whose code decides how templates are lowered.
 LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch", "sampling")
 
@@ -22,11 +22,12 @@ def install() -> None:
     The latter waits for somebody to load Inductor, which traces each graph itself before it lowers it.
     """
     loaded = "torch._inductor.lowering" in sys.modules
-    if loaded and not _offsets and any(op.spec.mutated for op in registry.ops()):
+    if loaded and not _prepared and any(op.spec.mutated for op in registry.ops()):
         from shiplap.torch_private import inductor_lowering
 
         inductor_lowering.lower_storage_offsets()
-        _offsets.append(True)
+        inductor_lowering.lower_lone_results()
+        _prepared.append(True)
     for op in registry.ops():
         if op.templates:
             if not {op.overload, op.raw} <= _installed:
