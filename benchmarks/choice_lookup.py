@@ -13,7 +13,9 @@ from pathlib import Path
 
 from shiplap_headers import include_dir
 
-PROGRAM = Path(__file__).resolve().parents[1] / "packages" / "shiplap" / "tests" / "bind" / "choice_lookup.cpp"
+PROGRAM = (
+    Path(__file__).resolve().parents[1] / "packages" / "shiplap" / "tests" / "kernels" / "native" / "choice_lookup.cpp"
+)
 
 
 def main() -> None:

@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 
 from shiplap_testing.crossed import child
-from shiplap_testing.crossed.declared import STATES, Declared, fitting, pairs, plan
+from shiplap_testing.crossed.declared import COMPILED, STATES, Declared, fitting, pairs, plan
 from shiplap_testing.crossed.faults import FAULTS, WRONG_VALUES, faulty
-from shiplap_testing.crossed.run import read, run, run_batch
+from shiplap_testing.crossed.native_source import template_unable, triton_unable
+from shiplap_testing.crossed.run import FAILURES, read, run, run_batch
 from shiplap_testing.crossed.shrink import script, shrink
 from shiplap_testing.crossed.table import markdown, reason_of, tabulate
 
 COUNT = 40
+PARTS = 4  # for the processes of a run
+SLOW = (*COMPILED, "packaged")
 
 
 def records_of(cases, folder, first=("eager",)):
@@ -47,6 +50,26 @@ def test_each_planted_fault_is_found_and_only_the_fault(alone):
         (found,) = [r for r in records if r["seed"] == case.seed and r["way"] == fault.way]
         assert found["outcome"] == "differs", (case.fault, found)
     assert not [r for r in records if r["seed"] >= 900_100 and r["outcome"] != "met"]
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_seeded_part_agrees_with_its_references(alone, part):
+    """Without what compiles for seconds: bindings, loops of Inductor, Triton."""
+    cases = plan(COUNT, interpreter=False)[part::PARTS]
+    cases = [replace(c, binding="python", ways=tuple(w for w in c.ways if w not in SLOW)) for c in cases]
+    records = records_of(cases, alone, ("eager", "aot_eager"))
+    assert not [r for r in records if r["outcome"] in (*FAILURES, "unwritten")]
+    met = Counter(r["way"] for r in records if r["outcome"] == "met")
+    assert min(met["eager"], met["aot_eager"]) >= len(cases) / 2
+    assert len(met) > 4
+
+
+def test_only_what_can_be_written_is_drawn():
+    cases = [c for device in ("cpu", "cuda") for c in plan(200, 1, device)]
+    assert {"template", "triton"} <= {c.kernel for c in cases}
+    assert not any(template_unable(c) for c in cases if c.kernel == "template")
+    assert not any(triton_unable(c) for c in cases if c.kernel == "triton")
 
 
 def test_a_longer_plan_begins_with_the_shorter_one_and_each_case_survives_json():

@@ -57,3 +57,21 @@ def test_without_a_graph_they_run(ops):
         acc = torch.ones(3)
         op(acc, torch.ones(3))
         assert acc.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_an_argument_that_would_be_written_to_may_be_absent(ns, backend):
+    """Nothing is left to write to: torch keeps an index on the one result."""
+
+    @sl.op(f"{ns}::adding", mutates="acc")
+    def adding(x: V, acc: V | None = None) -> V:
+        if acc is not None:
+            acc.add_(x)
+        return x * 2
+
+    x, acc = torch.ones(3), torch.zeros(3)
+    compiled = torch.compile(lambda x, acc: (adding(adding(x)), adding(x, acc)), backend=backend, fullgraph=True)
+    absent, given = compiled(x, acc)
+    assert absent.eq(4).all()
+    assert given.eq(2).all()
+    assert acc.eq(1).all()

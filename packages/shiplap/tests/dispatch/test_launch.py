@@ -10,6 +10,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.declare.binding import Binding
 from shiplap.declare.kernel import Terms
+from shiplap.dispatch import launch
 from shiplap.dispatch.launch import poisoned_workspace
 from shiplap.dispatch.python_kernel import PythonFunction, PythonKernel
 from shiplap_testing.support import fails
@@ -360,3 +361,43 @@ def test_nested_ops_and_inference_mode(scale, ns):
         assert outer(torch.ones(3)).tolist() == [3, 3, 3]
     torch.compile(outer, backend="aot_eager", fullgraph=True)(x).sum().backward()
     assert x.grad.tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_list_beside_a_returned_argument_is_one_result(ns, whole, first):
+    """A kernel may return what is new alone. Its list has as many members here as the op has results."""
+    results = tuple[list[M], M] if first else tuple[M, list[M]]
+
+    def ordered(acc, made):
+        return (made, acc) if first else (acc, made)
+
+    @sl.op(f"{ns}::parts", mutates="acc", aliases=ordered("acc", None))
+    def op(x: M, acc: M) -> results:
+        return ordered(acc.add_(x), [x + 1, x + 2])
+
+    @op.kernel("cpu")
+    def _(x, acc):
+        acc.add_(x)
+        return ordered(acc, [x + 1, x + 2]) if whole else [x + 1, x + 2]
+
+    x, acc = torch.ones(2, 3), torch.zeros(2, 3)
+    made, same = op(x, acc) if first else op(x, acc)[::-1]
+    assert same is acc
+    assert torch.equal(acc, x)
+    assert [t.sum().item() for t in made] == [12.0, 18.0]
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_sizes_that_depend_on_data_are_refused_in_a_capture(ns, monkeypatch, bound):
+    @sl.op(f"{ns}::positive", bounds={"k": "n"})
+    def positive(x: V) -> Float[Tensor, "k"]:
+        return x[x > 0]
+
+    if bound:
+        positive.kernel("cpu", lambda x: x[x > 0])
+    x = torch.tensor([1.0, -1.0])
+    assert positive(x).tolist() == [1.0]
+    monkeypatch.setattr(launch, "is_capturing", lambda device: True)
+    with fails("SL318", f"{ns}::positive", "k that depends on data"):
+        positive(x)

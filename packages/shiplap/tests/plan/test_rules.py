@@ -107,7 +107,8 @@ def test_a_rule_has_three_forms(kind):
 def test_what_cpp_leaves_to_python_it_hands_over():
     """Whoever is named as seeing to a rule is the dispatcher, or Python; and Python is asked."""
     deferring = {kind.__name__ for kind, rule in RULES.items() if rule.defers(0)}
-    assert deferring == {"IsTensor", "OwnMemory", "OutsideAutograd", "NoGradient"}
+    assert deferring == {"IsTensor", "OutsideAutograd", "NoGradient"}
+    assert all(bool(rule.undecided) == bool(rule.defers(0)) for rule in RULES.values())
 
 
 def test_a_rule_explains_itself():

@@ -17,6 +17,11 @@ PRELUDE = r"""
 #include <cuda_runtime.h>
 #define SL_BODY __device__ static
 #define SL_RUN __global__ static
+static int concluded(const sl_context* ctx, cudaError_t status) {
+  if (status == cudaSuccess) return SL_OK;
+  snprintf(ctx->error, ctx->error_size, "%s: %s", cudaGetErrorName(status), cudaGetErrorString(status));
+  return SL_INTERNAL;
+}
 #else
 #define SL_BODY __attribute__((unused)) static
 #define SL_RUN static
@@ -212,12 +217,12 @@ def _zeroed(case: Declared) -> str:
 def _launch(name: str, passed: list[str], extents: list[str]) -> str:
     if not extents:
         launch = f"{name}_body<<<1, 1, 0, (cudaStream_t)ctx->stream>>>({', '.join(passed)});"
-        return f"{launch}\n  return cudaGetLastError() ? SL_INTERNAL : SL_OK;"
+        return f"{launch}\n  return concluded(ctx, cudaGetLastError());"
     return (
         f"int64_t* counted = (int64_t*)ctx->workspace;\n  cudaStream_t stream = (cudaStream_t)ctx->stream;\n"
         f"  {name}_body<<<1, 1, 0, stream>>>({', '.join([*passed, 'counted'])});\n"
-        f"  if (cudaMemcpyAsync({extents[0]}, counted, 8, cudaMemcpyDeviceToHost, stream)) return SL_INTERNAL;\n"
-        "  return cudaStreamSynchronize(stream) ? SL_INTERNAL : SL_OK;"
+        f"  const cudaError_t copied = cudaMemcpyAsync({extents[0]}, counted, 8, cudaMemcpyDeviceToHost, stream);\n"
+        "  return concluded(ctx, copied ? copied : cudaStreamSynchronize(stream));"
     )
 
 

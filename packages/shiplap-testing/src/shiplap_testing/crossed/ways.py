@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap import torch_private
 from shiplap.sampling.run import quiet
 from shiplap_testing.crossed.arguments import Arguments, flat_tensors
 from shiplap_testing.crossed.declared import Declared
@@ -459,9 +460,8 @@ def cuda_graph(calls: Calls) -> str:
             calls.op(*positional, **named)
     torch.cuda.synchronize()
     start = calls.given.fresh()
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        result = calls.op(*positional, **named)
+    with torch.no_grad():
+        graph, result = _captured(lambda: calls.op(*positional, **named))
     for held, first in zip(flat_tensors(values), flat_tensors(start), strict=True):
         if not _overlaps(held):
             held.copy_(first)
@@ -470,6 +470,28 @@ def cuda_graph(calls: Calls) -> str:
     got = observe(lambda *a, **k: result, calls.given, values)
     own, wide = calls.expected()
     return difference(got, own, wide, calls.terms, requires=False)
+
+
+def _captured(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of ``fn`` and its result. A capture that breaks raises what broke it, and leaves nothing to later calls:
+    the allocator and the generator would go on as if they were captured."""
+    graph, pool, stream = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    result, broken = None, None
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool)
+        try:
+            result = fn()
+        except Exception as e:
+            broken = e
+        try:
+            graph.capture_end()
+        except RuntimeError as e:
+            broken = broken or e
+            torch_private.abandon_capture(stream.device_index, pool)
+    torch.cuda.synchronize()
+    if broken is not None:
+        raise broken
+    return graph, result
 
 
 def _overlaps(t: Tensor) -> bool:

@@ -1,8 +1,8 @@
 """``OpSpec`` → C++ source of its native binding: the checks, allocations and views around one C ABI call.
 
-The checks are those of the call plan, in the same order and words as in Python. Calls that C++ cannot decide (a dtype
-that the kernel does not take, a mutated tensor with gaps) are passed to ``<op>__python`` before any argument is taken
-over.
+The checks are those of the call plan, in the same order and words as in Python. What C++ cannot decide (a dtype the
+kernel does not take, a mutated tensor that may require a gradient) it hands to ``<op>__python`` before it has taken any
+argument. Code that is ``alone``, without Python, refuses such a call by SL409.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shiplap.plan.outputs import OutputPlan
 from shiplap.plan.packing import packing_steps
 from shiplap.plan.rules.outputs import WithinBound
 from shiplap.plan.rules.tensors import OfTensor, undefined
-from shiplap.plan.steps import Check, Let, Type
+from shiplap.plan.steps import Check, Let, Pack, Type
 from shiplap.torch_private.dispatcher_library import numbered
 
 SCALAR = {
@@ -81,10 +81,14 @@ class Native:
         return _described(self)
 
 
-def native_source(ops: Sequence[Native]) -> str:
-    """Return one translation unit for ``ops``. SL404 for a declaration that has to stay with the Python binding."""
+def native_source(ops: Sequence[Native], *, alone: bool = False) -> str:
+    """One translation unit for ``ops``, for processes without Shiplap if it is ``alone``.
+
+    SL404 for a declaration that has to stay with the Python binding.
+    """
     return render(
         "native.cpp.jinja",
+        alone=alone,
         scalar_types=SCALAR,
         schemas=_by_namespace(ops),
         ops=[describe(op, f"op_{index}") for index, op in enumerate(ops)],
@@ -161,7 +165,8 @@ def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
         "room_checks": lines(outputs.room),
         "within": lines(Check(WithinBound(where, d, e.source)) for d, e in spec.bounds),
         "outputs": [_output(spec, outputs, out) for out in spec.outputs],
-        "packed": lines(packing_steps(spec, op.strided, op.align, native=True)),
+        "packed": lines(packed := packing_steps(spec, op.strided, op.align, native=True)),
+        "written_back": [step.at for step in packed if isinstance(step, Pack) and step.written],
         "allocated": lines(outputs.allocated),
         "workspace": _workspace(op, plan.names) if op.workspace else [],
         "widest": _widest(spec),
@@ -238,38 +243,43 @@ def _unfit(op: Native) -> str:
     return ""
 
 
-def _deferrals(op: Native, plan: CallPlan) -> Iterable[str]:
-    """Yield conditions under which Python serves the call, on arguments that are not taken over yet."""
+@dataclass(frozen=True)
+class Deferral:
+    """A C++ condition on arguments not yet taken under which Python serves the call, and the reason as a C++ text."""
+
+    condition: str
+    reason: str
+
+
+def _deferrals(op: Native, plan: CallPlan) -> Iterable[Deferral]:
+    """The conditions on the arguments of a call."""
     classes: set[str] = set()
+    if op.spec.dynamic and op.device == "cuda":  # sizes that the host reads
+        yield Deferral("is_capturing()", quote("a call that is captured in a CUDA graph"))
     undecided = [step.rule for step in plan.arguments if isinstance(step, Check)]
     for index, arg in enumerate(op.spec.args):
         kind = arg.tensor
-        if kind is None:
+        if kind is None or arg.optional:
             continue
-        if not arg.optional:  # an absent tensor has nothing else to check
-            rules = (r for r in undecided if isinstance(r, OfTensor) and r.at.arg == arg.name)
-            yield from filter(None, (r.defers(index) for r in rules))
-        yield from _misaligned(op, index, [arg.optional])
-        if arg.optional:
-            continue
+        for rule in undecided:  # None first, of which no other condition can be asked
+            if isinstance(rule, OfTensor) and rule.at.arg == arg.name and (condition := rule.defers(index)):
+                yield Deferral(condition, quote(f"{rule.undecided}: argument {arg.name!r}"))
         if not kind.concrete and kind.dtype_class not in classes:
             classes.add(kind.dtype_class)
-            # One test a class is enough: the plan checks that the other tensors of the class have the same dtype.
-            taken = dtypes.mask(op.dtypes or kind.dtypes or dtypes.DTYPES)
-            yield f"!among(peek_dtype(values[{index}]), {taken})"
+            taken = op.dtypes or kind.dtypes or dtypes.DTYPES
+            reason = f"a dtype that the kernel does not take: argument {arg.name!r}"
+            yield Deferral(f"!among(peek_dtype(values[{index}]), {dtypes.mask(taken)})", quote(reason))
 
 
-def _out_deferrals(op: Native, plan: CallPlan) -> list[str]:
-    """Return the same conditions for the tensors that an out-variant writes to."""
-    first, count = len(op.spec.args), len(op.spec.outputs)
-    absent = [undefined(index) for index in range(first, first + count)]
-    return [*absent, *_misaligned(op, first, [False] * count), plan.outputs.no_gradient.defers(0)]
-
-
-def _misaligned(op: Native, first: int, optional: Sequence[bool]) -> Iterable[str]:
-    """Yield conditions under which a tensor from number ``first`` on is not aligned as the kernel requires."""
-    for index, may_be_absent in enumerate(optional, first) if op.align > 1 else ():
-        yield f"!peek_aligned{'_or_absent' if may_be_absent else ''}(values[{index}], {op.align})"
+def _out_deferrals(op: Native, plan: CallPlan) -> list[Deferral]:
+    """The same conditions for the tensors that an out-variant writes to."""
+    written = [*enumerate((o.name for o in op.spec.outputs), len(op.spec.args))]
+    found = [Deferral(undefined(index), quote(f"None for a tensor: output {name!r}")) for index, name in written]
+    for index, name in written if op.align > 1 else ():
+        reason = quote(f"an address that is no multiple of {op.align} bytes: output {name!r}")
+        found.append(Deferral(f"!peek_aligned(values[{index}], {op.align})", reason))
+    rule = plan.outputs.no_gradient
+    return [*found, Deferral(rule.defers(0), quote(rule.undecided))]
 
 
 def _peek_contiguous(index: int, arg: Arg) -> str:

@@ -37,8 +37,9 @@ def _lines(step: Step) -> list[str]:
             return [f"if ({type.is_unset(variable)}) {{ {first} }} else {{", *_inside(others), "}"]
         case Allocate(at, sizes, dtype):
             return [f"Tensor {at.tensor.cpp} = empty({_known(sizes.cpp)}, {dtype.cpp}, device);"]
-        case Pack(at):
-            return [f"const Tensor original_{at.arg} = make_contiguous({at.tensor.cpp});"]
+        case Pack(at, strided, align):
+            packed = f"pack({at.tensor.cpp}, {str(strided).lower()}, {align})"
+            return [f"[[maybe_unused]] const Tensor original_{at.arg} = {packed};"]
         case Present(at, steps):
             return [f"if ({at.tensor.cpp}) {{", *_inside(lines(steps)), "}"]
         case Each(at, _):

@@ -64,7 +64,7 @@ def made_of(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
         return result
     values = values_of(result, len(spec.returns))
     made = len(spec.made)
-    if len(values) != len(spec.returns) or values == [None]:
+    if len(values) != len(spec.returns) or values == [None] or _is_only_list(spec, values):
         return result if made else None
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     for declared, value in zip(spec.returns, values, strict=True):
@@ -73,6 +73,12 @@ def made_of(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
             raise error("SL301", where=f"{spec.name}, return", got="another tensor", expected=expected)
     rest = [v for r, v in zip(spec.returns, values, strict=True) if not r.alias]
     return None if not rest else cast("Returned", rest[0] if made == 1 else tuple(rest))
+
+
+def _is_only_list(spec: OpSpec, values: Sequence[Value]) -> bool:
+    """Whether ``values`` are the members of the one list that the op makes, which has as many as the op has results."""
+    places = [i for i, r in enumerate(spec.returns) if not r.alias and r.many]
+    return len(places) == len(spec.made) == 1 and isinstance(values[places[0]], Tensor)
 
 
 def _same(value: Value, argument: Value) -> bool:

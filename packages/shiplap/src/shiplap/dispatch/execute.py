@@ -13,6 +13,7 @@ from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import tuned_choices
 from shiplap.dispatch.autograd import Record, detach_results
 from shiplap.dispatch.check_results import places_of, require_places
+from shiplap.dispatch.launch import refuse_capture
 from shiplap.dispatch.outputs import fit_outputs, own_outputs
 from shiplap.dispatch.state import OpState
 from shiplap.errors import ShiplapError, error, notice
@@ -66,6 +67,8 @@ class Served(OpState):
 
     def pick(self, call: Binding) -> Kernel | None:
         """The kernel for this bound call, or None if the reference has to run. The reason for None is reported once."""
+        if self.spec.dynamic:
+            refuse_capture(self.spec, call.device)
         if tuned_choices.active and not isinstance(choice := tuned_choices.find(self, call), tuned_choices.Missing):
             return choice
         device, reasons = call.device.type, []

@@ -11,13 +11,27 @@ from torch import Tensor
 
 from shiplap.declare.binding import Binding
 from shiplap.declare.dim_expression import Expr
+from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import EnvValue
 from shiplap.dispatch.outputs import tensors_of
+from shiplap.errors import error
 
 
 def is_current(device: torch.device) -> bool:
     """Whether a launcher that takes the current device, as Triton does, launches on ``device``; True for CPUs."""
     return device.type != "cuda" or device.index == torch.cuda.current_device()
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether calls on ``device`` are recorded in a CUDA graph now."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture(spec: OpSpec, device: torch.device) -> None:
+    """Raise SL318 in a capture for an op whose result sizes depend on data: a copy to the host would break it."""
+    if is_capturing(device):
+        got = f"a CUDA graph capture, and {', '.join(spec.dynamic)} that depends on data"
+        raise error("SL318", where=spec.name, got=got, expected="a call outside of a capture")
 
 
 _fill: ContextVar[int | None] = ContextVar("shiplap_workspace_fill", default=None)

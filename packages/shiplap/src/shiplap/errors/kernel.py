@@ -84,5 +84,14 @@ register(
             ),
             "call the op itself, which returns new tensors, instead of op.out",
         ),
+        (
+            "SL318",
+            "a call whose result sizes depend on data cannot be captured",
+            (
+                "The host reads such a size before it can return the result. A CUDA graph records work for the device "
+                "alone, and its replay repeats the sizes of the capture."
+            ),
+            "call the op outside of the capture, and capture the parts before and after it",
+        ),
     ],
 )

@@ -69,5 +69,14 @@ register(
             ),
             "set CXX to another compiler and make the package again",
         ),
+        (
+            "SL409",
+            "only Python could serve the call, and this library has none",
+            (
+                "A deployed library has native code alone. Where a kernel does not take a dtype, or a tensor that is"
+                " written to may require a gradient, a process with Shiplap leaves the call to Python."
+            ),
+            "pass tensors that the kernel takes, under torch.no_grad() where it writes to them",
+        ),
     ],
 )

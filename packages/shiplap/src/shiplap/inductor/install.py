@@ -12,8 +12,8 @@ from shiplap.dispatch import Op, compile_cache_key, registry
 from shiplap.dispatch.state import OpState
 
 _installed: set[Any] = set()
-_seen: set[Any] = set()  # checked for a kernel that Inductor could see
-_offsets: list[bool] = []  # whether Inductor has been taught the offsets of mutated views
+_seen: set[Any] = set()  # asked whether they have a kernel that Inductor could see
+_prepared: list[bool] = []  # whether Inductor lowers what graphs of ops that write to arguments have
 # The rooms whose code decides how templates are lowered.
 LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch", "sampling")
 
@@ -26,11 +26,12 @@ def install() -> None:
     trace makes.
     """
     loaded = "torch._inductor.lowering" in sys.modules
-    if loaded and not _offsets and any(op.spec.mutated for op in registry.ops()):
+    if loaded and not _prepared and any(op.spec.mutated for op in registry.ops()):
         from shiplap.torch_private import inductor_lowering
 
         inductor_lowering.lower_storage_offsets()
-        _offsets.append(True)
+        inductor_lowering.lower_lone_results()
+        _prepared.append(True)
     for op in registry.ops():
         if op.templates:
             if not {op.overload, op.raw} <= _installed:

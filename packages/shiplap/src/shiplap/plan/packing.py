@@ -20,16 +20,14 @@ Packed = tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]
 def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native: bool) -> Block:
     """The conversions before a kernel that takes the arguments ``strided`` with any strides.
 
-    ``native``: those of generated C++, which Python spares what would have to be written back or moved.
+    ``native``: those of generated C++, where an absent tensor needs no step of its own.
     """
     steps: list[Step] = []
     for arg in spec.tensors:
         at = Place(spec.name, arg.name)
         step = Pack(at, arg.name in strided, align, arg.mutated)
-        if native and not (arg.mutated or step.strided):
-            steps.append(step)
-        elif not native and (align > 1 or not step.strided):
-            steps += around(arg, at, (step,))
+        if align > 1 or not step.strided:
+            steps += [step] if native else around(arg, at, (step,))
     return tuple(steps)
 
 

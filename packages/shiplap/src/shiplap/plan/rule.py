@@ -19,14 +19,16 @@ class Rule(ABC):
     """One rule, which is all there is of it: printers and errors ask it, and nobody else knows what it says.
 
     Class attributes: ``id`` in the catalogue; ``title`` and ``fix`` where they are not the catalogue's;
-    ``cpp_by``: who sees to it in C++, for a rule whose C++ condition is ``true``; ``real``: it looks at memory, so
-    that only calls with real tensors are held to it.
+    ``cpp_by``: who sees to it in C++, for a rule whose C++ condition is ``true``; ``undecided``: a call of which only
+    Python can say whether it breaks the rule; ``real``: it looks at memory, so that only calls with real tensors are
+    held to it.
     """
 
     id: ClassVar[str]
     title: ClassVar[str] = ""
     fix: ClassVar[str] = ""
     cpp_by: ClassVar[str] = ""
+    undecided: ClassVar[str] = ""
     real: ClassVar[bool] = False
 
     @abstractmethod

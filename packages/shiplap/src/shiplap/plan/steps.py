@@ -108,7 +108,7 @@ class Allocate:
 class Pack:
     """An argument is replaced by a contiguous copy where it lies otherwise than a kernel takes it.
 
-    ``align``: bytes, which native code leaves to Python. ``written``: the copy is to be written back.
+    ``align``: bytes. ``written``: the copy is to be written back.
     """
 
     at: Place

@@ -6,6 +6,7 @@ to callers.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -63,6 +64,23 @@ def lower_storage_offsets() -> None:
         return expression(value) if isinstance(value, SymInt) else int(value)
 
     lowering.register_lowering(overload, type_promotion_kind=None)(storage_offset)
+
+
+def lower_lone_results() -> None:
+    """Register a lowering of the index that is left on a result where an op that may write to an argument got None.
+
+    The functional form of such a call returns the result and each tensor that was written to. Where there is none of
+    these, torch up to 2.13 at least replaces the form by the call and keeps ``[0]`` on its one result.
+    """
+
+    def lone_result(value: Any, index: Any) -> Any:
+        source = current_node().args[0]
+        target = source.target if isinstance(source, torch.fx.Node) else None
+        if index != 0 or not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+            raise AssertionError(f"{target} has no result {index}")
+        return value
+
+    lowering.lowerings.setdefault(operator.getitem, lone_result)
 
 
 def autotuning() -> bool:

@@ -115,7 +115,7 @@ def test_status_becomes_an_error_with_the_kernels_message(scaled):
         op(x.float(), None, 1)
     with fails("SL211", where="cabi_test::scaled, kernel scaled", got="k is unlucky"):
         op(x, None, 13)
-    with fails("SL305", got="status 77"):
+    with fails("SL305", got="status 77", fix="write the reason of the status to ctx->error in the kernel"):
         op(x, None, 14)
     with fails("SL305", got="x" * 1024):  # a message without an end stays within its buffer
         op(x, None, 15)

@@ -209,12 +209,12 @@ def test_mutated_tensors(ops, counted):
     table = torch.zeros(4)
     with torch.no_grad():
         ops.bump(table, torch.ones(8)[::2])
-    assert not counted
-    ops.bump(table, torch.ones(4))  # with gradients enabled Python has to look
     gaps = torch.zeros(8)
     with torch.no_grad():
         ops.bump(gaps[::2], torch.ones(4))
-    assert counted == ["bump_", "bump_"]
+    assert not counted
+    ops.bump(table, torch.ones(4))  # with gradients enabled Python has to look
+    assert counted == ["bump_"]
     assert table.tolist() == [2.0] * 4
     assert gaps.tolist() == [1.0, 0.0] * 4
     with fails("SL304", got="a tensor that requires grad"):

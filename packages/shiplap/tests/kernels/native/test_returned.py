@@ -132,6 +132,20 @@ with torch.no_grad():
     x, kept = ops.positive(x)
     assert x.eq(2).all() and kept.shape == (4,)
     assert ops.maybe(x).eq(3).all() and ops.counted(torch.zeros(2, dtype=torch.int64)).eq(1).all()
+    x = torch.ones(4, 2)
+    assert ops.grown(x[:, 1]).eq(2).all() and x[:, 1].eq(2).all() and x[:, 0].eq(1).all()
+    try:
+        ops.grown(x[:1, 0].expand(4))
+    except RuntimeError as e:
+        assert "SL210" in str(e), e
+    else:
+        raise AssertionError
+try:
+    ops.grown(x[:, 1])
+except RuntimeError as e:
+    assert "SL409" in str(e) and "gradients are enabled: argument 'x'" in str(e) and "torch.no_grad()" in str(e), e
+else:
+    raise AssertionError
 assert "shiplap" not in sys.modules
 """
 

@@ -186,12 +186,15 @@ inline bool own_memory(const Tensor& t) {
 inline void conclude(int status, const char* where, const char (&message)[1024]) {
   if (status == SL_OK) [[likely]] return;
   std::string text(message, strnlen(message, sizeof message));
-  if (text.empty()) text = "status " + std::to_string(status);
+  const bool silent = text.empty();
+  if (silent) text = "status " + std::to_string(status);
   if (status == SL_INVALID_ARGUMENT) {
     refuse("SL211", "the op does not accept these values", "{}", "{}", "", "correct the values that the message names",
            {where, text});
   }
-  refuse("SL305", "the kernel refused its arguments", "{}", "{}", "", "correct the argument that the kernel's message names",
+  refuse("SL305", "the kernel refused its arguments", "{}", "{}", "",
+         silent ? "write the reason of the status to ctx->error in the kernel"
+                : "correct the argument that the kernel's message names",
          {where, text});
 }
 

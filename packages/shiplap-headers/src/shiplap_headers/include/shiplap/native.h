@@ -82,6 +82,23 @@ inline void* current_stream(Device device) {
   return stream;
 }
 
+// Whether the current stream of the current device is recorded in a graph. The runtime that torch has loaded knows; where
+// its symbols are not visible, nobody does.
+inline bool is_capturing() {
+  using Asked = int (*)(void* stream, int* status);
+  static const Asked asked = [] {
+    for (const char* name : {"cudaStreamIsCapturing", "hipStreamIsCapturing"}) {
+      if (void* function = dlsym(RTLD_DEFAULT, name); function != nullptr) return reinterpret_cast<Asked>(function);
+    }
+    return Asked{nullptr};
+  }();
+  if (asked == nullptr) return false;
+  int32_t index = -1;
+  check(aoti_torch_get_current_device_index(&index), "current device");
+  int status = 0;
+  return asked(current_stream({0, index}), &status) == 0 && status != 0;
+}
+
 inline Tensor workspace(int64_t bytes, Device device) { return empty({bytes}, aoti_torch_dtype_uint8(), device); }
 
 inline sl_context make_context(int32_t threads, void* stream, const Tensor& scratch, char (&message)[1024],
@@ -127,9 +144,6 @@ inline bool peek_present(StableIValue value) { return to<void*>(value) != nullpt
 inline bool peek_contiguous_or_absent(StableIValue value) {
   return !peek_present(value) || peek_contiguous(*to<StableIValue*>(value));
 }
-inline bool peek_aligned_or_absent(StableIValue value, uintptr_t bytes) {
-  return !peek_present(value) || peek_aligned(*to<StableIValue*>(value), bytes);
-}
 
 // What Python said last on this thread of a call it refused: torch 2.11 loses the text on its way.
 inline std::string& last_error() {
@@ -140,8 +154,10 @@ inline std::string& last_error() {
 // Calls `op` with arguments that nobody has taken; its results replace them.
 inline void redispatch(const char* op, const char* overload, StableIValue* values) {
   last_error().clear();
+  refusal()[6].clear();
   if (torch_call_dispatcher(op, overload, values, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS) return;
   if (!last_error().empty()) throw std::runtime_error(std::exchange(last_error(), std::string()));
+  if (!refusal()[6].empty()) throw std::runtime_error(refusal()[6]);  // native code refused, and torch 2.11 lost that
   // Declared by newer headers than those we build for; torch 2.13 has it.
   const auto what = reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
   throw std::runtime_error(what != nullptr ? what() : std::string(op) + " failed");
@@ -149,6 +165,12 @@ inline void redispatch(const char* op, const char* overload, StableIValue* value
 
 // Calls `op`, the Python implementation.
 inline void defer(const char* op, StableIValue* values) { redispatch(op, "", values); }
+
+// Where there is no Python.
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_alone(const char* where, const char* why) {
+  refuse("SL409", "only Python could serve the call, and this library has none", "{}", "{}", "a call that the kernel takes",
+         "pass tensors that the kernel takes, under torch.no_grad() where it writes to them", {where, why});
+}
 
 // Calls the op that writes, then returns arguments beside its own results. `results`: the number of the argument that a
 // result is, or -1 for the next result of the op that writes.

@@ -155,9 +155,10 @@ inline void copy(const Tensor& to, const Tensor& from) {
   check(aoti_torch_copy_(to.get(), from.get(), 0), "copy");
 }
 
-// Replaces `tensor` by a contiguous copy if it has to be one; the original comes back for writing back.
-inline Tensor make_contiguous(Tensor& tensor) {
-  if (!tensor || tensor.is_contiguous()) return Tensor();
+// Replaces `tensor` by a contiguous copy in fresh memory where a kernel does not take it as it lies: with these strides, or
+// at an address that is no multiple of `align`. The original comes back for writing back.
+inline Tensor pack(Tensor& tensor, bool strided, uintptr_t align) {
+  if (!tensor || ((strided || tensor.is_contiguous()) && address(tensor) % align == 0)) return Tensor();
   Tensor packed = empty_as(tensor);
   copy(packed, tensor);
   Tensor original = std::move(tensor);

@@ -281,7 +281,8 @@ class CKernel(CFunctionKernel):
 def refusal(status: int, where: str, frame: Frame) -> ShiplapError:
     """The error of a C function that returned ``status``, with its message."""
     id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
-    return error(id, where=where, got=frame.message or f"status {status}", expected="")
+    silent = "write the reason of the status to ctx->error in the kernel" if id == "SL305" and not frame.message else ""
+    return error(id, where=where, got=frame.message or f"status {status}", expected="", fix=silent)
 
 
 def _argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extents) -> object:

@@ -87,7 +87,7 @@ def _made(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool =
         if lacking := entry.form.missing():
             raise error("SL620", where=entry.op.spec.name, got=lacking, expected="compiled forms of every launch")
     kernels, suffix = _names(entries, where), ".1" if on_demand else ""
-    source = native_source([replace(e.native, source=e.form.source(packed=True)) for e in entries])
+    source = native_source([replace(e.native, source=e.form.source(packed=True)) for e in entries], alone=True)
     source += render(
         "deploy.cpp.jinja",
         libraries=["" if e.form.generated else e.kernels.name + suffix for e in entries],

@@ -146,6 +146,8 @@ class NoGradient(OfCall):
     def where(self) -> Text:
         return (f"{self.op}, out=",)
 
+    undecided = "tensors that may require a gradient, since gradients are enabled"
+
     def defers(self, index: int) -> str:
         return "aoti_torch_grad_mode_is_enabled()"
 

@@ -41,6 +41,8 @@ class IsTensor(OfTensor):
     def holds(self) -> Term:
         return Term(f"isinstance({self.at.tensor.python}, Tensor)", TRUE.cpp)
 
+    undecided = "None for a tensor"
+
     def defers(self, index: int) -> str:
         return undefined(index)
 
@@ -169,9 +171,6 @@ class OwnMemory(OfTensor):
         t = self.at.tensor
         return Term(f"({t.python}.is_contiguous() or own_memory({t.python}))", f"own_memory({t.cpp})")
 
-    def defers(self, index: int) -> str:
-        return f"!peek_contiguous(values[{index}])"  # a copy would have to be written back
-
     def got(self) -> Text:
         return ("shape ", self.at.shape, ", strides ", self.at.strides)
 
@@ -189,6 +188,8 @@ class OutsideAutograd(OfTensor):
 
     def holds(self) -> Term:
         return Term(f"not ({self.at.tensor.python}.requires_grad and is_grad_enabled())", TRUE.cpp)
+
+    undecided = "a tensor that may require a gradient, since gradients are enabled"
 
     def defers(self, index: int) -> str:
         return "aoti_torch_grad_mode_is_enabled()"
