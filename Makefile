@@ -9,6 +9,7 @@ CXX    ?= c++
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS  := $(VENV)/.installed-docs
+DEMO  := $(VENV)/.installed-demo
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 PACKAGES := $(sort $(notdir $(wildcard packages/*)))
@@ -24,11 +25,11 @@ NATIVE := $(shell find packages -name CMakeFiles -prune -o \
 PROJECTS := $(foreach package,$(PACKAGES),packages/$(package)/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint type docs power bench bench-overhead records test-gpu bench-gpu sanitize header wheel clean
+.PHONY: help install demo test lint type docs power bench bench-overhead records test-gpu bench-gpu sanitize header wheel release-check clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 install: $(STAMP) ## create .venv and install every package, editable, with the kernels compiled
 
@@ -49,7 +50,18 @@ $(STAMP): $(PROJECTS) constraints.txt $(NATIVE) | $(BIN)/python
 	  echo "not all of it could be compiled: make test does so" >&2
 	@touch $@
 
-demo: $(STAMP) ## run the demonstration and write shiplap-report/ (ARGS=--quick)
+# What the demonstration uses, and no more: its own family, the core and the headers.
+DEMO_PACKAGES := shiplap-headers shiplap shiplap-sparse3d
+
+$(DEMO): $(DEMO_PACKAGES:%=packages/%/pyproject.toml) constraints.txt $(filter packages/shiplap-sparse3d/%,$(NATIVE)) | $(BIN)/python
+	$(PIP) torch numpy
+	$(PIP) scikit-build-core cmake ninja hatchling editables
+	$(PIP) --no-build-isolation -e packages/shiplap-headers
+	$(PIP) --no-build-isolation -e packages/shiplap -e "packages/shiplap-sparse3d[demo]"
+	@touch $@
+
+# Where everything is installed, that is brought up to date instead.
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO)) ## run the demonstration and write shiplap-report/ (ARGS=--quick)
 	$(BIN)/shiplap demo $(ARGS)
 
 # Tests start many processes: none of them compiles the package's Python again, whatever the environment says.
@@ -77,7 +89,7 @@ test: $(STAMP) ## run the tests
 	wait $$device || two=$$?; cat $$output; \
 	$(WORSE)
 
-lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, generated headers
+lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, headers, links
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-logo
@@ -88,6 +100,7 @@ lint: $(STAMP) ## style, imports and circles, private torch, types by name, size
 	$(BIN)/python -m shiplap.codegen.dtypes --check
 	$(BIN)/python tools/exemptions.py
 	$(BIN)/shiplap header --check
+	$(BIN)/python tools/project_links.py --check
 
 type: $(STAMP) ## check the types
 	$(BIN)/mypy $(ARGS)
@@ -132,12 +145,19 @@ sanitize: $(STAMP) ## run kernels, bindings and device C++ with the address and 
 header: $(STAMP) ## write the C header that the declarations imply
 	$(BIN)/shiplap header $(ARGS)
 
-wheel: $(STAMP) ## build dist/*.whl of every distribution that is published
-	for package in $(filter-out shiplap-testing,$(PACKAGES)); do \
-	  $(BIN)/python -m build --wheel --no-isolation --outdir dist packages/$$package || exit; done
+# Both come into environments of nox, which need no `make install`. Without nox in .venv, pip installs it alone.
+NOX := $(BIN)/nox
+$(NOX): | $(BIN)/python
+	$(PIP) nox
+
+wheel: $(NOX) ## build dist/: source distributions and wheels of what is published, with native bindings
+	$(NOX) -s dist
+
+release-check: $(NOX) ## build dist/ as for a release, check it, and try it in an empty environment
+	$(NOX) -s release-check
 
 clean: ## remove what was built (.venv stays; its stamp goes)
-	rm -rf build dist site shiplap-report $(STAMP) $(DOCS)
+	rm -rf build dist site shiplap-report $(STAMP) $(DOCS) $(DEMO)
 	for package in packages/*; do (cd $$package && rm -rf build dist .cmake CMakeCache.txt CMakeFiles CMakeInit.txt \
 	  build.ninja cmake_install.cmake compile_commands.json .ninja_deps .ninja_log .skbuild-info.json); done
 	find packages -name CMakeFiles -prune -exec rm -rf {} +

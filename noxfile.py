@@ -1,18 +1,34 @@
-"""What takes longer than the suite may: other torch releases, every package against its own wheels, vLLM.
+"""What takes longer than the suite may: other releases of torch and Python, wheels, sanitizers, fuzzing.
+
+``nox --list`` names all sessions. Those of a release, and of the matrix:
 
 ``nox -s matrix``
-    the suite on each supported torch release (one of them: ``nox -s "matrix(torch='2.13.0')"``), with the wheels of all
-    packages. Point pip at an index with CPU builds of torch (``PIP_EXTRA_INDEX_URL``), or each session downloads the
-    CUDA libraries.
+    the whole suite on each supported torch release (one: ``nox -s "matrix(torch='2.15.0')"``), with the wheels of all
+    packages, on Python 3.11.
+``nox -s core``
+    the tests of declarations, calls, kernels and the audit on each of these releases and of ALSO with each Python of
+    PYTHONS (one: ``nox -s "core-3.13(torch='2.15.0')"``). A Python that is not installed is skipped, unless nox is
+    called with ``--error-on-missing-interpreters``. ``CXX=clang++`` takes Clang.
+``nox -s oldest``
+    the same with the lowest versions of torch and NumPy that are supported.
 ``nox -s wheels``
     the tests of each package alone (``nox -s "wheels(package='shiplap-dense')" -- -k micro``), against wheels of it and
     of what it requires; third-party packages are those of the environment that runs nox, so nothing is downloaded.
+``nox -s dist``
+    source distributions and wheels as they are uploaded, with native bindings, in ``dist/``. ``nox -s release-check``
+    builds and checks them, and imports them in an empty environment. ``nox -s manylinux`` builds the compiled ones in
+    manylinux images, which needs Docker.
 ``nox -s distributions``
     builds of the families too, without torch, and what is in them.
 ``nox -s long``
     every case of the tests of which ``make test`` runs a sample.
 ``nox -s vllm``
     the plugin against vLLM's own wheel.
+
+**CPU builds of torch.** On x86-64 the default index has the CUDA build of a release, which brings gigabytes of CUDA
+libraries. An index of CPU builds has the same release as a *local* version, such as 2.15.0+cpu. Where pip finds both,
+it takes the local version, also for ``torch==2.15.0``. So name such an index in ``PIP_EXTRA_INDEX_URL``, or a folder
+with wheels in ``PIP_FIND_LINKS``. On arm64 the plain release is a CPU build.
 """
 
 import os
@@ -25,9 +41,16 @@ nox.options.sessions = ["matrix"]
 
 # The releases of torch that the suite runs on, from the one place that lists them.
 RELEASES = tuple(runpy.run_path("packages/shiplap/src/shiplap/torch_private/versions.py")["RELEASES"])
+ALSO = ("2.14.1",)  # releases on which ``core`` runs, too
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+OLDEST = {"torch": RELEASES[0], "numpy": "1.26.4"}
+# The tests that depend on torch, Python, NumPy and the compiler: declarations, calls, kernels, audit.
+CORE = ("audit", "codegen", "declare", "dispatch", "kernels", "plan", "sampling", "torch_private")
+REQUIREMENTS = Path(".github", "requirements")  # with hashes; `nox -s requirements` writes them
 FIRST = ("shiplap-headers", "shiplap")  # what all others require, in the order in which wheels are built
 OTHERS = sorted({folder.name for folder in Path("packages").iterdir()} - {*FIRST, "shiplap-testing"})
 PACKAGES = (*FIRST, *OTHERS)
+COMPILED = tuple(name for name in PACKAGES if Path("packages", name, "CMakeLists.txt").is_file())
 TESTED = PACKAGES[1:]  # the headers are tested by who compiles with them
 
 
@@ -66,6 +89,140 @@ def matrix(session: nox.Session, torch: str) -> None:
     session.install("-c", pins(session, "torch", "triton"), f"torch=={torch}", *named)
     for marks in ("not device", "device"):
         session.run("python", "-m", "pytest", "-q", "-m", marks, *session.posargs, env=in_repository())
+
+
+def run_core(session: nox.Session, **versions: str) -> None:
+    """Run the tests of CORE with these versions, everything else as pinned."""
+    wheels = wheels_of(session, *FIRST, "shiplap-testing")
+    exact = [f"{name}=={version}" for name, version in versions.items()]
+    session.install("-c", pins(session, "triton", *versions), *exact, *wheels)
+    tests = [f"packages/shiplap/tests/{room}" for room in CORE]
+    call = ("python", "-m", "pytest", "-q", "-m", "not device and not long and not docs", *tests, *session.posargs)
+    session.run(*call, env={"SHIPLAP_TEST_UNOPTIMIZED": "1", **in_repository()})
+
+
+@nox.session(python=PYTHONS)
+@nox.parametrize("torch", sorted({*RELEASES, *ALSO}))
+def core(session: nox.Session, torch: str) -> None:
+    """Run the tests of declarations, calls, kernels and the audit on one Python and one torch release."""
+    run_core(session, torch=torch)
+
+
+@nox.session
+def oldest(session: nox.Session) -> None:
+    """Run the same tests with the lowest supported versions of torch and NumPy."""
+    run_core(session, **OLDEST)
+
+
+# --- distributions ----------------------------------------------------------------------------------------------------
+
+
+def install_pinned(session: nox.Session, name: str) -> None:
+    """Install the tools of one file of requirements, each with its hash."""
+    session.install("--require-hashes", "-r", str(REQUIREMENTS / f"{name}.txt"))
+
+
+def build_all(session: nox.Session) -> Path:
+    """Build every published distribution into ``dist/``, the compiled ones with native bindings."""
+    install_pinned(session, "release")
+    dist = Path("dist").absolute()
+    session.run("python", "tools/distributions.py", "build", "--output", str(dist))
+    # Bindings are compiled by the shiplap that is released with them; those of Triton kernels need Triton's signatures.
+    session.install("-c", pins(session), "--find-links", str(dist), "torch", "numpy", "triton", "shiplap")
+    session.run("python", "tools/distributions.py", "repair", "--output", str(dist))
+    return dist
+
+
+@nox.session
+def dist(session: nox.Session) -> None:
+    """Build source distributions and wheels into ``dist/``, the compiled ones with native bindings."""
+    build_all(session)
+
+
+def check_all(session: nox.Session, folder: str) -> None:
+    """Check the distributions in a folder, as an index does and as a user would have to."""
+    install_pinned(session, "release")
+    session.install("-c", pins(session), "--find-links", folder, "torch", "numpy", "shiplap")
+    session.run("python", "tools/distributions.py", "check", "--output", folder)
+
+
+def fresh_environment(session: nox.Session, folder: str, *constraints: str) -> str:
+    """Install every distribution in a folder into an environment that has nothing else: its Python."""
+    fresh = Path(session.create_tmp()).absolute() / "fresh"
+    session.run("python", "-m", "venv", "--clear", str(fresh))
+    python = str(fresh / "bin" / "python")
+    call = (python, "-m", "pip", "install", "--quiet", *constraints, "--find-links", folder, "torch", "numpy")
+    session.run(*call, *PACKAGES[1:], "shiplap-sparse3d[demo]", external=True)
+    return python
+
+
+@nox.session(name="release-check")
+def release_check(session: nox.Session) -> None:
+    """Build what a release uploads, check it, and try it in an environment that has nothing else."""
+    folder = str(build_all(session))
+    check_all(session, folder)
+    python = fresh_environment(session, folder, "-c", pins(session))
+    session.run(python, "-I", "tools/try_installed.py", *PACKAGES[1:], external=True)
+
+
+@nox.session(name="check-dist")
+def check_dist(session: nox.Session) -> None:
+    """Check the distributions that lie in ``dist/`` already, wherever they were built."""
+    check_all(session, "dist")
+
+
+@nox.session(name="try-dist")
+def try_dist(session: nox.Session) -> None:
+    """Try the distributions in ``dist/`` with the newest torch (``-- --demo``: the demonstration, too)."""
+    python = fresh_environment(session, "dist")
+    session.run(python, "-I", "tools/try_installed.py", *PACKAGES[1:], external=True)
+    if "--demo" in session.posargs:  # torch.compile needs a C++ compiler
+        report = str(Path(session.create_tmp()).absolute() / "report")
+        session.run(python, "-I", "-m", "shiplap.cli", "demo", "--quick", "--output", report, external=True)
+
+
+@nox.session
+def pure(session: nox.Session) -> None:
+    """Build the wheels for every platform and all source distributions into ``dist/``."""
+    install_pinned(session, "release")
+    session.run("python", "tools/distributions.py", "build", "--output", "dist", *session.posargs)
+    for wheel in Path("dist").glob("*-linux_*.whl"):  # nox -s manylinux builds the compiled ones
+        wheel.unlink()
+
+
+@nox.session
+def manylinux(session: nox.Session) -> None:
+    """Build the wheels with kernels in manylinux images (needs Docker): ``[tool.cibuildwheel]`` says how."""
+    install_pinned(session, "wheels")
+    for package in COMPILED:
+        config = ("--config-file", str(Path("pyproject.toml").absolute()), "--output-dir", "dist")
+        session.run("cibuildwheel", *config, "--platform", "linux", *session.posargs, f"packages/{package}")
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """Write ``build/sbom.cdx.json``: what an environment with every distribution in ``dist/`` holds."""
+    python = fresh_environment(session, "dist", "-c", pins(session))
+    install_pinned(session, "sbom")
+    Path("build").mkdir(exist_ok=True)
+    session.run("cyclonedx-py", "environment", "--output-reproducible", "-o", "build/sbom.cdx.json", python)
+
+
+@nox.session
+def workflows(session: nox.Session) -> None:
+    """Check the workflows of the repository: their syntax, and what an attacker could use."""
+    install_pinned(session, "workflows")
+    session.run("actionlint")
+    session.run("zizmor", "--offline", ".github")
+
+
+@nox.session
+def requirements(session: nox.Session) -> None:
+    """Renew the requirements with hashes of the tools that workflows install."""
+    session.install("uv")
+    for file in sorted(REQUIREMENTS.glob("*.in")):
+        call = ("uv", "pip", "compile", "--quiet", "--upgrade", "--generate-hashes", "--no-annotate", "--no-header")
+        session.run(*call, "--python-version", "3.11", str(file), "-o", str(file.with_suffix(".txt")))
 
 
 @nox.session(venv_backend="none")

@@ -1,6 +1,6 @@
 """Code on pages runs, or is marked as a fragment; commands have the options that pages give them.
 
-A fenced block of Python or of a console in the README or in ``docs`` is one of the following:
+A fenced block of Python or of a console in ``docs`` or in a README, those of distributions included, is one of these:
 
 * snippets of files that tests run: ``--8<-- "examples/first_op.py:declare"``;
 * marked by the line above it, ``<!-- tested: FILE::TEST -->``, with the test that runs it;
@@ -29,7 +29,8 @@ from shiplap_testing.paths import REPOSITORY
 pytestmark = pytest.mark.docs
 
 FOLLOWED = REPOSITORY / "docs" / "contributing"
-PAGES = [REPOSITORY / "README.md", *(p for p in sorted((REPOSITORY / "docs").rglob("*.md")) if p.parent != FOLLOWED)]
+READMES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "packages").glob("*/README.md"))]
+PAGES = [*READMES, *(p for p in sorted((REPOSITORY / "docs").rglob("*.md")) if p.parent != FOLLOWED)]
 BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>[^\n]*) -->\n)?(?P<fence>`{3,})[ {.]*(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,

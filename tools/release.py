@@ -1,5 +1,7 @@
 """Give all distributions a new version: ``release.py VERSION [--date YYYY-MM-DD]``, by default today.
 
+``release.py --check-tag v0.2.0`` changes nothing, and fails unless the tag names the version of all distributions.
+
 The distributions have one version, and require each other by it. Every place that names the version is changed: the
 ``pyproject.toml`` of each package, ``shiplap.__version__``, and the how-to pages, which show this version and the next
 one. The section ``## Unreleased`` of each changelog becomes that of the version. Nothing is committed, tagged or
@@ -75,12 +77,31 @@ def name_section(package: Path, version: str, date: str) -> bool:
     return True
 
 
+def problems_of_tag(root: Path, tag: str) -> list[str]:
+    """The distributions whose version is not that of the tag, and those whose changelog has no section of it."""
+    found = []
+    for file in sorted(root.glob("packages/*/pyproject.toml")):
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        changelog = file.with_name("CHANGELOG.md")
+        if f"v{project['version']}" != tag:
+            found.append(f"{project['name']} has version {project['version']}, and the tag is {tag}")
+        elif changelog.is_file() and f"## {project['version']} (" not in changelog.read_text(encoding="utf-8"):
+            found.append(f"{changelog.relative_to(root)} has no section of {project['version']}")
+    return found
+
+
 def main(arguments: list[str]) -> int:
     """Renumber, and name the new section of each changelog; 1 where that version cannot be."""
     parser = argparse.ArgumentParser(description="Give all distributions a new version.")
-    parser.add_argument("version")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("version", nargs="?")
+    what.add_argument("--check-tag", metavar="TAG", help="only compare a tag with the versions")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     given = parser.parse_args(arguments)
+    if given.check_tag:
+        problems = problems_of_tag(ROOT, given.check_tag)
+        print(*problems, sep="\n", file=sys.stderr)
+        return 1 if problems else 0
     old = current(ROOT)
     if problem := refused(old, given.version):
         print(problem, file=sys.stderr)

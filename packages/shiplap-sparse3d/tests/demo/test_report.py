@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from shiplap_sparse3d.demo import DemoResult
-from shiplap_sparse3d.demo.report import _curve, html, rows
+from shiplap_sparse3d.demo.report import VERDICTS, _chart, _round_up, html, rows
 from shiplap_sparse3d.demo.result import Verdicts
 
 RESULT = DemoResult(
@@ -100,9 +100,35 @@ def test_without_an_audit_it_says_so() -> None:
     assert "Not run." in Page(html(replace(RESULT, audits={}), IMAGE)).text
 
 
+def test_the_report_says_what_a_skipped_and_an_incomplete_check_are() -> None:
+    audits = {"sparse3d::conv": Verdicts(15, 0, 3, (), incomplete=27)}
+    text = Page(html(replace(RESULT, audits=audits), IMAGE)).text
+    assert VERDICTS in text
+    assert "27" in text
+
+
+# The plot is 560 wide and 190 high, and begins at (64, 10).
 @pytest.mark.parametrize(
     ("losses", "points"),
-    [((1.0, 0.5, 0.0), "0.0,0.0 320.0,100.0 640.0,200.0"), ((2.0,), "0.0,0.0"), ((0.0, 0.0), "0.0,200.0 640.0,200.0")],
+    [
+        ((1.0, 0.5, 0.0), "64.0,10.0 344.0,105.0 624.0,200.0"),
+        ((1.6, 0.4), "64.0,48.0 624.0,162.0"),  # below a round number
+        ((2.0,), "64.0,10.0"),
+        ((0.0, 0.0), "64.0,200.0 624.0,200.0"),
+    ],
 )
-def test_curve(losses: tuple[float, ...], points: str) -> None:
-    assert _curve(losses) == points
+def test_losses_are_drawn_between_axes(losses: tuple[float, ...], points: str) -> None:
+    assert _chart(losses)["points"] == points
+
+
+def test_axes_have_names_and_round_numbers() -> None:
+    text = Page(html(replace(RESULT, losses=(0.7, 0.2, 0.1)), IMAGE)).text
+    words = text.partition("Loss")[2].partition("Audit of")[0].split()
+    assert words == ["0", "0.5", "1", "1", "2", "3", "training", "step", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("value", "top"), [(0.0, 1.0), (0.7, 1.0), (1.0, 1.0), (1.1, 2.0), (3.0, 5.0), (6.0, 10.0), (0.03, 0.05)]
+)
+def test_an_axis_ends_at_a_round_number(value: float, top: float) -> None:
+    assert _round_up(value) == top

@@ -67,13 +67,14 @@ def test_settings_arrive(run: Any, asked: list[DemoSettings], tmp_path: Path) ->
     assert "0.900" in result.stdout
     assert "audit of sparse3d::conv" in result.stdout
     assert "15 ok, 1 skip" in result.stdout
+    assert "skip: the check does not apply to the op" in " ".join(result.stdout.split())
     assert result.stdout.endswith("report: shiplap-report/demo.html\n")
 
 
 def test_json_is_all_of_stdout(run: Any, asked: list[DemoSettings], tmp_path: Path) -> None:
     parsed = json.loads(run("demo", "--json", "-o", tmp_path).stdout)
     assert parsed["iou"] == 0.9
-    assert parsed["audits"] == {"sparse3d::conv": {"ok": 15, "fail": 0, "skip": 1, "failed": []}}
+    assert parsed["audits"] == {"sparse3d::conv": {"ok": 15, "fail": 0, "skip": 1, "failed": [], "incomplete": 0}}
 
 
 @pytest.mark.parametrize("bad", [{"graph_breaks": 1}, {"audits": {"a::b": Verdicts(14, 1, 1, ("fresh",))}}])

@@ -109,7 +109,7 @@ def _require_device(device: str) -> None:
 
 
 def _print(result: DemoResult) -> None:
-    from shiplap_sparse3d.demo.report import rows
+    from shiplap_sparse3d.demo.report import VERDICTS, rows
 
     screen = verbs.out()
     shown = rows(result)
@@ -117,6 +117,9 @@ def _print(result: DemoResult) -> None:
     for label, value, note in shown:
         screen.print(f"{label:{wide}}  {value:>{value_wide}}  {note}".rstrip(), markup=False)
     for op, verdicts in result.audits.items():
-        failed = f", {verdicts.fail} fail ({', '.join(verdicts.failed)})" if verdicts.fail else ""
-        screen.print(f"{'audit of ' + op:{wide}}  {verdicts.ok} ok, {verdicts.skip} skip{failed}", markup=False)
+        more = f", {verdicts.incomplete} incomplete" if verdicts.incomplete else ""
+        more += f", {verdicts.fail} fail ({', '.join(verdicts.failed)})" if verdicts.fail else ""
+        screen.print(f"{'audit of ' + op:{wide}}  {verdicts.ok} ok, {verdicts.skip} skip{more}", markup=False)
+    if result.audits:
+        screen.print(VERDICTS, markup=False)
     screen.print(f"report: {result.html}", markup=False)

@@ -30,6 +30,6 @@ def audits(quick: bool, progress: Progress) -> dict[str, Verdicts]:
         findings = sl.audit(op, checks=QUICK_CHECKS if quick else None, seed=0, budget_s=2 if quick else 20)
         count = [f.verdict for f in findings].count
         failed = tuple(f.check for f in findings if f.verdict == "fail")
-        verdicts[op.spec.name] = Verdicts(count("ok"), count("fail"), count("skip"), failed)
+        verdicts[op.spec.name] = Verdicts(count("ok"), count("fail"), count("skip"), failed, count("incomplete"))
     progress("audit", len(OPS), len(OPS), "")
     return verdicts

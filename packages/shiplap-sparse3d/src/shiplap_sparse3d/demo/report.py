@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from shiplap_sparse3d.demo.result import DemoResult
 
 __all__ = ["html", "rows"]
 
-_WIDTH, _HEIGHT = 640, 200
+# The plot of the losses inside of its SVG: the margins hold the numbers and the names of the axes.
+_LEFT, _TOP, _WIDTH, _HEIGHT = 64, 10, 560, 190
+# What two of the verdicts mean.
+VERDICTS = (
+    "skip: the check does not apply to the op, for example because the op has no gradient. "
+    "incomplete: the demonstration had no time for all samples of the check; 'shiplap audit' has."
+)
 
 
 def rows(result: DemoResult) -> list[tuple[str, str, str]]:
@@ -44,9 +52,8 @@ def html(result: DemoResult, image: bytes) -> str:
         scan=result.scan,
         better=[rule.name for rule in result.rules if rule.iou > result.iou],
         image=base64.b64encode(image).decode(),
-        curve=_curve(result.losses),
-        highest=max(result.losses),
-        steps=len(result.losses),
+        chart=_chart(result.losses),
+        meanings=VERDICTS,
         seconds=result.train_s,
         parameters=result.parameters,
         training_points=result.training_points,
@@ -55,7 +62,22 @@ def html(result: DemoResult, image: bytes) -> str:
     )
 
 
-def _curve(losses: Sequence[float]) -> str:
-    """Return the losses as the points of an SVG polyline."""
-    across, top = _WIDTH / max(1, len(losses) - 1), max(losses) or 1.0
-    return " ".join(f"{i * across:.1f},{_HEIGHT * (1 - v / top):.1f}" for i, v in enumerate(losses))
+def _chart(losses: Sequence[float]) -> dict[str, Any]:
+    """The losses as the points of an SVG polyline, with the numbers along its axes and where they stand."""
+    top, last = _round_up(max(losses)), max(1, len(losses) - 1)
+    points = [(_LEFT + i * _WIDTH / last, _TOP + _HEIGHT * (1 - loss / top)) for i, loss in enumerate(losses)]
+    steps = dict.fromkeys((0, last // 2, len(losses) - 1))
+    return {
+        "points": " ".join(f"{x:.1f},{y:.1f}" for x, y in points),
+        "box": (_LEFT, _TOP, _WIDTH, _HEIGHT),
+        "loss": [(f"{top * part:g}", _TOP + _HEIGHT * (1 - part)) for part in (0, 0.5, 1)],
+        "step": [(str(i + 1), _LEFT + i * _WIDTH / last) for i in steps],
+    }
+
+
+def _round_up(value: float) -> float:
+    """The lowest of 1, 2 and 5 times a power of ten that is not below ``value``; 1 for 0."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return float(f"{next(factor for factor in (1, 2, 5, 10) if factor * power >= value) * power:g}")

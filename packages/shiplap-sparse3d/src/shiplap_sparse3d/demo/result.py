@@ -42,6 +42,7 @@ class Verdicts:
     fail: int
     skip: int
     failed: tuple[str, ...]
+    incomplete: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,159 @@
+"""What the distributions say of themselves follows from one setting, and an index would take it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.projects import COMPILED, PROJECTS, PUBLISHED
+
+from shiplap_testing.forked import python
+from shiplap_testing.paths import REPOSITORY
+
+pytestmark = pytest.mark.docs
+
+LINKS = REPOSITORY / "tools" / "project_links.py"
+DISTRIBUTIONS = REPOSITORY / "tools" / "distributions.py"
+HOME = "https://example.org/shiplap"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A copy of the files that name the home of the project."""
+    for name in ("README.md", "CITATION.cff", "mkdocs.yml", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    shutil.copytree(REPOSITORY / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("assets"))
+    for package in PUBLISHED:
+        (tmp_path / "packages" / package).mkdir(parents=True)
+        for name in ("README.md", "CHANGELOG.md", "pyproject.toml"):
+            shutil.copy(REPOSITORY / "packages" / package / name, tmp_path / "packages" / package / name)
+    return tmp_path
+
+
+def set_home(root: Path, home: str) -> None:
+    text = (root / "pyproject.toml").read_text("utf-8")
+    (root / "pyproject.toml").write_text(re.sub(r'(?m)^home = ".*"$', f'home = "{home}"', text), "utf-8")
+
+
+def test_files_are_what_the_setting_says() -> None:
+    done = python(LINKS, "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["shiplap"]["pages"]
+    assert pages.keys() == set(PUBLISHED)
+
+
+def test_one_setting_gives_every_distribution_its_addresses(repository: Path) -> None:
+    before = {p: p.read_text("utf-8") for p in repository.rglob("*") if p.is_file()}
+    set_home(repository, HOME + "/")
+    assert python(LINKS, "--check", "--root", repository).returncode == 1
+    assert python(LINKS, "--root", repository).returncode == 0
+    assert python(LINKS, "--check", "--root", repository).returncode == 0
+    for package in PUBLISHED:
+        folder = repository / "packages" / package
+        project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+        assert project["project"]["urls"]["Homepage"] == HOME
+        assert project["project"]["urls"].keys() >= {"Documentation", "Source", "Changelog", "Issues"}
+        assert {k: v for k, v in project["project"].items() if k != "urls"} == PROJECTS[package]["project"]
+        assert f"]({HOME}/blob/main/packages/{package}/CHANGELOG.md)" in (folder / "README.md").read_text("utf-8")
+        assert "in the repository\n" not in (folder / "README.md").read_text("utf-8")
+    assert "pip install shiplap " in (repository / "README.md").read_text("utf-8")
+    assert f"repository-code: {HOME}\n" in (repository / "CITATION.cff").read_text("utf-8")
+    set_home(repository, "")
+    assert python(LINKS, "--root", repository).returncode == 0
+    assert {p: p.read_text("utf-8") for p in before} == before
+
+
+@pytest.mark.parametrize("package", PUBLISHED)
+def test_a_distribution_describes_itself(package: str) -> None:
+    project = PROJECTS[package]["project"]
+    classifiers = set(project["classifiers"])
+    assert {
+        "Typing :: Typed",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+    } <= classifiers
+    assert ("Programming Language :: C++" in classifiers) or package not in COMPILED
+    assert project["keywords"]
+    for name in project["license-files"]:
+        assert (REPOSITORY / "packages" / package / name).is_file(), name
+    module = package.replace("-", "_")
+    assert (REPOSITORY / "packages" / package / "src" / module / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("package", PUBLISHED)
+def test_a_long_description_stands_alone(package: str) -> None:
+    """It has an example and an installation, and no link that only the repository could follow."""
+    text = (REPOSITORY / "packages" / package / "README.md").read_text("utf-8")
+    prose = re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert [link for link in re.findall(r"\]\(([^)\s]+)\)", prose) if not link.startswith("https:")] == []
+    assert re.search(r"^```(python|yaml|c)$", text, re.MULTILINE)
+    assert re.search(rf'^\$ pip install "?{package}', text, re.MULTILINE)
+
+
+# --- tools/distributions.py -------------------------------------------------------------------------------------------
+
+METADATA = "Metadata-Version: 2.4\nName: {0}\nVersion: 1.0\nClassifier: Typing :: Typed\n\n# {0}\n\n{1}\n"
+
+
+def wheel(folder: Path, name: str, tag: str, *files: str, text: str = "") -> Path:
+    """A wheel with empty files, as far as the check reads it."""
+    stem = name.replace("-", "_")
+    path = folder / f"{stem}-1.0-py3-none-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{stem}-1.0.dist-info/METADATA", METADATA.format(name, text))
+        for file in (f"{stem}/py.typed", f"{stem}-1.0.dist-info/licenses/LICENSE", *files):
+            archive.writestr(file, "")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("compiled", "tag", "files", "text", "found"),
+    [
+        (False, "any", (), "[a](https://example.org)", []),
+        (False, "any", (), "[guide](../../docs/x.md)", ["a relative link: ../../docs/x.md"]),
+        (False, "linux_x86_64", (), "", ["not a wheel for every platform"]),
+        (True, "manylinux_2_28_x86_64", ("x/_shiplap/a/binding.so",), "", ["x/_shiplap/a/binding.so fits linux_"]),
+        (True, "manylinux_2_28_x86_64", (), "", ["no native binding"]),
+        (True, "linux_x86_64", ("x/_shiplap/a/binding.so",), "", ["no manylinux tag"]),
+    ],
+)
+def test_a_wheel_that_an_index_or_a_user_could_not_use_is_named(
+    tmp_path: Path, compiled: bool, tag: str, files: tuple[str, ...], text: str, found: list[str]
+) -> None:
+    path = wheel(tmp_path, "some-name", tag, *files, text=text)
+    program = (
+        "import runpy, sys\nfrom pathlib import Path\n"
+        f"tool = runpy.run_path({str(DISTRIBUTIONS)!r})\n"
+        f"print(*tool['problems_of_wheel'](Path({str(path)!r}), {compiled}), sep='\\n')\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    done = python(tmp_path / "program.py")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert len(lines) == len(found)
+    assert all(line.startswith(begin) for line, begin in zip(lines, found, strict=True)), lines
+
+
+def test_every_published_distribution_is_built_after_what_it_requires() -> None:
+    program = REPOSITORY / "tools" / "distributions.py"
+    import runpy
+
+    names = runpy.run_path(str(program))["published"]()
+    assert sorted(names) == sorted(PUBLISHED)
+    assert names[:2] == ["shiplap-headers", "shiplap"]
+
+
+def test_a_tag_is_compared_with_versions_and_changelogs() -> None:
+    tool = REPOSITORY / "tools" / "release.py"
+    version = PROJECTS["shiplap"]["project"]["version"]
+    done = python(tool, "--check-tag", "v99.0.0")
+    assert done.returncode == 1
+    assert f"shiplap has version {version}, and the tag is v99.0.0" in done.stderr
+    unnamed = [
+        p for p in PUBLISHED if f"## {version} (" not in (REPOSITORY / "packages" / p / "CHANGELOG.md").read_text()
+    ]
+    assert python(tool, "--check-tag", f"v{version}").returncode == (1 if unnamed else 0)
