@@ -2,6 +2,6 @@
 
 from shiplap.judge.engine import judge
 from shiplap.judge.options import Options
-from shiplap.judge.verdict import Reason, Ruling, Timed
+from shiplap.judge.result import JudgeResult, Reason, Timed
 
-__all__ = ["Options", "Reason", "Ruling", "Timed", "judge"]
+__all__ = ["JudgeResult", "Options", "Reason", "Timed", "judge"]

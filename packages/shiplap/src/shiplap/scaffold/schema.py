@@ -1,4 +1,4 @@
-"""A torch schema → the text of a declaration: annotations, ``mutates=``, ``aliases=`` and ``static=``.
+"""A torch schema → the text of a declaration: annotations, ``mutates=``, ``aliases=`` and ``specialize=``.
 
 The text is the same whether a draft is written or ``tools/count_schemas.py`` counts which schemas can be said.
 """
@@ -91,7 +91,7 @@ class Form:
         return names if any(names) else ()
 
     @property
-    def static(self) -> tuple[str, ...]:
+    def specialize(self) -> tuple[str, ...]:
         """Ints that are no symbols in the schema."""
         return tuple(a.name for a in self.arguments if re.match(r"int\b", a.kind))
 
