@@ -45,6 +45,7 @@ from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template, TemplateKeywords, Traced, read_template
 from shiplap.declare.values import Result, Returned, Value
 from shiplap.dispatch import compile_cache_key, tuned_choices
+from shiplap.dispatch.autocast import explain_autocast
 from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.python_kernel import PythonFunction
 from shiplap.dispatch.registration import Registered
@@ -106,7 +107,11 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
     def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
         """Raise what is wrong with a call that failed with ``cause``, in our words; else say whether to try again."""
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
-            raise wrong from None
+            raise (dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, wrong)) or wrong from None
+        if isinstance(cause, ShiplapError):
+            about_autocast = dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, cause)
+            if about_autocast:
+                raise about_autocast from None
         return any(hook(self, (*args, *kwargs.values()), cause) for hook in failure_hooks)
 
     def out(
