@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import shiplap as sl
-from shiplap.judge import Ruling
+from shiplap.judge import JudgeResult
 from shiplap.sandbox.load_candidate import load_named
 from shiplap.sandbox.supervisor import Launcher
 
@@ -320,17 +320,17 @@ def _by_do_bench(reference: Path, candidate: Path) -> list[float]:
     return sorted(float(do_bench(lambda: kernel(*args), return_mode="median")) * 1e-3 for _ in range(REPEATS))
 
 
-def _line(name: str, ruling: Ruling, honest: bool, peers: list[float]) -> dict[str, Any]:
-    timed, peer = ruling.timings[0].candidate if ruling.timings else 0.0, median(peers)
+def _line(name: str, result: JudgeResult, honest: bool, peers: list[float]) -> dict[str, Any]:
+    timed, peer = result.timings[0].candidate if result.timings else 0.0, median(peers)
     off = abs(timed / peer - 1) if peer > LONG and timed else 0.0
-    right = ruling.word != "refused" and off <= 0.05 if honest else ruling.word == "refused"
+    right = result.verdict != "refused" and off <= 0.05 if honest else result.verdict == "refused"
     return {
         "kernel": name,
         "right": right,
-        "verdict": ruling.word,
-        "reasons": [f"{r.check}: {r.evidence}"[:160] for r in ruling.reasons],
-        "missing": dict(ruling.missing),
-        "seconds": round(ruling.seconds, 1),
+        "verdict": result.verdict,
+        "reasons": [f"{r.check}: {r.evidence}"[:160] for r in result.reasons],
+        "missing": dict(result.missing),
+        "seconds": round(result.seconds, 1),
         "us": round(timed * 1e6, 2),
         "do_bench_us": round(peer * 1e6, 2),
         "do_bench_us_from_to": [round(peers[0] * 1e6, 2), round(peers[-1] * 1e6, 2)],
@@ -361,8 +361,8 @@ def main() -> int:
             it.write_text(candidate)
             options: dict[str, Any] = {"device": DEVICE, "seconds": asked.seconds, "launcher": launcher}
             options |= {"vary_shapes": not asked.fixed_shapes, "rounds": asked.rounds}
-            ruling = sl.judge(ref, it, **options)
-            line = _line(name, ruling, honest, _by_do_bench(ref, it) if honest else [0.0])
+            result = sl.judge(ref, it, **options)
+            line = _line(name, result, honest, _by_do_bench(ref, it) if honest else [0.0])
             wrong += not line["right"]
             print(json.dumps(line), flush=True)
     return int(wrong > 0)

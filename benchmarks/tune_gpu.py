@@ -109,8 +109,8 @@ def hostile(ops: Any) -> dict[str, Any]:
     import shiplap as sl
 
     keep = sample(512, 512, 512)
-    free = sl.tune(ops.hostile, [keep], "60s", device="cuda", remeasure=True)[0]
-    captured = sl.tune(ops.hostile, [keep], "60s", device="cuda", remeasure=True, capture="always")[0]
+    free = sl.tune(ops.hostile, [keep], "60s", device="cuda", remeasure=True).choices[0]
+    captured = sl.tune(ops.hostile, [keep], "60s", device="cuda", remeasure=True, capture="always").choices[0]
     return {
         name: {"choice": c.label, "dropped": [f"{f.check} {f.evidence}"[:200] for f in c.findings]}
         for name, c in (("free", free), ("captured", captured))

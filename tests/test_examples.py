@@ -88,8 +88,8 @@ import runpy
 import shiplap as sl
 example = runpy.run_path("examples/first_op.py")
 example["compile_it"]()
-for finding in sl.audit(example["rms_norm"], checks=("schema", "numerics", "gradient"), budget_s=600):
-    print(f"{finding.verdict:5} {finding.check:20} {finding.evidence}")
+report = sl.audit(example["rms_norm"], checks=("schema", "numerics", "gradient"), budget_s=600)
+print(report.verdict)
 """
 
 
@@ -98,8 +98,7 @@ def test_first_op() -> None:
     done = run("-c", FIRST)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "compiled into one graph" in done.stdout
-    assert all(f"ok    {check}" in done.stdout for check in ("schema", "numerics", "gradient"))
-    assert "fail" not in done.stdout
+    assert done.stdout.splitlines()[-1] == "proven"
 
 
 @pytest.mark.long

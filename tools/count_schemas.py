@@ -65,7 +65,7 @@ def declare(schema: Any, name: str, reference: Callable[..., Any] | None = None)
     outputs = [f"result{i}" for i in range(aliases.count(None))]
     function = made(form, hints, reference)
     declared = sl.op(
-        name, mutates=form.mutates, aliases=aliases, outputs=outputs, static=form.static, sizes="reference"
+        name, mutates=form.mutates, aliases=aliases, outputs=outputs, specialize=form.specialize, fake="reference"
     )
     return declared(function)
 

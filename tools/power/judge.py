@@ -198,9 +198,8 @@ class Originals:
         for name, looked, verdict, _ in map(json.loads, lines):
             if (name, looked) == (subject.name, check):
                 return bool(verdict != "fail")
-        (finding,) = audit(self.op(subject), checks=[check], seed=self.seed, budget_s=BUDGET_S, device=subject.device)[
-            :1
-        ]
+        report = audit(self.op(subject), checks=[check], seed=self.seed, budget_s=BUDGET_S, device=subject.device)
+        finding = report.findings[0]
         with self.notes.open("ab", buffering=0) as file:
             row = [subject.name, check, finding.verdict, finding.evidence[:160]]
             file.write(json.dumps(row).encode() + b"\n")
@@ -234,7 +233,7 @@ def judged(subject: Subject, mutant: Mutant, part: str, originals: Originals) ->
         return {**row, "fate": "equal", "inputs": event["inputs"]}
     incomplete = []
     for check in ORDER if subject.device == "cpu" else ON_DEVICE:
-        (finding,) = audit(op, checks=[check], seed=seed, budget_s=BUDGET_S, device=subject.device)[:1]
+        finding = audit(op, checks=[check], seed=seed, budget_s=BUDGET_S, device=subject.device).findings[0]
         if finding.verdict == "fail" and originals.passes(subject, check):
             return {**row, "fate": "killed", "by": check, "evidence": finding.evidence[:160]}
         incomplete += [check] if finding.verdict == "incomplete" else []

@@ -15,7 +15,7 @@ __all__ = ["bmm", "conv2d", "grouped_mm", "int8_mm", "mm"]
 TUNED = ("cpu", "cuda")  # where torch calls a vendor's library
 
 
-@sl.op("dense::mm", library=TUNED)
+@sl.op("dense::mm", reference_is_fast_on=TUNED)
 def mm(
     a: Float[Tensor, "m k"], b: Float[Tensor, "k n"], bias: Float[Tensor, "n"] | None = None
 ) -> Float[Tensor, "m n"]:
@@ -38,7 +38,7 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     return gradients
 
 
-@sl.op("dense::bmm", library=TUNED)
+@sl.op("dense::bmm", reference_is_fast_on=TUNED)
 def bmm(a: Float[Tensor, "batch m k"], b: Float[Tensor, "batch k n"]) -> Float[Tensor, "batch m n"]:
     """A product per batch entry; strides are free."""
     return torch.bmm(a, b)
@@ -133,7 +133,7 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
         "h + 2 * padding[0] > dilation[0] * (kh - 1)",
         "w + 2 * padding[1] > dilation[1] * (kw - 1)",
     ),
-    library=TUNED,
+    reference_is_fast_on=TUNED,
 )
 def conv2d(
     x: Float[Tensor, "batch h w ci"],

@@ -260,7 +260,7 @@ def test_a_kernel_of_the_templates_name_stands_in_its_place(declare):
 
 def test_where_the_reference_is_a_library_call_it_stands_before_templates(declare, monkeypatch, recwarn):
     made, bind = declare
-    op = made(library="cpu")
+    op = made(reference_is_fast_on="cpu")
     bind(op)
     bind(op, "cuda")
     assert [k.name for k in op.eager("cuda")] == ["scale"]

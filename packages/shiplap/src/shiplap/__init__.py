@@ -16,11 +16,12 @@ with uncollected():
     from shiplap.declare.template import Template
     from shiplap.declare.values import Opaque
     from shiplap.dispatch import Op, adopt, compile_cache_key, op
+    from shiplap.dispatch.op import builders
     from shiplap.errors import ShiplapError, ShiplapNotice
     from shiplap.tuning import compiled_templates, freeze, tune
 
 if TYPE_CHECKING:
-    from shiplap.audit import Finding, audit
+    from shiplap.audit import Finding, Report, audit
     from shiplap.doctor import Diagnosis, doctor
     from shiplap.inductor import Explanation, explain
     from shiplap.judge import judge
@@ -36,6 +37,7 @@ __all__ = [
     "Op",
     "OpSpec",
     "Opaque",
+    "Report",
     "ShiplapError",
     "ShiplapNotice",
     "adopt",
@@ -57,6 +59,7 @@ _LATE = {
     "Diagnosis": "shiplap.doctor",
     "Explanation": "shiplap.inductor",
     "Finding": "shiplap.audit",
+    "Report": "shiplap.audit",
     "audit": "shiplap.audit",
     "cabi": "shiplap.kernels.c.declaration",
     "doctor": "shiplap.doctor",
@@ -99,6 +102,13 @@ def _kernel_of_template(spec: OpSpec, terms: Terms, template: Template) -> Kerne
     return TemplateKernel(spec, terms, template)
 
 
+def _build_op(op: Op) -> None:
+    """For ``op.build()``: compile what the op's kernels need to run without Python."""
+    from shiplap.kernels.build import build_op
+
+    build_op(op)
+
+
 def _lower_templates() -> None:
     """At a trace, before compile caches are asked: templates of the ops declared by now have a lowering."""
     from shiplap.inductor.install import install
@@ -122,6 +132,7 @@ def _tune_templates(*request: Any) -> Any:
     return tune_templates(*request)
 
 
+builders.append(_build_op)
 makers["triton"] = _kernel_of_template
 compile_cache_key.on_trace(_lower_templates)
 compiled_templates.tuners.append(_tune_templates)

@@ -17,11 +17,12 @@ def _user_cache() -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """At most eight. Defaults are the values in force when the variable is unset."""
+    """At most nine. Defaults are the values in force when the variable is unset."""
 
     library_path: str = ""
     strict: bool = False
     native: bool = True
+    background_build: bool = False
     cache_dir: str = field(default_factory=_user_cache)
     tuned: str = ""
     record: str = ""
@@ -36,7 +37,8 @@ class Settings:
 _MEANING = {
     "library_path": "directory searched first for C ABI kernel libraries",
     "strict": "1: raise SL306 instead of running the reference where no kernel exists",
-    "native": "0: C ABI kernels stay with the Python binding, no compiler is started",
+    "native": "0: C ABI kernels stay with the Python binding, also where a native binding is built",
+    "background_build": "1: an op that is called often gets its native binding compiled by a process in the background",
     "cache_dir": "directory of native bindings and tuned choices, private to you",
     "tuned": "table of 'shiplap freeze': its choices are in force, nothing is measured",
     "progress": "1: say on stderr what a long compilation is at, also where stderr is no terminal",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from shiplap.judge import Ruling
+    from shiplap.judge import JudgeResult
     from shiplap.sandbox.supervisor import Launcher
 
 __all__: list[str] = []
@@ -48,27 +48,26 @@ def shiplap_launcher() -> Iterator[Launcher]:
 
 
 @pytest.fixture
-def shiplap_judge(request: pytest.FixtureRequest, shiplap_launcher: Launcher) -> Callable[..., Ruling]:
+def shiplap_judge(request: pytest.FixtureRequest, shiplap_launcher: Launcher) -> Callable[..., JudgeResult]:
     """``shiplap.judge`` with the launcher of the session; files are looked for beside the test first."""
     from shiplap.judge import judge
 
     folder = request.path.parent
 
-    def judge_here(reference: Any, candidate: Any, **options: Any) -> Ruling:
+    def judge_here(reference: Any, candidate: Any, **options: Any) -> JudgeResult:
         return judge(_beside(folder, reference), _beside(folder, candidate), launcher=shiplap_launcher, **options)
 
     return judge_here
 
 
 @pytest.fixture
-def judged(request: pytest.FixtureRequest, shiplap_judge: Callable[..., Ruling]) -> Ruling:
+def judged(request: pytest.FixtureRequest, shiplap_judge: Callable[..., JudgeResult]) -> JudgeResult:
     """The verdict on the candidate of the test's marker ``judge``. The test fails unless it is *accepted*.
 
     Keyword arguments of the marker are options of ``shiplap.judge``; ``incomplete=True`` lets a verdict pass that found
     nothing wrong and could not look at everything. SL312 for a test without a reference or a candidate.
     """
     from shiplap.errors import error
-    from shiplap.judge.show import lines
 
     marker = request.node.get_closest_marker("judge")
     if marker is None or len(marker.args) < 2:
@@ -76,10 +75,10 @@ def judged(request: pytest.FixtureRequest, shiplap_judge: Callable[..., Ruling])
         raise error("SL312", where=request.node.nodeid, got=got, expected="a reference and a candidate")
     options = dict(marker.kwargs)
     passing = ("accepted", "incomplete") if options.pop("incomplete", False) else ("accepted",)
-    ruling = shiplap_judge(marker.args[0], request.param, **options)
-    if ruling.word not in passing:
-        pytest.fail("\n".join(text for text, _ in lines(ruling)), pytrace=False)
-    return ruling
+    result = shiplap_judge(marker.args[0], request.param, **options)
+    if result.verdict not in passing:
+        pytest.fail(str(result), pytrace=False)
+    return result
 
 
 def _beside(folder: Path, target: Any) -> Any:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit import audit, judge
+from shiplap.audit import audit
 from shiplap.audit.child_process import Death, Limits, stream
 from shiplap_testing.crashes import read_unmapped
 from shiplap_testing.forked import python
@@ -73,14 +73,15 @@ def compute(x):
 )
 def test_the_death_of_a_process_is_a_finding_and_the_others_are_kept(ns, kernel, how):
     op = op_with(ns, kernel)
-    findings = audit(op, checks=["determinism", "edges", "arguments"], seed=3, limits=LIMITS)
+    report = audit(op, checks=["determinism", "edges", "arguments"], seed=3, limits=LIMITS)
+    findings = report.findings
     assert [(f.check, f.verdict) for f in findings] == [("determinism", "ok"), ("edges", "fail"), ("arguments", "ok")]
     assert findings[1].evidence.startswith(how)
     assert "sizes(n=" in findings[1].input
     assert "seed 3" in findings[1].input
     assert findings[1].fix
     assert "edges.CHECK.look" in findings[1].reproducer
-    assert judge(findings, op.spec.name, ["edges"]).word == "failed"
+    assert (report.verdict, report.failed) == ("failed", ("edges",))
 
 
 def test_the_sample_that_crashes_is_made_smaller(ns):
@@ -92,7 +93,7 @@ def test_an_op_that_always_dies_is_given_up(ns):
     def always(x):
         os._exit(7)
 
-    findings = audit(op_with(ns, always), seed=3)
+    findings = audit(op_with(ns, always), seed=3).findings
     assert sum("status 7" in f.evidence for f in findings) <= 5
     assert "processes have died" in findings[-1].evidence
 

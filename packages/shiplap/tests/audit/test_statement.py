@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit import CostCard, Finding, audit, judge
+from shiplap.audit import CostCard, Finding, Report, audit
 from shiplap.audit.statement import SampleCollector, op_digest, part_digests, write_audit_statement
 from shiplap.errors import CommandError
 from shiplap_testing.zoo import good
@@ -31,9 +31,9 @@ def collected():
 
 
 def statement(path, collected):
-    verdicts = [judge(FINDINGS, good.saxpy.spec.name, ["fake", "edges"])]
+    reports = [Report(good.saxpy.spec.name, tuple(FINDINGS), ("fake", "edges"))]
     write_audit_statement(
-        path, [good.saxpy], FINDINGS, {good.saxpy.spec.name: collected}, [CARD], verdicts, seed=5, device="cpu"
+        path, [good.saxpy], FINDINGS, {good.saxpy.spec.name: collected}, [CARD], reports, seed=5, device="cpu"
     )
     return json.loads(path.read_text())
 

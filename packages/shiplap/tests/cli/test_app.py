@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 
 from shiplap import cli
 from shiplap.cli import console
+from shiplap.cli.app import app
 from shiplap_testing.forked import python
 
 # The files that look like verbs, read as text: the command line itself finds them by importing them.
@@ -43,6 +46,24 @@ def test_version(process: Any) -> None:
 
     done = process("--version")
     assert (done.returncode, done.stdout) == (0, f"shiplap {__version__}\n")
+
+
+def test_the_version_alone_imports_neither_torch_nor_shiplap() -> None:
+    program = (
+        "import sys, shiplap_console; sys.argv = ['shiplap', '--version']; shiplap_console.main(); "
+        "print(sorted({'torch', 'shiplap', 'typer'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"shiplap {version('shiplap')}\n[]\n"
+
+
+def test_a_shell_can_complete_verbs(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_SHIPLAP_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "shiplap jud")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as shown:
+        app(prog_name="shiplap")
+    assert shown.getvalue().split() == ["judge"]
 
 
 def test_no_verb_shows_help(run: Any) -> None:

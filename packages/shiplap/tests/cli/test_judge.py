@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -43,17 +44,17 @@ def test_a_class_with_parameters_is_accepted_as_json_and_as_a_page(run: Any, fil
     page = files / "page.html"
     options = "--seconds", "60", "--rounds", "5", "--json", "--html", str(page)
     result = run("judge", str(files / "ref.py"), str(files / "good.py"), *options)
-    ruling = json.loads(result.stdout)
-    assert (result.exit_code, ruling["verdict"]) == (0, "accepted"), ruling
-    assert ruling["timings"][0]["rounds"] == 5
-    assert ruling["speedup"] > ruling["speedup_at_least"] > 0
+    verdict = json.loads(result.stdout)
+    assert (result.exit_code, verdict["verdict"]) == (0, "accepted"), verdict
+    assert verdict["timings"][0]["rounds"] == 5
+    assert verdict["speedup"] > verdict["min_speedup"] > 0
     assert "good.py: accepted" in page.read_text()
 
 
 def test_a_wrong_one_is_refused_with_the_input(run: Any, files: Any) -> None:
     result = run("judge", str(files / "ref.py"), str(files / "bad.py"), "--seconds", "30")
     assert result.exit_code == 1
-    assert result.stdout.startswith("bad.py: refused\n  values: result 0: [")
+    assert re.match(r"bad.py: refused\n  values +fail +result 0: \[", result.stdout), result.stdout
     assert "on 12x16 drawn" in result.stdout
 
 
@@ -63,7 +64,7 @@ def test_one_file_for_both_is_incomplete(run: Any, files: Any) -> None:
     both = str(files / "both.py")
     result = run("judge", both, both + ":ModelNew", "--seconds", "60", "--rounds", "5")
     assert result.exit_code == 3, result.stdout
-    assert "not looked at: separation" in result.stdout
+    assert re.search("separation +incomplete ", result.stdout)
 
 
 @pytest.mark.parametrize(

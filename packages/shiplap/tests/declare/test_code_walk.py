@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 import torch
 from jaxtyping import Float
-from shiplap.declare.code_digest import code_digest, unfollowed
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.declare.code_digest import code_digest, unfollowed
 from shiplap.declare.code_walk import constants_used, libraries_used
 
 HELPERS = '''

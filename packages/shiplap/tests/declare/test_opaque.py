@@ -32,7 +32,7 @@ class Silent(sl.Opaque):
 
 @pytest.fixture
 def head(ns):
-    @sl.op(f"{ns}::head", sizes="reference")
+    @sl.op(f"{ns}::head", fake="reference")
     def head(plan: Plan, x: V) -> Float[Tensor, "m"]:
         return x[: plan.kept].clone()
 
@@ -127,7 +127,7 @@ def test_an_audit_makes_one(head, scale, ns):
 
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_trace_reads_declared_fields_alone(ns):
-    @sl.op(f"{ns}::loud", sizes="reference")
+    @sl.op(f"{ns}::loud", fake="reference")
     def loud(plan: Plan, x: V) -> V:
         return x * plan.gain
 

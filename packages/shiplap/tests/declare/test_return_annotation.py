@@ -176,7 +176,7 @@ def test_the_audit_of_a_list(cut):
     def swapped(x, sizes):
         return [t + 1 for t in x.split(sizes)]
 
-    assert sl.audit(cut, seed=0, checks=("numerics",))[0].verdict == "fail"
+    assert sl.audit(cut, seed=0, checks=("numerics",)).findings[0].verdict == "fail"
 
 
 def test_numbers(ns):
@@ -226,7 +226,7 @@ def test_sizes_that_the_reference_tells(ns):
         @sl.op(f"{ns}::unknown")
         def unknown(xs: list[Float[Tensor, "_ c"]]) -> Float[Tensor, "n c"]: ...
 
-    @sl.op(f"{ns}::cat", sizes="reference")
+    @sl.op(f"{ns}::cat", fake="reference")
     def cat(xs: list[Float[Tensor, "_ c"]]) -> Float[Tensor, "n c"]:
         return torch.cat(xs)
 
@@ -235,7 +235,7 @@ def test_sizes_that_the_reference_tells(ns):
 
 
 def test_lists_of_fixed_length(ns):
-    @sl.op(f"{ns}::pool", static="dim")
+    @sl.op(f"{ns}::pool", specialize="dim")
     def pool(x: V, kernel: tuple[int, int] = (2, 2), flags: tuple[bool] | None = None, dim: int = 0) -> V:
         return x * kernel[0] * kernel[1]
 
@@ -243,9 +243,9 @@ def test_lists_of_fixed_length(ns):
     assert pool(torch.ones(2), [3, 2]).tolist() == [6, 6]
     with fails("SL208", "kernel = [1, 2, 3]", "len(kernel) == 2"):
         pool(torch.ones(2), [1, 2, 3])
-    with fails("SL103", "static float"):
+    with fails("SL103", "specialize= with a float"):
 
-        @sl.op(f"{ns}::no", static="k")
+        @sl.op(f"{ns}::no", specialize="k")
         def no(x: V, k: float) -> V: ...
 
 
@@ -291,5 +291,5 @@ def test_aliases_that_do_not_fit(ns):
     for given, got in ((("x", None), "2 entries"), ("k", "aliases='k'"), ("y", "aliases='y'")):
         with fails("SL130", got):
             sl.op(f"{ns}::f", aliases=given)(f)
-    with fails("SL109", "sizes='guessed'"):
-        sl.op(f"{ns}::f", sizes="guessed")(f)
+    with fails("SL109", "fake='guessed'"):
+        sl.op(f"{ns}::f", fake="guessed")(f)

@@ -391,3 +391,13 @@ def test_sl118_a_tolerance_is_a_small_number_with_a_reason(ns, tolerance):
         @sl.op(f"{ns}::scale", tolerance=tolerance)
         def scale(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
             return 2 * x
+
+
+@pytest.mark.parametrize("declare", [sl.op, sl.adopt])
+@pytest.mark.parametrize(
+    ("keyword", "fix"),
+    [("mutate", "write mutates="), ("library", ""), ("static", ""), ("sizes", ""), ("specialise", "write specialize=")],
+)
+def test_a_keyword_that_no_declaration_has(declare, keyword, fix):
+    with fails("SL140", "reference_is_fast_on", fix, got=f"{keyword}="):
+        declare("demo::keyword", **{keyword: ()})

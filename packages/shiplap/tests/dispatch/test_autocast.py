@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import BFloat16, Float, Float32, Int64
 from torch import Tensor
 
 import shiplap as sl
 from shiplap.torch_private import dispatcher_calls
+from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
 HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
@@ -182,3 +183,39 @@ def test_a_declaration_that_takes_over_keeps_the_rule(ns):
     first, second = declared(), declared()
     with torch.autocast("cpu", HALF):
         assert first(torch.ones(3)).dtype == second(torch.ones(3)).dtype == HALF
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+def test_an_error_of_a_concrete_dtype_says_autocast(ns, keyword):
+    @sl.op(f"{ns}::shifted")
+    def shifted(x: Float32[Tensor, "n n"]) -> Float32[Tensor, "n n"]:
+        return x + 1
+
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", HALF):
+        narrow = x @ x
+        with fails("SL204", 'autocast="float32"', got=f"{HALF}, in a torch.autocast region"):
+            shifted(x=narrow) if keyword else shifted(narrow)
+    with pytest.raises(sl.ShiplapError) as caught:
+        shifted(narrow)
+    assert "autocast" not in str(caught.value)
+
+
+def test_an_error_without_a_rule_says_autocast(ns):
+    op = declare(ns, None)
+    with torch.autocast("cpu", HALF), fails("SL205", 'autocast="widest"', "in a torch.autocast region"):
+        call(op, HALF, SINGLE, HALF)
+    with fails("SL205", "a dtype class of its own in the declaration: weight: BFloat16"):
+        call(op, HALF, SINGLE, HALF)
+
+
+def test_an_argument_with_a_dtype_class_of_its_own(ns):
+    """The ordinary case of a norm: activations in bfloat16, weights in float32."""
+
+    @sl.op(f"{ns}::scaled")
+    def scaled(x: Float[Tensor, "n c"], w: BFloat16[Tensor, "c"] | Float32[Tensor, "c"]) -> Float[Tensor, "n c"]:
+        return (x.float() * w.float()).to(x.dtype)
+
+    for x, w in ((HALF, SINGLE), (HALF, HALF), (SINGLE, HALF)):
+        assert scaled(torch.ones(2, 3, dtype=x), torch.ones(3, dtype=w)).dtype == x
+    assert sl.audit(scaled, checks=("numerics", "fake"), seed=0).proven

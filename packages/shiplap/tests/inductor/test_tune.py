@@ -118,7 +118,7 @@ def test_a_template_that_serves_eager_calls_is_measured_in_compiled_code_on_requ
         qmm.enter()
     only_eager = sl.tune(qmm, [SIZES], budget=200, isolate=False, progress=False, compiled=False)
     assert [c.compiled for c in only_eager] == [False]
-    assert "qmm: runs in compiled code alone" in only_eager[0].findings[-1].evidence
+    assert "qmm: runs in compiled code alone" in only_eager.choices[0].findings[-1].evidence
 
 
 @pytest.mark.long

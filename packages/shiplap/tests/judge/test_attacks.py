@@ -55,10 +55,10 @@ def judged(launcher, tmp_path):
 
 @pytest.mark.parametrize("name", sampled(ATTACKS, long=[n for n in ATTACKS if n not in QUICK]))
 def test_an_attack_is_refused(judged, name):
-    ruling = judged(ATTACKS[name])
-    assert ruling.word == "refused" or (name in SLOW and ruling.word == "incomplete"), ruling
-    assert ruling.speedup == ruling.at_least == 0.0
-    shown = str(ruling)
+    result = judged(ATTACKS[name])
+    assert result.verdict == "refused" or (name in SLOW and result.verdict == "incomplete"), result
+    assert result.speedup == result.min_speedup == 0.0
+    shown = str(result)
     assert SECRET not in shown
     assert shown.isprintable()
 
@@ -66,18 +66,18 @@ def test_an_attack_is_refused(judged, name):
 def test_one_call_may_not_take_longer_than_the_judgement(judged):
     """As a kernel does whose compiler works for minutes."""
     endless = "import time\ndef candidate(x, w):\n    time.sleep(1e6)\n"
-    ruling = judged(endless, seconds=60, bounds=Bounds(memory=1 << 29, seconds=2))
-    assert ruling.word == "refused", ruling
-    assert "no answer for 2" in ruling.reasons[0].evidence
+    result = judged(endless, seconds=60, bounds=Bounds(memory=1 << 29, seconds=2))
+    assert result.verdict == "refused", result
+    assert "no answer for 2" in result.reasons[0].evidence
 
 
 @pytest.mark.long
 def test_who_exceeds_the_time_of_the_judgement_makes_it_incomplete(judged):
     slow = "import time\ndef candidate(x, w):\n    time.sleep(1)\n    return honest(x, w)\n"  # one call may take two
     began = time.monotonic()
-    ruling = judged(slow, seconds=3, bounds=Bounds(memory=1 << 29, seconds=60))
-    assert ruling.word == "incomplete", ruling
-    assert {"time", "inputs", "calls"} & dict(ruling.missing).keys()
+    result = judged(slow, seconds=3, bounds=Bounds(memory=1 << 29, seconds=60))
+    assert result.verdict == "incomplete", result
+    assert {"time", "inputs", "calls"} & dict(result.missing).keys()
     assert time.monotonic() - began < 100
 
 
@@ -94,9 +94,9 @@ def candidate(x, w):
 
 
 def test_times_on_values_that_everybody_knows_do_not_count(judged):
-    ruling = judged(KNOWN, CONSTANT)
-    assert not any("drawn" in timed.input for timed in ruling.timings if "96x128, 128x64" in timed.input), ruling
-    assert any("always the same" in text for text in ruling.unchecked)
+    result = judged(KNOWN, CONSTANT)
+    assert not any("drawn" in timed.input for timed in result.timings if "96x128, 128x64" in timed.input), result
+    assert any("always the same" in text for text in result.unchecked)
 
 
 def test_no_package_of_a_candidate_is_imported_to_find_its_file(tmp_path, monkeypatch):
@@ -144,8 +144,8 @@ def candidate(x, w):
 def test_a_process_can_leave_neither_its_group_nor_its_cores(judged):
     # The child of the process is asked, as the leader of a group may not make a session in any case.
     forked = LOCKED.replace("answers = {}", "answers = {}\nGROUP = os.getpgrp()")
-    ruling = judged(forked)
-    told = json.loads(ruling.reasons[0].evidence.partition("ValueError: ")[2])
+    result = judged(forked)
+    told = json.loads(result.reasons[0].evidence.partition("ValueError: ")[2])
     refused = {"affinity", "memory of nobody", "owner", "lease"}
     assert {name for name, answer in told.items() if answer == "PermissionError"} == refused
     assert told["session"] == told["group"] == told["flags"] == "True"

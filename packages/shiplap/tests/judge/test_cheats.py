@@ -56,20 +56,20 @@ def judged(launcher, tmp_path):
 
 @pytest.mark.parametrize("name", sampled(CHEATS, len(CHEATS) // 4))
 def test_a_cheat_is_refused(judged, name):
-    ruling = judged(CHEATS[name])
-    assert ruling.word == "refused", ruling
-    assert ruling.speedup == ruling.at_least == 0.0
+    result = judged(CHEATS[name])
+    assert result.verdict == "refused", result
+    assert result.speedup == result.min_speedup == 0.0
 
 
 @pytest.mark.parametrize("name", sampled(HONEST, long=[n for n in HONEST if n != "in place"]))
 def test_an_honest_kernel_is_accepted(judged, name):
     """A machine that does much else may leave a time without a number; that is no reason against the kernel."""
-    ruling = judged(HONEST[name], rounds=5)
-    assert not ruling.reasons, ruling
-    assert all(what.startswith("time of") for what, _ in ruling.missing), ruling
-    assert ruling.word == ("incomplete" if ruling.missing else "accepted"), ruling
-    assert ruling.calls > 100
-    assert ruling.missing or 0 < ruling.at_least < ruling.speedup
+    result = judged(HONEST[name], rounds=5)
+    assert not result.reasons, result
+    assert all(what.startswith("time of") for what, _ in result.missing), result
+    assert result.verdict == ("incomplete" if result.missing else "accepted"), result
+    assert result.calls > 100
+    assert result.missing or 0 < result.min_speedup < result.speedup
 
 
 def test_a_file_that_a_cheat_may_not_write_is_not_there(judged, tmp_path):
@@ -81,7 +81,7 @@ def test_a_file_that_a_cheat_may_not_write_is_not_there(judged, tmp_path):
 
 def test_a_device_that_the_sandbox_does_not_reach_is_incomplete_and_not_refused(judged):
     """No value of ``meta`` can be read, as none of a GPU that a locked process may not open."""
-    ruling = judged(HONEST["in place"], device="meta")
-    assert ruling.word == "incomplete", ruling
-    assert "the sandboxed process cannot use meta" in dict(ruling.missing)["device"]
-    assert not ruling.reasons
+    result = judged(HONEST["in place"], device="meta")
+    assert result.verdict == "incomplete", result
+    assert "the sandboxed process cannot use meta" in dict(result.missing)["device"]
+    assert not result.reasons

@@ -93,16 +93,16 @@ def judged(launcher, tmp_path):
 @pytest.mark.parametrize("name", sampled(WRONG, 3))
 def test_who_is_right_for_what_was_tried_only_is_not_accepted(judged, name):
     reference, text, options = WRONG[name]
-    ruling = judged(START + reference, START + text, **options)
-    assert ruling.word == NOT_REFUSED.get(name, "refused"), ruling
-    assert name != "an index that is always the same" or any("argument 1" in text for text in ruling.unchecked)
+    result = judged(START + reference, START + text, **options)
+    assert result.verdict == NOT_REFUSED.get(name, "refused"), result
+    assert name != "an index that is always the same" or any("argument 1" in text for text in result.unchecked)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*REPLACED, *STATE, *HIDDEN])
 def test_an_attack_is_refused(judged, name):
-    ruling = judged(REFERENCE, HEAD + {**REPLACED, **STATE, **HIDDEN}[name], timed=True)
-    assert ruling.word == "refused", ruling
+    result = judged(REFERENCE, HEAD + {**REPLACED, **STATE, **HIDDEN}[name], timed=True)
+    assert result.verdict == "refused", result
 
 
 @pytest.mark.long
@@ -110,6 +110,6 @@ def test_an_attack_is_refused(judged, name):
 def test_an_honest_style_is_accepted(judged, name):
     if name in COMPILED and shutil.which("g++") is None:
         pytest.skip("no compiler")
-    ruling = judged(REFERENCE, HEAD + STYLES[name], timed=True, bounds=Bounds(), seconds=300)
-    assert not ruling.reasons, ruling
-    assert all(what == "time" or what.startswith("time of") for what, _ in ruling.missing), ruling
+    result = judged(REFERENCE, HEAD + STYLES[name], timed=True, bounds=Bounds(), seconds=300)
+    assert not result.reasons, result
+    assert all(what == "time" or what.startswith("time of") for what, _ in result.missing), result

@@ -64,17 +64,17 @@ def judged(launcher, tmp_path):
 
 @pytest.mark.parametrize("name", sampled([n for n in FRESH if n not in SLOW], 5))
 def test_an_attack_is_refused_at_once(judged, name):
-    ruling = judged(FRESH[name])
-    assert ruling.word == "refused", ruling
-    assert ruling.speedup == ruling.at_least == 0.0
+    result = judged(FRESH[name])
+    assert result.verdict == "refused", result
+    assert result.speedup == result.min_speedup == 0.0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(SLOW))
 def test_an_attack_is_refused(judged, name):
-    ruling = judged(FRESH[name])
-    assert ruling.word == "refused", ruling
-    assert ruling.speedup == ruling.at_least == 0.0
+    result = judged(FRESH[name])
+    assert result.verdict == "refused", result
+    assert result.speedup == result.min_speedup == 0.0
 
 
 @pytest.mark.parametrize("name", sampled(HELPED, long=[n for n in HELPED if n != "a size in a module beside it"]))
@@ -82,26 +82,26 @@ def test_what_stands_in_another_file_is_looked_at(judged, name):
     text, other, content = HELPED[name]
     if other.endswith(".c") and shutil.which("gcc") is None:
         pytest.skip("no gcc")
-    ruling = judged(text, **{other: content})
-    assert ruling.word == "refused", ruling
+    result = judged(text, **{other: content})
+    assert result.verdict == "refused", result
 
 
 @pytest.mark.parametrize("name", sampled(WAYS, 1))
 def test_an_honest_candidate_is_not_taken_for_a_cheat(judged, name):
     if "in C" in name and shutil.which("gcc") is None:
         pytest.skip("no gcc")
-    ruling = judged(WAYS[name], bounds=Bounds(), seconds=300)  # a compiler needs both
-    assert not ruling.reasons, ruling
-    assert all(what == "time" or what.startswith("time of") for what, _ in ruling.missing), ruling
+    result = judged(WAYS[name], bounds=Bounds(), seconds=300)  # a compiler needs both
+    assert not result.reasons, result
+    assert all(what == "time" or what.startswith("time of") for what, _ in result.missing), result
 
 
 @pytest.mark.parametrize("name", sampled(LAYERS, 1))
 def test_parameters_get_other_values(judged, name):
     """Who computed something from the first ones, and does not look whether they are the same, is wrong."""
-    ruling = judged(LAYERS[name], LAYER)
-    assert bool(ruling.reasons) == (name == "folded at first call"), ruling
-    assert all(what.startswith("time of") for what, _ in ruling.missing), ruling
-    renamed = any("parameters" in text for text in ruling.unchecked)
+    result = judged(LAYERS[name], LAYER)
+    assert bool(result.reasons) == (name == "folded at first call"), result
+    assert all(what.startswith("time of") for what, _ in result.missing), result
+    renamed = any("parameters" in text for text in result.unchecked)
     assert renamed == (name == "other names")
 
 

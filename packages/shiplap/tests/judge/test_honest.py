@@ -12,7 +12,7 @@ SAMPLE = ("attention with an online softmax",)
 
 
 @pytest.fixture
-def ruling_on(launcher, tmp_path):
+def result_on(launcher, tmp_path):
     def judge(name):
         if name.endswith(" in C") and shutil.which("gcc") is None:
             pytest.skip("no gcc")
@@ -30,18 +30,18 @@ def test_there_are_forty():
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_sample_is_accepted(ruling_on, name):
-    ruling = ruling_on(name)
-    assert not ruling.reasons, ruling
-    assert all(what.startswith("time of") for what, _ in ruling.missing), ruling.missing
+def test_a_sample_is_accepted(result_on, name):
+    result = result_on(name)
+    assert not result.reasons, result
+    assert all(what.startswith("time of") for what, _ in result.missing), result.missing
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in HONEST if n not in SAMPLE])
-def test_an_honest_kernel_is_accepted(ruling_on, name):
-    ruling = ruling_on(name)
+def test_an_honest_kernel_is_accepted(result_on, name):
+    result = result_on(name)
     if name in DOUBTED:
-        assert [r.check for r in ruling.reasons] == [DOUBTED[name]]
+        assert [r.check for r in result.reasons] == [DOUBTED[name]]
         return
-    assert not ruling.reasons, ruling
-    assert all(what.startswith("time of") for what, _ in ruling.missing), ruling.missing
+    assert not result.reasons, result
+    assert all(what.startswith("time of") for what, _ in result.missing), result.missing

@@ -5,10 +5,10 @@ import json
 import math
 from dataclasses import replace
 
-from shiplap.judge import Ruling, Timed
+from shiplap.judge import JudgeResult, Timed
 from shiplap.judge.statement import write_judge_statement
 
-RULING = Ruling("ref.py:f", "fast.py:g", (), (), ("time",), (), 12, 1.5)
+RULING = JudgeResult("ref.py:f", "fast.py:g", (), (), ("time",), (), 12, 1.5)
 
 
 def test_a_statement_has_the_verdict_and_the_digests_of_both_files(tmp_path):
@@ -16,8 +16,8 @@ def test_a_statement_has_the_verdict_and_the_digests_of_both_files(tmp_path):
     (tmp_path / "fast.py").write_text("def g(x): return x\n")
     path = tmp_path / "verdict.json"
     timed = Timed("x", 1.0, 2.0, None, 0.1, math.inf, 3)
-    ruling = replace(RULING, timings=(timed,))
-    write_judge_statement(path, ruling, f"{tmp_path}/ref.py:f", f"{tmp_path}/fast.py:g")
+    result = replace(RULING, timings=(timed,))
+    write_judge_statement(path, result, f"{tmp_path}/ref.py:f", f"{tmp_path}/fast.py:g")
     written = json.loads(path.read_text())
     assert written["_type"] == "https://in-toto.io/Statement/v1"
     assert [(s["name"], s["digest"]["sha256"]) for s in written["subject"]] == [

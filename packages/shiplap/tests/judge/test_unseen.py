@@ -10,8 +10,8 @@ import shiplap as sl
 from shiplap.judge.clock import Doubt, _timed, alone
 from shiplap.judge.options import Pace
 from shiplap.judge.problem import FunctionProblem
+from shiplap.judge.result import Timed
 from shiplap.judge.variants import Form
-from shiplap.judge.verdict import Timed
 from shiplap.sandbox import candidate
 from shiplap.sandbox.candidate import Call, Witness, Wrong
 from shiplap.sandbox.outcome import of_a_process
@@ -43,15 +43,15 @@ def judged(launcher, tmp_path):
 
 @pytest.mark.parametrize("name", sampled(UNSEEN, long=[n for n in UNSEEN if n not in QUICK]))
 def test_an_attack_is_refused(judged, name):
-    ruling = judged(UNSEEN[name])
-    assert ruling.word == "refused", ruling
-    assert ruling.speedup == ruling.at_least == 0.0
+    result = judged(UNSEEN[name])
+    assert result.verdict == "refused", result
+    assert result.speedup == result.min_speedup == 0.0
 
 
 @pytest.mark.parametrize("name", sampled(BACKWARD, long=["right on the first shape"]))
 def test_a_gradient_is_right_everywhere(judged, name):
-    ruling = judged(BACKWARD[name], gradients=True)
-    assert [r.check for r in ruling.reasons] == ["gradients"], ruling
+    result = judged(BACKWARD[name], gradients=True)
+    assert [r.check for r in result.reasons] == ["gradients"], result
 
 
 def test_secrets_of_the_environment_stay_where_they_are(monkeypatch, tmp_path):
@@ -61,9 +61,9 @@ def test_secrets_of_the_environment_stay_where_they_are(monkeypatch, tmp_path):
     (tmp_path / "problem.py").write_text(REFERENCE)
     asks = "import os\nraise ValueError([v for k, v in os.environ.items() if k.startswith('SHIPLAP_TEST')])\n"
     (tmp_path / "candidate" / "it.py").write_text(asks)
-    ruling = sl.judge(tmp_path / "problem.py", tmp_path / "candidate" / "it.py", seconds=60)
-    assert "plain" in str(ruling), ruling
-    assert "hunter2" not in str(ruling)
+    result = sl.judge(tmp_path / "problem.py", tmp_path / "candidate" / "it.py", seconds=60)
+    assert "plain" in str(result), result
+    assert "hunter2" not in str(result)
     assert os.environ["SHIPLAP_TEST_TOKEN"] == "hunter2"
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from jaxtyping import Float
-from shiplap.declare.code_digest import unfollowed
 from torch import Tensor
 from torch.nn import functional as F
 
+from shiplap.declare.code_digest import unfollowed
 from shiplap.rewrite import PatternRewrite, prove, rewrite
 from shiplap.rewrite.shipped import no_ops, rms_norm
 from shiplap.rewrite.shipped.no_ops import NoOps

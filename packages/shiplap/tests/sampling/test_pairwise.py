@@ -76,7 +76,7 @@ def test_multiples_of_what_rows_are_padded_to(ns):
 
 
 def test_members_of_tuples_that_differ_where_there_is_room(ns):
-    @sl.op(f"{ns}::convolved", requires=("n >= (k - 1) * d[0] + 1",), sizes="reference")
+    @sl.op(f"{ns}::convolved", requires=("n >= (k - 1) * d[0] + 1",), fake="reference")
     def convolved(
         x: Float[Tensor, "n c"], w: Float[Tensor, "k"], s: tuple[int, int] = (1, 1), d: tuple[int, int] = (1, 1)
     ) -> Float[Tensor, "m c"]:

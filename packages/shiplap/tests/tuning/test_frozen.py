@@ -50,6 +50,7 @@ def test_a_frozen_process_measures_nothing(tuned):
     assert picked(matrices()) == "right(WAIT=300)"
     choices = sl.tune(ops.mm, [matrices(), matrices(m=1000)], budget=60)
     assert [c.origin for c in choices] == ["frozen", "default"]
+    choices = choices.choices
     assert choices[0].label == "right(WAIT=300)"
     assert choices[1].label == "cut(PARTS=10)"
     assert "declared default" in choices[1].reason

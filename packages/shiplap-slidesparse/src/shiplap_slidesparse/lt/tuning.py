@@ -154,4 +154,4 @@ def tune_layer(
     layout = ops.CUSPARSELT if libraries.available(device) is True else ops.PORTABLE
     drawn_as = {"dtype": str(dtype)} if op in (layers.linear_int8, layers.linear_fp8) else {}
     samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": layout, **drawn_as} for m in rows]
-    return choices + sl.tune(op, samples, seconds * len(rows), device=device, remeasure=remeasure, isolate=False)
+    return [*choices, *sl.tune(op, samples, seconds * len(rows), device=device, remeasure=remeasure, isolate=False)]

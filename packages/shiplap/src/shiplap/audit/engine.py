@@ -16,6 +16,7 @@ from shiplap.audit.checks import CHECKS, load
 from shiplap.audit.child_process import Death, Limits, can_isolate, stream
 from shiplap.audit.cost import CostCard
 from shiplap.audit.finding import Finding
+from shiplap.audit.report import Report
 from shiplap.audit.session import Plan, repeat, session
 from shiplap.audit.target import script
 from shiplap.dispatch import Op
@@ -46,8 +47,8 @@ def audit(
     looked: Looked | None = None,
     isolate: bool | None = None,
     limits: Limits | None = None,
-) -> list[Finding]:
-    """Compare ``op`` with its declaration and its reference on generated samples. Returns one finding for each check.
+) -> Report:
+    """Compare ``op`` with its declaration and its reference on generated samples. Returns a report with all findings.
 
     Dynamo's caches are reset during the audit.
 
@@ -70,7 +71,7 @@ def audit(
         LibraryError: SL4xx if the library of a kernel cannot be used.
 
     Example:
-        >>> failed = [f for f in audit(axpy) if f.verdict == "fail"]  # doctest: +SKIP
+        >>> assert audit(axpy).proven  # doctest: +SKIP
     """
     if not isinstance(op, Op):
         raise error(
@@ -91,7 +92,7 @@ def audit(
         run.isolated()
     else:
         session(op, plan, run.handle)
-    return run.findings
+    return Report(op.spec.name, tuple(run.findings), tuple(name.partition(":")[0] for name in names))
 
 
 class _Audit:

@@ -19,7 +19,7 @@ from shiplap.declare.schema import schema
 from shiplap.dispatch import Op
 from shiplap.render import facts, findings_json, write_statement
 from shiplap.render.facts import driver
-from shiplap.render.findings import CostCard, Judgement
+from shiplap.render.findings import CostCard, Report
 from shiplap.sampling.run import is_adopted
 from shiplap.sampling.symbols import compilers
 
@@ -81,7 +81,7 @@ def write_audit_statement(
     findings: Sequence[Finding],
     samples: Mapping[str, SampleCollector],
     costs: Sequence[CostCard],
-    verdicts: Sequence[Judgement],
+    reports: Sequence[Report],
     **about: object,
 ) -> None:
     """Write the statement of an audit of ``ops``; ``about`` are facts of the run, such as its seed. SL602 on failure.
@@ -93,7 +93,7 @@ def write_audit_statement(
     files = {file.name: file for op in ops for file in located(op)[0]}
     subjects = {name: op_digest(digests) for name, digests in parts.items()}
     subjects |= {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
-    found = json.loads(findings_json(findings, facts(**about), costs, verdicts=verdicts))
+    found = json.loads(findings_json(findings, facts(**about), costs, reports=reports))
     for finding in found["findings"]:
         del finding["reproducer"]
     rows = {

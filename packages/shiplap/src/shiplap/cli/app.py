@@ -84,10 +84,10 @@ app = typer.Typer(
     cls=Verbs,
     name="shiplap",
     help="Declare a kernel once; it becomes a native, proven part of torch.compile.",
-    epilog="Exit status of every verb: 0 good, 1 the verb found something wrong, 2 it could not do what was asked.",
+    epilog="Exit status of every verb: 0 good, 1 the verb found something wrong, 2 it could not do what was asked, "
+    "3 nothing is wrong but the result is incomplete (audit, judge, tune).",
     rich_markup_mode=None,  # plain help: the same on a terminal, in a pipe and in docs/cli.md
     pretty_exceptions_enable=False,
-    add_completion=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -18,7 +18,7 @@ from shiplap.cli.target import resolve
 from shiplap.errors import ShiplapError
 
 if TYPE_CHECKING:
-    from shiplap.audit import CostCard, Finding, Judgement
+    from shiplap.audit import CostCard, Finding, Report
     from shiplap.audit.statement import SampleCollector
     from shiplap.dispatch import Op
 
@@ -85,7 +85,7 @@ class _Results:
     costs: list[CostCard] = field(default_factory=list)
     unmeasured: list[str] = field(default_factory=list)
     samples: dict[str, SampleCollector] = field(default_factory=dict)
-    verdicts: list[Judgement] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
 
     def add(self, part: _Results) -> None:
         """Add the results of one more op."""
@@ -94,11 +94,13 @@ class _Results:
         self.unmeasured += part.unmeasured
         self.samples |= part.samples
 
-    def judge(self, ops: Sequence[Op], required: Sequence[str]) -> None:
-        """Compute the verdict on each op."""
-        from shiplap.audit import judge
+    def make_reports(self, ops: Sequence[Op], required: Sequence[str]) -> None:
+        """Make one report on each op, from the findings of all runs."""
+        from shiplap.audit import Report
 
-        self.verdicts = [judge(self.findings, op.spec.name, required) for op in ops]
+        for name in (op.spec.name for op in ops):
+            findings = tuple(f for f in self.findings if f.subject == name)
+            self.reports.append(Report(name, findings, tuple(required)))
 
 
 def command(
@@ -142,17 +144,17 @@ def command(
 
     # A verdict on checks that were not run would always be incomplete, so those of --check suffice by default.
     required = CHECKS if require == "full" or not check else tuple(check)
-    results.judge(ops, required)
+    results.make_reports(ops, required)
     if statement is not None:
         from shiplap.audit.statement import write_audit_statement
 
         about = {"seed": seed, "device": device}
         write_audit_statement(
-            statement, ops, results.findings, results.samples, results.costs, results.verdicts, **about
+            statement, ops, results.findings, results.samples, results.costs, results.reports, **about
         )
         console.note(f"wrote {statement}")
     _show(results, json, html, facts(target=" ".join(targets), seed=seed, device=device), measured=measured)
-    if status := exit_code(results.verdicts):
+    if status := exit_code(results.reports):
         raise typer.Exit(status)
 
 
@@ -269,13 +271,13 @@ def _show(results: _Results, json: bool, html: Path | None, about: dict[str, str
     # An empty table of costs would look like a defect, so its reason is always printed.
     why = "; ".join(results.unmeasured) if measured else "not measured: only some checks were asked for, or --no-cost"
     if html is not None:
-        console.write_text(html, findings_html(findings, about, costs=costs, no_costs=why, verdicts=results.verdicts))
+        console.write_text(html, findings_html(findings, about, costs=costs, no_costs=why, reports=results.reports))
     if json:
-        typer.echo(findings_json(findings, about, costs, no_costs=why, verdicts=results.verdicts), nl=False)
+        typer.echo(findings_json(findings, about, costs, no_costs=why, reports=results.reports), nl=False)
         return
     from rich.console import Console
 
     print_costs(costs, Console(highlight=False), no_costs=why)
-    print_findings(findings, Console(highlight=False), results.verdicts)
+    print_findings(findings, Console(highlight=False), results.reports)
     if html is not None:
         console.note(f"wrote {html}")

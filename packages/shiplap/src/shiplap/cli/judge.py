@@ -67,7 +67,8 @@ def command(
             console.require_file(file)
     from shiplap.cli.tune import values_of
     from shiplap.judge import judge
-    from shiplap.judge.show import lines, page
+    from shiplap.render import facts, render_html
+    from shiplap.render.result import STYLES
     from shiplap.tuning.engine import shown
 
     changes: dict[str, Any] = {
@@ -81,16 +82,18 @@ def command(
         "device": device,
     }
     with console.own_stdout(), shown(False if json else None) as report:
-        ruling = judge(reference, candidate, inputs=inputs, report=report, **changes)
+        result = judge(reference, candidate, inputs=inputs, report=report, **changes)
     if html is not None:
-        console.write_text(html, page(ruling))
+        title = f"shiplap judge {result.candidate}"
+        console.write_text(
+            html, render_html("judge.html.jinja", title=title, facts=facts(), result=result, styles=STYLES)
+        )
     if statement is not None:
         from shiplap.judge.statement import write_judge_statement
 
-        write_judge_statement(statement, ruling, reference, candidate)
+        write_judge_statement(statement, result, reference, candidate)
     if json:
-        console.emit_json(ruling.as_json())
+        console.emit_json(result.as_json())
     else:
-        for text, style in lines(ruling):
-            console.out().print(text, style=style, markup=False)
-    raise typer.Exit(ruling.exit_code)
+        console.out().print(result, soft_wrap=True)
+    raise typer.Exit(result.exit_code)

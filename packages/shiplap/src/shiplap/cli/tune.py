@@ -15,12 +15,11 @@ from shiplap.errors import ShiplapError, error
 
 if TYPE_CHECKING:
     from shiplap.dispatch import Op
-    from shiplap.tuning import Choice
+    from shiplap.tuning import TuneResult
     from shiplap.tuning.engine import Request
     from shiplap.tuning.recorded_calls import Call
     from shiplap.tuning.selector import Options
 
-OUT_OF_TIME = 3
 EPILOG = """\b
 Examples:
   shiplap tune --profile calls.jsonl --budget 5m        what a program called
@@ -99,8 +98,8 @@ def command(
         from shiplap.tuning.selector import Options
 
         options = Options(remeasure=remeasure, capture="always" if under_capture else "auto")
-        choices = _tune(requests, budget, options, not in_process, compiled, quiet=json)
-    raise typer.Exit(_told(choices, budget, json=json))
+        result = _tune(requests, budget, options, not in_process, compiled, quiet=json)
+    raise typer.Exit(_print(result, budget, json=json))
 
 
 def _merge(tables: Sequence[str], output: Path | None, others: Sequence[str], *, json: bool) -> None:
@@ -125,23 +124,20 @@ def _merge(tables: Sequence[str], output: Path | None, others: Sequence[str], *,
     console.note(f"wrote {output}: {sum(merged.choices.values())} choices of {len(merged.tables)} tables")
 
 
-def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
-    """Print ``choices`` and their errors, and return the exit status."""
-    missing = sum(c.origin == "left out" for c in choices)
+def _print(result: TuneResult, budget: str | None, *, json: bool) -> int:
+    """Print the choices and the candidates that were dropped, and return the exit status."""
+    missing = len(result.left_out)
     if json:
-        console.emit_json({"choices": [c.as_json() for c in choices], "left_out": missing})
+        choices = [c.as_json() for c in result]
+        console.emit_json({"verdict": result.verdict, "choices": choices, "left_out": missing})
     else:
-        for choice in choices:
-            show(choice)
+        console.out().print(result, soft_wrap=True)
     if missing:
         console.note(
-            f"{missing} of {len(choices)} calls are left out: the budget of {budget} was spent. "
+            f"{missing} of {len(result)} calls are left out: the budget of {budget} was spent. "
             "The same command goes on with them."
         )
-    # A wrong candidate takes precedence over missing time: only one of both needs a change of code.
-    if any(f.verdict == "fail" for c in choices for f in c.findings):
-        return console.FAILED
-    return OUT_OF_TIME if missing else 0
+    return result.exit_code
 
 
 def _tune(
@@ -152,22 +148,11 @@ def _tune(
     compiled: bool | None,
     *,
     quiet: bool,
-) -> list[Choice]:
+) -> TuneResult:
     from shiplap.tuning.engine import tune_all
 
     progress = False if quiet else None
     return tune_all(requests, budget, options=options, isolate=isolate, progress=progress, compiled=compiled)
-
-
-def show(choice: Choice) -> None:
-    """Print a choice as text: the call, the candidate, the reason, the dropped candidates."""
-    screen = console.out()
-    place = "  in compiled code" if choice.compiled else ""
-    screen.print(f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}{place}", markup=False, style="bold")
-    screen.print(f"  {choice.label or 'no choice'}: {choice.reason} ({choice.origin})", markup=False)
-    for finding in choice.findings:
-        style = "red" if finding.verdict == "fail" else "dim"
-        screen.print(f"  {finding.verdict}  {finding.evidence}", markup=False, style=style)
 
 
 def _sized(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[Request]:

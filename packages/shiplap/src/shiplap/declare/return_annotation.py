@@ -27,19 +27,19 @@ def read_results(
     annotation: object,
     names: Sequence[str],
     aliases: str | Iterable[str | None],
-    sizes: str,
+    fake: str,
 ) -> tuple[tuple[Output, ...], tuple[Return, ...], bool]:
     """``(outputs, returns, traced)`` of an ``OpSpec``. SL109 or SL130 for what cannot be returned."""
     where = f"{name}, return"
-    if sizes not in ("declared", "reference"):
-        raise error("SL109", where=name, got=f"sizes={sizes!r}", expected="'declared' or 'reference'", fix="choose one")
+    if fake not in ("declared", "reference"):
+        raise error("SL109", where=name, got=f"fake={fake!r}", expected="'declared' or 'reference'", fix="choose one")
     parts = _parts(where, annotation, any(a.mutated for a in args))
     shared = _aliases(where, args, aliases, len(parts))
     returns = _returns(where, parts, shared, _result_names(where, args, names, shared))
     made = [r for r in returns if not r.alias]
     placed = any(a.tensor is not None and not a.optional for a in args)
     special = any(r.tensor is None or r.many or r.optional for r in made)
-    traced = sizes == "reference" or special or not placed
+    traced = fake == "reference" or special or not placed
     outputs = () if traced else tuple(Output(r.name, r.tensor) for r in made if r.tensor is not None)
     return outputs, returns if traced or any(shared) else (), traced
 

@@ -102,7 +102,7 @@ def _kind(arg: Arg, tensor: str) -> str:
     if arg.tensor is not None:
         return tensor + ("?" * arg.absent + f"[{size}]" if arg.many else "")
     kind = _TYPES[str(arg.scalar)] if arg.cls is None else schema_name(arg.cls, f"argument {arg.name!r}")
-    kind = kind.replace("SymInt", "int") if arg.static else kind
+    kind = kind.replace("SymInt", "int") if arg.specialized else kind
     return kind.replace("[]", f"[{size}]")
 
 

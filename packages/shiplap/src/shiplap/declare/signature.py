@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import TypedDict
+from typing import Literal, TypedDict, Unpack, get_args
 
 from shiplap.declare.annotation import read_argument
 from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
@@ -21,11 +21,22 @@ from shiplap.declare.value_kinds import mismatch
 from shiplap.errors import error
 
 RESERVED = ("default", "raw")  # overloads: torch's word for none, and the part of an op below autograd
+ListOption = Literal[
+    "requires",
+    "mutates",
+    "contiguous",
+    "outputs",
+    "reference_is_fast_on",
+    "specialize",
+    "nondifferentiable",
+    "unordered",
+]
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
+LISTS: tuple[ListOption, ...] = get_args(ListOption)
 
 
 class Declaration(TypedDict, total=False):
-    """What is declared beside the signature: the keywords of ``@sl.op``, which documents them, and ``@sl.adopt``."""
+    """The keywords of ``@sl.op`` and ``@sl.adopt``: what is declared beside the signature. ``sl.op`` documents them."""
 
     dims: Mapping[str, str]
     bounds: Mapping[str, str]
@@ -34,38 +45,30 @@ class Declaration(TypedDict, total=False):
     contiguous: Iterable[str]
     outputs: Iterable[str]
     autocast: str | None
-    library: Iterable[str]
+    reference_is_fast_on: Iterable[str]
     tolerance: tuple[float, str] | None
     aliases: str | Iterable[str | None]
-    static: Iterable[str]
-    sizes: str
+    specialize: Iterable[str]
+    fake: str
     nondifferentiable: Iterable[str]
     random: str
     unordered: Iterable[str]
 
 
-def read_spec(
-    name: str,
-    fn: Callable[..., object],
-    *,
-    dims: Mapping[str, str] = MappingProxyType({}),
-    bounds: Mapping[str, str] = MappingProxyType({}),
-    requires: Iterable[str] = (),
-    mutates: Iterable[str] = (),
-    contiguous: Iterable[str] = (),
-    outputs: Iterable[str] = (),
-    autocast: str | None = "widest",
-    library: Iterable[str] = (),
-    tolerance: tuple[float, str] | None = None,
-    aliases: str | Iterable[str | None] = (),
-    static: Iterable[str] = (),
-    sizes: str = "declared",
-    nondifferentiable: Iterable[str] = (),
-    random: str = "",
-    unordered: Iterable[str] = (),
-) -> OpSpec:
-    """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
+def check_keywords(name: object, given: Iterable[str]) -> None:
+    """Raise SL140 for a keyword that no declaration has."""
+    known = list(Declaration.__annotations__)
+    for keyword in given:
+        if keyword not in known:
+            close = difflib.get_close_matches(keyword, known, n=1)
+            fix = f"write {close[0]}=" if close else ""
+            raise error("SL140", where=str(name), got=f"{keyword}=", expected=", ".join(known), fix=fix)
+
+
+def read_spec(name: str, fn: Callable[..., object], **given: Unpack[Declaration]) -> OpSpec:
+    """Return the declaration of ``fn`` as data. Raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
     check_name(name)
+    check_keywords(name, given)
     if not inspect.isfunction(fn):
         raise error(
             "SL103",
@@ -75,13 +78,16 @@ def read_spec(
             expected="a function defined with def",
             fix="write a function that calls the object; put @staticmethod above @sl.op",
         )
+    autocast = given.get("autocast", "widest")
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
-    hints, fixed = _hints(fn), set(_names(static))
-    args = tuple(_arguments(name, fn, hints, set(_names(mutates)), set(_names(contiguous)), fixed))
-    returned = hints.get("return", inspect.Parameter.empty)
-    outs, returns, traced = read_results(name, args, returned, _names(outputs), aliases, sizes)
-    dims = {**broadcast_dims(args, dims), **dims}
+    named = {option: _names(given.get(option, ())) for option in LISTS}
+    hints = _hints(fn)
+    special = [set(named[option]) for option in ("mutates", "contiguous", "specialize")]
+    args = tuple(_arguments(name, fn, hints, *special))
+    returned, aliases = hints.get("return", inspect.Parameter.empty), given.get("aliases", ())
+    outs, returns, traced = read_results(name, args, returned, named["outputs"], aliases, given.get("fake", "declared"))
+    dims = {**broadcast_dims(args, given.get("dims") or {}), **(given.get("dims") or {})}
     spec = OpSpec(
         name,
         args,
@@ -89,15 +95,15 @@ def read_spec(
         returns=returns,
         traced=traced,
         dims=tuple((k, Expr.parse(v, f"{name}, dims[{k!r}]")) for k, v in dims.items()),
-        bounds=tuple((k, Expr.parse(v, f"{name}, bounds[{k!r}]")) for k, v in bounds.items()),
-        requires=tuple(Expr.parse(v, f"{name}, requires") for v in (*_names(requires), *_lengths(args))),
+        bounds=tuple((k, Expr.parse(v, f"{name}, bounds[{k!r}]")) for k, v in (given.get("bounds") or {}).items()),
+        requires=tuple(Expr.parse(v, f"{name}, requires") for v in (*named["requires"], *_lengths(args))),
         autocast=autocast,
-        library=_names(library),
+        reference_is_fast_on=named["reference_is_fast_on"],
         doc=inspect.getdoc(fn) or "",
-        tolerance=_tolerance(name, tolerance),
-        detached=_names(nondifferentiable),
-        random=random,
-        unordered=_names(unordered),
+        tolerance=_tolerance(name, given.get("tolerance")),
+        detached=named["nondifferentiable"],
+        random=given.get("random", ""),
+        unordered=named["unordered"],
     )
     _check(spec)
     _check_detached(spec)
@@ -208,10 +214,10 @@ def _arguments(
     hints: dict[str, object],
     mutates: set[str],
     contiguous: set[str],
-    static: set[str],
+    specialize: set[str],
 ) -> Iterable[Arg]:
     parameters = inspect.signature(fn).parameters
-    for unknown in (mutates | contiguous | static) - parameters.keys():
+    for unknown in (mutates | contiguous | specialize) - parameters.keys():
         raise error("SL107", where=name, got=unknown, expected=f"one of {', '.join(parameters)}")
     for p in parameters.values():
         where = f"{name}, argument {p.name!r}"
@@ -225,7 +231,7 @@ def _arguments(
             keyword_only=p.kind is p.KEYWORD_ONLY,
             mutated=p.name in mutates,
             contiguous=p.name in contiguous,
-            static=p.name in static,
+            specialized=p.name in specialize,
         )
         _check_argument(where, arg)
         yield arg
@@ -255,9 +261,11 @@ def _check_argument(where: str, arg: Arg) -> None:
             expected=bad,
             fix=_default_fix(arg),
         )
-    if arg.static and arg.scalar not in ("int", "list[int]"):
-        fix = "leave it out of static="
-        raise error("SL103", where=where, got=f"static {arg.scalar or 'tensor'}", expected="an int or ints", fix=fix)
+    if arg.specialized and arg.scalar not in ("int", "list[int]"):
+        fix = "leave it out of specialize="
+        raise error(
+            "SL103", where=where, got=f"specialize= with a {arg.scalar or 'tensor'}", expected="an int or ints", fix=fix
+        )
     if arg.mutated and arg.tensor is None:
         raise error("SL107", where=where, got="not a tensor", expected="a tensor argument, or a list of tensors")
 

@@ -82,7 +82,7 @@ class Arg:
     """One argument: a tensor (``tensor`` set), a tensor list (``many``) or a scalar (``scalar`` set).
 
     ``length``: of a list that always has as many elements. ``absent``: members of a list of tensors may be None.
-    ``static``: ints that torch never makes symbols. ``cls``: of an object, which is a scalar too.
+    ``specialized``: ints that torch never makes symbols. ``cls``: of an object, which is a scalar too.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Arg:
     contiguous: bool = False
     length: int = field(default=0, repr=False)
     absent: bool = field(default=False, repr=False)
-    static: bool = field(default=False, repr=False)
+    specialized: bool = field(default=False, repr=False)
     cls: type | None = field(default=None, repr=False)
 
     @property
@@ -117,8 +117,8 @@ class Arg:
     def form(self) -> str:
         """What the digest of a declaration sees beside ``repr``: empty for an argument without a special form."""
         named = f"/{self.cls.__module__}.{self.cls.__qualname__}" if self.cls is not None else ""
-        plain = not (self.length or self.absent or self.static or self.cls)
-        return "" if plain else f"{self.name}/{self.length}/{self.absent}/{self.static}{named}"
+        plain = not (self.length or self.absent or self.specialized or self.cls)
+        return "" if plain else f"{self.name}/{self.length}/{self.absent}/{self.specialized}{named}"
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ class Return:
     many: bool = False
     optional: bool = False
     alias: str = ""
-    static: bool = False
+    specialized: bool = False
 
     @property
     def arg(self) -> Arg:
         """The argument of the same kind."""
-        return Arg(self.name, self.tensor, self.scalar, self.many, self.optional, static=self.static)
+        return Arg(self.name, self.tensor, self.scalar, self.many, self.optional, specialized=self.specialized)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class OpSpec:
     bounds: tuple[tuple[str, Expr], ...] = ()
     requires: tuple[Expr, ...] = ()
     autocast: str | None = "widest"
-    library: tuple[str, ...] = field(default=(), repr=False)
+    reference_is_fast_on: tuple[str, ...] = field(default=(), repr=False)
     doc: str = field(default="", compare=False, repr=False)
     tolerance: tuple[float, str] | None = field(default=None, repr=False)
     returns: tuple[Return, ...] = field(default=(), repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn, Unpack
 
-from shiplap.declare.signature import Declaration, check_name, read_spec
+from shiplap.declare.signature import Declaration, check_keywords, check_name, read_spec
 from shiplap.dispatch.op import Op
 from shiplap.errors import error
 from shiplap.torch_private import dispatcher_calls
@@ -55,6 +55,7 @@ class Adopt:
 
     def __init__(self, name: str, **declaration: Unpack[Declaration]) -> None:
         check_name(name)
+        check_keywords(name, declaration)
         self.name, self.declaration = name, declaration
 
     def __call__(self, fn: Callable[P, R]) -> AdoptedOp[P, R]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Value
+from shiplap.errors import ShiplapError, error
+from shiplap.torch_private import dispatcher_calls
 
+AUTOCAST = "in a torch.autocast region"
 Cast: TypeAlias = Callable[[str, Args], Args]  # of a device type and the arguments of a call
 
 
@@ -70,3 +73,22 @@ def _convert(value: Value, dtype: torch.dtype) -> Value:
 
 def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.dtype.is_floating_point and tensor.dtype is not dtype else tensor
+
+
+def explain_autocast(args: Sequence[Value], kwargs: Mapping[str, Value], cause: ShiplapError) -> ShiplapError | None:
+    """Return ``cause`` with what to do about it in an autocast region, or None where autocast has no part in it.
+
+    Autocast gives the results of matrix products a narrow dtype, which an argument with a concrete dtype refuses, and
+    an op without a rule (``autocast=None``) takes its arguments as they are.
+    """
+    if cause.id not in ("SL204", "SL205") or AUTOCAST in cause.got:
+        return None
+    tensors = [value for given in (args, kwargs.values()) for value in given if isinstance(value, Tensor)]
+    if not any(dispatcher_calls.is_autocast_on(tensor.device.type) for tensor in tensors):
+        return None
+    rule = 'declare the op with autocast="widest"'
+    if cause.id == "SL204":
+        rule = 'annotate the argument Float and declare the op with autocast="float32"'
+    fix = f"{rule}, or convert the tensor with .to(dtype) before the call"
+    got = f"{cause.got}, {AUTOCAST}"
+    return error(cause.id, where=cause.where, got=got, expected=cause.expected, what=cause.what, fix=fix)

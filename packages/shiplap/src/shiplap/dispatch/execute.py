@@ -76,7 +76,7 @@ class Served(OpState):
             if not isinstance(serving := kernel.serving(call), str):
                 return serving
             reasons.append(f"{kernel.name}: {serving}")
-        if device not in self.spec.library:
+        if device not in self.spec.reference_is_fast_on:
             names = [k.name for k in self.kernels.get(device, ())]  # the reason may hold sizes: it is no key
             others = f", only for {' and '.join(self.kernels)}" if self.kernels else ""
             self._unserved(device, "; ".join(reasons) or f"no kernel for {device}{others}", key=str(names))

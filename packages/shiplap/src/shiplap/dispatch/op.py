@@ -40,11 +40,12 @@ from shiplap.declare.kernel import (
 )
 from shiplap.declare.schema import BELOW, public_schema
 from shiplap.declare.sharding_rule import failure_hooks
-from shiplap.declare.signature import Declaration, check_name, read_spec
+from shiplap.declare.signature import Declaration, check_keywords, check_name, read_spec
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template, TemplateKeywords, Traced, read_template
 from shiplap.declare.values import Result, Returned, Value
 from shiplap.dispatch import compile_cache_key, tuned_choices
+from shiplap.dispatch.autocast import explain_autocast
 from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.python_kernel import PythonFunction
 from shiplap.dispatch.registration import Registered
@@ -60,6 +61,7 @@ Gradient = TypeVar("Gradient", bound=GradientFn)
 Samples = TypeVar("Samples", bound=Sampler)
 
 compile_cache_key.on_key(lambda op: BELOW)  # compiled code names it
+builders: list[Callable[[Op], object]] = []  # the package `shiplap` adds the one of `shiplap.kernels`
 declared: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
 code_walk.find_op = declared.get
 
@@ -105,7 +107,11 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
     def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
         """Raise what is wrong with a call that failed with ``cause``, in our words; else say whether to try again."""
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
-            raise wrong from None
+            raise (dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, wrong)) or wrong from None
+        if isinstance(cause, ShiplapError):
+            about_autocast = dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, cause)
+            if about_autocast:
+                raise about_autocast from None
         return any(hook(self, (*args, *kwargs.values()), cause) for hook in failure_hooks)
 
     def out(
@@ -295,6 +301,18 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         """
         self.batching = tuple(read_batching(self.spec, dim) for dim in dims)
 
+    def build(self) -> None:
+        """Compile the native binding of the op's kernels now, or find it in the cache, and use it from now on.
+
+        An op whose kernels have no native binding, such as Python functions, raises SL404. The ops of one kernel
+        library share a binding and get it together. ``shiplap build`` does the same for all ops of a module.
+
+        Raises:
+            LibraryError: SL404 for kernels that Python has to serve, SL405 or SL406 when the binding cannot be built.
+        """
+        for build in builders:
+            build(self)
+
     def drop_native(self) -> None:
         """Remove the native binding, so that ``execute`` serves the op until the next binding is built."""
         native, self.native = self.native, None
@@ -382,25 +400,7 @@ def _read_backward(
     return Backward.by_ops(spec, ops, surrogate, once_differentiable)
 
 
-def op(
-    name: str,
-    *,
-    dims: Mapping[str, str] | None = None,
-    bounds: Mapping[str, str] | None = None,
-    requires: Iterable[str] = (),
-    mutates: Iterable[str] = (),
-    contiguous: Iterable[str] = (),
-    outputs: Iterable[str] = (),
-    autocast: str | None = "widest",
-    library: Iterable[str] = (),
-    tolerance: tuple[float, str] | None = None,
-    aliases: str | Iterable[str | None] = (),
-    static: Iterable[str] = (),
-    sizes: str = "declared",
-    nondifferentiable: Iterable[str] = (),
-    random: str = "",
-    unordered: Iterable[str] = (),
-) -> Declare:
+def op(name: str, **declaration: Unpack[Declaration]) -> Declare:
     """Declare a torch op from an annotated function whose body is its reference.
 
     Args:
@@ -413,10 +413,10 @@ def op(
         outputs: the names of the outputs, for out-style kernels: by default ``out``, or ``out0``, ``out1``, ...
         autocast: the dtype of float inputs under autocast: their ``"widest"``, ``"autocast"``, ``"float32"`` or None.
         tolerance: a relative error that is accepted beyond rounding, and its reason: ``(1e-3, "tanh for erf")``.
-        library: the device types on which the body calls a tuned library, and comes before templates.
+        reference_is_fast_on: the device types on which the body calls a tuned library, and comes before templates.
         aliases: for each result the argument that it is (one of ``mutates``) or may be a view of, None for a fresh one.
-        static: int arguments that are never symbols: torch compiles anew for each value, the schema says ``int``.
-        sizes: ``"reference"`` where results have the sizes, dtypes and device that the reference gives them, which is
+        specialize: int arguments that are never symbols: torch compiles anew for each value, the schema says ``int``.
+        fake: ``"reference"`` where results have the sizes, dtypes and device that the reference gives them, which is
             run without data to find them. Lists, scalars, optional results and ops without tensors do so anyway.
         nondifferentiable: the names of results that carry no gradient, and of arguments through which none flows.
         random: for random results the int, integer tensor or Generator argument that seeds them, or ``"global"`` for
@@ -434,24 +434,7 @@ def op(
         ... def axpy(x: Float[Tensor, "n"], y: Float[Tensor, "n"], a: float = 1.0) -> Float[Tensor, "n"]:
         ...     return a * x + y
     """
-    return Declare(
-        name,
-        dims=dims or {},
-        bounds=bounds or {},
-        requires=requires,
-        mutates=mutates,
-        contiguous=contiguous,
-        outputs=outputs,
-        autocast=autocast,
-        library=library,
-        tolerance=tolerance,
-        aliases=aliases,
-        static=static,
-        sizes=sizes,
-        nondifferentiable=nondifferentiable,
-        random=random,
-        unordered=unordered,
-    )
+    return Declare(name, **declaration)
 
 
 class Declare:
@@ -459,6 +442,7 @@ class Declare:
 
     def __init__(self, name: str, **declaration: Unpack[Declaration]) -> None:
         check_name(name)
+        check_keywords(name, declaration)
         if name.partition("::")[0] in TORCHS_OWN:
             raise error("SL101", where="@sl.op", got=f"{name}, of torch itself", expected="a namespace of your own")
         self.name, self.declaration = name, declaration

@@ -131,13 +131,13 @@ class OpState(HasCode):
         """The kernels to try, in this order, for an eager call without a choice. The reference runs if none takes the
         call.
 
-        A reference declared with ``library=`` for the device type comes before templates. A template with
+        A reference declared with ``reference_is_fast_on=`` for the device type comes before templates. A template with
         ``default=False`` runs only where a measurement has chosen it.
         """
         bound = self.kernels.get(device, _NONE)
         known = self._eager.get(device)
         if known is None or known[0] is not bound:
-            library = device in self.spec.library
+            library = device in self.spec.reference_is_fast_on
             ready = [k for k in bound if k.template is None or (k.template.default and not library)]
             known = self._eager[device] = bound, ready
         return known[1]

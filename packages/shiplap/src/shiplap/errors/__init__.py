@@ -5,7 +5,7 @@ entries of their own with :func:`register`; an id is never given twice.
 """
 
 from shiplap.errors.argument import ArgumentError
-from shiplap.errors.audit import AuditError
+from shiplap.errors.audit import AuditError, VerdictError
 from shiplap.errors.base import CATALOGUE, Entry, ShiplapError, ShiplapNotice, error, notice, register
 from shiplap.errors.command import CommandError, writing
 from shiplap.errors.declaration import DeclarationError
@@ -33,6 +33,7 @@ __all__ = [
     "ShiplapError",
     "ShiplapNotice",
     "ShippingError",
+    "VerdictError",
     "error",
     "notice",
     "register",

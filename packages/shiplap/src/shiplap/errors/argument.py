@@ -39,8 +39,14 @@ register(
         (
             "SL205",
             "dtypes disagree",
-            "Arguments that share a dtype class such as Float must have the same dtype.",
-            "convert one of the tensors with .to(dtype)",
+            (
+                "Arguments that share a dtype class such as Float must have the same dtype. An argument with a dtype "
+                "class of its own, such as BFloat16 | Float32, may have another one."
+            ),
+            (
+                "convert one of the tensors with .to(dtype), or give one argument a dtype class of its own in the "
+                'declaration: weight: BFloat16[Tensor, "c"] | Float32[Tensor, "c"]'
+            ),
         ),
         (
             "SL206",

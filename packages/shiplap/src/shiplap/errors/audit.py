@@ -9,6 +9,10 @@ class AuditError(ShiplapError, ValueError):
     """An audit that cannot be run as asked (SL5xx)."""
 
 
+class VerdictError(ShiplapError, TypeError):
+    """A result that is used in a way that hides its verdict (SL504)."""
+
+
 register(
     AuditError,
     [
@@ -30,6 +34,18 @@ register(
             "no check has this name",
             "The name of a check is the name of its file in shiplap/audit/checks.",
             "use names that shiplap.audit.CHECKS lists",
+        ),
+    ],
+)
+
+register(
+    VerdictError,
+    [
+        (
+            "SL504",
+            "a result with a verdict is neither true nor false",
+            "A verdict has three values. A proof that was not made is no failure, and must not pass as a success.",
+            "compare .verdict with the word that you need, such as: assert sl.audit(op).proven",
         ),
     ],
 )

@@ -262,6 +262,12 @@ register(
             ),
             "call the op for each sample, or map over the argument that it writes to",
         ),
+        (
+            "SL140",
+            "no declaration has this keyword",
+            "A misspelt keyword would leave the op without what it was to declare.",
+            "use a keyword under 'expected'",
+        ),
     ],
 )
 register(

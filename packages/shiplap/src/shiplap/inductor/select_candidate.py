@@ -288,7 +288,7 @@ def _tuned_there(call: Call, listed: list[Any], alone: Mapping[int, Timing]) -> 
     traced = {i for i in alone if isinstance(listed[i], TracedCandidate) and alone[i].median <= limit}
     if 0 not in alone or call.op.own(call.device.type):
         return traced
-    library = call.device.type in call.op.spec.library
+    library = call.device.type in call.op.spec.reference_is_fast_on
     return traced | ({0} if library or alone[0].median <= limit else set())
 
 

@@ -5,6 +5,6 @@ The process that judges owns the inputs, the clock and the comparison. The candi
 
 from shiplap.judge.engine import judge
 from shiplap.judge.options import Options
-from shiplap.judge.verdict import Reason, Ruling, Timed
+from shiplap.judge.result import JudgeResult, Reason, Timed
 
-__all__ = ["Options", "Reason", "Ruling", "Timed", "judge"]
+__all__ = ["JudgeResult", "Options", "Reason", "Timed", "judge"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from shiplap.judge.options import Budget, Options
 from shiplap.judge.problem import Problem
+from shiplap.judge.result import Reason, Timed
 from shiplap.judge.target import Subject, Target
-from shiplap.judge.verdict import Reason, Timed
 from shiplap.sandbox.candidate import Wrong
 
 Report = Callable[[str, int, int], None]

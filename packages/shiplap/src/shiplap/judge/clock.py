@@ -20,8 +20,8 @@ import torch
 
 from shiplap.judge.options import Pace
 from shiplap.judge.problem import Problem
+from shiplap.judge.result import Timed
 from shiplap.judge.variants import Form
-from shiplap.judge.verdict import Timed
 from shiplap.sampling.case import tree_map
 from shiplap.sampling.run import tensors
 from shiplap.sandbox.candidate import Call, Witness, Wrong

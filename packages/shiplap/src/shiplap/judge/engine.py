@@ -20,9 +20,9 @@ from shiplap.judge.gradients import compare_gradients
 from shiplap.judge.is_reference import resubmitted
 from shiplap.judge.new_parameters import renew
 from shiplap.judge.options import Budget, Options, Pace
+from shiplap.judge.result import JudgeResult, Reason
 from shiplap.judge.target import Target, subject
 from shiplap.judge.variants import Form
-from shiplap.judge.verdict import Reason, Ruling
 from shiplap.sampling.perturb import nudged
 from shiplap.sampling.run import tensors
 from shiplap.sandbox.candidate import OutOfReach, Witness, Wrong
@@ -53,7 +53,7 @@ def judge(
     launcher: Launcher | None = None,
     report: Report = lambda what, done, total: None,
     **changes: Any,
-) -> Ruling:
+) -> JudgeResult:
     """Compare ``candidate``, which is not trusted, with ``reference``, which is trusted, and return the verdict.
 
     Shiplap imports and calls the candidate only in a sandboxed process.
@@ -74,8 +74,8 @@ def judge(
             raises no error: it is a reason of the verdict.
 
     Example:
-        >>> ruling = sl.judge("problem.py:Model", "generated.py:ModelNew", seconds=30)
-        >>> ruling.word, ruling.at_least
+        >>> result = sl.judge("problem.py:Model", "generated.py:ModelNew", seconds=30)
+        >>> result.verdict, result.min_speedup
     """
     options = replace(options or Options(), **changes)
     budget = Budget(time.monotonic(), options.seconds)
@@ -99,7 +99,7 @@ def judge(
     with ExitStack() as stack:
         home = launcher or stack.enter_context(Launcher())
         _hear(case, home, stack)
-    return Ruling(
+    return JudgeResult(
         _shown(asked, reference),
         _shown(judged, candidate),
         tuple(case.reasons),

@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from shiplap.judge.result import JudgeResult
 from shiplap.judge.target import Target
-from shiplap.judge.verdict import Ruling
 from shiplap.render import facts, write_statement
 
 PREDICATE_TYPE = "urn:shiplap:verdict:1"
 
 
-def write_judge_statement(path: Path, ruling: Ruling, reference: Any, candidate: Any) -> None:
+def write_judge_statement(path: Path, result: JudgeResult, reference: Any, candidate: Any) -> None:
     """Write the statement of a verdict, whose subjects are the files of both targets. SL602 if that fails.
 
     A target without a file, such as a module that is built in, is no subject.
@@ -26,4 +26,4 @@ def write_judge_statement(path: Path, ruling: Ruling, reference: Any, candidate:
         for role, file in files.items()
         if file
     }
-    write_statement(path, subjects, PREDICATE_TYPE, {"facts": facts(), **ruling.as_json()})
+    write_statement(path, subjects, PREDICATE_TYPE, {"facts": facts(), **result.as_json()})

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shiplap.render.html import render_html
+from shiplap.render.result import STYLES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,10 +16,7 @@ if TYPE_CHECKING:
 COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
 FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer")
 HEADING, NONE = "ns per call, smallest sample", "no op has samples"
-STYLES = {"ok": "green", "fail": "bold red", "skip": "dim", "incomplete": "yellow"}
 WORDS = (("fail", "failed"), ("incomplete", "incomplete"), ("ok", "ok"), ("skip", "do not apply"))
-FEW = 5  # checks that fit into one line
-COLOURS = {"proven": "green", "failed": "bold red", "incomplete": "yellow"}
 
 
 class CostCard(Protocol):
@@ -63,13 +61,15 @@ class Finding(Protocol):
     def reproducer(self) -> str: ...
 
 
-class Judgement(Protocol):
-    """The fields of an op's verdict that a report reads."""
+class Report(Protocol):
+    """The fields of an op's report that a page reads."""
 
     @property
     def subject(self) -> str: ...
     @property
-    def word(self) -> str: ...
+    def verdict(self) -> str: ...
+    @property
+    def headline(self) -> str: ...
     @property
     def required(self) -> Sequence[str]: ...
     @property
@@ -78,9 +78,9 @@ class Judgement(Protocol):
     def missing(self) -> Sequence[tuple[str, str]]: ...
 
 
-def exit_code(verdicts: Sequence[Judgement]) -> int:
-    """Return 0 if every op is proven, 1 if one failed, else 3: nothing failed, and some check was incomplete."""
-    words = {v.word for v in verdicts}
+def exit_code(reports: Sequence[Report]) -> int:
+    """0 when every op is proven, 1 when one failed, else 3: nothing failed, and something was not looked at."""
+    words = {report.verdict for report in reports}
     return 1 if "failed" in words else 3 if "incomplete" in words else 0
 
 
@@ -96,23 +96,8 @@ def _summary(findings: Sequence[Finding]) -> str:
     return ", ".join(f"{counts[v]} {word}" for v, word in WORDS)
 
 
-def _verdict(verdict: Judgement) -> str:
-    """Return the verdict on an op in one line, such as ``ns::op: incomplete (compile: out of budget_s)``."""
-    missing: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
-    for check, reason in verdict.missing:
-        missing.setdefault(reason, []).append(check)
-    why = ", ".join(verdict.failed) or "; ".join(f"{', '.join(checks)}: {each}" for each, checks in missing.items())
-    if why:
-        return f"{verdict.subject}: {verdict.word} ({why})"
-    few = len(verdict.required) <= FEW  # the word alone would claim more than these checks show
-    by = f" for {', '.join(verdict.required)} alone" if few else f" by {len(verdict.required)} checks"
-    return f"{verdict.subject}: {verdict.word}{by}"
-
-
-def print_findings(
-    findings: Sequence[Finding], console: Console | None = None, verdicts: Sequence[Judgement] = ()
-) -> None:
-    """Print a table per op, then each failure with its input, fix and reproducer, then the verdict on each op."""
+def print_findings(findings: Sequence[Finding], console: Console | None = None, reports: Sequence[Report] = ()) -> None:
+    """A table per op, then each failure with its input, fix and reproducer, then the verdict on each op."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -125,21 +110,20 @@ def print_findings(
         # Evidence is folded and never cut: the end of a long line is often the part that matters.
         table.add_column(overflow="fold")
         for f in group:
-            # `Text` keeps rich from reading brackets in evidence, such as those of shapes, as markup.
-            table.add_row(Text(f.check), Text(f.verdict, STYLES.get(f.verdict, "")), Text(f.evidence))
+            table.add_row(Text(f.check), Text(f.verdict, STYLES[f.verdict][0]), Text(f.evidence))
         console.print(table, "")
     for f in findings:
         if f.verdict == "fail":
             _print_failure(f, console)
     console.print(Text(_summary(findings)))
-    for verdict in verdicts:
-        console.print(Text(_verdict(verdict), COLOURS[verdict.word]), soft_wrap=True)
+    for report in reports:
+        console.print(Text(report.headline, STYLES[report.verdict][0]), soft_wrap=True)
 
 
 def _print_failure(f: Finding, console: Console) -> None:
     from rich.text import Text
 
-    console.print(Text(f"{f.subject}: {f.check}", STYLES["fail"]))
+    console.print(Text(f"{f.subject}: {f.check}", STYLES["fail"][0]))
     for name in ("evidence", "input", "fix"):
         if value := getattr(f, name):
             console.print(Text(f"  {name:<9}{value}"), soft_wrap=True)
@@ -186,7 +170,7 @@ def findings_json(
     facts: Mapping[str, str],
     costs: Sequence[CostCard] = (),
     no_costs: str = "",
-    verdicts: Sequence[Judgement] = (),
+    reports: Sequence[Report] = (),
 ) -> str:
     """Return ``{"facts": ..., "verdicts": {...}, "findings": [...], "costs": [...]}``, indented, with a final newline.
 
@@ -195,13 +179,13 @@ def findings_json(
     rows = [{name: getattr(f, name) for name in FIELDS} for f in findings]
     cards = [{name: getattr(c, name) for name in COSTS} for c in costs]
     judged = {
-        v.subject: {
-            "verdict": v.word,
-            "required": list(v.required),
-            "failed": list(v.failed),
-            "missing": dict(v.missing),
+        report.subject: {
+            "verdict": report.verdict,
+            "required": list(report.required),
+            "failed": list(report.failed),
+            "missing": dict(report.missing),
         }
-        for v in verdicts
+        for report in reports
     }
     value: dict[str, Any] = {"facts": dict(facts), "verdicts": judged, "findings": rows, "costs": cards}
     if not costs:
@@ -215,7 +199,7 @@ def findings_html(
     title: str = "shiplap audit",
     costs: Sequence[CostCard] = (),
     no_costs: str = "",
-    verdicts: Sequence[Judgement] = (),
+    reports: Sequence[Report] = (),
 ) -> str:
     """Return a self-contained HTML page."""
     return render_html(
@@ -225,7 +209,7 @@ def findings_html(
         groups=_groups(findings),
         summary=_summary(findings),
         failed=any(f.verdict == "fail" for f in findings),
-        verdicts=[(v.word, _verdict(v)) for v in verdicts],
+        verdicts=[(report.verdict, report.headline) for report in reports],
         costs=costs,
         no_costs=no_costs or NONE,
         heading=HEADING,

@@ -75,12 +75,12 @@ def keywords(form: Form, known: Inferred) -> dict[str, Any]:
     given: dict[str, Any] = {
         "mutates": form.mutates,
         "aliases": form.aliases,
-        "static": form.static,
+        "specialize": form.specialize,
         "bounds": known.bounds,
         "requires": known.requires,
         # Declared outputs are called out, out0, ...; an argument of that name needs others.
         "outputs": tuple(f"result{i}" for i in range(fresh)) if taken & set(usual) else (),
-        "sizes": "reference" if known.reference else "",
+        "fake": "reference" if known.reference else "",
     }
     return {k: v for k, v in given.items() if v}
 

@@ -1,4 +1,4 @@
-"""Turn a torch schema into the text of a declaration: annotations, ``mutates=``, ``aliases=`` and ``static=``.
+"""A torch schema → the text of a declaration: annotations, ``mutates=``, ``aliases=`` and ``specialize=``.
 
 The text is the same whether a draft is written or ``tools/count_schemas.py`` counts the schemas that can be declared.
 """
@@ -99,8 +99,8 @@ class Form:
         return names if any(names) else ()
 
     @property
-    def static(self) -> tuple[str, ...]:
-        """The names of the ints that are no symbols in the schema."""
+    def specialize(self) -> tuple[str, ...]:
+        """Ints that are no symbols in the schema."""
         return tuple(a.name for a in self.arguments if re.match(r"int\b", a.kind))
 
 

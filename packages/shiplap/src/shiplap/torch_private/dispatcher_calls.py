@@ -28,6 +28,7 @@ __all__ = [
     "autocast_alone",
     "builtin",
     "in_code",
+    "is_autocast_on",
     "is_compiling",
     "is_dynamo_compiling",
     "is_hooked",
@@ -164,6 +165,11 @@ def autocast_alone(args: Sequence[Any]) -> str | None:
     return kind if kind in _CASTING and torch.is_autocast_enabled(kind) else None
 
 
+def is_autocast_on(kind: str) -> bool:
+    """Whether this thread is in an autocast region of the device type ``kind``."""
+    return kind in _CASTING and torch.is_autocast_enabled(kind)
+
+
 def outside_autocast(kind: str) -> Any:
     """Return a context in which autocast of the device type ``kind`` sees no call, as in the calls that autocast
     makes.
@@ -227,4 +233,8 @@ class ShortCut(Generic[P, R]):
         except (RuntimeError, TypeError) as e:
             if self.explain(args, kwargs, e):
                 return self(*args, **kwargs)
+            raise
+        except ValueError as e:  # a refused argument, which says itself what is wrong unless autocast has a part in it
+            if any_autocast():
+                self.explain(args, kwargs, e)
             raise

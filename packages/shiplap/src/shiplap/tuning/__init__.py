@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shiplap.tuning.frozen_table import frozen, thaw
     from shiplap.tuning.inputs import recipe_of
     from shiplap.tuning.recorded_calls import record
+    from shiplap.tuning.result import TuneResult
     from shiplap.tuning.selector import Options, select
     from shiplap.tuning.store import Store
     from shiplap.tuning.worker_process import Isolation
@@ -31,6 +32,7 @@ __all__ = [
     "Options",
     "Refused",
     "Store",
+    "TuneResult",
     "freeze",
     "frozen",
     "recipe_of",
@@ -47,6 +49,7 @@ _LATE = {
     "Options": "shiplap.tuning.selector",
     "Refused": "shiplap.tuning.candidate",
     "Store": "shiplap.tuning.store",
+    "TuneResult": "shiplap.tuning.result",
     "frozen": "shiplap.tuning.frozen_table",
     "recipe_of": "shiplap.tuning.inputs",
     "record": "shiplap.tuning.recorded_calls",
@@ -69,7 +72,7 @@ def tune(
     timeout: float = 60.0,
     progress: bool | None = None,
     compiled: bool | None = None,
-) -> list[Choice]:
+) -> TuneResult:
     """Find the fastest kernel and config for the calls that ``samples`` describe, and use them in this process.
 
     Candidates run in a separate process. Each candidate is compared with the reference before it is timed. The choices
@@ -93,9 +96,9 @@ def tune(
             else, such as those in C++.
 
     Returns:
-        One choice for each bucket, in the order of ``samples``. Where templates are measured in compiled code, a second
-        choice follows: ``choice.compiled`` is True, and the candidates were measured in a compilation of the op alone.
-        ``findings`` name what was left out, with the reason.
+        The result. Its choices are one for each bucket, in the order of ``samples``. Where templates are measured in
+        compiled code, a second choice follows: ``choice.compiled`` is True, and the candidates were measured in a
+        compilation of the op alone. ``findings`` name what was left out, with the reason.
 
     Raises:
         ShiplapError: SL613 for no samples. SL606 for integer arguments without a builder. SL608 inside an op, a

@@ -24,6 +24,7 @@ from shiplap.tuning.distributed import from_first, ranks
 from shiplap.tuning.frozen_table import keep
 from shiplap.tuning.inputs import inputs, recipe_of
 from shiplap.tuning.key import key_for
+from shiplap.tuning.result import TuneResult
 from shiplap.tuning.search import Report
 from shiplap.tuning.selector import Options, force, select
 from shiplap.tuning.worker_process import TIMEOUT, Isolation
@@ -66,9 +67,8 @@ def tune_all(
     timeout: float = TIMEOUT,
     progress: bool | None = None,
     compiled: bool | None = None,
-) -> list[Choice]:
-    """Return a choice for each bucket of ``requests``, in order. Under torch.distributed, rank 0 measures for all
-    ranks.
+) -> TuneResult:
+    """A choice for each bucket of ``requests``, in order. Under torch.distributed, rank 0 measures for all ranks.
 
     If templates of the op are measured in compiled code (``compiled``, see :func:`shiplap.tune`), a choice among these
     follows the choice for eager calls.
@@ -87,8 +87,7 @@ def tune_all(
 
     rank, count = ranks()
     if count == 1:
-        return work()
-    # Rank 0 keeps its own choices, whose findings are not sent.
+        return TuneResult(tuple(work()))
     mine: list[Choice] = []
 
     def tell() -> list[dict[str, Any]]:
@@ -96,7 +95,8 @@ def tune_all(
         return [_told(choice) for choice in mine]
 
     choices = from_first(tell)
-    return mine if rank == 0 else [_receive(work, told) for work, told in zip(wanted, choices, strict=True)]
+    received = mine if rank == 0 else [_receive(work, told) for work, told in zip(wanted, choices, strict=True)]
+    return TuneResult(tuple(received))
 
 
 def _each(

@@ -407,8 +407,29 @@ def test_shapes_of_any_rank_stay_with_python(ops, cache, tmp_path, ns):
 # --- from the first call to native code, without being asked ----------------------------------------------------------
 
 
-def test_a_hot_op_gets_native_code_by_itself(ops, counted, tmp_path, monkeypatch):
+def test_no_compiler_is_started_unasked_and_a_notice_says_how_to_build(ops, tmp_path, monkeypatch):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("SHIPLAP_BACKGROUND_BUILD", raising=False)
+    monkeypatch.setattr(binding, "detached", lambda *order: pytest.fail("a compiler was started"))
+    for name in SYMBOLS:
+        getattr(ops, name).drop_native()
+    errors.base._announced.discard(f"native {ops.keep.spec.name}")
+    x = torch.ones(1)
+    for _ in range(binding.HOT - 1):
+        ops.keep(x)
+    with pytest.warns(sl.ShiplapNotice, match=rf"{binding.SLOWER} times(.|\n)*op.build\(\)(.|\n)*shiplap build"):
+        ops.keep(x)
+    for _ in range(binding.HOT):
+        assert torch.equal(ops.keep(x), x)
+    assert binding.state(ops.keep) == ("python", binding.UNBUILT)
+    monkeypatch.undo()
+    ops.keep.build()
+    assert binding.state(ops.keep) == ("native", str(ops.keep.native.library))
+
+
+def test_a_hot_op_gets_native_code_in_the_background_where_that_is_asked_for(ops, counted, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("SHIPLAP_BACKGROUND_BUILD", "1")
     for name in SYMBOLS:
         getattr(ops, name).drop_native()
     x = torch.ones(1)
@@ -440,6 +461,7 @@ def test_native_can_be_switched_off(ops, monkeypatch):
 def test_without_a_compiler_python_serves_and_one_notice_says_so(ops, tmp_path, monkeypatch, compiler):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("SHIPLAP_BACKGROUND_BUILD", "1")
     errors.base._announced.clear()
     ops.keep.drop_native()
     with warnings.catch_warnings(record=True) as caught:

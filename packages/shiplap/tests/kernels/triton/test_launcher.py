@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from shiplap.declare.code_digest import code_digest
 
 import shiplap as sl
+from shiplap.declare.code_digest import code_digest
 from shiplap.kernels.triton import launcher as launching
 from shiplap.kernels.triton import triton_launcher
 

@@ -1,9 +1,10 @@
-"""The native binding of C ABI kernels: built in the background, cached, attached beside the Python binding.
+"""The native binding of C ABI kernels: built on request, cached, attached beside the Python binding.
 
 A kernel is served by Python (``cabi.py``) until a library is there. One that came with the package of the op, or is in
-the cache, is attached at the first call. Else the ``HOT``-th call starts a compiler in a process of its own and a later
-call attaches the library, so no call waits for the compiler, and a short script starts none. If a library cannot be
-built or attached, one notice gives the reason, and Python goes on serving.
+the cache, is attached at the first call. Else the ``HOT``-th call gives a notice that says how to build one. Under
+``SHIPLAP_BACKGROUND_BUILD=1`` that call starts a compiler in a process of its own and a later call attaches the
+library, so that no call waits for the compiler. If a library cannot be built or attached, one notice gives the reason,
+and Python goes on serving.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from shiplap.kernels.native.build_plan import Plan, command, make_plan, serves
 from shiplap.kernels.native.cache import evict, present
 from shiplap.settings import settings
 
-HOT = 32  # calls that the Python binding serves before a compiler is started
+HOT = 32  # calls that the Python binding serves before a native one pays
+SLOWER = 8  # the cost of a call through Python, in native calls, where the kernel has no work (benchmarks/overhead.py)
+UNBUILT = "its native binding is not built"
 OFF = "SHIPLAP_NATIVE=0"
 
 _lock = threading.RLock()
@@ -64,8 +67,22 @@ def consider(spec: OpSpec, form: NativeForm) -> None:
         form.settle(reason)
         if (op := registry.find(spec.name)) is not None:
             op.enter()  # Python serves from now on, by a shorter way
-        if reason != OFF:
+        if reason == UNBUILT:
+            notice(f"native {spec.name}", how_to_build(spec.name))
+        elif reason != OFF:
             notice(f"native {reason}", f"{spec.name} stays with the Python binding: {reason}")
+
+
+def how_to_build(name: str) -> str:
+    """Return the text of the notice at the call from which on a native binding pays."""
+    op = registry.find(name)
+    module = op.reference.__module__ if op is not None else "TARGET"
+    target = op.file if op is not None and module == "__main__" else module
+    return (
+        f"{name} is called through the Python binding, whose own cost is about {SLOWER} times that of a native call. "
+        f"Build the native binding once: op.build() in Python, 'shiplap build {target}' in a shell, or ship it with "
+        "'shiplap package'. SHIPLAP_BACKGROUND_BUILD=1 builds in the background"
+    )
 
 
 def _advance(spec: OpSpec, form: NativeForm) -> str:
@@ -83,6 +100,8 @@ def _advance(spec: OpSpec, form: NativeForm) -> str:
     form.place = plan.place
     if present(plan.place, spec.name):
         attach(plan)
+    elif form.calls >= HOT and not settings().background_build:
+        return UNBUILT
     elif form.calls >= HOT and form.place not in _building:
         _building[form.place] = detached(plan.place.parent, plan.place.name, plan.source, command(op))
     return ""
@@ -184,7 +203,8 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
         return "python", form.why or "several kernels, or one that asks supports="
     if there and not form.why:
         return "native", f"{plan.place / LIBRARY}, attached at the first call"
-    reason = form.why or f"built in the background from call {HOT} on"
+    background = f"built in the background from call {HOT} on" if settings().background_build else UNBUILT
+    reason = form.why or background
     return "python", f"{reason} ({why})" if why else reason
 
 

@@ -35,7 +35,8 @@ from shiplap.kernels.triton.launcher import is_verified
 from shiplap.kernels.triton.specialize import unfit
 from shiplap.settings import settings
 
-HOT = 32  # calls that Python launches before a compiler is started
+HOT = 32  # calls that Python launches before a compiled launcher pays
+UNBUILT = "python: its launcher is not built"
 ASK = 64  # calls between two looks whether it has ended
 ALIGNMENT = 256  # bytes, of parts of the scratch memory
 SIZES = (4, 8, 16)  # tensors that the C functions take
@@ -245,7 +246,8 @@ def state() -> str:
     """Who makes launches of templates again: ``"native"``, or why Python does."""
     if _now.binding is not None:
         return "native"
-    return _now.why or f"python: built in the background from call {HOT} on"
+    background = f"python: built in the background from call {HOT} on" if settings().background_build else UNBUILT
+    return _now.why or background
 
 
 def wanted() -> bool:
@@ -313,6 +315,14 @@ def _advance(op: Op, start: bool) -> None:
         assert _now.builder.stdout is not None
         output = _now.builder.stdout.read().decode(errors="replace")
         _give_up(output or f"the builder ended with status {_now.builder.returncode}")
+    elif start and not settings().background_build:
+        _now.why = UNBUILT
+        notice(
+            "replay",
+            f"templates such as that of {op.spec.name} are launched by Python, and a compiled launcher has "
+            "less to do. Build it once: op.build() in Python, or 'shiplap build TARGET' in a shell. "
+            "SHIPLAP_BACKGROUND_BUILD=1 builds in the background",
+        )
     elif start:
         _now.builder = detached(*_order(op, place))
 

@@ -1,11 +1,13 @@
-"""``Ruling``: the verdict on a candidate, as plain values."""
+"""``JudgeResult``: the verdict on a candidate, as plain values."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-Word = Literal["accepted", "refused", "incomplete"]
+from shiplap.render.result import ResultWithVerdict, Row
+
+JudgeVerdict = Literal["accepted", "refused", "incomplete"]
 EXIT_CODES: dict[str, int] = {"accepted": 0, "refused": 1, "incomplete": 3}
 
 
@@ -53,19 +55,21 @@ class Timed:
         return self.reference / max(self.candidate, 1e-9)
 
     @property
-    def at_least(self) -> float:
+    def min_speedup(self) -> float:
         """The speedup if the candidate hid as much time as possible. Use this figure for rewards."""
         return self.reference / max(self.candidate + self.resolution, 1e-9)
 
 
-@dataclass(frozen=True)
-class Ruling:
+@dataclass(frozen=True, repr=False)
+class JudgeResult(ResultWithVerdict):
     """The verdict on one candidate.
+
+    A result has no truth value: write ``assert result.verdict == "accepted"``.
 
     Attributes:
         reference, candidate: the names of what was compared.
-        word: ``"refused"`` if there is at least one reason. ``"incomplete"`` if there is no reason, but ``missing`` is
-            not empty. Otherwise ``"accepted"``.
+        verdict: ``"refused"`` if there is at least one reason. ``"incomplete"`` if there is no reason, but ``missing``
+            is not empty. Otherwise ``"accepted"``.
         reasons: the faults of the candidate.
         missing: pairs of a required comparison or part of the sandbox, and why it is missing.
         unchecked: properties that the verdict says nothing about, as text.
@@ -83,16 +87,30 @@ class Ruling:
     timings: tuple[Timed, ...]
     calls: int
     seconds: float
+    good: ClassVar[str] = "accepted"
 
     @property
-    def word(self) -> Word:
-        """The verdict in one word."""
+    def verdict(self) -> JudgeVerdict:
         return "refused" if self.reasons else "incomplete" if self.missing else "accepted"
 
     @property
     def exit_code(self) -> int:
-        """The exit code of ``shiplap judge`` for this verdict."""
-        return EXIT_CODES[self.word]
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def headline(self) -> str:
+        fast = f", {self.speedup:.2f}x the reference, at least {self.min_speedup:.2f}x" if self.speedup else ""
+        return f"{self.candidate}: {self.verdict}{fast}"
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        rows = [Row(r.check, "fail", r.evidence, (f"on {r.input}",) if r.input else ()) for r in self.reasons]
+        rows += [Row(name, "incomplete", why) for name, why in self.missing]
+        rows += [Row("times", "ok", _times(timed)) for timed in self.timings]
+        rows.append(
+            Row("calls", "", f"{self.calls} calls were compared with {self.reference}, in {self.seconds:.1f} s")
+        )
+        return (*rows, *(Row("unchecked", "skip", text) for text in self.unchecked))
 
     @property
     def speedup(self) -> float:
@@ -100,26 +118,36 @@ class Ruling:
         return self._mean([t.speedup for t in self.timings])
 
     @property
-    def at_least(self) -> float:
-        """The geometric mean of :attr:`Timed.at_least`. It is 0 if the candidate is not accepted."""
-        return self._mean([t.at_least for t in self.timings])
+    def min_speedup(self) -> float:
+        """The geometric mean of :attr:`Timed.min_speedup`. It is 0 if the candidate is not accepted."""
+        return self._mean([t.min_speedup for t in self.timings])
 
     def _mean(self, values: list[float]) -> float:
         """Return the geometric mean, or 0 if the candidate is not accepted."""
         from math import exp, log
 
-        if self.word != "accepted" or not values:
+        if self.verdict != "accepted" or not values:
             return 0.0
         return exp(sum(log(max(v, 1e-12)) for v in values) / len(values))
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields, the verdict and the speedups as plain values."""
-        timings = [{**asdict(t), "speedup": t.speedup, "at_least": t.at_least} for t in self.timings]
+        """Plain values: all fields, the verdict, and the speedups."""
+        timings = [{**asdict(t), "speedup": t.speedup, "min_speedup": t.min_speedup} for t in self.timings]
         return {
-            "verdict": self.word,
+            "verdict": self.verdict,
             "speedup": self.speedup,
-            "speedup_at_least": self.at_least,
+            "min_speedup": self.min_speedup,
             **asdict(self),
             "missing": dict(self.missing),
             "timings": timings,
         }
+
+
+def _times(timed: Timed) -> str:
+    """The times of one shape in one line."""
+    compiled = f", compiled {timed.compiled * 1e6:.1f} us" if timed.compiled is not None else ""
+    share = f"{100 * timed.light / max(timed.candidate, 1e-9):.0f} % of what the machine could do"
+    return (
+        f"{timed.input}: {timed.candidate * 1e6:.1f} us, reference {timed.reference * 1e6:.1f} us{compiled} "
+        f"(+- {timed.resolution * 1e6:.0f} us, {share}, {timed.rounds} calls)"
+    )

@@ -1,0 +1,87 @@
+"""``Report``: the findings on an op and the verdict that follows from them and from a stated set of required checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from shiplap.audit.finding import Finding
+from shiplap.cached_property import cached_property
+from shiplap.render.result import ResultWithVerdict, Row
+
+ReportVerdict = Literal["proven", "incomplete", "failed"]
+FEW = 5  # checks that fit into one line
+
+
+@dataclass(frozen=True, repr=False)
+class Report(ResultWithVerdict):
+    """What an audit found out about one op. Iterating over it yields the findings.
+
+    A report has no truth value: write ``assert report.proven``.
+
+    Attributes:
+        subject: the name of the op.
+        findings: one finding for each check, in the order of the checks.
+        required: the checks that the verdict rests on.
+        verdict: ``"failed"`` if a check failed. ``"incomplete"`` if none failed, but a required check did not look at
+            everything. Otherwise ``"proven"``.
+    """
+
+    subject: str
+    findings: tuple[Finding, ...]
+    required: tuple[str, ...]
+    good: ClassVar[str] = "proven"
+
+    @cached_property
+    def failed(self) -> tuple[str, ...]:
+        """The names of the checks that failed."""
+        return tuple(dict.fromkeys(f.check for f in self.findings if f.verdict == "fail"))
+
+    @cached_property
+    def missing(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of a check that did not look at everything, and the reason."""
+        ran = {f.check for f in self.findings}
+        missing = [(f.check, f.evidence) for f in self.findings if f.verdict == "incomplete"]
+        missing += [(name, "was not run") for name in self.required if name not in ran and not self.failed]
+        applied = any(f.verdict == "ok" for f in self.findings)
+        if not applied and not self.failed and not missing:
+            missing = [("samples", "no check applied")]
+        return tuple(missing)
+
+    @property
+    def verdict(self) -> ReportVerdict:
+        return "failed" if self.failed else "incomplete" if self.missing else "proven"
+
+    @property
+    def proven(self) -> bool:
+        """Whether all required checks passed or do not apply to the op, and none was left out."""
+        return self.verdict == "proven"
+
+    @property
+    def headline(self) -> str:
+        reasons: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
+        for check, reason in self.missing:
+            reasons.setdefault(reason, []).append(check)
+        why = ", ".join(self.failed) or "; ".join(f"{', '.join(checks)}: {each}" for each, checks in reasons.items())
+        if why:
+            return f"{self.subject}: {self.verdict} ({why})"
+        few = len(self.required) <= FEW  # the verdict alone would claim more than these checks show
+        by = f" for {', '.join(self.required)} alone" if few else f" by {len(self.required)} checks"
+        return f"{self.subject}: {self.verdict}{by}"
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(Row(f.check, f.verdict, f.evidence, _details(f)) for f in self.findings)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+
+def _details(finding: Finding) -> tuple[str, ...]:
+    """The input that shows a failure, and what to do about it."""
+    shown = {"input": finding.input, "fix": finding.fix} if finding.verdict == "fail" else {}
+    return tuple(f"{name:<7}{text}" for name, text in shown.items() if text)

@@ -1,0 +1,72 @@
+"""``TuneResult``: the choices of one tuning, with a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from shiplap.render.result import ResultWithVerdict, Row
+from shiplap.tuning.choice import LEFT_OUT, Choice
+
+TuneVerdict = Literal["chosen", "incomplete", "failed"]
+EXIT_CODES: dict[TuneVerdict, int] = {"chosen": 0, "incomplete": 3, "failed": 1}
+
+
+@dataclass(frozen=True, repr=False)
+class TuneResult(ResultWithVerdict):
+    """The choices of one tuning. Iterating over it yields the choices.
+
+    A result has no truth value: write ``assert result.verdict == "chosen"``.
+
+    Attributes:
+        choices: one choice for each bucket, in the order of the samples. A second one follows for a bucket whose
+            templates were measured in compiled code.
+        verdict: ``"failed"`` if a candidate was wrong, crashed or hung. ``"incomplete"`` if none did, but the budget
+            was spent before each bucket had a choice. Otherwise ``"chosen"``.
+        exit_code: 0 for chosen, 1 for failed, 3 for incomplete.
+    """
+
+    choices: tuple[Choice, ...]
+    good: ClassVar[str] = "chosen"
+
+    @property
+    def left_out(self) -> tuple[Choice, ...]:
+        """The choices of buckets that the budget did not reach. They name no kernel."""
+        return tuple(c for c in self.choices if c.origin == LEFT_OUT)
+
+    @property
+    def verdict(self) -> TuneVerdict:
+        if any(f.verdict == "fail" for c in self.choices for f in c.findings):
+            return "failed"
+        return "incomplete" if self.left_out else "chosen"
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def headline(self) -> str:
+        names = ", ".join(dict.fromkeys(c.op for c in self.choices)) or "no op"
+        chosen = len(self.choices) - len(self.left_out)
+        return f"{names}: {self.verdict} ({chosen} of {len(self.choices)} calls have a choice)"
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(_row(choice) for choice in self.choices)
+
+    def __iter__(self) -> Iterator[Choice]:
+        return iter(self.choices)
+
+    def __len__(self) -> int:
+        return len(self.choices)
+
+
+def _row(choice: Choice) -> Row:
+    """The row of a choice: the call, the kernel and the reason, and below it the candidates that were dropped."""
+    place = "  in compiled code" if choice.compiled else ""
+    name = f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}{place}"
+    dropped = tuple(f"{f.verdict}  {f.evidence}" for f in choice.findings)
+    outcome = "fail" if any(f.verdict == "fail" for f in choice.findings) else ""
+    outcome = outcome or (LEFT_OUT if choice.origin == LEFT_OUT else "chosen")
+    return Row(name, outcome, f"{choice.label or 'no choice'}: {choice.reason} ({choice.origin})", dropped)
