@@ -68,7 +68,6 @@ def judged(request: pytest.FixtureRequest, shiplap_judge: Callable[..., Ruling])
     nothing wrong and could not look at everything. SL312 for a test without a reference or a candidate.
     """
     from shiplap.errors import error
-    from shiplap.judge.show import lines
 
     marker = request.node.get_closest_marker("judge")
     if marker is None or len(marker.args) < 2:
@@ -78,7 +77,7 @@ def judged(request: pytest.FixtureRequest, shiplap_judge: Callable[..., Ruling])
     passing = ("accepted", "incomplete") if options.pop("incomplete", False) else ("accepted",)
     ruling = shiplap_judge(marker.args[0], request.param, **options)
     if ruling.word not in passing:
-        pytest.fail("\n".join(text for text, _ in lines(ruling)), pytrace=False)
+        pytest.fail("\n".join(map(str, ruling.lines())), pytrace=False)
     return ruling
 
 

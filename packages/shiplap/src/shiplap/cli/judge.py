@@ -66,7 +66,7 @@ def command(
             console.require_file(file)
     from shiplap.cli.tune import values_of
     from shiplap.judge import judge
-    from shiplap.judge.show import lines, page
+    from shiplap.render import facts, print_lines, render_html
     from shiplap.tuning.engine import shown
 
     changes: dict[str, Any] = {
@@ -82,7 +82,8 @@ def command(
     with console.own_stdout(), shown(False if json else None) as report:
         ruling = judge(reference, candidate, inputs=inputs, report=report, **changes)
     if html is not None:
-        console.write_text(html, page(ruling))
+        title = f"shiplap judge {ruling.candidate}"
+        console.write_text(html, render_html("judge.html.jinja", title=title, facts=facts(), ruling=ruling))
     if statement is not None:
         from shiplap.judge.statement import write_judge_statement
 
@@ -90,6 +91,5 @@ def command(
     if json:
         console.emit_json(ruling.as_json())
     else:
-        for text, style in lines(ruling):
-            console.out().print(text, style=style, markup=False)
+        print_lines(ruling.lines(), console.out())
     raise typer.Exit(ruling.exit_code)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from shiplap.render.lines import Line, line
+
 Word = Literal["accepted", "refused", "incomplete"]
+STYLES: dict[str, str] = {"accepted": "bold green", "refused": "bold red", "incomplete": "bold yellow"}
 EXIT_CODES: dict[str, int] = {"accepted": 0, "refused": 1, "incomplete": 3}
 
 
@@ -56,6 +60,16 @@ class Timed:
     def at_least(self) -> float:
         """The speedup if the candidate hid as much time as possible. Use this figure for rewards."""
         return self.reference / max(self.candidate + self.resolution, 1e-9)
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        compiled = f", compiled {self.compiled * 1e6:.1f} us" if self.compiled is not None else ""
+        share = f"{100 * self.light / max(self.candidate, 1e-9):.0f} % of what the machine could do"
+        return (
+            f"{self.input}: {self.candidate * 1e6:.1f} us, reference {self.reference * 1e6:.1f} us{compiled} "
+            f"(+- {self.resolution * 1e6:.0f} us, {share}, {self.rounds} calls)"
+        )
 
 
 @dataclass(frozen=True)
@@ -108,6 +122,23 @@ class Ruling:
         if self.word != "accepted" or not values:
             return 0.0
         return exp(sum(log(max(v, 1e-12)) for v in values) / len(values))
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the verdict, then reasons, omissions, times and extent."""
+        yield line(f"{self.candidate}: {self.word}", STYLES[self.word])
+        for reason in self.reasons:
+            yield line(f"  {reason.check}: {reason.evidence}", "red")
+            if reason.input:
+                yield line(f"    on {reason.input}", "dim")
+        for name, why in self.missing:
+            yield line(f"  not looked at: {name}: {why}", "yellow")
+        for timed in self.timings:
+            yield line(f"  {timed.text}")
+        if self.speedup:
+            yield line(f"  {self.speedup:.2f}x the reference, {self.at_least:.2f}x at least", "bold")
+        yield line(f"  {self.calls} calls were compared with {self.reference}, in {self.seconds:.1f} s", "dim")
+        for text in self.unchecked:
+            yield line(f"  no word about {text}", "dim")
 
     def as_json(self) -> dict[str, Any]:
         """Plain values: all fields, the word, and the speedups."""
