@@ -2,8 +2,8 @@
 
 ``nox -s matrix``
     the suite on each supported torch release (one of them: ``nox -s "matrix(torch='2.13.0')"``), with the wheels of all
-    packages. Point pip at an index with CPU builds of torch (``PIP_EXTRA_INDEX_URL``), or each session downloads the
-    CUDA libraries.
+    packages. Each writes its row of ``torch_private/verified.json``, which is committed. Point pip at an index with CPU
+    builds of torch (``PIP_EXTRA_INDEX_URL``), or each session downloads the CUDA libraries.
 ``nox -s wheels``
     the tests of each package alone (``nox -s "wheels(package='shiplap-dense')" -- -k micro``), against wheels of it and
     of what it requires; third-party packages are those of the environment that runs nox, so nothing is downloaded.
@@ -24,7 +24,7 @@ import nox
 nox.options.sessions = ["matrix"]
 
 # The releases of torch that the suite runs on, from the one place that lists them.
-RELEASES = tuple(runpy.run_path("packages/shiplap/src/shiplap/torch_private/versions.py")["RELEASES"])
+RELEASES: tuple[str, ...] = runpy.run_path("packages/shiplap/src/shiplap/torch_private/versions.py")["RELEASES"]
 FIRST = ("shiplap-headers", "shiplap")  # what all others require, in the order in which wheels are built
 OTHERS = sorted({folder.name for folder in Path("packages").iterdir()} - {*FIRST, "shiplap-testing"})
 PACKAGES = (*FIRST, *OTHERS)
@@ -59,11 +59,14 @@ def in_repository() -> dict[str, str]:
 @nox.session
 @nox.parametrize("torch", RELEASES)
 def matrix(session: nox.Session, torch: str) -> None:
-    """Run the tests on one torch release, everything else as pinned."""
+    """Run the tests on one torch release, everything else as pinned, and write its row of the table of capabilities."""
     wheels = wheels_of(session, *PACKAGES, "shiplap-testing")
     extras = {"shiplap_sparse3d": "[demo]", "shiplap_backend": "[openvino]", "shiplap_testing": "[all]"}
     named = [f"{wheel}{extras.get(Path(wheel).name.partition('-')[0], '')}" for wheel in wheels]
     session.install("-c", pins(session, "torch", "triton"), f"torch=={torch}", *named)
+    session.run(
+        "python", "-m", "shiplap_testing.capabilities", env=in_repository()
+    )  # first: tests take the way it says
     for marks in ("not device", "device"):
         session.run("python", "-m", "pytest", "-q", "-m", marks, *session.posargs, env=in_repository())
 
