@@ -4,7 +4,7 @@
 
 ``nox -s matrix``
     the whole suite on each supported torch release (one: ``nox -s "matrix(torch='2.15.0')"``), with the wheels of all
-    packages, on Python 3.11.
+    packages, on Python 3.11. Each writes its row of ``torch_private/verified.json``, which is committed.
 ``nox -s core``
     the tests of declarations, calls, kernels and the audit on each of these releases and of ALSO with each Python of
     PYTHONS (one: ``nox -s "core-3.13(torch='2.15.0')"``). A Python that is not installed is skipped, unless nox is
@@ -40,7 +40,7 @@ import nox
 nox.options.sessions = ["matrix"]
 
 # The releases of torch that the suite runs on, from the one place that lists them.
-RELEASES = tuple(runpy.run_path("packages/shiplap/src/shiplap/torch_private/versions.py")["RELEASES"])
+RELEASES: tuple[str, ...] = runpy.run_path("packages/shiplap/src/shiplap/torch_private/versions.py")["RELEASES"]
 ALSO = ("2.14.1",)  # releases on which ``core`` runs, too
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 OLDEST = {"torch": RELEASES[0], "numpy": "1.26.4"}
@@ -82,11 +82,14 @@ def in_repository() -> dict[str, str]:
 @nox.session
 @nox.parametrize("torch", RELEASES)
 def matrix(session: nox.Session, torch: str) -> None:
-    """Run the tests on one torch release, everything else as pinned."""
+    """Run the tests on one torch release, everything else as pinned, and write its row of the table of capabilities."""
     wheels = wheels_of(session, *PACKAGES, "shiplap-testing")
     extras = {"shiplap_sparse3d": "[demo]", "shiplap_backend": "[openvino]", "shiplap_testing": "[all]"}
     named = [f"{wheel}{extras.get(Path(wheel).name.partition('-')[0], '')}" for wheel in wheels]
     session.install("-c", pins(session, "torch", "triton"), f"torch=={torch}", *named)
+    session.run(
+        "python", "-m", "shiplap_testing.capabilities", env=in_repository()
+    )  # first: tests take the way it says
     for marks in ("not device", "device"):
         session.run("python", "-m", "pytest", "-q", "-m", marks, *session.posargs, env=in_repository())
 

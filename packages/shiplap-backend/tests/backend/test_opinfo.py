@@ -22,6 +22,7 @@ OPS = ("add", "mm", "erfc", "softmax", "sum", "transpose", "tensor_split", "to_s
 DTYPES = ("f32", "bf16", "i64", "u8", "bool")
 
 
+@pytest.mark.capability("device tests")
 def test_a_slice_of_the_database(project: Project) -> None:
     """Every state that is not a crash; ``sinh`` of tests/backend/ops.yaml is wrong on purpose, and found."""
     pytest.importorskip("openvino")

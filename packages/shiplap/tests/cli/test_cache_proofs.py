@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 
 import shiplap as sl
-from shiplap.rewrite import proof_cache
+from shiplap.tuning import proof_cache
 
 
 def doubled(x: Float[torch.Tensor, "n"]) -> torch.Tensor:

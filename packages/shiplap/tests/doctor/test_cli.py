@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from shiplap.doctor import Diagnosis, Place, diagnose
-from shiplap.doctor.show import diagnosis_html, near, show
 from shiplap.doctor.trace import Trace, read
+from shiplap.render import render_html
 from tests.doctor.programs import write
 
 SCRIPT = """
@@ -35,6 +35,10 @@ def run(*arguments: str) -> Any:
     from shiplap.cli.app import app
 
     return CliRunner().invoke(app, ["doctor", *arguments])
+
+
+def page_of(diagnosis: Diagnosis) -> str:
+    return render_html("diagnosis.html.jinja", title="shiplap doctor", facts={}, found=diagnosis)
 
 
 def test_text_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
@@ -135,14 +139,14 @@ def test_a_trace_cut_off_in_the_middle_of_an_unknown_break(tmp_path: Path) -> No
         "something new in the next torch",
     )
     assert (b.explanation, b.hints) == ("Nobody knows.", ("Wait.",))
-    assert near(b.place) == []
-    assert "Nobody knows." in diagnosis_html(diagnosis, {})
+    assert b.place.around() == []
+    assert "Nobody knows." in page_of(diagnosis)
 
 
 def test_an_empty_trace() -> None:
     diagnosis = diagnose(Trace(), "a run")
     assert diagnosis == Diagnosis("a run")
-    assert "nothing was compiled" in diagnosis_html(diagnosis, {})
+    assert "nothing was compiled" in page_of(diagnosis)
 
 
 @pytest.mark.parametrize(
@@ -153,4 +157,4 @@ def test_an_empty_trace() -> None:
     ],
 )
 def test_places_are_as_short_as_they_stay_findable(file: str, package: str, shown: str) -> None:
-    assert show(Place(file, 3, package=package)) == shown
+    assert Place(file, 3, package=package).shown == shown

@@ -17,10 +17,12 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.graph import GraphLowering
 
 from shiplap.dispatch import tuned_choices
-from shiplap.inductor import progress, proof_cache, prove_candidate
+from shiplap.inductor import progress, prove_candidate
 from shiplap.inductor.fusion_choice import Verdict
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.torch_private import inductor_choices_ahead, inductor_lowering
+from shiplap.tuning import proof_cache
+from shiplap.tuning.proof_cache import kept_proofs, remove_proof
 from tests.inductor.targets import GOOD, qmm
 
 
@@ -74,13 +76,13 @@ def lowered(*rows: int) -> None:
 def test_equal_layers_are_proven_once_also_by_the_next_process(proofs):
     lowered(70, 70, 70, 33)
     assert len(proofs) == len(set(proofs)) == 2
-    proof_cache._here.clear()  # as in another process
+    prove_candidate._verdicts.clear()  # as in another process
     lowered(33, 70)
     assert len(proofs) == 2
-    entries = proof_cache.entries()
+    entries = kept_proofs()
     assert [why for _, why in entries] == ["", ""]
-    assert all(proof_cache.remove(entry) for entry, _ in entries)
-    proof_cache._here.clear()
+    assert all(remove_proof(entry) for entry, _ in entries)
+    prove_candidate._verdicts.clear()
     lowered(70)
     assert len(proofs) == 3
 
@@ -101,8 +103,8 @@ def test_a_failed_proof_is_not_kept_for_others(proofs):
     with pytest.warns(UserWarning, match="is wrong and is not used"):
         lowered(70, 70)
     assert len(proofs) == 1
-    assert proof_cache.entries() == []
-    proof_cache._here.clear()
+    assert kept_proofs() == []
+    prove_candidate._verdicts.clear()
     lowered(70)
     assert len(proofs) == 2
 

@@ -18,6 +18,7 @@ from shiplap.rewrite import PatternRewrite, prove, rewrite
 from shiplap.rewrite.shipped import no_ops, rms_norm
 from shiplap.rewrite.shipped.no_ops import NoOps
 from shiplap.settings import settings
+from shiplap.tuning import proof_cache
 
 RUNS: list[str] = []
 
@@ -79,9 +80,7 @@ def test_other_modes_or_versions_are_another_proof(monkeypatch: pytest.MonkeyPat
     prove(made())
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
     prove(made())
-    monkeypatch.setattr(
-        importlib.import_module("shiplap.rewrite.proof_cache"), "code_of", lambda *rooms: "another Shiplap"
-    )
+    monkeypatch.setattr(proof_cache, "code_of", lambda *rooms: "another Shiplap")
     prove(made())
     assert len(RUNS) == 3
 

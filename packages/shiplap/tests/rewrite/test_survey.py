@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from rich.console import Console
 
 import shiplap as sl
-from shiplap.rewrite.show import print_survey
+from shiplap.render import print_lines
 from shiplap.rewrite.survey import _largest_difference, survey
 
 X, W, U = torch.randn(5, 3), torch.randn(7, 3), torch.randn(2, 7, 4)
@@ -51,7 +51,7 @@ def test_steps_add_up_to_the_whole():
         "measuring",
     ]
     out = io.StringIO()
-    print_survey(surveyed, Console(file=out, width=200))
+    print_lines(surveyed.lines(), Console(file=out, width=200))
     lines = out.getvalue().splitlines()
     assert lines[0].startswith(
         f"late (post-grad): 1 matched, 0 near; {second.kernels[0]} -> {second.kernels[1]} kernels, "

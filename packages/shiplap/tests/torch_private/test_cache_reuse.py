@@ -9,7 +9,7 @@ from shiplap.torch_private import cache_reuse
 def test_checks_are_marked_and_the_assembler_is_chosen(monkeypatch):
     """Which assembler was in force depended on what the caches had, so that a second process compiled kernels again."""
     chosen = []
-    monkeypatch.setattr(cache_reuse.assembler, "use_torchs", lambda: chosen.append("torch's"))
+    monkeypatch.setattr(cache_reuse.triton_assembler, "use_torchs", lambda: chosen.append("torch's"))
     monkeypatch.setattr(torch, "__version__", "2.11.0")
     with config.patch(unsafe_marked_cacheable_functions={"mine": "1"}):
         cache_reuse.prepare()

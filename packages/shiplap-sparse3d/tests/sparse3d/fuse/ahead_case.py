@@ -15,7 +15,7 @@ from torch import nn
 
 import shiplap_sparse3d.geometry as geometry
 import shiplap_sparse3d.spconv as sp
-from shiplap.inductor import fusion_choices, proof_cache
+from shiplap.inductor import fusion_choices, prove_candidate
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.torch_private import inductor_choices_ahead
 from shiplap_sparse3d import ops
@@ -30,7 +30,7 @@ inductor.should_assume_input_aligned = lambda example: True  # type: ignore[attr
 ahead: list[str] = []
 proven: list[str] = []
 inductor_choices_ahead.compile_apart = lambda choice: bool(ahead.append(choice.bmreq.module_path))
-remember = proof_cache.remember
+remember = prove_candidate.remember_verdict
 
 
 def noted(candidate: TemplateCandidate, verdict: Any) -> None:
@@ -38,7 +38,7 @@ def noted(candidate: TemplateCandidate, verdict: Any) -> None:
     remember(candidate, verdict)
 
 
-proof_cache.remember = noted
+prove_candidate.remember_verdict = noted
 
 
 def layer(conv: nn.Module, channels: int) -> Any:

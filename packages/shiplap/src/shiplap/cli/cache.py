@@ -5,7 +5,6 @@ The verb also manages the compiled bindings and the proofs of rewrites and templ
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,7 +56,7 @@ def command(
     """List, explain, move and remove tuned choices and the files beside them.
 
     Each choice is a readable JSON file in SHIPLAP_CACHE_DIR/tuned. Compiled bindings lie beside that directory in
-    native, proofs of rewrites in proofs, and proofs of templates in templates.
+    native, and proofs of rewrites and templates in proofs.
 
     Entries are compared with this machine, its driver and its library versions, and with the op's kernels where the op
     can be imported.
@@ -142,31 +141,24 @@ def _ls(store: Store, what: str) -> Result:
 
 
 def _proofs() -> Result:
-    """Return the kept proofs of rewrites and templates, with the reason why a process like this one cannot use one."""
+    """The kept proofs of rewrites and templates, and why one serves no process like this."""
+    from shiplap.tuning.proof_cache import kept_proofs
+
     rows = [
         {"file": str(entry.path), "rewrite": entry.key["op"] if entry.key else "", "problem": problem}
-        for _, entry, problem in _kept()
+        for entry, problem in kept_proofs()
     ]
     lines = [f"{'other ' if r['problem'] else 'proven'}  {r['rewrite'] or r['file']}  {r['problem']}" for r in rows]
     return {"proofs": rows}, [line.rstrip() for line in lines] or ["no proofs are kept"], 0
 
 
 def _without_proofs(*, stale: bool) -> tuple[int, list[str]]:
-    """Remove all proofs, or those that no process like this one can use. Return their number, and the files that
-    remain.
-    """
-    removable = [(remove, entry) for remove, entry, problem in _kept() if problem or not stale]
-    stuck = [str(entry.path) for remove, entry in removable if not remove(entry)]
+    """How many proofs were removed, of all or of those that serve no process like this; and what could not be."""
+    from shiplap.tuning.proof_cache import kept_proofs, remove_proof
+
+    removable = [entry for entry, problem in kept_proofs() if problem or not stale]
+    stuck = [str(entry.path) for entry in removable if not remove_proof(entry)]
     return len(removable) - len(stuck), stuck
-
-
-def _kept() -> list[tuple[Callable[[Stored], bool], Stored, str]]:
-    """Return for each kept proof a function that removes it, the proof, and the reason why it cannot be used, or ""."""
-    from shiplap.inductor import proof_cache as templates
-    from shiplap.rewrite import proof_cache as rewrites
-
-    listed = (rewrites.remove, rewrites.proofs()), (templates.remove, templates.entries())
-    return [(remove, entry, problem) for remove, entries in listed for entry, problem in entries]
 
 
 def _compiled(store: Store) -> list[dict[str, Any]]:

@@ -66,15 +66,14 @@ def command(
 
 
 def _show(diagnosis: Diagnosis, json: bool, html: Path | None, about: dict[str, str]) -> None:
-    from shiplap.doctor.show import diagnosis_html, diagnosis_json, print_diagnosis
+    from shiplap.render import print_lines, render_html, value_json
 
     if html is not None:
-        console.write_text(html, diagnosis_html(diagnosis, about))
+        page = render_html("diagnosis.html.jinja", title="shiplap doctor", facts=about, found=diagnosis)
+        console.write_text(html, page)
     if json:
-        console.emit_json(diagnosis_json(diagnosis, about))
+        console.emit_json(value_json(diagnosis, about, ok=diagnosis.ok, summary=diagnosis.summary))
     else:
-        from rich.console import Console
-
-        print_diagnosis(diagnosis, Console(highlight=False))
+        print_lines(diagnosis.lines())
     if html is not None:
         console.note(f"wrote {html}")

@@ -63,7 +63,13 @@ def report() -> dict[str, Any]:
         "versions": versions(),
         "devices": devices(),
         "capabilities": [
-            {"name": c.name, "known": c.known, "uses": c.uses, "verified": list(c.verified)}
+            {
+                "name": c.name,
+                "known": c.known,
+                "uses": c.uses,
+                "verified": list(c.verified),
+                "otherwise": c.otherwise,
+            }
             for c in torch_private.CAPABILITIES
         ],
         "settings": [{"variable": v, "value": value, "meaning": meaning} for v, value, meaning in describe()],
@@ -215,7 +221,10 @@ def _about(device: dict[str, Any]) -> str:
 
 
 def _known(capability: dict[str, Any]) -> str:
-    return "known" if capability["known"] else f"unverified (run on {', '.join(capability['verified'])})"
+    if capability["known"]:
+        return "known"
+    runs = f"run on {', '.join(capability['verified'])}" if capability["verified"] else "no run"
+    return f"unverified ({runs}); {capability['otherwise'] or 'used all the same: torch has no public way'}"
 
 
 def _state(library: dict[str, Any]) -> str:

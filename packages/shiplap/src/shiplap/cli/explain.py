@@ -106,11 +106,12 @@ def _show_error(entry: Entry, json: bool) -> None:
 
 
 def _show(explanation: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:
-    from shiplap.inductor.show import explanation_json, print_explanation
+    from shiplap.render import print_lines
+    from shiplap.render.lines import line
 
     if json:
-        console.emit_json(explanation_json(explanation, about, source))
-    else:
-        from rich.console import Console
-
-        print_explanation(explanation, Console(highlight=False), source)
+        console.emit_json(explanation.as_json(about, source))
+        return
+    print_lines(explanation.lines())
+    if source:
+        print_lines(line(f"\n{text}") for text in explanation.source)

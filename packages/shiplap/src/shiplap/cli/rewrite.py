@@ -59,7 +59,7 @@ def command(
     stopped it; and, unless --dry-run, kernels, time and results without the rewrites and with them, and what each
     rewrite that matched adds to those before it.
     """
-    from shiplap.render import facts
+    from shiplap.render import facts, render_html
     from shiplap.rewrite.survey import survey
 
     if html is not None:
@@ -72,9 +72,8 @@ def command(
         )
     about = facts(model=model)
     if html is not None:
-        from shiplap.rewrite.show import survey_html
-
-        console.write_text(html, survey_html(surveyed, about))
+        page = render_html("survey.html.jinja", title="shiplap rewrite", facts=about, found=surveyed)
+        console.write_text(html, page)
         console.note(f"written: {html}")
     _show(surveyed, json, graphs, about)
     # A rewrite that no longer matches usually is a regression, so that CI can find it by the status.
@@ -115,9 +114,9 @@ def _of(module: ModuleType, name: str = "") -> list[Rewrite]:
 
 
 def _show(surveyed: Survey, json: bool, graphs: bool, about: dict[str, str]) -> None:
-    from shiplap.rewrite.show import print_survey, survey_json
+    from shiplap.render import print_lines
 
     if json:
-        console.emit_json(survey_json(surveyed, about))
+        console.emit_json(surveyed.as_json(about))
     else:
-        print_survey(surveyed, console.out(), graphs)
+        print_lines(surveyed.lines(graphs), console.out())

@@ -357,6 +357,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         self.separable, self._former = previous.separable, [*previous._former, previous]
         self.core, self.cast = previous.core, previous.cast
         self._renew()
+        # Objects of ours alone: who holds a former op, as a model or another module does, calls the new declaration.
         for former in self._former:
             replaced, former.__dict__ = former.__dict__, self.__dict__
             if replaced is not self.__dict__ and (native := replaced["native"]) is not None:

@@ -25,7 +25,7 @@ from shiplap.dispatch.out_fast_path import OutRoute, compile_out_route
 from shiplap.dispatch.outputs import fit_outputs
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.outputs import requires_grad, scratch_name
-from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
+from shiplap.torch_private import available, dispatcher_calls, dispatcher_transforms
 from shiplap.torch_private.dispatcher_library import Registrations
 
 __all__ = ["OutVariant", "has_out", "out_name", "out_schema", "scratch_name"]
@@ -72,8 +72,9 @@ class OutVariant:
 
     def enter(self) -> None:
         """Set the ways past and below the dispatcher, where Python calls the kernels."""
-        self.direct = compile_out_route(self.op, self._check, dispatched=False)
-        self.short = compile_out_route(self.op, self._check, dispatched=True)
+        past = available("calls below autograd")
+        self.direct = compile_out_route(self.op, self._check, dispatched=False) if past else None
+        self.short = compile_out_route(self.op, self._check, dispatched=True) if past else None
 
     def __call__(
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None

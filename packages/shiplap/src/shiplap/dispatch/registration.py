@@ -21,7 +21,7 @@ from shiplap.dispatch.execute import Served
 from shiplap.dispatch.fake import make_fake
 from shiplap.dispatch.mapped import make_mapped, needs_rule
 from shiplap.dispatch.out import OutVariant, has_out
-from shiplap.torch_private import dispatcher_calls
+from shiplap.torch_private import available, dispatcher_calls
 from shiplap.torch_private.dispatcher_library import Check, Overload, Registrations
 
 
@@ -85,6 +85,8 @@ class Registered(Served):
     def enter(self) -> None:
         """Set the way of a plain call: to an op that returns arguments by its own name, else as short as it can be."""
         composed = bool(self.spec.returned) or self.spec.view
+        if not available("calls below autograd"):
+            composed = True  # the op as torch has it
         self.direct = dispatcher_calls.builtin(self.overload) if composed else route_of(self)
         if (check := self._unseen_numbers()) is not None:
             self.direct = _checking(check, self.direct)
@@ -158,7 +160,8 @@ class Registered(Served):
             there.record(core, self._recorded)
         self.core = there.overload(core)
         self.overload, self.raw = there.overload(name), there.overload(names[-1])
-        self.separable = self.guarded and core == name and not any(a.many for a in self.spec.args)
+        apart = self.guarded and core == name and not any(a.many for a in self.spec.args)
+        self.separable = apart and available("calls below autograd")
 
     def _define(self, there: Registrations, name: str) -> None:
         """Schema, real implementation and fake under ``name``."""

@@ -1,8 +1,13 @@
-"""The values that the doctor returns: graph breaks, recompiles, unused CUDA graphs. All views render these."""
+"""The doctor's values: graph breaks, recompiles, unused CUDA graphs. Text, JSON and HTML render these."""
 
 from __future__ import annotations
 
+import linecache
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+
+from shiplap.render.lines import Line, TextTable, line, relative_place, row
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,17 @@ class Place:
         _, package, rest = self.file.rpartition(f"/{self.package}/") if self.package else ("", "", "")
         return f"{self.package}/{rest}:{self.line}" if package else str(self)
 
+    @property
+    def shown(self) -> str:
+        """The file and line relative to its package, or to the current directory."""
+        return self.short if self.package else relative_place(str(self))
+
+    def around(self, radius: int = 1) -> list[tuple[int, str, bool]]:
+        """Return ``(number, text, is it this line)`` of the lines near. Empty when the source cannot be read."""
+        lines = linecache.getlines(self.file)
+        numbers = range(max(1, self.line - radius), min(len(lines), self.line + radius) + 1)
+        return [(n, lines[n - 1].rstrip(), n == self.line) for n in numbers] if self.line <= len(lines) else []
+
 
 @dataclass(frozen=True)
 class Break:
@@ -34,9 +50,10 @@ class Break:
         place: the line to change: innermost frame that is neither torch nor Python's standard library.
         user: innermost line of the user's own code; differs from ``place`` inside an installed package.
         chain: frames from the user's script to ``place``, outermost first, torch's own left out.
-        cause: id of the cause, a key of ``shiplap.doctor.causes.CAUSES``.
+        cause: id of the cause, a key of ``shiplap.doctor.causes.CAUSES``. ``title``, ``why``: its texts there.
         call: the kernel or call at fault, as far as it can be named.
         reason, explanation, hints, registry: torch's words and the id of torch's graph-break registry.
+        page: the address of the entry in the registry, where there is one.
         fix: one sentence; ``example``: code that does it, where there is some.
         graphs: compiled functions that it cut. Each cut is at least one more graph and one more dispatch.
         seconds: compile time spent on those.
@@ -58,11 +75,38 @@ class Break:
     times: int = 1
     seconds: float = 0.0
     skipped: bool = False
+    title: str = ""
+    why: str = ""
+    page: str = ""
 
     @property
     def cost(self) -> tuple[bool, int, float]:
         """The sort key by importance: code that runs uncompiled, then number of graphs, then compile time."""
         return self.skipped, self.graphs, self.seconds
+
+    @property
+    def effect(self) -> str:
+        """The cost in words."""
+        cut = "runs uncompiled" if self.skipped else f"cuts {_count(self.graphs, 'function')}"
+        return f"{cut}, seen {self.times}x, {self.seconds:.2f} s of compilation"
+
+    def lines(self, number: int) -> Iterator[Line]:
+        """Yield the line of source, the cause, the cost, torch's words and the remedy."""
+        yield line(f"{number}. {self.place.shown}", "bold", (f"  {self.call}", "bold red"))
+        for n, text, here in self.place.around():
+            mark = f"  {'>' if here else ' '} {n:>5}  "
+            yield line(mark, "red" if here else "dim", (text, "" if here else "dim"))
+        yield from row("cause", f"{self.title}. {self.why}")
+        if self.user != self.place:
+            yield from row("reached", "\n".join(f"{p.shown}  {p.code}" for p in self.chain[:-1]))
+        yield from row("cost", self.effect)
+        yield from row("torch", f"{self.registry} {self.reason}\n{self.explanation}".strip())
+        for hint in self.hints:
+            yield from row("hint", hint)
+        yield from row("fix", self.fix, "green")
+        if self.example:  # flush left: it is there to be copied
+            yield line(f"\n{self.example}")
+        yield line()
 
 
 @dataclass(frozen=True)
@@ -70,9 +114,9 @@ class Recompile:
     """A function that was compiled again because one guard failed; repeated failures of that guard are counted.
 
     Attributes:
-        cause: the kind of variation: ``"size"``, ``"value"``, ``"type"``, ... (``shiplap.doctor.recompiles.VARIED``).
-        subject: the argument, dim or attribute that varied; ``values``: its values, in order, as far as torch reports
-            them.
+        cause: what varied: ``"size"``, ``"value"``, ``"type"``, ... (``shiplap.doctor.recompiles.VARIED``).
+        title: the cause in words.
+        subject: the argument, dim or attribute that varied; ``values``: what it was, in order, as far as torch says.
         guard: the first failed guard in torch's words.
         limit: torch stopped compiling the function after so many versions. It now runs uncompiled.
     """
@@ -87,11 +131,29 @@ class Recompile:
     times: int = 1
     seconds: float = 0.0
     limit: bool = False
+    title: str = ""
 
     @property
     def cost(self) -> tuple[bool, int, float]:
         """The sort key by importance: code that runs uncompiled, then number of recompiles, then compile time."""
         return self.limit, self.times, self.seconds
+
+    @property
+    def effect(self) -> str:
+        """The cost in words."""
+        values = f"; values {', '.join(self.values)}" if self.values else ""
+        limit = "; torch has stopped compiling it" if self.limit else ""
+        return f"{self.times}x, {self.seconds:.2f} s of compilation{values}{limit}"
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the function, the cause, the cost, the guard and the remedy."""
+        yield line(f"recompiled: {self.place.shown}", "bold", (f"  {self.place.function}", "bold red"))
+        yield from row("cause", f"{self.title}: {self.subject}")
+        yield from row("cost", self.effect)
+        yield from row("torch", self.guard)
+        yield from row("fix", self.fix, "green")
+        yield from row("", self.example)
+        yield line()
 
 
 @dataclass(frozen=True)
@@ -102,6 +164,13 @@ class Skip:
     place: Place | None = None
     times: int = 1
     fix: str = ""
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the reason and the remedy."""
+        at = f" at {self.place.shown}" if self.place else ""
+        yield line(f"CUDA graph skipped {self.times}x{at}: {self.reason}", "bold")
+        yield from row("fix", self.fix, "green")
+        yield line()
 
 
 @dataclass(frozen=True)
@@ -142,6 +211,46 @@ class Diagnosis:
         where = f"{_count(self.compiled, 'compiled function')}, {_count(self.graphs, 'graph')}"
         processes = f", {self.processes} processes" if self.processes > 1 else ""
         return f"{', '.join(parts)} in {where}{processes}; {self.seconds:.1f} s of compilation"
+
+    @property
+    def by_cause(self) -> list[tuple[str, str, list[Break]]]:
+        """``(title, why, breaks)`` of each cause, the most costly cause first."""
+        order = list(dict.fromkeys(b.cause for b in self.breaks))
+        ranked = sorted(self.breaks, key=lambda b: order.index(b.cause))
+        groups = (list(group) for _, group in groupby(ranked, key=lambda b: b.cause))
+        return [(group[0].title, group[0].why, group) for group in groups]
+
+    def lines(self) -> Iterator[Line | TextTable]:
+        """Yield a ranked table, then each break and recompile with its code, its remedy and torch's own words."""
+        if self.breaks:
+            yield self._table()
+        for number, each in enumerate(self.breaks, 1):
+            yield from each.lines(number)
+        for recompile in self.recompiles:
+            yield from recompile.lines()
+        for skip in self.skips:
+            yield from skip.lines()
+        if self.error:
+            yield line(f"it ended with {self.error}", "red")
+        elif self.exit_code:
+            yield line(f"the program ended with exit status {self.exit_code}", "red")
+        yield line(self.summary, "bold green" if self.ok else "bold")
+
+    def _table(self) -> TextTable:
+        rows = tuple(
+            (
+                (str(number), ""),
+                (b.place.shown, ""),
+                (b.call, ""),
+                (b.title, ""),
+                (b.registry, "dim"),
+                ("all", "bold red") if b.skipped else (str(b.graphs), ""),
+                (f"{b.seconds:.2f}", ""),
+            )
+            for number, b in enumerate(self.breaks, 1)
+        )
+        headings = ("", "where", "call", "cause", "torch", "cuts", "s")
+        return TextTable(headings, rows, numbers=("", "cuts", "s"), unwrapped=("torch",))
 
 
 def _count(number: int, thing: str) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from shiplap.doctor.causes import classify, culprit
+from shiplap.doctor import registry
+from shiplap.doctor.causes import CAUSES, classify, culprit
 from shiplap.doctor.diagnosis import Break, Diagnosis, Place, Skip
 from shiplap.doctor.fix import remedy
 from shiplap.doctor.places import chain, innermost, own, place
@@ -152,6 +153,7 @@ def _break(rows: list[Sighting], paths: tuple[Path, ...]) -> Break:
     cause = classify(message)
     call = culprit(cause, message, at)
     fix, example = remedy(cause, message, at, call, paths)
+    entry = registry.by_id(message.registry) if message.registry else None
     return Break(
         place=at,
         user=own(longest.stack) or at,
@@ -168,6 +170,9 @@ def _break(rows: list[Sighting], paths: tuple[Path, ...]) -> Break:
         times=len(rows),
         seconds=sum(s.seconds for s in rows),
         skipped=any(s.message.skipped for s in rows),
+        title=CAUSES[cause].title,
+        why=CAUSES[cause].why,
+        page=entry.url if entry else "",
     )
 
 

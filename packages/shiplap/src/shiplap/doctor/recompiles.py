@@ -153,6 +153,7 @@ def _group(rows: list[tuple[Compilation, str, Failure]]) -> Recompile:
     return Recompile(
         place=place(first.file, definition(first.file, first.line), first.function),
         cause=failure.cause,
+        title=varied.title,
         subject=failure.subject,
         values=tuple(dict.fromkeys(v for _, _, f in rows for v in f.values)),
         guard=_guard(reason),

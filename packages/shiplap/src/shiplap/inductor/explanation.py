@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import torch
 from shiplap.dispatch import registry
 from shiplap.errors import error
 from shiplap.inductor.fusion_choice import FusionChoice, watch
+from shiplap.render.lines import Line, line, relative_place, row, value_json
 from shiplap.torch_private import reset_compiler
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ class Neighbour:
     reason: str
     meaning: str = ""
 
+    def lines(self) -> Iterator[Line]:
+        """Yield the kernel, and Inductor's reason with its meaning."""
+        meaning = f"\n{self.meaning}" if self.meaning else ""
+        kernel = f"{self.kernel} ({', '.join(self.operators)}), which runs {self.side} it"
+        yield from row("outside", f"{kernel}\nInductor: {self.reason}{meaning}", "yellow")
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -74,6 +81,18 @@ class Kernel:
     graph: int = 0
     fusion_choices: tuple[FusionChoice, ...] = ()
     unfused: tuple[Neighbour, ...] = ()
+
+    def lines(self, number: int, several_graphs: bool) -> Iterator[Line]:
+        """Yield the name and kind, the operators, and what was chosen and what not fused."""
+        graph = f"  graph {self.graph + 1}" if several_graphs else ""
+        yield line(f"{number}. {self.name or 'no kernel'}", "bold", (f"  {self.kind}{graph}", "dim"))
+        yield from row("inside", ", ".join(self.operators))
+        yield from row("from", ", ".join(map(relative_place, self.where)))
+        for choice in self.fusion_choices:
+            yield from choice.lines()
+        for neighbour in self.unfused:
+            yield from neighbour.lines()
+        yield line()
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,24 @@ class Explanation:
         kinds = [k.kind for k in self.kernels]
         listed = ", ".join(f"{kinds.count(k)} {k}" for k in ("template", "extern", "generated") if k in kinds)
         return f"{_count(len(kinds), 'kernel')} in {_count(self.graphs, 'graph')}" + (f": {listed}" if listed else "")
+
+    def lines(self) -> Iterator[Line]:
+        """Yield each kernel with its operations and candidates, and what was not fused and why."""
+        for number, kernel in enumerate(self.kernels, 1):
+            yield from kernel.lines(number, several_graphs=self.graphs > 1)
+        listed = {id(choice) for kernel in self.kernels for choice in kernel.fusion_choices}
+        for choice in self.fusion_choices:
+            if id(choice) not in listed:
+                yield from choice.lines()
+                yield line()
+        yield line(self.summary, "bold")
+
+    def as_json(self, facts: Mapping[str, str], source: bool = False) -> dict[str, Any]:
+        """Return one JSON-ready object: facts, the fields, the summary; with ``source`` the generated code."""
+        value = value_json(self, facts, ok=self.ok, summary=self.summary, graphs=self.graphs)
+        if not source:
+            del value["source"]
+        return value
 
 
 def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# Bounded, since a process that compiles for weeks makes choices without end.
+from shiplap.render.lines import Line, row
+
+STYLES = {"ok": "green", "wrong": "red", "broken": "red", "dropped": "red", "refused": "dim"}
 _recent: deque[FusionChoice] = deque(maxlen=1000)
 _watchers: list[Callable[[FusionChoice], None]] = []
 
@@ -25,6 +27,13 @@ class Verdict:
     detail: str = ""
     time_us: float | None = None
 
+    def lines(self) -> Iterator[Line]:
+        """Yield the candidate with its status, time and detail."""
+        time = f"alone {self.time_us:.1f} us" if self.time_us is not None else ""
+        detail = ", ".join(part for part in (time, self.detail) if part)
+        text = f"{self.candidate}: {detail}" if detail else self.candidate
+        yield from row(self.status, text, STYLES.get(self.status, ""))
+
 
 @dataclass(frozen=True)
 class FusionChoice:
@@ -37,6 +46,13 @@ class FusionChoice:
     chosen: str
     reason: str
     verdicts: tuple[Verdict, ...] = ()
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the call, the chosen candidate with the reason, and the result of each candidate."""
+        yield from row("op", f"{self.op}  {self.sizes}  {self.dtypes}")
+        yield from row("chosen", f"{self.chosen}: {self.reason}", "green")
+        for verdict in self.verdicts:
+            yield from verdict.lines()
 
 
 def remember(choice: FusionChoice) -> None:

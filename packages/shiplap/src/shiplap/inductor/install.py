@@ -8,8 +8,12 @@ import sys
 from functools import partial
 from typing import Any
 
+import torch
+
 from shiplap.dispatch import Op, compile_cache_key, registry
 from shiplap.dispatch.state import OpState
+from shiplap.errors import notice
+from shiplap.torch_private import available
 
 _installed: set[Any] = set()
 _seen: set[Any] = set()  # asked whether they have a kernel that Inductor could see
@@ -33,14 +37,26 @@ def install() -> None:
         inductor_lowering.lower_lone_results()
         _prepared.append(True)
     for op in registry.ops():
-        if op.templates:
+        if op.templates and available("templates in Inductor's lowering"):
             if not {op.overload, op.raw} <= _installed:
                 _register(op)
-        elif loaded:
+            continue
+        if op.templates:
+            say_opaque(op)
+        if loaded and available("calls from Inductor's code"):
             if op.raw is not op.overload and op.overload not in _installed:
                 _lower_below(op)
             if op.overload not in _seen:
                 _let_see(op)
+
+
+def say_opaque(op: Op) -> None:
+    """Give notice, once, that templates are not used, since no run has verified them on this torch."""
+    notice(
+        "templates are opaque",
+        f"no template is used: no run has verified them on torch {torch.__version__}; compiled code calls "
+        f"{op.spec.name} and other ops with templates as it calls any op ('shiplap env' lists what is verified)",
+    )
 
 
 def _lower_below(op: Op) -> None:
@@ -83,6 +99,8 @@ def _part_of_key(op: OpState) -> str:
     """Return the part of a graph's cache key for an op: for templates, the code that lowers them."""
     if not op.templates:
         return _PLAIN
+    if not available("templates in Inductor's lowering"):
+        return f"{_PLAIN} opaque"
     from shiplap.tuning.key import code_of
 
     return f"{_PLAIN} {code_of(*LOWERING)}"

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from shiplap.dispatch import Op, registry
-from shiplap.inductor import proof_cache
 from shiplap.inductor.bound_call import Call
 from shiplap.inductor.progress import Progress, started
+from shiplap.inductor.prove_candidate import known_verdict
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.torch_private import inductor_choices_ahead
 from shiplap.torch_private.graph_nodes import overload_of
@@ -73,7 +73,7 @@ def _compile(op: Op, node: torch.fx.Node, likely: Likely, kinds: set[Any]) -> No
 def _start(candidate: TemplateCandidate | None) -> None:
     if candidate is None or candidate.template.tables or candidate.template.innermost:
         return  # tables and copies would stay in the graph
-    if proof_cache.known(candidate) is None:
+    if known_verdict(candidate) is None:
         started = candidate.compile_apart()
         log.debug("%s %s", candidate.label, "is compiled apart" if started else "waits for its turn")
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from shiplap.inductor import proof_cache
+from shiplap.declare.code_digest import code_digest
 from shiplap.inductor.bound_call import Call
 from shiplap.inductor.fusion_choice import Verdict
 from shiplap.inductor.size_range import Sizes
@@ -20,12 +20,17 @@ from shiplap.sampling.compare import close, reduction
 from shiplap.sampling.run import last_line, needs_builder, reference, reference64
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import on_one_thread
+from shiplap.settings import settings
+from shiplap.tuning.key import Key
+from shiplap.tuning.proof_cache import keep_proof, proof_key, read_proof
 
 SEED = 20
 WIDE = 2e10  # operations of a reference in float64 that a compilation may cost; above that its own precision has to do
 ALONE = 1 << 25  # operations up to which one thread is faster than several that wait for each other
 DRAWN, MOST = 1 << 18, 8  # elements, and samples, with values at which code branches
 LEAST = 2  # sizes beside that of the call, fewer of which are no proof of a range
+KEPT = 4096  # verdicts of this process
+_verdicts: dict[tuple[str, Key], Verdict] = {}  # also of proofs that failed, which no other process reads
 
 
 def sample(call: Call, seed: int = SEED) -> Case:
@@ -40,11 +45,58 @@ def prove(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1
     over the range that the graph serves, and again the sizes of the call after other sizes. An equal candidate for an
     equal call has the same verdict.
     """
-    verdict = proof_cache.known(candidate)
+    verdict = known_verdict(candidate)
     if verdict is None:
         verdict = _proven(candidate, seeds)
-        proof_cache.remember(candidate, verdict)
+        remember_verdict(candidate, verdict)
     return verdict
+
+
+def known_verdict(candidate: TemplateCandidate) -> Verdict | None:
+    """Return the verdict on an equal candidate for an equal call, of this process or of another one.
+
+    None where there is none, or where the candidate cannot be rendered.
+    """
+    key = _proof_key(candidate)
+    if key is None:
+        return None
+    verdict = _verdicts.get((settings().cache_dir, key))
+    if verdict is None and read_proof(key) is not None:
+        sizes = candidate.call.sizes.text
+        verdict = _verdicts[settings().cache_dir, key] = Verdict(candidate.label, "ok", f"for {sizes}" if sizes else "")
+    return verdict
+
+
+def remember_verdict(candidate: TemplateCandidate, verdict: Verdict) -> None:
+    """Keep the verdict of a proof: for this process, and if it is good on disk."""
+    key = _proof_key(candidate)
+    if key is None:
+        return
+    while len(_verdicts) >= KEPT:
+        _verdicts.pop(next(iter(_verdicts)), None)
+    _verdicts[settings().cache_dir, key] = verdict
+    if verdict.status == "ok":
+        keep_proof(key, {"verdict": "ok"})
+
+
+def _proof_key(candidate: TemplateCandidate) -> Key | None:
+    """The key of the candidate's text, of its call with sizes, scalars, dtypes and memory, and of the op's sampler."""
+    try:
+        rendered = candidate.digest
+    except Exception:  # the proof says why
+        return None
+    call = candidate.call
+    sampler = call.op.sampler
+    return proof_key(
+        call.op.spec.name,
+        call.identity,
+        str(call.device),
+        candidate=candidate.label,
+        kernel=rendered,
+        recipe=str(call.recipe),
+        sizes=call.sizes.text,
+        samples="" if sampler is None else code_digest(sampler),
+    )
 
 
 def _proven(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Verdict:

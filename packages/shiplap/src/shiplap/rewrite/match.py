@@ -4,8 +4,12 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
+
+from shiplap.render.lines import relative_place
 
 Level = Literal["pre-grad", "joint", "post-grad"]
 # In the order in which the compiler reaches them.
@@ -39,6 +43,24 @@ class Saving:
     nodes: int = 0
     bytes: int = 0
 
+    def __add__(self, other: Saving) -> Saving:
+        return Saving(self.nodes + other.nodes, self.bytes + other.bytes)
+
+    def __str__(self) -> str:
+        """Return the nodes, and the bytes that they read and write where none is fused, in words."""
+        nodes, traffic = abs(self.nodes), _bytes(abs(self.bytes))
+        fewer = f"{nodes} node{'s' * (nodes != 1)} {'more' if self.nodes < 0 else 'fewer'}"
+        return f"{fewer}, {traffic} {'more' if self.bytes < 0 else 'less'} to move"
+
+
+def _bytes(number: int) -> str:
+    size = float(number)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
 
 @dataclass(frozen=True)
 class Match:
@@ -63,6 +85,11 @@ class Match:
     args: tuple[tuple[str, str], ...] = ()
     graph: int = 0
     saving: Saving = field(default_factory=Saving)
+
+    @property
+    def text(self) -> str:
+        """One line: the operators, the place and what was saved there."""
+        return f"{' + '.join(_counted(self.operators))}{_at(self.where[-1] if self.where else '')}: {self.saving}"
 
 
 @dataclass(frozen=True)
@@ -89,10 +116,22 @@ class NearMiss:
     fix: str = ""
     graph: int = 0
 
-    def __str__(self) -> str:
-        where = f" at {self.where}" if self.where else ""
+    @property
+    def text(self) -> str:
+        """One line: the obstacle, the place, the reason and the remedy."""
         fix = f"; {self.fix}" if self.fix else ""
-        return f"{self.rewrite}: {self.obstacle}{where}: {self.reason} ({self.fitting} of {self.of} nodes fit){fix}"
+        return f"{self.obstacle}{_at(self.where)}: {self.reason} ({self.fitting} of {self.of} nodes fit){fix}"
+
+    def __str__(self) -> str:
+        return f"{self.rewrite}: {self.text}"
+
+
+def _counted(operators: Sequence[str]) -> list[str]:
+    return [f"{n} x {op}" if (n := len(list(same))) > 1 else op for op, same in groupby(operators)]
+
+
+def _at(where: str) -> str:
+    return f" at {relative_place(where)}" if where else ""
 
 
 FIXES: dict[Obstacle, str] = {

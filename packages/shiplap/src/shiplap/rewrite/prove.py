@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,7 @@ from torch.fx import Graph, Interpreter
 from torch.nn import Module
 
 from shiplap.errors import ShiplapError, error
-from shiplap.rewrite import batched_trace, proof_cache
+from shiplap.rewrite import batched_trace
 from shiplap.rewrite.match import Match, NearMiss, Outcome
 from shiplap.rewrite.program import Program, Provable, proving
 from shiplap.sampling.compare import Reduction, bitwise, close
@@ -24,6 +24,8 @@ from shiplap.sampling.layouts import clone_exactly
 from shiplap.sampling.run import last_line, quiet, widen
 from shiplap.torch_private import same_storage
 from shiplap.torch_private.graph_nodes import hint, node_value
+from shiplap.tuning.key import Key
+from shiplap.tuning.proof_cache import keep_proof, proof_key, read_proof
 
 if TYPE_CHECKING:
     from shiplap.torch_private.inductor_passes import Captured
@@ -48,6 +50,7 @@ BY_OBSTACLE = {
     "shape": "outputs",
     "device": "outputs",
 }
+GOOD = ("ok", "skip")
 
 R = TypeVar("R", bound=Provable)
 _findings: WeakKeyDictionary[Provable, tuple[str, tuple[Finding, ...]]] = WeakKeyDictionary()
@@ -70,15 +73,16 @@ def proven(rewrite: R) -> R:
 def prove(rewrite: Provable) -> tuple[Finding, ...]:
     """Return a finding for each check of ``CHECKS``. The rewrite is refused if one of them fails.
 
-    The proof runs once in a process, and again when the code of its functions has changed (in a notebook, say). A proof
-    that found no fault is kept in the cache (see ``shiplap.rewrite.proof_cache``) and read there by other processes.
+    Run once in a process, and again when what its functions call has become something else (in a notebook, say). A
+    proof that found no fault is kept in the cache (see ``shiplap.tuning.proof_cache``) and read there by other
+    processes.
 
     Raises:
         ShiplapError: SL805 without a program to prove it on, SL804 for a program that is no graph.
     """
     digest = rewrite.digest
     if _findings.get(rewrite, ("",))[0] != digest:
-        if known := proof_cache.read(rewrite, digest):
+        if known := _read_findings(rewrite, digest):
             _findings[rewrite] = digest, known
         else:
             _prove(rewrite, digest)
@@ -93,9 +97,40 @@ def _prove(rewrite: Provable, digest: str) -> None:
     with preserving_state(), uncast(), quiet(), _uncollected():
         if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
             _findings[rewrite] = digest, _run(rewrite)
-            proof_cache.write(
-                rewrite, rewrite.digest, _findings[rewrite][1]
-            )  # samples that count their calls are others now
+            # The digest once more: samples that count their calls are others now.
+            _keep_findings(rewrite, rewrite.digest, _findings[rewrite][1])
+
+
+def _read_findings(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
+    """The findings of the proof of ``rewrite`` in another process. Empty if there is no valid one.
+
+    ``digest`` is that of the rewrite: to look at all of its code again takes longer than to read the file.
+    """
+    if not rewrite.self_contained:
+        return ()
+    kept = read_proof(_proof_key(rewrite, digest))
+    listed = kept.get("findings") if kept is not None else None
+    findings = tuple(map(_finding, listed)) if isinstance(listed, list) else ()
+    return () if None in findings else tuple(f for f in findings if f is not None)
+
+
+def _keep_findings(rewrite: Provable, digest: str, findings: tuple[Finding, ...]) -> None:
+    """Keep ``findings``, but those of a proof that found a fault, or that is not decided by the code alone."""
+    if rewrite.self_contained and all(f.verdict in GOOD for f in findings):
+        keep_proof(_proof_key(rewrite, digest), {"findings": [asdict(f) for f in findings]})
+
+
+def _proof_key(rewrite: Provable, digest: str) -> Key:
+    return proof_key(f"rewrite {rewrite.name}", digest, level=rewrite.level)
+
+
+def _finding(kept: Any) -> Finding | None:
+    """A finding as it was written. None for anything else: no proof says that something failed."""
+    if not isinstance(kept, dict) or kept.keys() != asdict(Finding("", "ok", "", "")).keys():
+        return None
+    if kept["verdict"] not in GOOD or not all(isinstance(v, str) for v in kept.values()):
+        return None
+    return Finding(**kept)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""The only room that uses private names of torch: one function per capability, with the versions on which it was
-verified.
+"""The only room that touches private torch: one function per capability.
 
-A capability is verified on a version if our own test suite ran on it. An unknown torch is not refused: ``shiplap env``
-reports the capability as unknown, and its caller falls back to the public path.
+``verified.json`` says on which torch the suite has shown that a capability works; runs write it (``versions``). An
+unknown torch is not refused. Where torch has a public way, the users of a capability ask :func:`available` and take the
+public way on a torch without a run; ``shiplap env`` says so. A capability without a public way is used all the same.
 """
 
 from __future__ import annotations
@@ -17,27 +17,31 @@ from typing import Any
 
 import torch
 
-from shiplap.torch_private.versions import RELEASES, short
+from shiplap.torch_private.versions import read_table, verified_on
 
-__all__ = ["CAPABILITIES", "Capability"]
+__all__ = ["CAPABILITIES", "Capability", "available"]
 
 
 @dataclass(frozen=True)
 class Capability:
-    """A use of private torch: its name, and the private names that it needs."""
+    """A use of private torch: its name, the private names, and the public way on a torch that no run has verified.
+
+    ``otherwise`` is empty where torch has no public way.
+    """
 
     name: str
     uses: str
+    otherwise: str = ""
 
     @property
     def verified(self) -> tuple[str, ...]:
-        """The versions of torch on which the suite has shown that the capability works."""
-        return tuple(short(release) for release, unverified in RELEASES.items() if self.name not in unverified)
+        """The versions of torch on which a run has shown that it works."""
+        return tuple(version for version, row in read_table().items() if self.name in row["verified"])
 
     @property
     def known(self) -> bool:
-        """Whether the capability was verified on the installed torch."""
-        return short(torch.__version__) in self.verified
+        """Whether it was verified on the installed torch."""
+        return self.name in verified_on(torch.__version__)
 
 
 # The suite checks each of these on every release of `versions.RELEASES`, and `shiplap env` prints them.
@@ -46,12 +50,27 @@ CAPABILITIES = (
     Capability(
         "calls below autograd",
         "torch._C._any_requires_grad, _is_any_autocast_enabled, peek_interpreter_stack, _is_compiling_flag",
+        "a call goes through torch's dispatcher",
     ),
     Capability(
         "transforms of torch.func, forward-mode AD",
         "torch._C._after_autograd_keyset, torch.autograd.function._SingleLevelFunction, forward_ad._current_level",
     ),
-    Capability("calls past OpOverload.__call__", "torch._ops.OpOverload._op, torch._C._AutoDispatchBelowAutograd"),
+    Capability(
+        "calls past OpOverload.__call__",
+        "torch._ops.OpOverload._op, torch.jit._builtins._register_builtin",
+        "torch.ops.ns.name is torch's own object, and native errors of its calls are RuntimeErrors",
+    ),
+    Capability(
+        "templates in Inductor's lowering",
+        "torch._inductor.lowering, ir, select_algorithm, codegen: registered lowerings, templates and their choices",
+        "an op with templates is an opaque call in compiled code",
+    ),
+    Capability(
+        "calls from Inductor's code",
+        "torch._inductor.ir.FallbackKernel, lowering.fallback_handler, PythonWrapperCodegen.imports",
+        "compiled code calls ops as torch writes it",
+    ),
     Capability("redeclaring an op", "attributes of torch._ops._OpNamespace"),
     Capability("cache keys of graphs", "FxGraphHashDetails, AOTAutogradCacheDetails: gm, example_inputs"),
     Capability("symbolic fakes", "torch._subclasses.fake_tensor.FakeTensorMode"),
@@ -74,6 +93,14 @@ CAPABILITIES = (
     Capability("rewrites", "_inductor.config pre_grad_, joint_ and post_grad_custom passes, decompositions"),
     Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records"),
 )
+
+
+def available(name: str) -> bool:
+    """Whether the capability may be used: a run has verified it on the installed torch.
+
+    A user of a capability with a public way (``Capability.otherwise``) asks this first.
+    """
+    return name in verified_on(torch.__version__)
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from torch.nn import Module, Parameter
 from torch.nn.modules import module as modules
 from typing_extensions import ParamSpec, TypeVar
 
+from shiplap.torch_private import available
+
 if TYPE_CHECKING:
     from shiplap.torch_private.dispatcher_library import Overload
 
@@ -77,7 +79,9 @@ def builtin(overload: Overload) -> Callable[..., Any]:
     """
     if type(overload) is not torch._ops.OpOverload:
         return overload
-    plain: Callable[..., Any] = getattr(overload._op, "plain", overload._op)  # torch_private/dispatcher_library.py
+    plain: Callable[..., Any] | None = getattr(overload._op, "plain", None)  # torch_private/dispatcher_library.py
+    if plain is None:
+        plain = overload._op if available("calls past OpOverload.__call__") else overload
     return plain
 
 

@@ -1,34 +1,37 @@
-"""The releases of torch that the suite was run on: the only place that lists them.
+"""The releases of torch that ``nox -s matrix`` runs, and the table of capabilities that these runs write.
 
-``nox -s matrix`` runs the suite on each release, and ``shiplap env`` prints the results of these runs. Nothing is
-imported here, since ``noxfile.py`` reads this file in an environment without torch.
+``verified.json`` beside this file has a row for each release that a run was made on: torch, Python, the date, and the
+capabilities (``shiplap.torch_private.CAPABILITIES``) whose tests passed. ``python -m shiplap_testing.capabilities``
+writes it, and nothing else does: a release that is listed here is not verified before a run has written its row.
+Only Python's own library is imported, since ``noxfile.py`` reads this file in an environment without torch.
 """
 
-RELEASES: dict[str, tuple[str, ...]] = {
-    # release of torch: the capabilities (``shiplap.torch_private.CAPABILITIES``) that no run on it has verified
-    "2.11.0": ("graph-break registry", "structured trace"),
-    "2.13.0": ("abandoned captures",),
-    "2.15.0": (
-        "Inductor on a generated device",
-        "abandoned captures",
-        "autocast rules",
-        "cache keys of graphs",
-        "calls below autograd",
-        "calls past OpOverload.__call__",
-        "compile counters",
-        "data-dependent sizes",
-        "dynamic dims",
-        "graph-break registry",
-        "redeclaring an op",
-        "storage identity",
-        "structured trace",
-        "symbolic fakes",
-        "symbolic sizes",
-        "tuning keys and guards",
-    ),
-}
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+RELEASES = (
+    "2.11.0",
+    "2.13.0",
+    "2.15.0",
+)
+TABLE = Path(__file__).with_name("verified.json")
 
 
 def short(version: str) -> str:
     """Return the major and minor number of a version: "2.13" of "2.13.0+cpu"."""
     return ".".join(version.split(".")[:2])
+
+
+@cache
+def read_table() -> dict[str, Any]:
+    """The rows by major and minor number."""
+    table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return table
+
+
+@cache
+def verified_on(version: str) -> frozenset[str]:
+    """The names of the capabilities that a run on this version of torch has verified. Empty for an unlisted one."""
+    return frozenset(read_table().get(short(version), {}).get("verified", ()))

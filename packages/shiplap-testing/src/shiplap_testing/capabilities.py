@@ -1,0 +1,98 @@
+"""Run the tests of each capability of private torch on the installed torch, and write its row of the table.
+
+Usage: ``python -m shiplap_testing.capabilities [PACKAGE]``. ``nox -s matrix`` runs it on each release. With a package,
+such as ``shiplap``, what only the tests of others show is not verified.
+
+Tests are marked with ``@pytest.mark.capability(name)``. A capability is verified if a test of it passed and none
+failed; where all are skipped, for want of a GPU say, it is not. While the tests run, every capability counts as
+verified, so that they test the private way and not the public one.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shiplap.torch_private import CAPABILITIES
+from shiplap.torch_private.versions import TABLE, short
+from shiplap_testing.paths import REPOSITORY
+
+SOURCE = REPOSITORY / "packages/shiplap/src/shiplap/torch_private" / TABLE.name  # TABLE is in a wheel under nox
+MARK = "mark.capability("
+
+
+def marked_files(packages: str = "*") -> list[Path]:
+    """The files with tests of capabilities, those that load a device into the process last."""
+    tests = sorted(REPOSITORY.glob(f"packages/{packages}/tests/**/test_*.py"))
+    files = [file for file in tests if MARK in file.read_text("utf-8")]
+    return sorted(files, key=lambda file: "shiplap-backend" in file.parts)
+
+
+class Outcomes:
+    """A plugin of pytest that counts how the tests of each capability ended."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Counter[str]] = {}
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        item.user_properties += [("capability", mark.args[0]) for mark in item.iter_markers("capability")]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            for name in (value for kind, value in report.user_properties if kind == "capability"):
+                self.counts.setdefault(str(name), Counter())[report.outcome] += 1
+
+    def verified(self, name: str) -> bool:
+        """Whether a test of the capability passed, and none failed."""
+        counts = self.counts.get(name, Counter())
+        return bool(counts["passed"]) and not counts["failed"]
+
+
+def row_of(outcomes: Outcomes) -> dict[str, Any]:
+    """The row of the installed torch."""
+    return {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
+        "tests": {kind: sum(c[kind] for c in outcomes.counts.values()) for kind in ("passed", "failed", "skipped")},
+        "verified": [c.name for c in CAPABILITIES if outcomes.verified(c.name)],
+    }
+
+
+def write_row(path: Path, row: dict[str, Any]) -> None:
+    """Replace the row of a release in the table, and leave the others."""
+    table = {**json.loads(path.read_text(encoding="utf-8")), short(row["torch"]): row}
+    ordered = sorted(table.items(), key=lambda item: tuple(map(int, item[0].split("."))))
+    path.write_text(json.dumps(dict(ordered), indent=1) + "\n", encoding="utf-8")
+
+
+def main(packages: str = "*") -> int:
+    """Run the tests with every capability in force, write the row, and print what is not verified."""
+    before, outcomes = TABLE.read_text(encoding="utf-8"), Outcomes()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # the table is put back
+    write_row(TABLE, {"torch": str(torch.__version__), "verified": [c.name for c in CAPABILITIES]})
+    try:
+        options = ["-q", "-p", "no:cacheprovider", "-m", "capability"]
+        pytest.main([*options, *map(str, marked_files(packages))], plugins=[outcomes])
+    finally:
+        TABLE.write_text(before, encoding="utf-8")
+    row = row_of(outcomes)
+    for path in {TABLE, SOURCE}:
+        write_row(path, row)
+    missing = [c.name for c in CAPABILITIES if c.name not in row["verified"]]
+    print(f"torch {row['torch']}: {len(row['verified'])} capabilities verified; not: {', '.join(missing) or 'none'}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

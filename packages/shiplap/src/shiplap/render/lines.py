@@ -1,0 +1,91 @@
+"""Verdicts as lines of text: each verb's result has ``lines()``, and this module prints them in one style."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of text, in parts of ``(text, style of rich)``. It may hold line breaks and is never wrapped."""
+
+    parts: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return "".join(text for text, _ in self.parts)
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table without borders: its headings, cells of ``(text, style)``, columns of numbers, columns never wrapped."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[tuple[str, str], ...], ...]
+    numbers: tuple[str, ...] = ()
+    unwrapped: tuple[str, ...] = ()
+
+
+def line(text: str = "", style: str = "", *more: tuple[str, str]) -> Line:
+    """Return a line of one part, or of several."""
+    return Line(((text, style), *more))
+
+
+def row(label: str, value: str, style: str = "") -> Iterator[Line]:
+    """Yield a line with ``value`` beside ``label``, further lines of it below; nothing where ``value`` is empty."""
+    if value:
+        yield line(f"  {label:<9}", "dim", (value.replace("\n", "\n" + " " * 11), style or "default"))
+
+
+def print_lines(lines: Iterable[Line | TextTable], console: Console | None = None) -> None:
+    """Print lines and tables on ``console``, or on stdout."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = console or Console(highlight=False)
+    for each in lines:
+        if isinstance(each, TextTable):
+            console.print(_rich_table(each), "")
+        else:
+            text = Text()
+            for part, style in each.parts:
+                text.append(part, style or None)
+            console.print(text, soft_wrap=True)
+
+
+def _rich_table(table: TextTable) -> object:
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, header_style="dim")
+    for name in table.headings:
+        justify: Literal["left", "right"] = "right" if name in table.numbers else "left"
+        shown.add_column(name, justify=justify, overflow="fold", no_wrap=name in table.unwrapped)
+    for cells in table.rows:
+        shown.add_row(*(Text(text, style) for text, style in cells))
+    return shown
+
+
+def value_json(value: Any, facts: Mapping[str, str], **more: object) -> dict[str, Any]:
+    """Return one JSON-ready object: ``facts``, the fields of a frozen value, and ``more`` that is derived from them."""
+    return plain_json({"facts": dict(facts), **asdict(value), **more})
+
+
+def plain_json(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``value`` with lists for tuples, as a reader of the JSON text gets it."""
+    plain: dict[str, Any] = json.loads(json.dumps(value))
+    return plain
+
+
+def relative_place(where: str) -> str:
+    """Return ``file:line`` from the current directory on where the file lies below it, else as it is."""
+    try:
+        return str(Path(where).relative_to(Path.cwd()))
+    except ValueError:
+        return where

@@ -1,0 +1,96 @@
+"""Proofs that are kept between processes, in the directory ``proofs`` of the cache: of rewrites and of templates.
+
+A proof is found again by what it was about: the digest of the code that was proven, Shiplap's own code that rewrites,
+renders, draws and compares, the versions of torch and its libraries, the processor or the device with its driver, and
+the modes of torch that change results. Only proofs without a fault are kept. Files are read through
+``shiplap.safe_io``: one that another user could have written, that was cut or edited, counts as absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shiplap.settings import settings
+from shiplap.tuning.key import Key, code_of, environment
+from shiplap.tuning.store import Store, Stored
+
+# The code that makes a proof. An edit of it makes every kept proof stale.
+ROOMS = ("rewrite", "inductor", "torch_private", "codegen", "declare", "plan", "dispatch", "sampling", "sandbox")
+
+
+def proof_key(subject: str, source: str, device: str = "cpu", **extra: str) -> Key:
+    """Return the key of a proof.
+
+    Args:
+        subject: the name of what is proven.
+        source: the digest of its code.
+        device: the device on which it was run, such as ``"cuda:0"``.
+        extra: further facts that the proof depends on.
+    """
+    fields = {
+        "op": subject,
+        "source": source,
+        "device": torch.device(device).type,
+        **{f"extra.{name}": text for name, text in extra.items()},
+        "extra.modes": _result_modes(),
+        **_circumstances(device),
+    }
+    return Key.of(fields)
+
+
+def read_proof(key: Key) -> Mapping[str, Any] | None:
+    """Return what was kept with the proof, or None where there is none."""
+    return _store().get(key)
+
+
+def keep_proof(key: Key, value: Mapping[str, Any]) -> bool:
+    """Keep a proof without a fault; whether it was kept."""
+    return _store().put(key, value)
+
+
+def kept_proofs() -> list[tuple[Stored, str]]:
+    """The kept proofs, each with the reason why it serves no process like this one; empty where it may.
+
+    Whether the proven code has changed since only the process knows that has the code. Of a proof on an accelerator the
+    device is not asked for: this process may see another one.
+    """
+    listed = []
+    for entry in _store().entries():
+        fields = entry.key.as_dict() if entry.key is not None else {}
+        current = _circumstances("cpu") if fields.get("device") == "cpu" else _software()
+        changed = [name for name, here in current.items() if fields.get(name) != here]
+        listed.append((entry, entry.problem or (f"other {', '.join(changed)}" if changed else "")))
+    return listed
+
+
+def remove_proof(entry: Stored) -> bool:
+    """Delete one proof; whether it is gone."""
+    return _store().remove(entry.path)
+
+
+def _store() -> Store:
+    return Store(Path(settings().cache_dir).absolute() / "proofs", "proofs")
+
+
+def _software() -> dict[str, str]:
+    return {"extra.engine": code_of(*ROOMS), "extra.torch": str(torch.version.git_version)}
+
+
+def _circumstances(device: str) -> dict[str, str]:
+    return {**_software(), **environment(device)}
+
+
+def _result_modes() -> str:
+    """The modes of torch that change the results of a reference or of a program."""
+    modes = (
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.mkldnn.enabled,
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    return " ".join(map(str, modes))
