@@ -43,8 +43,8 @@ register(
             "SL405",
             "the native binding cannot be used",
             (
-                "If the installed package contains no native binding, op.build() compiles one on your machine. Without a"
-                " native binding, calls go through the slower Python binding."
+                "If the installed package contains no native binding, op.build() compiles one on your machine. Without"
+                " a native binding, calls go through the slower Python binding."
             ),
             "install a C++20 compiler or set CXX; set SHIPLAP_NATIVE=0 to keep the Python binding",
         ),
