@@ -105,8 +105,8 @@ def test_first_op() -> None:
 def test_first_op_with_its_whole_audit() -> None:
     shown = output("first_op.py")
     assert "compiled into one graph" in shown
-    assert "ok    compile" in shown
-    assert "fail" not in shown
+    assert re.search("compile +ok ", shown)
+    assert "rms_norm: proven by " in shown
 
 
 def test_triton_kernel() -> None:
@@ -134,7 +134,7 @@ def test_adopt_foreign_op() -> None:
     shown = output("adopt_foreign_op.py")
     assert "torch.library.opcheck passes" in shown
     assert "= [0.0, 2.0], correct is [0.5, 1.5]" in shown
-    assert "fresh: output 0 shares memory with the next call's output 0" in shown
+    assert re.search("fresh +fail +output 0 shares memory with the next call's output 0", shown)
 
 
 @pytest.mark.long
