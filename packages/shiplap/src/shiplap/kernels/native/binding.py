@@ -1,9 +1,9 @@
 """The native binding of C ABI kernels: built in the background, cached, attached beside the Python binding.
 
-A kernel is served by Python (``cabi.py``) until a library is there. One that came with the package of the op, or is in
-the cache, is attached at the first call. Else the ``HOT``-th call starts a compiler in a process of its own and a later
-call attaches the library, so no call waits for the compiler, and a short script starts none. If a library cannot be
-built or attached, one notice gives the reason, and Python goes on serving.
+Python (``kernels/c/declaration.py``) calls a kernel until its library is attached. A library in the package of the op
+or in the cache is attached at the first call. Otherwise the ``HOT``-th call starts a compiler in a process of its own,
+and a later call attaches the library. So no call waits for the compiler, and a short script starts none. If a library
+cannot be built or attached, one notice gives the reason, and Python keeps calling the kernel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _building: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def _after_fork() -> None:
-    """A child has neither the thread that held the lock nor the builders of its parent."""
+    """Reset lock and builders in a forked child, which has neither the threads nor the children of its parent."""
     global _lock
     _lock = threading.RLock()
     _building.clear()
@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def consider(spec: OpSpec, form: NativeForm) -> None:
-    """Count a call served by Python; attach the native binding if it is there, start its build if the op is hot."""
+    """Count a call served by Python. Attach the native binding if there is one, or start its build if the op is hot."""
     if torch.compiler.is_compiling():
         return
     form.calls += 1
@@ -69,7 +69,7 @@ def consider(spec: OpSpec, form: NativeForm) -> None:
 
 
 def _advance(spec: OpSpec, form: NativeForm) -> str:
-    """One step; why there will be no native binding, or empty."""
+    """Take one step towards a native binding. Return the reason if there will be none, else an empty text."""
     if not settings().native:
         return OFF
     if form.calls > HOT and form.place in _building:
@@ -89,7 +89,7 @@ def _advance(spec: OpSpec, form: NativeForm) -> str:
 
 
 def _attach_installed(op: Op) -> bool:
-    """Attach the library that came with the package of ``op``. One notice if there is one and it does not serve."""
+    """Attach the library in the package of ``op``. A notice reports once that a library cannot be used."""
     plan, why = prebuilt.find(op)
     if plan is not None:
         try:
@@ -108,7 +108,7 @@ def _attach_installed(op: Op) -> bool:
 
 
 def adopt(op: Op) -> bool:
-    """Attach the library that came with the package of ``op``, before its first call; whether there is one."""
+    """Attach the library in the package of ``op`` before its first call, and return whether there is one."""
     if not settings().native or torch.compiler.is_compiling():
         return False
     with _lock:
